@@ -91,7 +91,7 @@ fuzz_target!(|bytes: &[u8]| {
                 } else if from < NODES {
                     others.entry((at.0, from)).or_default().insert(number % 3);
                 }
-                certifier.take(at, NodeIndex(from), root(number), signed)
+                certifier.add_share(at, NodeIndex(from), root(number), signed)
             }
             3 => {
                 // More members than may be faulty signed it.

@@ -12,9 +12,9 @@ use state::manifest::{
 };
 use state::store::RowReader;
 
-struct Kept(Vec<u8>);
+struct PieceBuffer(Vec<u8>);
 
-impl PieceSink for Kept {
+impl PieceSink for PieceBuffer {
     type Error = ();
 
     fn piece(&mut self, _: u32, bytes: &[u8]) -> Result<(), ()> {
@@ -47,7 +47,7 @@ fuzz_target!(|bytes: &[u8]| {
         }
         1 => {
             let Some(objects) = objects(bytes) else { return };
-            let (mut body, mut kept) = (BodyEncoder::default(), Kept(vec![]));
+            let (mut body, mut kept) = (BodyEncoder::default(), PieceBuffer(vec![]));
             for (id, length, rows) in &objects {
                 body.object(&mut kept, id, *length, rows.len() as u32).expect("kept");
                 for (index, hash) in rows {

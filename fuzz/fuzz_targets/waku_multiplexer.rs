@@ -33,7 +33,7 @@ use libfuzzer_sys::fuzz_target;
 use libp2p::core::{muxing::StreamMuxer, upgrade::InboundConnectionUpgrade};
 use network::{
     framing::Framing,
-    meter::{Metered, Meters, metered},
+    meter::{MeteredMuxer, Meters, metered},
 };
 
 /// Bytes that a connection may hold, and that are read of it at once.
@@ -88,7 +88,7 @@ impl AsyncWrite for Peer {
 }
 
 /// Polls it for `rounds` rounds.
-fn drive<M>(mut muxer: Metered<M>, pool: &Pool, rounds: usize, reads: u8)
+fn drive<M>(mut muxer: MeteredMuxer<M>, pool: &Pool, rounds: usize, reads: u8)
 where
     M: StreamMuxer<Substream: AsyncRead + AsyncWrite + Unpin> + Unpin,
 {

@@ -33,7 +33,7 @@ fuzz_target!(|bytes: &[u8]| {
         (4, Ok(text)) => {
             let Ok(entry) = ListEntry::read(text) else { return };
             let written = entry.to_string();
-            assert_eq!(ListEntry::decode(&written, &EntryHash::of(&written)), Ok(entry));
+            assert_eq!(ListEntry::decode(&written, &EntryHash::for_text(&written)), Ok(entry));
         }
         (5, Ok(text)) => {
             let key = NodeRecord::decode(&signed(&[])).map(|record| record.public_key);
@@ -41,7 +41,7 @@ fuzz_target!(|bytes: &[u8]| {
             assert!(ListRoot::decode(text, &key.unwrap_or([2; 33])).is_err());
         }
         (6, Ok(text)) => {
-            let (records, links) = (EntryHash::of(text), EntryHash::of("links"));
+            let (records, links) = (EntryHash::for_text(text), EntryHash::for_text("links"));
             let root = ListRoot { records, links, sequence: rest.len() as u64 };
             let key =
                 SigningKey::from_slice(&KEY).expect("a key").verifying_key().to_sec1_point(true);

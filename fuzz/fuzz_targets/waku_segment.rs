@@ -188,10 +188,10 @@ fuzz_target!(|bytes: &[u8]| {
     if let Some(expected) = expected {
         // A hash covers its topic; of forged records with one hash under several topics one is
         // served.
-        type Served = std::collections::BTreeSet<(i64, [u8; 32])>;
-        let keys: Served =
+        type MessageKeys = std::collections::BTreeSet<(i64, [u8; 32])>;
+        let keys: MessageKeys =
             expected.iter().map(|((_, timestamp, hash), _)| (*timestamp, *hash)).collect();
-        let found: Served = served.keys().map(|(_, timestamp, hash)| (*timestamp, *hash)).collect();
+        let found: MessageKeys = served.keys().map(|(_, timestamp, hash)| (*timestamp, *hash)).collect();
         assert_eq!(found, keys);
         for message in &served {
             assert!(expected.iter().any(|(key, value)| (key, value) == message));

@@ -150,14 +150,14 @@ impl Asset {
 }
 
 /// All that is certified.
-pub struct Certified {
+pub struct AssetCertification {
     /// Of version 2, by asset and number.
     certifications: Vec<Vec<HttpCertification>>,
     second: HttpCertificationTree,
     first: HashTree,
 }
 
-impl Certified {
+impl AssetCertification {
     /// Certifies everything.
     pub fn new() -> Self {
         let of = |asset: &Asset| (0..asset.responses()).map(|number| asset.certification(number)).collect();

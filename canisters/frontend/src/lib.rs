@@ -13,7 +13,7 @@ mod assets;
 
 use std::cell::{Cell, RefCell};
 
-use assets::{ASSETS, Certified, Header, Kind};
+use assets::{ASSETS, AssetCertification, Header, Kind};
 use candid::{CandidType, Func, Principal, define_function};
 use ic_cdk::{init, post_upgrade, query, update};
 use ic_http_certification::{HttpRequest, HttpUpdateRequest};
@@ -61,12 +61,12 @@ pub struct Response {
 }
 
 thread_local! {
-    static CERTIFIED: RefCell<Option<Certified>> = const { RefCell::new(None) };
+    static CERTIFIED: RefCell<Option<AssetCertification>> = const { RefCell::new(None) };
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
 fn certify() {
-    let certified = Certified::new();
+    let certified = AssetCertification::new();
     ic_cdk::api::certified_data_set(certified.root());
     CERTIFIED.set(Some(certified));
 }

@@ -11,7 +11,7 @@
 //! ancestors are asked one by one, at most [`ANCESTORS_MAX`] of them.
 //!
 //! Groups made by other programs can be read too: [`Cgroup::at`] opens a group at a known path,
-//! [`Cgroup::of`] that of another process.
+//! [`Cgroup::for_pid`] that of another process.
 
 use std::{
     path::{Component, Path, PathBuf},
@@ -100,7 +100,7 @@ pub struct GroupPaths {
 
 impl GroupPaths {
     /// The places of `pid`; both are `None` on a kernel without control groups.
-    pub fn of(pid: Pid) -> Result<Self, ReadError> {
+    pub fn for_pid(pid: Pid) -> Result<Self, ReadError> {
         let membership = match read_text(&pid.file("cgroup")) {
             Ok(text) => text,
             // A kernel without control groups; or the process has gone, and its places with it.
@@ -142,12 +142,12 @@ impl GroupPaths {
 impl Cgroup {
     /// The group of this process; `None` when no group limits or counts its memory.
     pub fn own() -> Result<Option<Self>, ReadError> {
-        Self::of(Pid::own())
+        Self::for_pid(Pid::own())
     }
 
     /// The group of another process; `None` as for [`Cgroup::own`], or when the process has gone.
-    pub fn of(pid: Pid) -> Result<Option<Self>, ReadError> {
-        Ok(Self::choose(GroupPaths::of(pid)?, &Path::exists))
+    pub fn for_pid(pid: Pid) -> Result<Option<Self>, ReadError> {
+        Ok(Self::choose(GroupPaths::for_pid(pid)?, &Path::exists))
     }
 
     /// A group at a known path. `unified` is the version 2 group of the same processes when

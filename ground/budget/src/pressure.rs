@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_one_is_none() {
+    fn malformed_pressure_file_reads_as_none() {
         for text in [
             "",
             "some",

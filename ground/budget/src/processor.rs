@@ -96,7 +96,7 @@ pub fn stays_on() -> Option<usize> {
 }
 
 /// Lets a process that was brought somewhere go where the kernel puts it again.
-pub fn let_go(pid: u32) {
+pub fn release_process(pid: u32) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let_roam(Some(pid));
     }

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_gone() {
+    fn missing_file_is_reported_as_gone() {
         assert!(read_text(Path::new("/proc/4194999/status")).unwrap_err().is_gone());
     }
 

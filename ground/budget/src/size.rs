@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_form_is_read() {
+    fn sizes_parse_in_every_unit_and_spelling() {
         for (text, bytes) in [
             ("0", 0),
             ("1048576", MIB),
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn every_refusal_teaches() {
+    fn malformed_sizes_are_refused_with_the_reason() {
         assert_eq!(parse_size(" "), Err(SizeError::Empty));
         for text in ["MiB", "-1MiB", ".5GiB", "1.GiB", "1.2.3MiB", "five"] {
             assert!(matches!(parse_size(text), Err(SizeError::NoNumber(_))), "{text}");

@@ -2,7 +2,7 @@
 
 /// Anonymous memory as the kernel counts it, compared with the ledger and the fixed costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unaccounted {
+pub struct UnaccountedMemory {
     /// Anonymous memory of all processes of the node.
     pub anonymous_bytes: u64,
     /// Reserved in pools.
@@ -13,10 +13,10 @@ pub struct Unaccounted {
 }
 
 /// `anonymous - ledger`, saturating at the ends of `i64`.
-pub fn unaccounted(anonymous_bytes: u64, ledger_bytes: u64) -> Unaccounted {
+pub fn unaccounted(anonymous_bytes: u64, ledger_bytes: u64) -> UnaccountedMemory {
     let difference = i128::from(anonymous_bytes) - i128::from(ledger_bytes);
     let unaccounted_bytes = difference.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64;
-    Unaccounted { anonymous_bytes, ledger_bytes, unaccounted_bytes }
+    UnaccountedMemory { anonymous_bytes, ledger_bytes, unaccounted_bytes }
 }
 
 #[cfg(test)]

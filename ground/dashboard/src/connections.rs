@@ -34,10 +34,10 @@ const LEAVE_TIME: Duration = Duration::from_millis(250);
 
 /// The open connections of one listener. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Connections(Arc<Shared>);
+pub struct Connections(Arc<Inner>);
 
 #[derive(Debug)]
-struct Shared {
+struct Inner {
     table: Mutex<Table>,
     limit: usize,
     /// Memory of the connections, and the bytes of each.
@@ -60,7 +60,7 @@ impl Connections {
     /// No connections, and at most `limit`. Each takes `buffer_bytes` of `buffers`.
     pub fn new(limit: usize, buffers: Pool, buffer_bytes: u64) -> Self {
         let (table, released) = (Mutex::new(Table::new(limit)), Notify::new());
-        Self(Arc::new(Shared { table, limit, buffers, buffer_bytes, released }))
+        Self(Arc::new(Inner { table, limit, buffers, buffer_bytes, released }))
     }
 
     /// A slot for a new connection. Evicts an idle connection if there is no other way, calls
@@ -119,7 +119,7 @@ impl Connections {
     }
 }
 
-impl Shared {
+impl Inner {
     fn table(&self) -> MutexGuard<'_, Table> {
         // Changes do not panic, so the table is consistent.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
@@ -153,7 +153,7 @@ impl Slot {
 #[derive(Debug)]
 struct Entry {
     id: u64,
-    shared: Arc<Shared>,
+    shared: Arc<Inner>,
 }
 
 impl Drop for Entry {
@@ -167,7 +167,7 @@ impl Drop for Entry {
 #[derive(Clone, Debug)]
 pub struct Requests {
     id: u64,
-    shared: Arc<Shared>,
+    shared: Arc<Inner>,
 }
 
 impl Requests {

@@ -4,8 +4,8 @@
 //! A program's `/status.json` is an object with the parts of [`report`] and sections of its own;
 //! the page ([`page`]) shows the sections that the report has. [`ask`] fetches the report, [`text`]
 //! prints the common parts of it for people. The HTTP server drops a peer that does not read
-//! ([`paced`]), closes idle connections for new ones ([`connections`]), and serves the report to
-//! the program's own pages only ([`origin`]).
+//! ([`stall_guard`]), closes idle connections for new ones ([`connections`]), and serves the report
+//! to the program's own pages only ([`origin`]).
 //!
 //! Bounds: a report has at most [`HISTORY_MAX`] samples and [`EVENTS_MAX`] events, and a fetched
 //! report at most [`ask::REPORT_BYTES_MAX`] bytes.
@@ -17,9 +17,9 @@
 pub mod ask;
 pub mod connections;
 pub mod origin;
-pub mod paced;
 pub mod page;
 mod report;
+pub mod stall_guard;
 pub mod text;
 
 pub use report::{

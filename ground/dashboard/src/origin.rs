@@ -78,7 +78,7 @@ impl Refusal {
 
 /// The headers of a request that name its sender and its server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sent<'a> {
+pub struct OriginHeaders<'a> {
     /// The authority of the request, or its `Host` header.
     pub host: Option<&'a str>,
     /// The `Origin` header.
@@ -87,9 +87,9 @@ pub struct Sent<'a> {
     pub site: Option<&'a str>,
 }
 
-impl<'a> Sent<'a> {
+impl<'a> OriginHeaders<'a> {
     /// The headers of `request`. A header that is not text is "?", which no check accepts.
-    pub fn of<B>(request: &'a Request<B>) -> Self {
+    pub fn from_request<B>(request: &'a Request<B>) -> Self {
         let text = |name: HeaderName| {
             request.headers().get(name).map(|value| value.to_str().unwrap_or("?"))
         };
@@ -116,7 +116,7 @@ pub fn is_own_page(
     listen: SocketAddr,
     allowed: &[String],
 ) -> Result<(), Refusal> {
-    is_own_request(Sent { host, origin, site: None }, listen, allowed, false)
+    is_own_request(OriginHeaders { host, origin, site: None }, listen, allowed, false)
 }
 
 /// Checks the headers of a request as [`is_own_page`] does, and `Sec-Fetch-Site`.
@@ -127,12 +127,12 @@ pub fn is_own_page(
 /// # Errors
 /// When another web page may be the sender.
 pub fn is_own_request(
-    sent: Sent<'_>,
+    sent: OriginHeaders<'_>,
     listen: SocketAddr,
     allowed: &[String],
     dotless: bool,
 ) -> Result<(), Refusal> {
-    let Sent { host, origin, site } = sent;
+    let OriginHeaders { host, origin, site } = sent;
     if let Some(host) = host {
         let is_own = |host: &Authority| {
             host.is_local() || host.is_among(allowed) || dotless && host.is_dotless()
@@ -172,7 +172,7 @@ pub fn is_link<B>(request: &Request<B>) -> bool {
 /// Whether the browser marks the request as sent for another site: an image, a script or a frame in
 /// a page, which comes without `Origin`. A link to a page of the server may be followed.
 pub fn is_of_other_site<B>(request: &Request<B>) -> bool {
-    Sent::of(request).site.is_some_and(is_foreign_site) && !is_link(request)
+    OriginHeaders::from_request(request).site.is_some_and(is_foreign_site) && !is_link(request)
 }
 
 /// Checks configured names.
@@ -390,7 +390,7 @@ mod tests {
             (own, None, Some("same-site"), false, refused_site("same-site")),
             (None, None, Some("Cross-Site"), false, refused_site("Cross-Site")),
         ] {
-            let sent = Sent { host, origin, site };
+            let sent = OriginHeaders { host, origin, site };
             let found = is_own_request(sent, listen, &allowed, dotless);
             assert_eq!(found, expected, "{sent:?}, dotless: {dotless}");
         }
@@ -404,10 +404,11 @@ mod tests {
             .header("origin", b"http://\xff".as_slice())
             .header("sec-fetch-site", "same-site");
         let request = request.body(()).unwrap();
-        let sent = Sent { host: Some("node:80"), origin: Some("?"), site: Some("same-site") };
-        assert_eq!(Sent::of(&request), sent);
+        let sent =
+            OriginHeaders { host: Some("node:80"), origin: Some("?"), site: Some("same-site") };
+        assert_eq!(OriginHeaders::from_request(&request), sent);
         let request = Request::builder().uri("http://other:81/").header("host", "node:80");
-        assert_eq!(Sent::of(&request.body(()).unwrap()).host, Some("other:81"));
+        assert_eq!(OriginHeaders::from_request(&request.body(()).unwrap()).host, Some("other:81"));
         for (refusal, status) in [
             (Refusal::ForeignHost("a.example".into()), 421),
             (Refusal::ForeignOrigin("null".into()), 403),

@@ -14,15 +14,15 @@
 //!
 //! Two formats for all durable files of the node are built on it: [`records`] (files of records
 //! that are appended to, with one rule that distinguishes a write cut short by a crash from damage)
-//! and [`Remembered`] (one number that is overwritten in place).
+//! and [`NumberFile`] (one number that is overwritten in place).
 //!
 //! This crate must never know the meaning of the bytes.
 
 mod lock;
+mod number_file;
 mod private;
 mod real;
 pub mod records;
-mod remembered;
 mod replace;
 mod simulated;
 
@@ -35,9 +35,9 @@ use std::{
 };
 
 pub use lock::Lock;
+pub use number_file::NumberFile;
 pub use private::{allow_new_files, make_private_folder, restrict_new_files};
 pub use real::RealDisk;
-pub use remembered::Remembered;
 pub use replace::{Readers, replace_file, replace_file_on};
 pub use simulated::{PowerCut, SimulatedDisk};
 

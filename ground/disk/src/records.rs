@@ -29,7 +29,7 @@
 //!
 //! So a changed bit is detected from the first append after its sync. The file by itself cannot
 //! detect that its end is missing up to a record boundary; a writer that acknowledges records keeps
-//! the newest acknowledged number elsewhere ([`crate::Remembered`]) and compares.
+//! the newest acknowledged number elsewhere ([`crate::NumberFile`]) and compares.
 //!
 //! # A failed sync
 //!
@@ -264,10 +264,10 @@ impl Reader {
         let file = disk
             .open(path, Open::Read)
             .map_err(|source| RecordError::io(path, "opening", source))?;
-        Self::of(file, path, kind, length)
+        Self::from_file(file, path, kind, length)
     }
 
-    fn of(
+    fn from_file(
         file: Box<dyn DiskFile>,
         path: &Path,
         kind: Kind,
@@ -302,7 +302,7 @@ impl Reader {
         if checks && header[..8] == *MAGIC {
             let (name, version) = (&header[8..16], u32_at(&header, 16));
             if name != self.kind.name || version != self.kind.version {
-                let say = |name: &[u8], version| {
+                let format_kind = |name: &[u8], version| {
                     format!(
                         "`{}` of version {version}",
                         String::from_utf8_lossy(name).trim_end_matches('\0')
@@ -310,8 +310,8 @@ impl Reader {
                 };
                 return Err(RecordError::Format {
                     path: self.path.clone(),
-                    found: say(name, version),
-                    wanted: say(&self.kind.name, self.kind.version),
+                    found: format_kind(name, version),
+                    wanted: format_kind(&self.kind.name, self.kind.version),
                 });
             }
             self.salt = u64_at(&header, 20);

@@ -239,7 +239,7 @@ fn below_one_folder_nothing_is_written() {
 }
 
 #[test]
-fn it_fills_up_and_ends_when_told() {
+fn simulated_disk_enforces_the_growth_limit_and_the_scheduled_end() {
     let (folder, disk) = disk(1);
     let path = path(&folder, "file");
     let file = disk.open(&path, Open::Create).unwrap();

@@ -8,12 +8,12 @@
 
 use std::collections::BTreeMap;
 
-use picture::{Anchor, Escaped, Svg};
+use picture::{Anchor, Svg, XmlEscaped};
 
 use crate::{
     command::By,
     names::{self, Owner},
-    profile::{Profile, Sampled},
+    profile::{Profile, StackSample},
     table,
 };
 
@@ -49,7 +49,7 @@ struct Tree {
 }
 
 impl Tree {
-    fn of(profile: &Profile, by: By) -> Self {
+    fn from_profile(profile: &Profile, by: By) -> Self {
         let root = Node { owner: Owner::Allocator, value: 0, called: BTreeMap::new() };
         let mut tree = Self { nodes: vec![root], cut: 0 };
         let short: Vec<String> =
@@ -89,7 +89,11 @@ impl Tree {
 }
 
 /// A stack as it is drawn, the outermost first. See the module.
-fn folded<'a>(profile: &Profile, short: &'a [String], stack: &Sampled) -> Vec<(Owner, &'a str)> {
+fn folded<'a>(
+    profile: &Profile,
+    short: &'a [String],
+    stack: &StackSample,
+) -> Vec<(Owner, &'a str)> {
     let mut path: Vec<(Owner, &str)> = Vec::new();
     let mut library = None;
     let mut last = None;
@@ -120,7 +124,7 @@ fn folded<'a>(profile: &Profile, short: &'a [String], stack: &Sampled) -> Vec<(O
 
 /// The whole file.
 pub(crate) fn draw(profile: &Profile, by: By) -> String {
-    let tree = Tree::of(profile, by);
+    let tree = Tree::from_profile(profile, by);
     let mut page = Page { svg: Svg::default(), sum: tree.nodes[0].value, narrow: 0, deepest: 0 };
     let title = table::report(profile, by, 0).title();
     let what = match by {
@@ -128,25 +132,25 @@ pub(crate) fn draw(profile: &Profile, by: By) -> String {
         By::Total => "all bytes allocated, freed or not",
     };
     let heading = format!("{} by call site: {what}", profile.head.program);
-    page.words(MARGIN, 26.0, "ink title", &heading);
+    page.add_text(MARGIN, 26.0, "ink title", &heading);
     let sampled = format!(
         "process {}: {title}; one allocation sampled in {}",
         profile.head.pid,
         table::size(i64::try_from(profile.head.sample_bytes).unwrap_or(i64::MAX))
     );
-    page.words(MARGIN, 45.0, "soft", &sampled);
+    page.add_text(MARGIN, 45.0, "soft", &sampled);
     let mut x = MARGIN;
     for (class, words) in
         [("own", "the program"), ("lib", "libraries, each as one"), ("std", "standard library")]
     {
         page.svg.rect(class, (x, 54.0), (11.0, 11.0), 0.0);
-        page.words(x + 16.0, 63.5, "soft", words);
+        page.add_text(x + 16.0, 63.5, "soft", words);
         x += 34.0 + words.chars().count() as f64 * LETTER;
     }
     if page.sum > 0 {
         page.node(&tree, 0, "all", MARGIN, WIDTH - 2.0 * MARGIN, 0);
     } else {
-        page.words(MARGIN, HEAD + 14.0, "ink", "nothing was sampled");
+        page.add_text(MARGIN, HEAD + 14.0, "ink", "nothing was sampled");
     }
     let bottom = HEAD + (page.deepest + 1) as f64 * ROW;
     let note = format!(
@@ -154,7 +158,7 @@ pub(crate) fn draw(profile: &Profile, by: By) -> String {
          draw to their end",
         page.narrow, tree.cut
     );
-    page.words(MARGIN, bottom + 18.0, "soft", &note);
+    page.add_text(MARGIN, bottom + 18.0, "soft", &note);
     let height = bottom + FOOT;
     page.svg.file((WIDTH, height), STYLE)
 }
@@ -167,8 +171,8 @@ struct Page {
 }
 
 impl Page {
-    fn words(&mut self, x: f64, y: f64, class: &str, words: &str) {
-        self.svg.text(class, (x, y), Anchor::Start, words);
+    fn add_text(&mut self, x: f64, y: f64, class: &str, text: &str) {
+        self.svg.text(class, (x, y), Anchor::Start, text);
     }
 
     fn node(&mut self, tree: &Tree, number: usize, name: &str, x: f64, width: f64, depth: usize) {
@@ -187,10 +191,10 @@ impl Page {
         self.svg.raw(format_args!(
             "<g><title>{}\n{bytes}, {share}</title><rect class=\"f {class}\" x=\"{x:.2}\" \
              y=\"{y}\" width=\"{width:.2}\" height=\"{ROW}\"/>",
-            Escaped(&title)
+            XmlEscaped(&title)
         ));
         if let Some(label) = label(name, &bytes, width) {
-            self.words(x + 4.0, y + 13.5, "ink", &label);
+            self.add_text(x + 4.0, y + 13.5, "ink", &label);
         }
         self.svg.raw(format_args!("</g>"));
         let mut called: Vec<(&String, usize)> =
@@ -242,7 +246,7 @@ mod tests {
     #[test]
     fn widths_are_shares_and_runtimes_are_folded() {
         let profile = profile();
-        let tree = Tree::of(&profile, By::Live);
+        let tree = Tree::from_profile(&profile, By::Live);
         assert_eq!(tree.nodes[0].value, 5 << 20);
         let path = |names: &[&str]| {
             names.iter().fold(&tree.nodes[0], |node, name| &tree.nodes[node.called[*name]]).value
@@ -291,8 +295,8 @@ mod tests {
             .map(|at| crate::profile::Frame { name: format!("own::f{at}"), ..frame.clone() })
             .collect();
         let amount = profile.stacks[0].amount;
-        profile.stacks = vec![Sampled { frames: (0..200).collect(), amount }];
-        profile.stacks.extend((0..5000).map(|at| Sampled { frames: vec![at], amount }));
+        profile.stacks = vec![StackSample { frames: (0..200).collect(), amount }];
+        profile.stacks.extend((0..5000).map(|at| StackSample { frames: vec![at], amount }));
         let text = draw(&profile, By::Live);
         assert!(text.contains("1 stacks too deep"), "{}", &text[text.len() - 300..]);
         assert!(text.matches("<rect").count() < 200);

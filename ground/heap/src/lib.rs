@@ -34,4 +34,4 @@ mod table;
 mod testing;
 
 pub use command::{Options, Program, run};
-pub use sampler::{ANSWER_TIME, Refused, Sampler, Settings, off};
+pub use sampler::{ANSWER_TIME, ProfileError, Sampler, Settings, off};

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_people_read() {
+    fn mangled_names_are_demangled_without_suffixes() {
         assert_eq!(readable("_ZN5store3log6append17h0123456789abcdefE"), "store::log::append");
         assert_eq!(
             readable("_ZN5store3log6append17h0123456789abcdefE.llvm.123"),

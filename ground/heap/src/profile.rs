@@ -28,7 +28,7 @@ pub(crate) struct Amount {
 }
 
 impl Amount {
-    fn of(live: Count, total: Count, sample_bytes: u64) -> Self {
+    fn from_counts(live: Count, total: Count, sample_bytes: u64) -> Self {
         let (live_objects, live_bytes) = estimate(live, sample_bytes);
         let (total_objects, total_bytes) = estimate(total, sample_bytes);
         let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
@@ -87,7 +87,7 @@ pub(crate) struct Frame {
 
 /// Allocations of one sequence of functions.
 #[derive(Clone, Debug)]
-pub(crate) struct Sampled {
+pub(crate) struct StackSample {
     /// Numbers of frames, the allocation's first, without the allocator's.
     pub(crate) frames: Vec<usize>,
     pub(crate) amount: Amount,
@@ -102,7 +102,7 @@ pub(crate) struct Profile {
     /// Whether it is of the changes between two documents.
     pub(crate) between: bool,
     pub(crate) frames: Vec<Frame>,
-    pub(crate) stacks: Vec<Sampled>,
+    pub(crate) stacks: Vec<StackSample>,
     pub(crate) mappings: Vec<Mapping>,
     pub(crate) sum: Amount,
 }
@@ -132,7 +132,7 @@ impl Profile {
         let mut amounts: BTreeMap<Vec<u64>, Amount> = BTreeMap::new();
         let mut add = |stacks: Vec<Stack>, change: fn(&mut Amount, &Amount)| {
             for stack in stacks {
-                let amount = Amount::of(stack.live, stack.total, head.sample_bytes);
+                let amount = Amount::from_counts(stack.live, stack.total, head.sample_bytes);
                 change(amounts.entry(stack.addresses).or_default(), &amount);
             }
         };
@@ -174,20 +174,20 @@ impl Profile {
             // A stack of the allocator's functions alone keeps the last: something must bear its
             // bytes.
             stack.drain(..skipped.min(stack.len().saturating_sub(1)));
-            stacks.push(Sampled { frames: stack, amount });
+            stacks.push(StackSample { frames: stack, amount });
         }
         Ok(Self { since_millis, between, frames, stacks, mappings: document.mappings, sum, head })
     }
 
     /// The site of a stack: its nearest function that allocates for itself.
-    pub(crate) fn site(&self, stack: &Sampled) -> Option<usize> {
+    pub(crate) fn site(&self, stack: &StackSample) -> Option<usize> {
         let frames = &stack.frames;
         let found = frames.iter().find(|frame| self.frames[**frame].owner > Owner::Plumbing);
         found.or_else(|| frames.first()).copied()
     }
 
     /// The caller of the site: the nearest function of the program's own, if it is not the site.
-    pub(crate) fn caller(&self, stack: &Sampled) -> Option<usize> {
+    pub(crate) fn caller(&self, stack: &StackSample) -> Option<usize> {
         let own =
             stack.frames.iter().find(|frame| self.frames[**frame].owner == Owner::Own).copied();
         own.filter(|own| Some(*own) != self.site(stack))
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(estimate(large, 128 << 10), (3, 3 << 30));
         // No sum overflows for any document.
         let most = Count { samples: u64::MAX, bytes: u64::MAX };
-        let mut amount = Amount::of(most, most, 1);
+        let mut amount = Amount::from_counts(most, most, 1);
         amount.add(&amount.clone());
         assert_eq!(amount.live_bytes, i64::MAX);
         assert_eq!(estimate(Count { samples: 0, bytes: 5 }, 1), (0, 0));

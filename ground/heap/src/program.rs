@@ -86,11 +86,11 @@ impl Symbols {
 
     fn of_file(path: &Path) -> Result<Self> {
         let file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
-        Self::of(&ReadCache::new(file))
+        Self::parse(&ReadCache::new(file))
             .with_context(|| format!("{} cannot be read as a program", path.display()))
     }
 
-    fn of<'data, R: ReadRef<'data>>(data: R) -> Result<Self> {
+    fn parse<'data, R: ReadRef<'data>>(data: R) -> Result<Self> {
         let header = Header::parse(data)?;
         let endian = header.endian()?;
         let segments = header
@@ -196,7 +196,7 @@ mod tests {
         let mut head = own[..own.len().min(4096)].to_vec();
         for at in 0..1024 {
             head[at] ^= 0x55;
-            let _ = Symbols::of(&head[..]);
+            let _ = Symbols::parse(&head[..]);
             head[at] ^= 0x55;
         }
     }

@@ -65,7 +65,7 @@ pub struct Settings {
 
 /// Why there is no answer. The text is shown to the client.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
+pub enum ProfileError {
     /// Time cures it.
     #[error(
         "an answer is being made, or was made less than {} s ago; try again in a second",
@@ -166,18 +166,18 @@ impl Sampler {
 
     /// The samples, as a compressed [`document`]. Blocks for some milliseconds; the answer's memory
     /// is at most [`Settings::answer_bytes`] and a buffer's.
-    pub fn answer(&self) -> Result<Vec<u8>, Refused> {
+    pub fn answer(&self) -> Result<Vec<u8>, ProfileError> {
         let mut answered = match self.answered.try_lock() {
             Ok(answered) => answered,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Err(Refused::Busy),
+            Err(TryLockError::WouldBlock) => return Err(ProfileError::Busy),
         };
         if answered.is_some_and(|when| when.elapsed() < INTERVAL) {
-            return Err(Refused::Busy);
+            return Err(ProfileError::Busy);
         }
         let answer = self.dumped().and_then(|dump| self.document(dump));
         *answered = Some(Instant::now());
-        answer.map_err(|error| Refused::Failed(format!("{error:#}")))
+        answer.map_err(|error| ProfileError::Failed(format!("{error:#}")))
     }
 
     /// Makes the allocator write its samples; the file is already unlinked.
@@ -205,7 +205,8 @@ impl Sampler {
             ..self.head.clone()
         };
         let most = usize::try_from(self.settings.answer_bytes).unwrap_or(usize::MAX);
-        let mut packed = GzEncoder::new(Bounded { bytes: Vec::new(), most }, Compression::fast());
+        let mut packed =
+            GzEncoder::new(BoundedWriter { bytes: Vec::new(), most }, Compression::fast());
         document::write(&head, &mut BufReader::with_capacity(BUFFER_BYTES, dump), &mut packed)?;
         let mut bytes = packed.finish()?.bytes;
         bytes.shrink_to_fit();
@@ -260,12 +261,12 @@ fn unix_millis() -> u64 {
 }
 
 /// Bytes, up to a limit.
-struct Bounded {
+struct BoundedWriter {
     bytes: Vec<u8>,
     most: usize,
 }
 
-impl Write for Bounded {
+impl Write for BoundedWriter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         if self.bytes.len() + bytes.len() > self.most {
             return Err(std::io::Error::other(format!(
@@ -295,7 +296,7 @@ mod tests {
     // Promise: P1 - A heap profile beyond its size limit is refused with the limit.
     #[test]
     fn an_answer_that_grows_too_large_names_the_limit() {
-        let mut bounded = Bounded { bytes: Vec::new(), most: 100_000 };
+        let mut bounded = BoundedWriter { bytes: Vec::new(), most: 100_000 };
         bounded.write_all(&[0; 99_000]).unwrap();
         assert!(bounded.bytes.capacity() <= 100_000);
         let error = bounded.write_all(&[0; 2_000]).unwrap_err();

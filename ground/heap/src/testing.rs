@@ -4,7 +4,7 @@ use crate::{
     command::Program,
     document::{Head, Mapping},
     names::Owner,
-    profile::{Amount, Frame, Profile, Sampled},
+    profile::{Amount, Frame, Profile, StackSample},
 };
 
 pub(crate) const PROGRAM: Program = Program { name: "x", own: &["own"] };
@@ -27,7 +27,7 @@ pub(crate) fn profile() -> Profile {
         memory: 0x1000 + at,
         mapping: Some(0),
     });
-    let stack = |frames: &[usize], live: i64, total: i64| Sampled {
+    let stack = |frames: &[usize], live: i64, total: i64| StackSample {
         frames: frames.to_vec(),
         amount: Amount {
             live_bytes: live,

@@ -18,4 +18,4 @@ mod stop;
 pub use heal::can_heal;
 pub use health::{Cause, Health, Reason};
 pub use signals::StopSignals;
-pub use stop::{Closed, Stop};
+pub use stop::{Stop, StopFuture};

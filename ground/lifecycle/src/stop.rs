@@ -14,10 +14,10 @@ type Listener = Box<dyn Fn() + Send + Sync>;
 
 /// A request to stop. Clones share it.
 #[derive(Clone, Default)]
-pub struct Stop(Arc<Shared>);
+pub struct Stop(Arc<Inner>);
 
 #[derive(Default)]
-struct Shared {
+struct Inner {
     state: Mutex<State>,
     closed: Condvar,
 }
@@ -68,8 +68,8 @@ impl Stop {
     }
 
     /// Ends with the stop.
-    pub fn closed(&self) -> Closed {
-        Closed { stop: self.clone(), number: None }
+    pub fn closed(&self) -> StopFuture {
+        StopFuture { stop: self.clone(), number: None }
     }
 
     /// Has `listener` called with the stop, at once if it was asked for already.
@@ -93,12 +93,12 @@ impl fmt::Debug for Stop {
 
 /// The future that [`Stop::closed`] returns: ready once the stop was asked for.
 #[derive(Debug)]
-pub struct Closed {
+pub struct StopFuture {
     stop: Stop,
     number: Option<u64>,
 }
 
-impl Future for Closed {
+impl Future for StopFuture {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -117,7 +117,7 @@ impl Future for Closed {
     }
 }
 
-impl Drop for Closed {
+impl Drop for StopFuture {
     fn drop(&mut self) {
         if let Some(number) = self.number {
             self.stop.lock().waiting.remove(&number);
@@ -139,9 +139,9 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3_600);
 
     #[derive(Default)]
-    struct Counted(AtomicU64);
+    struct WakeCounter(AtomicU64);
 
-    impl Wake for Counted {
+    impl Wake for WakeCounter {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn a_future_is_woken_once_and_leaves_nothing_behind() {
         let stop = Stop::new();
-        let counted = Arc::new(Counted::default());
+        let counted = Arc::new(WakeCounter::default());
         let waker = Waker::from(counted.clone());
         let context = &mut Context::from_waker(&waker);
         for _ in 0..100 {
@@ -182,17 +182,17 @@ mod tests {
 
     #[test]
     fn listeners_are_told_once_and_late_ones_at_once() {
-        let (stop, told) = (Stop::new(), Arc::new(Counted::default()));
+        let (stop, wakes) = (Stop::new(), Arc::new(WakeCounter::default()));
         let listener = || {
-            let told = told.clone();
-            move || told.clone().wake()
+            let wakes = wakes.clone();
+            move || wakes.clone().wake()
         };
         stop.on_close(listener());
-        assert_eq!(told.0.load(Ordering::SeqCst), 0);
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 0);
         stop.close();
         stop.close();
-        assert_eq!(told.0.load(Ordering::SeqCst), 1);
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
         stop.on_close(listener());
-        assert_eq!(told.0.load(Ordering::SeqCst), 2);
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 2);
     }
 }

@@ -3,7 +3,7 @@
 
 use tikv_jemalloc_ctl::{epoch, stats};
 
-use crate::filed::file_heap;
+use crate::file_backed_heap::file_heap;
 
 /// Figures of a process's allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,10 +38,10 @@ fn figures() -> Heap {
     // Figures are of the moment of the last advance. A failure leaves the ones before.
     let _ = epoch::advance();
     let read = |figure: tikv_jemalloc_ctl::Result<usize>| figure.map_or(0, |bytes| bytes as u64);
-    let filed = file_heap();
+    let file_backed = file_heap();
     Heap {
-        live_bytes: read(stats::allocated::read()).saturating_sub(filed.live_bytes),
-        resident_bytes: read(stats::resident::read()).saturating_sub(filed.resident_bytes),
+        live_bytes: read(stats::allocated::read()).saturating_sub(file_backed.live_bytes),
+        resident_bytes: read(stats::resident::read()).saturating_sub(file_backed.resident_bytes),
         returned_bytes: 0,
     }
 }
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_freed_goes_back() {
+    fn purge_returns_freed_memory() {
         let block = vec![1_u8; 64 << 20];
         let held = heap(false);
         assert!(held.live_bytes >= 64 << 20, "{held:?}");

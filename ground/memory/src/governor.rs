@@ -40,13 +40,13 @@ pub struct GovernorThread {
 }
 
 impl GovernorThread {
-    /// Starts the thread. `look` returns how long to wait until it is called again.
-    pub fn start(mut look: impl FnMut() -> Duration + Send + 'static) -> io::Result<Self> {
+    /// Starts the thread. `round` returns how long to wait until it is called again.
+    pub fn start(mut round: impl FnMut() -> Duration + Send + 'static) -> io::Result<Self> {
         let (stop, stopped) = sync_channel::<()>(0);
         let thread = std::thread::Builder::new().name("governor".into()).spawn(move || {
             let mut tick = BUSY_TICK;
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(tick) {
-                tick = look();
+                tick = round();
             }
         })?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })

@@ -20,13 +20,13 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod allocator;
-mod filed;
+mod file_backed_heap;
 mod governor;
 mod group;
 mod record;
 
-pub use filed::{
-    Allocator, Entered, FileHeap, FileHeapFigures, STEP_BYTES, file_heap, file_heap_holds,
+pub use file_backed_heap::{
+    Allocator, FileHeap, FileHeapFigures, HeapGuard, STEP_BYTES, file_heap, file_heap_holds,
     file_heap_ready, switch_heap,
 };
 pub use governor::{GovernorThread, Steps};

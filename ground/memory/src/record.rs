@@ -29,7 +29,7 @@ pub struct Record<S, L> {
     pub purges: Purges,
     // State.
     level: AtomicU8,
-    throttling: Mutex<Held<L>>,
+    throttling: Mutex<ThrottleState<L>>,
     history: Mutex<VecDeque<S>>,
 }
 
@@ -47,7 +47,7 @@ pub struct Purges {
 }
 
 #[derive(Debug)]
-struct Held<L> {
+struct ThrottleState<L> {
     reason: Option<String>,
     events: VecDeque<Event<L>>,
 }
@@ -61,7 +61,7 @@ impl<S: Clone, L: Clone + From<Level>> Record<S, L> {
             started: Instant::now(),
             purges: Purges::default(),
             level: AtomicU8::new(0),
-            throttling: Mutex::new(Held { reason: None, events: VecDeque::new() }),
+            throttling: Mutex::new(ThrottleState { reason: None, events: VecDeque::new() }),
             history: Mutex::new(VecDeque::with_capacity(HISTORY_MAX)),
         }
     }

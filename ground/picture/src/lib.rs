@@ -70,7 +70,7 @@ impl Svg {
         match title {
             None => self.raw(format_args!("{start}/>")),
             Some(title) => {
-                self.raw(format_args!("{start}><title>{}</title></circle>", Escaped(title)));
+                self.raw(format_args!("{start}><title>{}</title></circle>", XmlEscaped(title)));
             }
         }
     }
@@ -82,7 +82,7 @@ impl Svg {
 
     /// A line of text.
     pub fn text(&mut self, class: &str, at: (f64, f64), anchor: Anchor, text: &str) {
-        let ((x, y), anchor, text) = (at, anchor.attribute(), Escaped(text));
+        let ((x, y), anchor, text) = (at, anchor.attribute(), XmlEscaped(text));
         self.raw(format_args!(
             "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\"{anchor}>{text}</text>"
         ));
@@ -101,7 +101,7 @@ impl Svg {
     /// The picture as a part of a page that has a style sheet; `label` is for readers who do not
     /// see it.
     pub fn part(self, (width, height): (f64, f64), label: &str) -> String {
-        let (label, shapes) = (Escaped(label), self.0);
+        let (label, shapes) = (XmlEscaped(label), self.0);
         format!(
             "<svg viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{label}\">\n{shapes}</svg>\n"
         )
@@ -111,9 +111,9 @@ impl Svg {
 /// Text that means itself in XML and HTML. A line feed becomes a space; what XML does not allow is
 /// left out.
 #[derive(Clone, Copy, Debug)]
-pub struct Escaped<'a>(pub &'a str);
+pub struct XmlEscaped<'a>(pub &'a str);
 
-impl fmt::Display for Escaped<'_> {
+impl fmt::Display for XmlEscaped<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for letter in self.0.chars() {
             match letter {
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn text_stays_text() {
-        let escaped = Escaped("a<b> & \"c\" 'd'\u{7}\n\u{ffff}").to_string();
+        let escaped = XmlEscaped("a<b> & \"c\" 'd'\u{7}\n\u{ffff}").to_string();
         assert_eq!(escaped, "a&lt;b&gt; &amp; &quot;c&quot; &#39;d&#39; ");
     }
 

@@ -11,15 +11,15 @@ const CELLAR: Row<2> = SCALE.mib([4, 16]);
 
 /// 2 MiB of walls, half a MiB per guest, and the cellar: 8 MiB at least.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Inn {
+pub(crate) struct ExampleProgram {
     pub(crate) memory_budget_bytes: u64,
     pub(crate) disk_budget_bytes: u64,
-    pub(crate) door: Door,
-    pub(crate) cellar: Cellar,
+    pub(crate) door: DoorLimits,
+    pub(crate) cellar: CellarLimits,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Door {
+pub(crate) struct DoorLimits {
     pub(crate) guests: u64,
     /// Follows the guests.
     pub(crate) keys: u64,
@@ -27,12 +27,12 @@ pub(crate) struct Door {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Cellar {
+pub(crate) struct CellarLimits {
     pub(crate) cellar_bytes: u64,
     pub(crate) barrel_bytes: u64,
 }
 
-impl Table for Inn {
+impl Table for ExampleProgram {
     const PROGRAM: &'static str = "inn";
     const PRESETS: &'static [Preset] = &[
         Preset { name: "small", memory_bytes: 8 * MIB },
@@ -47,8 +47,9 @@ impl Table for Inn {
     ];
 
     fn scaled(memory_bytes: u64) -> Self {
-        let door = Door { guests: GUESTS.at(memory_bytes), keys: 0, locked: false };
-        let cellar = Cellar { cellar_bytes: CELLAR.bytes_at(memory_bytes), barrel_bytes: MIB };
+        let door = DoorLimits { guests: GUESTS.at(memory_bytes), keys: 0, locked: false };
+        let cellar =
+            CellarLimits { cellar_bytes: CELLAR.bytes_at(memory_bytes), barrel_bytes: MIB };
         let mut inn =
             Self { memory_budget_bytes: memory_bytes, disk_budget_bytes: 0, door, cellar };
         inn.follow(|_| false);

@@ -6,7 +6,7 @@ use budget::{GovernorConfig, MIB, ThrottleConfig};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-use crate::{Named, Rules};
+use crate::{LimitValue, Rules};
 
 /// How far below its threshold a level is taken back, in percent of the budget.
 const RELEASE_PERCENT: u32 = 5;
@@ -61,10 +61,10 @@ impl HandBackLimits {
 
     /// The rules between these limits and the program's thresholds, in the order in which they are
     /// reached; `because` gives the reason of each but the first to come after the one before.
-    pub fn check(&self, rules: &mut Rules, levels: [Named; 3], because: [&str; 2]) {
-        let short = Named::limit("governor.short_percent", self.short_percent);
-        let growth = Named::limit("governor.growth_percent", self.growth_percent);
-        let stalled = Named::limit("governor.stalled_percent", self.stalled_percent);
+    pub fn check(&self, rules: &mut Rules, levels: [LimitValue; 3], because: [&str; 2]) {
+        let short = LimitValue::limit("governor.short_percent", self.short_percent);
+        let growth = LimitValue::limit("governor.growth_percent", self.growth_percent);
+        let stalled = LimitValue::limit("governor.stalled_percent", self.stalled_percent);
         let [first, second, third] = levels;
         rules.at_least(growth, 100, "resident memory is never below live memory");
         rules.at_least(

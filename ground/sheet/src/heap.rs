@@ -3,7 +3,7 @@
 use budget::{KIB, MIB};
 use serde::{Deserialize, Serialize};
 
-use crate::{Named, Rules};
+use crate::{LimitValue, Rules};
 
 /// Limits of sampling allocations. They do not apply to a program that does not sample
 /// (`--heap-profile`).
@@ -27,14 +27,14 @@ impl HeapLimits {
     }
 
     /// The rules between these limits, the room for responses, and half of what the process has.
-    pub fn check(&self, rules: &mut Rules, responses: Named, half: Named) {
-        let sample = Named::limit("heap.sample_bytes", self.sample_bytes);
+    pub fn check(&self, rules: &mut Rules, responses: LimitValue, half: LimitValue) {
+        let sample = LimitValue::limit("heap.sample_bytes", self.sample_bytes);
         rules.at_least(sample, 16 * KIB, "each live sample takes this much");
         rules.at_most(sample, 16 * MIB, "hardly anything would be sampled");
-        let answer = Named::limit("heap.answer_bytes", self.answer_bytes);
+        let answer = LimitValue::limit("heap.answer_bytes", self.answer_bytes);
         rules.at_least(answer, 16 * KIB, "no answer would fit");
         rules.within(answer, responses, "an answer must fit");
-        let profiler = Named::limit("heap.profiler_bytes", self.profiler_bytes);
+        let profiler = LimitValue::limit("heap.profiler_bytes", self.profiler_bytes);
         rules.within(profiler, half, "the process needs the rest itself");
     }
 }

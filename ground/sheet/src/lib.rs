@@ -39,7 +39,7 @@ pub use error::{LimitsError, Violation, Violations, nearest};
 pub use governor::{HandBackLimits, throttle_config};
 pub use heap::HeapLimits;
 pub use overrides::{apply_overrides, as_object, flatten, is_bytes, numbers, restate};
-pub use rules::{Named, Rules, check};
+pub use rules::{LimitValue, Rules, check};
 pub use scale::{GRANULE_BYTES, Row, Scale};
 pub use sheet::{LineKind, Sheet, SheetLine};
 pub use table::{Preset, Table, derive, preset, smallest_bytes};

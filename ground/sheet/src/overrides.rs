@@ -179,9 +179,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{derive, example::Inn};
+    use crate::{derive, example::ExampleProgram};
 
-    fn inn() -> Inn {
+    fn inn() -> ExampleProgram {
         derive(32 * MIB).unwrap()
     }
 

@@ -144,9 +144,9 @@ mod tests {
     use budget::MIB;
 
     use super::*;
-    use crate::{apply_overrides, derive, example::Inn};
+    use crate::{apply_overrides, derive, example::ExampleProgram};
 
-    fn inn() -> Inn {
+    fn inn() -> ExampleProgram {
         derive(16 * MIB).unwrap()
     }
 
@@ -161,13 +161,13 @@ mod tests {
 
     #[test]
     fn the_text_shows_every_line_and_every_limit_with_its_reason() {
-        let sheet = Sheet::of(&inn());
+        let sheet = Sheet::for_table(&inn());
         let text = sheet.to_text(&inn());
         assert!(text.contains("Memory budget: 16 MiB"));
         for line in &sheet.lines {
             assert!(text.contains(line.name) && text.contains(line.reason), "{}", line.name);
         }
-        for (path, reason) in Inn::REASONS {
+        for (path, reason) in ExampleProgram::REASONS {
             let (_, field) = path.split_once('.').unwrap();
             assert!(text.contains(field) && text.contains(reason), "{path}");
         }
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn the_part_with_limits_is_a_configuration_file() {
-        let text = Sheet::of(&inn()).to_text(&inn());
+        let text = Sheet::for_table(&inn()).to_text(&inn());
         let start = text.find("[limits.").unwrap();
         let file: toml::Table = toml::from_str(&text[start..]).unwrap();
         let mut again = inn();
@@ -185,10 +185,10 @@ mod tests {
 
     #[test]
     fn a_disk_budget_gives_a_second_sheet_with_a_sum_of_its_own() {
-        let text = Sheet::of(&inn()).to_text(&inn());
+        let text = Sheet::for_table(&inn()).to_text(&inn());
         assert!(!text.contains("Disk budget"), "none was stated");
-        let inn = Inn { disk_budget_bytes: 130 * MIB, ..inn() };
-        let sheet = Sheet::of(&inn);
+        let inn = ExampleProgram { disk_budget_bytes: 130 * MIB, ..inn() };
+        let sheet = Sheet::for_table(&inn);
         let text = sheet.to_text(&inn);
         let disk = &text[text.find("Disk budget: 130 MiB").unwrap()..];
         for part in ["fields", "100 MiB", "sum", "left", "30 MiB"] {
@@ -202,12 +202,15 @@ mod tests {
 
     #[test]
     fn the_json_adds_up() {
-        let json = Sheet::of(&inn()).to_json(&inn());
+        let json = Sheet::for_table(&inn()).to_json(&inn());
         let lines = json["lines"].as_array().unwrap();
         let counted = lines.iter().filter(|line| line["counts"] == true);
         let sum: u64 = counted.map(|line| line["bytes"].as_u64().unwrap()).sum();
         assert_eq!(json["sum_bytes"], sum);
         assert_eq!(json["left_bytes"], (16 << 20) - sum);
-        assert_eq!(serde_json::from_value::<Inn>(json["limits"].clone()).unwrap(), inn());
+        assert_eq!(
+            serde_json::from_value::<ExampleProgram>(json["limits"].clone()).unwrap(),
+            inn()
+        );
     }
 }

@@ -10,13 +10,13 @@ use crate::{LimitsError, Sheet, Table, Violation, Violations, derive, is_bytes};
 
 /// A limit, or an expression over limits, by name and value.
 #[derive(Clone, Copy, Debug)]
-pub struct Named {
+pub struct LimitValue {
     name: &'static str,
     value: u64,
     is_bytes: bool,
 }
 
-impl Named {
+impl LimitValue {
     /// A limit by its name, `group.field`; the name shows whether it is a size.
     pub fn limit(name: &'static str, value: u64) -> Self {
         Self { name, value, is_bytes: is_bytes(name) }
@@ -51,7 +51,7 @@ impl Named {
 #[macro_export]
 macro_rules! limit {
     ($table:ident . $group:ident . $field:ident) => {
-        $crate::Named::limit(
+        $crate::LimitValue::limit(
             concat!(stringify!($group), ".", stringify!($field)),
             $table.$group.$field,
         )
@@ -64,7 +64,7 @@ pub struct Rules(Vec<Violation>);
 
 impl Rules {
     /// `small` must not be above `large`.
-    pub fn within(&mut self, small: Named, large: Named, because: &str) {
+    pub fn within(&mut self, small: LimitValue, large: LimitValue, because: &str) {
         if small.value > large.value {
             let (small_shown, large_shown) = (small.shown(), large.shown());
             let message = format!(
@@ -77,7 +77,7 @@ impl Rules {
     }
 
     /// `limit` must be at least `least`.
-    pub fn at_least(&mut self, limit: Named, least: u64, because: &str) {
+    pub fn at_least(&mut self, limit: LimitValue, least: u64, because: &str) {
         if limit.value < least {
             let message = format!(
                 "`{}` is {}, it must be at least {}: {because}",
@@ -90,7 +90,7 @@ impl Rules {
     }
 
     /// `limit` must be at most `most`.
-    pub fn at_most(&mut self, limit: Named, most: u64, because: &str) {
+    pub fn at_most(&mut self, limit: LimitValue, most: u64, because: &str) {
         if limit.value > most {
             let message = format!(
                 "`{}` is {}, it must be at most {}: {because}",
@@ -103,7 +103,7 @@ impl Rules {
     }
 
     /// `limit` must be a whole number of pages of `page` bytes.
-    pub fn pages(&mut self, limit: Named, page: u64) {
+    pub fn pages(&mut self, limit: LimitValue, page: u64) {
         if !limit.value.is_multiple_of(page) {
             let message = format!(
                 "`{}` is {} bytes, it must be a multiple of {page}: it counts whole pages",
@@ -115,7 +115,7 @@ impl Rules {
 
     /// The memory lines of the sheet must fit the budget.
     fn budget<T: Table>(&mut self, table: &T) {
-        let sheet = Sheet::of(table);
+        let sheet = Sheet::for_table(table);
         let sum = sheet.sum_bytes();
         if sum <= sheet.memory_budget_bytes {
             return;
@@ -123,7 +123,7 @@ impl Rules {
         // The line to blame is the one that was raised most over what the size derives; without
         // any, the first that cannot be paid.
         let derived =
-            derive::<T>(sheet.memory_budget_bytes).ok().map(|derived| Sheet::of(&derived));
+            derive::<T>(sheet.memory_budget_bytes).ok().map(|derived| Sheet::for_table(&derived));
         let derived_bytes =
             |name: &str| derived.as_ref().and_then(|sheet| sheet.line(name)).map(|line| line.bytes);
         let grown = sheet
@@ -151,7 +151,7 @@ impl Rules {
 
     /// The lines of the disk must fit its budget, where there is one.
     fn disk_budget<T: Table>(&mut self, table: &T) {
-        let sheet = Sheet::of(table);
+        let sheet = Sheet::for_table(table);
         let (sum, budget) = (sheet.disk_sum_bytes(), sheet.disk_budget_bytes);
         let Some(largest) = sheet.disk_lines().max_by_key(|line| line.bytes) else { return };
         if budget == 0 || sum <= budget {
@@ -185,10 +185,10 @@ mod tests {
     use budget::MIB;
 
     use super::*;
-    use crate::example::Inn;
+    use crate::example::ExampleProgram;
 
-    fn broken(change: impl Fn(&mut Inn)) -> String {
-        let mut inn: Inn = derive(8 * MIB).unwrap();
+    fn broken(change: impl Fn(&mut ExampleProgram)) -> String {
+        let mut inn: ExampleProgram = derive(8 * MIB).unwrap();
         check(&inn).unwrap();
         change(&mut inn);
         check(&inn).unwrap_err().to_string()
@@ -231,7 +231,7 @@ mod tests {
         for part in ["sum to 100 MiB", "1 MiB more", "99 MiB", "`fields` (100 MiB)"] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        let mut inn: Inn = derive(8 * MIB).unwrap();
+        let mut inn: ExampleProgram = derive(8 * MIB).unwrap();
         inn.disk_budget_bytes = 100 * MIB;
         check(&inn).unwrap();
     }

@@ -77,7 +77,7 @@ pub struct Sheet {
 
 impl Sheet {
     /// The budget sheet of a table.
-    pub fn of<T: Table>(table: &T) -> Self {
+    pub fn for_table<T: Table>(table: &T) -> Self {
         Self {
             memory_budget_bytes: table.memory_budget_bytes(),
             disk_budget_bytes: table.disk_budget_bytes(),
@@ -148,12 +148,12 @@ mod tests {
     use budget::MIB;
 
     use super::*;
-    use crate::{derive, example::Inn};
+    use crate::{derive, example::ExampleProgram};
 
     #[test]
     fn the_sum_is_of_memory_alone() {
-        let inn: Inn = derive(8 * MIB).unwrap();
-        let sheet = Sheet::of(&inn);
+        let inn: ExampleProgram = derive(8 * MIB).unwrap();
+        let sheet = Sheet::for_table(&inn);
         assert_eq!((sheet.sum_bytes(), sheet.left_bytes()), (8 * MIB, 0));
         assert_eq!(sheet.first_that_does_not_fit(), None);
         let more = Sheet { memory_budget_bytes: 5 * MIB, ..sheet };
@@ -163,12 +163,12 @@ mod tests {
 
     #[test]
     fn the_ledger_has_the_pools_of_the_sheet() {
-        let inn: Inn = derive(8 * MIB).unwrap();
-        let ledger = Sheet::of(&inn).ledger().unwrap();
+        let inn: ExampleProgram = derive(8 * MIB).unwrap();
+        let ledger = Sheet::for_table(&inn).ledger().unwrap();
         assert_eq!(ledger.pool("cellar").unwrap().cap_bytes(), 4 * MIB);
         assert!(ledger.pool("walls").is_none() && ledger.pool("fields").is_none());
         assert_eq!(ledger.budget_bytes(), 6 * MIB);
-        let small = Sheet { memory_budget_bytes: 5 * MIB, ..Sheet::of(&inn) };
+        let small = Sheet { memory_budget_bytes: 5 * MIB, ..Sheet::for_table(&inn) };
         assert!(small.ledger().unwrap_err().to_string().contains("`cellar`"));
     }
 }

@@ -63,7 +63,7 @@ pub trait Table: Clone + Serialize + DeserializeOwned {
 pub fn derive<T: Table>(memory_bytes: u64) -> Result<T, LimitsError> {
     // Whole MiB, so that the size can be written down exactly and read back.
     let table = T::scaled(memory_bytes - memory_bytes % MIB);
-    let sheet = Sheet::of(&table);
+    let sheet = Sheet::for_table(&table);
     if let Some((line, left_bytes)) = sheet.first_that_does_not_fit() {
         let smallest_bytes = smallest_bytes::<T>();
         let (line, line_bytes) = (line.name, line.bytes);
@@ -82,7 +82,7 @@ pub fn derive<T: Table>(memory_bytes: u64) -> Result<T, LimitsError> {
 /// The smallest size that can be derived. Below the first size it names nothing of a table shrinks
 /// any more: what that table sums to is what the program needs at least.
 pub fn smallest_bytes<T: Table>() -> u64 {
-    Sheet::of(&T::scaled(0)).sum_bytes().next_multiple_of(MIB)
+    Sheet::for_table(&T::scaled(0)).sum_bytes().next_multiple_of(MIB)
 }
 
 /// The table of a named size, or the nearest name and all there are.
@@ -100,21 +100,21 @@ pub fn preset<T: Table>(name: &str) -> Result<T, LimitsError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::example::Inn;
+    use crate::example::ExampleProgram;
 
     #[test]
     fn a_size_is_derived_in_whole_mib() {
-        let inn: Inn = derive(20 * MIB + 1).unwrap();
+        let inn: ExampleProgram = derive(20 * MIB + 1).unwrap();
         assert_eq!(inn.memory_budget_bytes, 20 * MIB);
         assert_eq!(inn, derive(20 * MIB).unwrap());
     }
 
     #[test]
     fn too_little_memory_names_the_line_and_the_smallest_size() {
-        let smallest = smallest_bytes::<Inn>();
+        let smallest = smallest_bytes::<ExampleProgram>();
         assert_eq!(smallest, 8 * MIB);
-        derive::<Inn>(smallest).unwrap();
-        let text = derive::<Inn>(smallest - 1).unwrap_err().to_string();
+        derive::<ExampleProgram>(smallest).unwrap();
+        let text = derive::<ExampleProgram>(smallest - 1).unwrap_err().to_string();
         for part in ["7.99 MiB", "`cellar`", "4 MiB", "3 MiB is left", "is 8 MiB"] {
             assert!(text.contains(part), "{part}: {text}");
         }
@@ -122,17 +122,19 @@ mod tests {
 
     #[test]
     fn a_preset_is_a_size_with_a_name() {
-        assert_eq!(preset::<Inn>("large").unwrap(), derive(32 * MIB).unwrap());
-        let text = preset::<Inn>("lrge").unwrap_err().to_string();
+        assert_eq!(preset::<ExampleProgram>("large").unwrap(), derive(32 * MIB).unwrap());
+        let text = preset::<ExampleProgram>("lrge").unwrap_err().to_string();
         for part in ["`lrge`", "`large`", "small (8 MiB)", "large (32 MiB)"] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        assert!(preset::<Inn>(&"x".repeat(100_000)).unwrap_err().to_string().len() < 500);
+        assert!(
+            preset::<ExampleProgram>(&"x".repeat(100_000)).unwrap_err().to_string().len() < 500
+        );
     }
 
     #[test]
     fn reasons_are_found_by_group_and_field() {
-        assert_eq!(Inn::reason("door", "guests"), "chairs");
-        assert_eq!(Inn::reason("door", "guest"), "");
+        assert_eq!(ExampleProgram::reason("door", "guests"), "chairs");
+        assert_eq!(ExampleProgram::reason("door", "guest"), "");
     }
 }

@@ -13,11 +13,11 @@ use std::{
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Between the two requests to end that a cap gets, and after the second.
 const GROUP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes shown of a log when its program fails.
-const LAST_WORDS_BYTES: usize = 4096;
+const LOG_TAIL_BYTES: usize = 4096;
 
 /// How a child ends when its owner is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl Child {
 
     /// With another end than being killed.
     #[must_use]
-    pub const fn leaving_by(mut self, on_drop: OnDrop) -> Self {
+    pub const fn with_on_drop(mut self, on_drop: OnDrop) -> Self {
         self.on_drop = on_drop;
         self
     }
@@ -100,11 +100,11 @@ impl Child {
         timeout: Duration,
         mut ready: impl AsyncFnMut() -> Option<T>,
     ) -> Result<T> {
-        self.ready_looking_every(LOOK_EVERY, timeout, &mut ready).await
+        self.ready_polling_every(POLL_INTERVAL, timeout, &mut ready).await
     }
 
     /// The same for who measures how long it took: `every` bounds how far that is off.
-    pub async fn ready_looking_every<T>(
+    pub async fn ready_polling_every<T>(
         &mut self,
         every: Duration,
         timeout: Duration,
@@ -134,7 +134,7 @@ impl Child {
             if Instant::now() > deadline {
                 bail!("{} did not end within {} s", self.what, timeout.as_secs());
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -145,15 +145,15 @@ impl Child {
     }
 
     /// The end of what its logs hold.
-    pub fn last_words(&self) -> String {
+    pub fn log_tail(&self) -> String {
         let read = |path: &PathBuf| fs::read(path).unwrap_or_default();
         let text: Vec<u8> = self.logs.iter().flat_map(read).collect();
-        let tail = text.get(text.len().saturating_sub(LAST_WORDS_BYTES)..).unwrap_or_default();
+        let tail = text.get(text.len().saturating_sub(LOG_TAIL_BYTES)..).unwrap_or_default();
         String::from_utf8_lossy(tail).into_owned()
     }
 
     fn after_colon(&self) -> String {
-        let words = self.last_words();
+        let words = self.log_tail();
         if words.is_empty() { words } else { format!(":\n{words}") }
     }
 }
@@ -168,7 +168,7 @@ impl Drop for Child {
                 self.terminate();
                 let deadline = Instant::now() + GROUP_TIMEOUT;
                 while Instant::now() < deadline && !self.has_ended() {
-                    std::thread::sleep(LOOK_EVERY);
+                    std::thread::sleep(POLL_INTERVAL);
                 }
             }
             return;
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_ends_before_it_is_ready_says_why() {
+    async fn early_exit_error_contains_log_tail() {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
         let script = format!("echo no disk > {}; exit 3", log.display());
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_wait_has_an_end() {
+    async fn waits_time_out_and_drop_kills() {
         let folder = tempfile::tempdir().unwrap();
         let trapped = folder.path().join("trapped");
         let mut child = sh(&format!(
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_a_group_is_asked_and_not_killed() {
+    fn drop_with_ask_sends_sigterm_only() {
         let folder = tempfile::tempdir().unwrap();
         let (trapped, removed) = (folder.path().join("trapped"), folder.path().join("removed"));
         let script = format!(
@@ -244,16 +244,16 @@ mod tests {
             removed.display(),
             trapped.display()
         );
-        let child = sh(&script).leaving_by(OnDrop::Ask);
+        let child = sh(&script).with_on_drop(OnDrop::Ask);
         while !trapped.exists() {
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
         drop(child);
         assert_eq!(fs::read_to_string(removed).unwrap(), "gone\n");
     }
 
     #[test]
-    fn an_address_counts_once_its_line_is_whole() {
+    fn written_address_requires_complete_line() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("address");
         assert_eq!(written_address(&file), None);

@@ -25,12 +25,12 @@ use anyhow::Result;
 
 pub use options::{FailOn, Options};
 pub use pair::{
-    analysis::{Paired, TURNS_MIN, judge as judge_turns},
+    analysis::{PairedEstimate, TURNS_MIN, estimate_change},
     machine::{Busy, Counters, describe},
 };
 
 use input::Run;
-use options::{Asked, is_stdout, write};
+use options::{CompareSpec, is_stdout, write};
 use report::{Report, Source};
 use suite::{Directions, Suite};
 use verdict::Verdict;
@@ -43,9 +43,9 @@ const WHOLE_SLOWER: f64 = 0.025;
 /// Compares and prints. Exit status: 0, 1 when something is found that `--fail-on` names, 2 when a
 /// file cannot be read, 130 after Ctrl-C.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    let done = match options.asked() {
-        Ok(asked) if !options.pair.pair.is_empty() => pair::run(&options.pair, &asked).await,
-        Ok(asked) => compare(&asked),
+    let done = match options.validate() {
+        Ok(spec) if !options.pair.pair.is_empty() => pair::run(&options.pair, &spec).await,
+        Ok(spec) => compare(&spec),
         Err(error) => Err(error),
     };
     done.or_else(|error| {
@@ -54,14 +54,14 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     })
 }
 
-fn compare(asked: &Asked) -> Result<ExitCode> {
-    let baseline = read_all(&asked.baseline)?;
-    let candidate = read_all(&asked.candidate)?;
-    let directions = Directions { more: &asked.more, less: &asked.less };
+fn compare(spec: &CompareSpec) -> Result<ExitCode> {
+    let baseline = read_all(&spec.baseline)?;
+    let candidate = read_all(&spec.candidate)?;
+    let directions = Directions { more: &spec.more, less: &spec.less };
     let suite = suite::assemble(&baseline, &candidate, &directions)?;
-    let report = judge(&suite, &baseline, &candidate, asked);
-    print(&report, asked)?;
-    Ok(status(&report, &asked.fail_on))
+    let report = build_report(&suite, &baseline, &candidate, spec);
+    print(&report, spec)?;
+    Ok(status(&report, &spec.fail_on))
 }
 
 /// Table, Markdown, JSON and page of a comparison, for programs. Errors: too many runs or tests.
@@ -69,9 +69,9 @@ pub fn render(baseline: &[Run], candidate: &[Run]) -> Result<[String; 4]> {
     let suite = suite::assemble(baseline, candidate, &Directions::default())?;
     let report = Report {
         format: report::FORMAT,
-        baseline: baseline.iter().map(Source::of).collect(),
-        candidate: candidate.iter().map(Source::of).collect(),
-        outcome: verdict::judge(&suite, options::ERROR, 0.0),
+        baseline: baseline.iter().map(Source::from_run).collect(),
+        candidate: candidate.iter().map(Source::from_run).collect(),
+        outcome: verdict::judge_suite(&suite, options::ERROR, 0.0),
     };
     let json = serde_json::to_string_pretty(&report)?;
     Ok([report::text(&report, true), report::markdown(&report), json, report::page(&report)])
@@ -103,27 +103,27 @@ fn read_all(paths: &[PathBuf]) -> Result<Vec<Run>> {
     Ok(runs)
 }
 
-fn judge(suite: &Suite, baseline: &[Run], candidate: &[Run], asked: &Asked) -> Report {
+fn build_report(suite: &Suite, baseline: &[Run], candidate: &[Run], spec: &CompareSpec) -> Report {
     Report {
         format: report::FORMAT,
-        baseline: baseline.iter().map(Source::of).collect(),
-        candidate: candidate.iter().map(Source::of).collect(),
-        outcome: verdict::judge(suite, asked.error, asked.least),
+        baseline: baseline.iter().map(Source::from_run).collect(),
+        candidate: candidate.iter().map(Source::from_run).collect(),
+        outcome: verdict::judge_suite(suite, spec.error, spec.least),
     }
 }
 
-fn print(report: &Report, asked: &Asked) -> Result<()> {
-    if !is_stdout(asked.json.as_ref()) && !is_stdout(asked.markdown.as_ref()) {
-        print!("{}", report::text(report, asked.all));
+fn print(report: &Report, spec: &CompareSpec) -> Result<()> {
+    if !is_stdout(spec.json.as_ref()) && !is_stdout(spec.markdown.as_ref()) {
+        print!("{}", report::text(report, spec.all));
     }
-    if asked.json.is_some() {
-        write(asked.json.as_ref(), &(serde_json::to_string_pretty(report)? + "\n"))?;
+    if spec.json.is_some() {
+        write(spec.json.as_ref(), &(serde_json::to_string_pretty(report)? + "\n"))?;
     }
-    if asked.markdown.is_some() {
-        write(asked.markdown.as_ref(), &report::markdown(report))?;
+    if spec.markdown.is_some() {
+        write(spec.markdown.as_ref(), &report::markdown(report))?;
     }
-    if asked.html.is_some() {
-        write(asked.html.as_ref(), &report::page(report))?;
+    if spec.html.is_some() {
+        write(spec.html.as_ref(), &report::page(report))?;
     }
     Ok(())
 }

@@ -86,9 +86,9 @@ struct After {
     flags: Flags,
 }
 
-/// All of it, checked.
+/// Validated options.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct CompareSpec {
     pub(crate) baseline: Vec<PathBuf>,
     pub(crate) candidate: Vec<PathBuf>,
     pub(crate) html: Option<PathBuf>,
@@ -119,7 +119,7 @@ pub(crate) fn percent(text: &str) -> Result<f64, String> {
 
 impl Options {
     /// Takes flags from behind the files of the candidate, and checks all.
-    pub(crate) fn asked(&self) -> Result<Asked> {
+    pub(crate) fn validate(&self) -> Result<CompareSpec> {
         // clap takes everything behind -- for files.
         let after = After::try_parse_from(&self.candidate)
             .map_err(|error| anyhow::anyhow!("behind --: {}", error.to_string().trim()))?;
@@ -128,7 +128,7 @@ impl Options {
             a.extend(b);
             a
         };
-        let asked = Asked {
+        let spec = CompareSpec {
             baseline: self.baseline.clone(),
             candidate: after.files,
             html: behind.html.or(before.html),
@@ -142,14 +142,14 @@ impl Options {
             all: before.all || behind.all,
         };
         ensure!(
-            asked.error > 0.0 && asked.error <= ERROR_MAX,
+            spec.error > 0.0 && spec.error <= ERROR_MAX,
             "--error: more than 0% and at most {}%",
             ERROR_MAX * 100.0
         );
-        if self.pair.pair.is_empty() && asked.candidate.is_empty() {
+        if self.pair.pair.is_empty() && spec.candidate.is_empty() {
             bail!("no candidate: write thimble-lab compare BASELINE... -- CANDIDATE");
         }
-        Ok(asked)
+        Ok(spec)
     }
 }
 
@@ -178,15 +178,25 @@ mod tests {
         options: Options,
     }
 
-    fn asked(arguments: &[&str]) -> Result<Asked> {
+    fn parse_spec(arguments: &[&str]) -> Result<CompareSpec> {
         let all = ["x"].iter().chain(arguments);
-        Cli::try_parse_from(all).map_err(|error| anyhow::anyhow!("{error}"))?.options.asked()
+        Cli::try_parse_from(all).map_err(|error| anyhow::anyhow!("{error}"))?.options.validate()
     }
 
     #[test]
     fn flags_may_stand_on_both_sides_of_the_candidate() {
-        let one =
-            asked(&["--all", "a", "b", "--", "c", "--html", "o.html", "d", "--fail-on", "slower"]);
+        let one = parse_spec(&[
+            "--all",
+            "a",
+            "b",
+            "--",
+            "c",
+            "--html",
+            "o.html",
+            "d",
+            "--fail-on",
+            "slower",
+        ]);
         let one = one.unwrap();
         assert_eq!(one.baseline, [PathBuf::from("a"), "b".into()]);
         assert_eq!(one.candidate, [PathBuf::from("c"), "d".into()]);
@@ -197,14 +207,17 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
-        assert!(asked(&["a"]).is_err());
-        assert!(asked(&["--", "c"]).is_err());
+    fn invalid_options_are_rejected() {
+        assert!(parse_spec(&["a"]).is_err());
+        assert!(parse_spec(&["--", "c"]).is_err());
         assert!(
-            asked(&["a", "--", "--html", "x"]).unwrap_err().to_string().contains("no candidate")
+            parse_spec(&["a", "--", "--html", "x"])
+                .unwrap_err()
+                .to_string()
+                .contains("no candidate")
         );
-        assert!(asked(&["a", "--", "c", "--htm", "x"]).is_err());
-        assert!(asked(&["a", "--error", "0", "--", "c"]).is_err());
+        assert!(parse_spec(&["a", "--", "c", "--htm", "x"]).is_err());
+        assert!(parse_spec(&["a", "--error", "0", "--", "c"]).is_err());
         assert_eq!(percent("5%"), Ok(0.05));
         assert!(percent("-1").is_err() && percent("NaN").is_err() && percent("x").is_err());
     }

@@ -63,7 +63,7 @@ pub(crate) struct Directions<'a> {
 }
 
 #[derive(Default)]
-struct Gathered {
+struct TestValues {
     better: Option<Better>,
     /// By side, by file.
     values: [BTreeMap<usize, Vec<f64>>; 2],
@@ -83,7 +83,7 @@ pub(crate) fn assemble(
             runs.len()
         );
     }
-    let mut gathered: BTreeMap<(String, Unit), Gathered> = BTreeMap::new();
+    let mut gathered: BTreeMap<(String, Unit), TestValues> = BTreeMap::new();
     for (side, runs) in [baseline, candidate].into_iter().enumerate() {
         for (index, run) in runs.iter().enumerate() {
             for reading in &run.readings.list {
@@ -102,7 +102,7 @@ pub(crate) fn assemble(
         }
     }
     let repeats =
-        |test: &Gathered| test.values.iter().any(|side| side.values().any(|all| all.len() > 1));
+        |test: &TestValues| test.values.iter().any(|side| side.values().any(|all| all.len() > 1));
     let single = baseline.len() == 1 && candidate.len() == 1;
     let shared_runs = !(single && gathered.values().any(repeats));
     let resolution = resolution(&gathered);
@@ -174,7 +174,7 @@ fn matches(pattern: &str, name: &str) -> bool {
 }
 
 /// The last digit in which times of all tests differ, if it is a coarse one; 0 if not.
-fn resolution(gathered: &BTreeMap<(String, Unit), Gathered>) -> f64 {
+fn resolution(gathered: &BTreeMap<(String, Unit), TestValues>) -> f64 {
     let times = || {
         let of_time = gathered.iter().filter(|((_, unit), _)| *unit == Unit::Seconds);
         of_time.flat_map(|(_, test)| test.values.iter().flat_map(|side| side.values().flatten()))

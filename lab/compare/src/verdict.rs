@@ -43,7 +43,7 @@ pub(crate) const VERDICTS: [Verdict; 7] = [
 
 impl Verdict {
     /// Text of the verdict, for times and rates.
-    pub(crate) fn words(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Slower => "slower",
             Self::Faster => "faster",
@@ -56,19 +56,19 @@ impl Verdict {
     }
 
     /// Text of the verdict, for figures in `unit`: memory is not slower.
-    pub(crate) fn words_of(self, unit: &Unit) -> &'static str {
+    pub(crate) fn label_for(self, unit: &Unit) -> &'static str {
         match (self, unit) {
-            (_, Unit::Seconds | Unit::PerSecond) => self.words(),
+            (_, Unit::Seconds | Unit::PerSecond) => self.label(),
             (Self::Slower, _) => "worse",
             (Self::Faster, _) => "better",
-            _ => self.words(),
+            _ => self.label(),
         }
     }
 }
 
-/// A test, judged.
+/// A test and its verdict.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Judged {
+pub(crate) struct TestResult {
     /// Name of the test, which identifies it together with the unit.
     pub(crate) name: String,
     /// Of all values.
@@ -108,7 +108,7 @@ fn unit_name<S: serde::Serializer>(unit: &Unit, serializer: S) -> Result<S::Ok, 
 
 /// All tests together.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Whole {
+pub(crate) struct SuiteSummary {
     /// How many tests have each verdict.
     pub(crate) counts: Vec<(Verdict, usize)>,
     /// Tests expected to look like lone outliers when nothing changed.
@@ -152,25 +152,25 @@ pub(crate) struct Outcome {
     /// Parameters of the judgement, and what was fitted to the values.
     pub(crate) method: Method,
     /// Figures over all tests together.
-    pub(crate) whole: Whole,
+    pub(crate) whole: SuiteSummary,
     /// Notes on the verdict.
     pub(crate) notes: Vec<String>,
     /// In the order of verdicts, then by name.
-    pub(crate) tests: Vec<Judged>,
+    pub(crate) tests: Vec<TestResult>,
 }
 
 /// Judges the suite. `error`: the part of calls that may be wrong; `least`: changes below this part
 /// are not called.
-pub(crate) fn judge(suite: &Suite, error: f64, least: f64) -> Outcome {
+pub(crate) fn judge_suite(suite: &Suite, error: f64, least: f64) -> Outcome {
     let values: Vec<_> = suite.tests.iter().map(|test| test.values.clone()).collect();
     let findings = stats::find(&values, suite.shared_runs, error);
-    let mut tests: Vec<Judged> = suite
+    let mut tests: Vec<TestResult> = suite
         .tests
         .iter()
         .zip(&findings.tests)
-        .map(|(test, finding)| one(test, finding.as_ref(), error, least))
+        .map(|(test, finding)| judge_test(test, finding.as_ref(), error, least))
         .collect();
-    let whole = whole(suite, &values, &findings, &tests);
+    let whole = summarise(suite, &values, &findings, &tests);
     let mut notes = notes(suite, &findings);
     let by_name =
         suite.tests.iter().filter(|test| test.better_by == By::Name && is_other(&test.unit));
@@ -232,8 +232,8 @@ fn notes(suite: &Suite, findings: &Findings) -> Vec<String> {
 }
 
 #[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
-fn one(test: &Test, finding: Option<&Finding>, error: f64, least: f64) -> Judged {
-    let mut judged = Judged {
+fn judge_test(test: &Test, finding: Option<&Finding>, error: f64, least: f64) -> TestResult {
+    let mut judged = TestResult {
         name: test.name.clone(),
         unit: test.unit.clone(),
         better: test.better,
@@ -321,11 +321,16 @@ fn middle(values: &[Option<f64>]) -> Option<f64> {
     }
 }
 
-fn whole(suite: &Suite, values: &[stats::Values], findings: &Findings, tests: &[Judged]) -> Whole {
+fn summarise(
+    suite: &Suite,
+    values: &[stats::Values],
+    findings: &Findings,
+    tests: &[TestResult],
+) -> SuiteSummary {
     let higher: Vec<Option<bool>> =
         suite.tests.iter().map(|test| Some(test.better == Better::More)).collect();
-    let found = stats::whole::judge(values, &higher, findings, suite.shared_runs);
-    let improvement = |judged: &Judged| {
+    let found = stats::overall::estimate_overall(values, &higher, findings, suite.shared_runs);
+    let improvement = |judged: &TestResult| {
         let change = judged.change?.ln_1p();
         Some(if judged.better == Better::More { change } else { -change })
     };
@@ -341,7 +346,7 @@ fn whole(suite: &Suite, values: &[stats::Values], findings: &Findings, tests: &[
         Some((all_before + before, all_after + after))
     });
     let judged_by_p = tests.iter().filter(|test| test.p.is_some()).count();
-    Whole {
+    SuiteSummary {
         counts: VERDICTS
             .into_iter()
             .map(|verdict| (verdict, tests.iter().filter(|test| test.verdict == verdict).count()))
@@ -356,7 +361,7 @@ fn whole(suite: &Suite, values: &[stats::Values], findings: &Findings, tests: &[
     }
 }
 
-impl Whole {
+impl SuiteSummary {
     /// How many tests have a verdict.
     pub(crate) fn count(&self, of: Verdict) -> usize {
         self.counts.iter().find(|(verdict, _)| *verdict == of).map_or(0, |(_, count)| *count)

@@ -71,7 +71,7 @@ pub async fn wait_until_healthy(agent: &Agent, url: &str, timeout: Duration) -> 
 }
 
 #[derive(CandidType, Deserialize)]
-struct Created {
+struct CreateCanisterResponse {
     canister_id: Principal,
 }
 
@@ -100,7 +100,7 @@ pub async fn create(agent: &Agent, cycles: Option<u64>) -> Result<Principal> {
         .call_and_wait()
         .await
         .context("creating a canister")?;
-    Ok(Decode!(&created, Created)?.canister_id)
+    Ok(Decode!(&created, CreateCanisterResponse)?.canister_id)
 }
 
 /// Installs a module.

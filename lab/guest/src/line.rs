@@ -15,16 +15,16 @@ pub const PROCESSES_MAX: usize = 64;
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Line {
     /// The node is about to be started.
-    Started(Started),
+    Started(StartReport),
     /// Figures of the kernel at one moment.
     Sample(Sample),
     /// The node ended, or could not be started; the machine powers off or restarts after it.
-    Ended(Ended),
+    Ended(EndReport),
 }
 
 /// The sum of the machine's memory.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
-pub struct Started {
+pub struct StartReport {
     /// Memory of the machine, as stated by its host.
     pub machine_bytes: u64,
     /// Memory reserved for the kernel, before and while the node runs.
@@ -79,7 +79,7 @@ pub struct Process {
 
 /// How the node ended.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
-pub struct Ended {
+pub struct EndReport {
     /// A text: `exit 1`, `ended by SIGKILL`, `not started: ...`.
     pub how: String,
     /// The machine was asked to stop before.
@@ -106,9 +106,13 @@ mod tests {
         let sample =
             Sample { seconds: 1.5, processes: vec![process; PROCESSES_MAX], ..Sample::default() };
         for line in [
-            Line::Started(Started { machine_bytes: 1 << 28, ..Started::default() }),
+            Line::Started(StartReport { machine_bytes: 1 << 28, ..StartReport::default() }),
             Line::Sample(sample),
-            Line::Ended(Ended { how: "exit 1".into(), was_asked: false, then: "power off".into() }),
+            Line::Ended(EndReport {
+                how: "exit 1".into(),
+                was_asked: false,
+                then: "power off".into(),
+            }),
         ] {
             let text = serde_json::to_vec(&line).unwrap();
             assert!(text.len() < LINE_BYTES_MAX / 2, "{}", text.len());

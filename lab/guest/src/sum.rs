@@ -31,7 +31,7 @@ pub struct Sum {
 impl Sum {
     /// Of a machine of `machine_bytes` whose kernel began with `total_bytes` and has
     /// `available_bytes` to give.
-    pub fn of(machine_bytes: u64, total_bytes: u64, available_bytes: u64) -> Self {
+    pub fn new(machine_bytes: u64, total_bytes: u64, available_bytes: u64) -> Self {
         let kernel = KERNEL_BYTES + total_bytes / KERNEL_SHARE;
         let left_bytes =
             total_bytes.saturating_sub(kernel).min(available_bytes) / STEP_BYTES * STEP_BYTES;
@@ -56,14 +56,14 @@ impl Sum {
                 "a node of {} does not fit into this machine: {}; give the machine {} more, or \
                  the node less",
                 format_size(stated),
-                self.words(),
+                self.describe(),
                 format_size((stated - self.left_bytes).next_multiple_of(MIB)),
             )),
         }
     }
 
     /// `of 256 MiB the kernel keeps 68 MiB, 188 MiB are left`.
-    pub fn words(&self) -> String {
+    pub fn describe(&self) -> String {
         let mib = |bytes: u64| format!("{:.0} MiB", bytes as f64 / MIB as f64);
         format!(
             "of {} the kernel keeps {}, {} are left",
@@ -81,7 +81,7 @@ mod tests {
     // Promise: P25 - The node in a machine gets the memory that its kernel leaves.
     #[test]
     fn a_node_gets_what_is_left_and_no_more() {
-        let sum = Sum::of(256 * MIB, 217 * MIB, 193 * MIB);
+        let sum = Sum::new(256 * MIB, 217 * MIB, 193 * MIB);
         assert_eq!((sum.left_bytes, sum.kernel_bytes()), (188 * MIB, 68 * MIB));
         assert_eq!(sum.budget(None, false), Ok(188 * MIB));
         assert_eq!(sum.budget(Some(188 * MIB), false), Ok(188 * MIB));
@@ -103,11 +103,11 @@ mod tests {
     fn machines_of_one_size_come_to_one_budget() {
         let left: Vec<u64> = [190, 193, 205]
             .iter()
-            .map(|free| Sum::of(256 * MIB, 217 * MIB + free, free * MIB).left_bytes)
+            .map(|free| Sum::new(256 * MIB, 217 * MIB + free, free * MIB).left_bytes)
             .collect();
         assert_eq!(left, [188 * MIB; 3]);
         // Unless there is less to be had than was thought.
-        assert_eq!(Sum::of(256 * MIB, 217 * MIB, 101 * MIB).left_bytes, 100 * MIB);
-        assert_eq!(Sum::of(32 * MIB, 9 * MIB, 3 * MIB).left_bytes, 0);
+        assert_eq!(Sum::new(256 * MIB, 217 * MIB, 101 * MIB).left_bytes, 100 * MIB);
+        assert_eq!(Sum::new(32 * MIB, 9 * MIB, 3 * MIB).left_bytes, 0);
     }
 }

@@ -15,8 +15,8 @@ use crate::{
     Base, Cache, Error, Result, State,
     cache::{disk_name, head},
     files::{self, Identity},
+    hash_cache,
     id::{BaseId, Form},
-    known,
     lock::Mode,
     progress::Progress,
     qcow2, qemu_img,
@@ -32,7 +32,7 @@ use crate::{
 /// four times the CPU time of unpacking it. A qcow2 file is kept as it is, packed or not: it serves
 /// overlays without being unpacked at all. `make bench-images` prints the figures for this choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Wanted {
+pub enum Packing {
     /// Raw when the disk is raw, the qcow2 file as it is when it is qcow2.
     #[default]
     Best,
@@ -45,7 +45,7 @@ pub enum Wanted {
 
 /// Result of [`Cache::add`].
 #[derive(Clone, Debug, Serialize)]
-pub struct Added {
+pub struct AddResult {
     /// The base that the file became.
     #[serde(flatten)]
     pub base: Base,
@@ -81,9 +81,9 @@ impl Cache {
     ///
     /// [`Error::Refused`] for a file that is not an image or refers to other files,
     /// [`Error::TooLarge`], [`Error::NoRoom`], [`Error::NoTool`] where `qemu-img` is needed (for
-    /// qcow2 and for [`Wanted::Compressed`]), [`Error::Stopped`]. None leaves anything in the
+    /// qcow2 and for [`Packing::Compressed`]), [`Error::Stopped`]. None leaves anything in the
     /// cache.
-    pub fn add(&self, path: &Path, wanted: Wanted) -> Result<Added> {
+    pub fn add(&self, path: &Path, wanted: Packing) -> Result<AddResult> {
         self.add_with(path, wanted, false)
     }
 
@@ -93,17 +93,17 @@ impl Cache {
     /// # Errors
     ///
     /// See [`Cache::add`].
-    pub fn add_with(&self, path: &Path, wanted: Wanted, rehash: bool) -> Result<Added> {
+    pub fn add_with(&self, path: &Path, wanted: Packing, rehash: bool) -> Result<AddResult> {
         let (mut file, metadata) = files::open_regular(path)?;
         if metadata.len() == 0 {
             return Err(Error::refused(path, "there is nothing in it"));
         }
-        let identity = Identity::of(&metadata);
+        let identity = Identity::from_metadata(&metadata);
         let was_settled = identity.is_settled();
         let hashing = Progress::new("hashing", path, metadata.len(), &self.settings);
         let (key, was_read) = match rehash {
-            true => (known::hash(&mut file, path, &hashing)?, true),
-            false => self.known.hash(&mut file, path, &hashing)?,
+            true => (hash_cache::hash(&mut file, path, &hashing)?, true),
+            false => self.hash_cache.hash(&mut file, path, &hashing)?,
         };
         drop(hashing);
         let layers = self.layers(&file, path, None)?;
@@ -117,12 +117,12 @@ impl Cache {
         };
         drop(layers);
         let form = match (wanted, source.is_qcow2) {
-            (Wanted::Best, true) => Form::Qcow2,
-            (Wanted::Best, false) | (Wanted::Unpacked, _) => Form::Raw,
-            (Wanted::Compressed, _) => Form::Zstd,
+            (Packing::Best, true) => Form::Qcow2,
+            (Packing::Best, false) | (Packing::Unpacked, _) => Form::Raw,
+            (Packing::Compressed, _) => Form::Zstd,
         };
         let id = BaseId { key, form };
-        let (is_new, healed) = match self.look(&id)? {
+        let (is_new, healed) = match self.inspect(&id)? {
             // This check needs no lock: users of the base check again, under one.
             (Some(_), State::Whole) => (false, None),
             _ => self.add_locked(&id, &file, &source)?,
@@ -132,7 +132,7 @@ impl Cache {
         let disk_bytes =
             fs::metadata(&base.path).map_err(Error::io("looking at", &base.path))?.blocks() * 512;
         let ratio = base.virtual_bytes as f64 / metadata.len() as f64;
-        Ok(Added { base, is_new, healed, hash_was_known: !was_read, disk_bytes, ratio })
+        Ok(AddResult { base, is_new, healed, hash_was_known: !was_read, disk_bytes, ratio })
     }
 
     /// Returns the base, and the overlays of a base that had to be made again.
@@ -158,7 +158,7 @@ impl Cache {
         file: &File,
         source: &Source<'_>,
     ) -> Result<(bool, Option<Vec<PathBuf>>)> {
-        let damaged = match self.whole(id) {
+        let damaged = match self.intact_base(id) {
             // Another process added it while this one waited.
             Ok(_) => return Ok((false, None)),
             Err(Error::Unknown { .. }) => None,
@@ -252,8 +252,8 @@ impl Cache {
         progress: Option<Arc<Progress>>,
     ) -> Result<source::Layers> {
         let file = file.try_clone().map_err(Error::io("opening", path))?;
-        let reader = Counted { file, offset: 0, progress };
-        source::open(reader).map_err(|error| source::words(path, error))
+        let reader = OffsetReader { file, offset: 0, progress };
+        source::open(reader).map_err(|error| source::read_error(path, error))
     }
 
     /// Writes the file without its layers.
@@ -353,12 +353,12 @@ impl Cache {
     /// Whether what was unpacked is what was hashed.
     fn check_unchanged(&self, file: &File, source: &Source<'_>) -> Result<()> {
         let metadata = file.metadata().map_err(Error::io("looking at", source.path))?;
-        if Identity::of(&metadata) == source.identity && source.was_settled {
+        if Identity::from_metadata(&metadata) == source.identity && source.was_settled {
             return Ok(());
         }
         let mut file = file.try_clone().map_err(Error::io("opening", source.path))?;
         let progress = Progress::new("hashing", source.path, metadata.len(), &self.settings);
-        if known::hash(&mut file, source.path, &progress)? == source.key {
+        if hash_cache::hash(&mut file, source.path, &progress)? == source.key {
             return Ok(());
         }
         Err(Error::refused(
@@ -381,17 +381,17 @@ fn seal(path: &Path) -> Result<Identity> {
     file.set_permissions(fs::Permissions::from_mode(0o444))
         .map_err(Error::io("setting the mode of", path))?;
     file.sync_all().map_err(Error::io("syncing", path))?;
-    Ok(Identity::of(&file.metadata().map_err(Error::io("looking at", path))?))
+    Ok(Identity::from_metadata(&file.metadata().map_err(Error::io("looking at", path))?))
 }
 
 /// Reads a file by offset, whatever others do with the same opening of it, and counts.
-struct Counted {
+struct OffsetReader {
     file: File,
     offset: u64,
     progress: Option<Arc<Progress>>,
 }
 
-impl Read for Counted {
+impl Read for OffsetReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = std::os::unix::fs::FileExt::read_at(&self.file, buffer, self.offset)?;
         self.offset += count as u64;

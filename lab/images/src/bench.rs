@@ -65,7 +65,7 @@ fn size(text: &str) -> Result<u64, String> {
 
 /// One method once.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Measured {
+pub(crate) struct Measurement {
     /// Until the method was done.
     wall_seconds: f64,
     /// Of this process and its children.
@@ -82,8 +82,8 @@ pub(crate) struct Measured {
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     method: &'static str,
-    turns: Vec<Measured>,
-    median: Measured,
+    turns: Vec<Measurement>,
+    median: Measurement,
 }
 
 #[derive(Serialize)]
@@ -145,7 +145,7 @@ pub(crate) fn run(options: &Options, stop: &Stop, subcommand: &[&str]) -> Result
         .collect();
     ensure!(!chosen.is_empty(), "--only: no method has this in its name");
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let mut rows: Vec<(_, Vec<Measured>)> =
+    let mut rows: Vec<(_, Vec<Measurement>)> =
         chosen.iter().map(|method| (method.name, Vec::new())).collect();
     let mut unpacked = 0;
     for turn in 1..=options.turns {
@@ -220,7 +220,7 @@ fn cpu_seconds() -> Result<f64> {
 fn measure(
     work: impl FnOnce() -> Result<()>,
     made: impl Fn() -> Result<(u64, u64)>,
-) -> Result<Measured> {
+) -> Result<Measurement> {
     // Dirty pages of earlier work must not count for this method.
     rustix::fs::sync();
     let (cpu, began) = (cpu_seconds()?, Instant::now());
@@ -230,16 +230,16 @@ fn measure(
     rustix::fs::sync();
     let sync_seconds = began.elapsed().as_secs_f64();
     let (made_bytes, total_bytes) = made()?;
-    Ok(Measured { wall_seconds, cpu_seconds, sync_seconds, made_bytes, total_bytes })
+    Ok(Measurement { wall_seconds, cpu_seconds, sync_seconds, made_bytes, total_bytes })
 }
 
-fn median(turns: &[Measured]) -> Measured {
-    let of = |value: fn(&Measured) -> f64| {
+fn median(turns: &[Measurement]) -> Measurement {
+    let of = |value: fn(&Measurement) -> f64| {
         let mut values: Vec<f64> = turns.iter().map(value).collect();
         values.sort_by(f64::total_cmp);
         values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
     };
-    Measured {
+    Measurement {
         wall_seconds: of(|turn| turn.wall_seconds),
         cpu_seconds: of(|turn| turn.cpu_seconds),
         sync_seconds: of(|turn| turn.sync_seconds),

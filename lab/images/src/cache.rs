@@ -13,8 +13,8 @@ use serde::Serialize;
 use crate::{
     Base, Error, Result, Settings,
     files::{self, Identity},
+    hash_cache::HashCache,
     id::{BaseId, PREFIX_DIGITS_MIN},
-    known::Known,
     lock::{Lock, Mode},
     progress::Progress,
     qcow2,
@@ -32,7 +32,7 @@ const FORMAT_BYTES_MAX: u64 = 4096;
 pub struct Cache {
     root: PathBuf,
     pub(crate) settings: Settings,
-    pub(crate) known: Known,
+    pub(crate) hash_cache: HashCache,
     /// Identifies this cache in names outside of it.
     pub(crate) own_id: String,
 }
@@ -110,8 +110,8 @@ impl Cache {
         for name in ["bases", "overlays", "locks", "scratch", "known"] {
             files::make_folder(&root.join(name))?;
         }
-        let known = Known(root.join("known"));
-        Ok(Self { root, settings, known, own_id })
+        let hash_cache = HashCache(root.join("known"));
+        Ok(Self { root, settings, hash_cache, own_id })
     }
 
     /// Its folder, absolute.
@@ -217,14 +217,14 @@ impl Cache {
     }
 
     /// The record of a base, and the state of its file per size and times.
-    pub(crate) fn look(&self, id: &BaseId) -> Result<(Option<Record>, State)> {
+    pub(crate) fn inspect(&self, id: &BaseId) -> Result<(Option<Record>, State)> {
         let Some(record) = Record::load(&self.base_folder(id))?.filter(|record| record.id == *id)
         else {
             return Ok((None, State::Missing));
         };
         let state = match fs::symlink_metadata(self.disk_path(id)) {
             Ok(metadata) if !metadata.is_file() => State::Missing,
-            Ok(metadata) if Identity::of(&metadata) == record.identity => State::Whole,
+            Ok(metadata) if Identity::from_metadata(&metadata) == record.identity => State::Whole,
             Ok(_) => State::Touched,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => State::Missing,
             Err(error) => return Err(Error::io("looking at", &self.disk_path(id))(error)),
@@ -240,7 +240,7 @@ impl Cache {
         if sparse::read(&file, &path, &progress)?.digest != record.digest {
             return Ok(State::Changed);
         }
-        let identity = Identity::of(&metadata);
+        let identity = Identity::from_metadata(&metadata);
         if identity != record.identity {
             // Copied, moved, or its mode was set: the next use need not read it again. That it
             // cannot be written costs only this.
@@ -251,8 +251,8 @@ impl Cache {
 
     /// A base that is whole, or [`Error::Damaged`] with the overlays that need it. The caller has
     /// its lock.
-    pub(crate) fn whole(&self, id: &BaseId) -> Result<Base> {
-        let (record, mut state) = self.look(id)?;
+    pub(crate) fn intact_base(&self, id: &BaseId) -> Result<Base> {
+        let (record, mut state) = self.inspect(id)?;
         let Some(record) = record else {
             let users = self.overlays(id)?;
             return Err(match users.is_empty() {
@@ -273,14 +273,14 @@ impl Cache {
         }
         Err(Error::Damaged {
             id: *id,
-            why: self.trouble(id, state),
+            why: self.describe_fault(id, state),
             users: self.overlays(id)?,
             from: record.source,
         })
     }
 
     /// What is wrong with a base, as in "base X ...".
-    pub(crate) fn trouble(&self, id: &BaseId, state: State) -> String {
+    pub(crate) fn describe_fault(&self, id: &BaseId, state: State) -> String {
         match state {
             State::Missing => {
                 format!("is missing: {} was moved or deleted", self.disk_path(id).display())
@@ -301,7 +301,7 @@ impl Cache {
     /// [`Error::Unknown`], [`Error::Damaged`].
     pub fn base(&self, id: &BaseId) -> Result<Base> {
         let _lock = self.lock(id, Mode::Shared, "using it")?;
-        self.whole(id)
+        self.intact_base(id)
     }
 
     /// Every base that is there or that overlays need, sorted by id.
@@ -312,7 +312,7 @@ impl Cache {
     pub fn list(&self) -> Result<Vec<Entry>> {
         let mut entries = Vec::new();
         for id in self.ids()? {
-            let (record, state) = self.look(&id)?;
+            let (record, state) = self.inspect(&id)?;
             let metadata = fs::metadata(self.disk_path(&id)).ok();
             let used = fs::metadata(self.base_folder(&id).join("used"))
                 .and_then(|used| used.modified())

@@ -49,9 +49,9 @@ impl FromStr for Keep {
     }
 }
 
-/// What was done, or would be.
+/// Removals, done or planned.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Collected {
+pub struct CollectResult {
     /// Bases that went.
     pub removed: Vec<BaseId>,
     /// Their size on the disk, in bytes.
@@ -70,8 +70,9 @@ impl Cache {
     /// # Errors
     ///
     /// When something cannot be read or removed.
-    pub fn collect(&self, keep: Keep, dry: bool) -> Result<Collected> {
-        let mut collected = Collected { scratch: self.tidy_all(dry)?, ..Collected::default() };
+    pub fn collect(&self, keep: Keep, dry: bool) -> Result<CollectResult> {
+        let mut collected =
+            CollectResult { scratch: self.tidy_all(dry)?, ..CollectResult::default() };
         let mut entries = self.list()?;
         collected.left_bytes = entries.iter().map(|entry| entry.disk_bytes).sum();
         // The longest unused first; without a time it is the oldest of all.

@@ -17,8 +17,8 @@ use cli::StopSignals;
 use serde::Serialize;
 
 use crate::{
-    Added, BaseId, Cache, Entry, Error, Keep, Made, OverlayOptions, Settings, State, Stop, Wanted,
-    bench,
+    AddResult, BaseId, Cache, Entry, Error, Keep, OverlayOptions, OverlayOrigin, Packing, Settings,
+    State, Stop, bench,
 };
 
 /// More machines than one computer runs.
@@ -55,9 +55,9 @@ pub enum Command {
     ///
     /// Exit status: 0 when all is well, 1 when something is wrong, with the overlays that it
     /// concerns.
-    Verify(Some_),
+    Verify(VerifyArgs),
     /// Remove bases; one that an overlay needs is not removed, and its overlays are named.
-    Remove(Named),
+    Remove(RemoveArgs),
     /// Make room: remove the bases that no overlay needs, the longest unused first, and what killed
     /// processes left.
     ///
@@ -146,7 +146,7 @@ pub struct Overlays {
 
 /// Arguments of `image remove`.
 #[derive(Debug, Args)]
-pub struct Named {
+pub struct RemoveArgs {
     /// Ids, or at least six digits of each.
     #[arg(value_name = "BASE", required = true)]
     bases: Vec<String>,
@@ -156,7 +156,7 @@ pub struct Named {
 
 /// Arguments of `image verify`.
 #[derive(Debug, Args)]
-pub struct Some_ {
+pub struct VerifyArgs {
     /// Ids, or at least six digits of each.
     #[arg(value_name = "BASE")]
     bases: Vec<String>,
@@ -217,7 +217,7 @@ pub async fn stoppable(
             std::process::exit(i32::from(cli::EXIT_INTERRUPTED));
         }
         was_asked = true;
-        stop.ask();
+        stop.request();
     };
     match done.context("the command's thread ended")? {
         Err(error) if matches!(error.downcast_ref(), Some(Error::Stopped)) => {
@@ -283,9 +283,9 @@ fn print_json(document: &impl Serialize) -> Result<()> {
 fn add(options: &Add, stop: &Stop) -> Result<ExitCode> {
     let cache = open(&options.common, Some(&options.limits), stop)?;
     let wanted = match (options.unpacked, options.compressed) {
-        (true, _) => Wanted::Unpacked,
-        (_, true) => Wanted::Compressed,
-        _ => Wanted::Best,
+        (true, _) => Packing::Unpacked,
+        (_, true) => Packing::Compressed,
+        _ => Packing::Best,
     };
     let began = Instant::now();
     let added = cache.add_with(&options.file, wanted, options.rehash)?;
@@ -300,7 +300,7 @@ fn add(options: &Add, stop: &Stop) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn added_words(added: &Added, took: Duration) -> String {
+fn added_words(added: &AddResult, took: Duration) -> String {
     let base = &added.base;
     let done = match (&added.healed, added.is_new) {
         (Some(users), _) => {
@@ -333,7 +333,7 @@ fn overlay(options: &Overlays, stop: &Stop) -> Result<ExitCode> {
     let began = Instant::now();
     let id = match cache.find(&options.base) {
         Err(Error::Unknown { .. }) if Path::new(&options.base).is_file() => {
-            let added = cache.add(Path::new(&options.base), Wanted::Best)?;
+            let added = cache.add(Path::new(&options.base), Packing::Best)?;
             if !options.common.quiet {
                 eprintln!("image: {}", added_words(&added, began.elapsed()));
             }
@@ -357,10 +357,10 @@ fn overlay(options: &Overlays, stop: &Stop) -> Result<ExitCode> {
     if !options.common.quiet {
         let count = |what| made.iter().filter(|overlay| overlay.made == what).count();
         let words: Vec<_> = [
-            (Made::New, "made"),
-            (Made::Afresh, "made anew"),
-            (Made::Reused, "used again"),
-            (Made::Grown, "grown"),
+            (OverlayOrigin::New, "made"),
+            (OverlayOrigin::Afresh, "made anew"),
+            (OverlayOrigin::Reused, "used again"),
+            (OverlayOrigin::Grown, "grown"),
         ]
         .into_iter()
         .map(|(what, word)| (count(what), word))
@@ -436,7 +436,7 @@ fn age(seconds: u64) -> String {
     }
 }
 
-fn verify(options: &Some_, stop: &Stop) -> Result<ExitCode> {
+fn verify(options: &VerifyArgs, stop: &Stop) -> Result<ExitCode> {
     let cache = open(&options.common, None, stop)?;
     let verified = match options.bases.is_empty() {
         true => cache.verify_all()?,
@@ -464,7 +464,7 @@ fn verify(options: &Some_, stop: &Stop) -> Result<ExitCode> {
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn remove(options: &Named, stop: &Stop) -> Result<ExitCode> {
+fn remove(options: &RemoveArgs, stop: &Stop) -> Result<ExitCode> {
     let cache = open(&options.common, None, stop)?;
     let ids = options.bases.iter().map(|text| cache.find(text)).collect::<Result<Vec<_>, _>>()?;
     for id in &ids {

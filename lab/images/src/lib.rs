@@ -41,8 +41,8 @@ mod collect;
 pub mod command;
 mod error;
 mod files;
+mod hash_cache;
 mod id;
-mod known;
 mod lock;
 mod overlay;
 mod progress;
@@ -56,16 +56,16 @@ mod sparse;
 pub mod tar_disk;
 mod verify;
 
-pub use add::{Added, Wanted};
+pub use add::{AddResult, Packing};
 pub use cache::{Cache, Entry, State};
-pub use collect::{Collected, Keep};
+pub use collect::{CollectResult, Keep};
 pub use error::Error;
 pub use id::{BaseId, Form};
-pub use overlay::{Made, Overlay, OverlayOptions};
+pub use overlay::{Overlay, OverlayOptions, OverlayOrigin};
 pub use record::Base;
 pub use settings::{Settings, Stop};
 pub use source::{Layers, open as open_layers};
-pub use verify::{Finding, Verified};
+pub use verify::{Finding, VerifyResult};
 
 /// Result of functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -57,7 +57,7 @@ impl Holder {
     }
 
     /// As in "waiting for ...".
-    fn words(&self) -> String {
+    fn describe(&self) -> String {
         let Self { pid, host: on, since, doing } = self;
         let on = if *on == host() { String::new() } else { format!(" on {on}") };
         let who = match (*pid == std::process::id(), on.is_empty()) {
@@ -92,8 +92,8 @@ impl Lock {
                 return Ok(lock);
             }
             if settings.talks && began.elapsed() >= SAID_AFTER {
-                let words =
-                    holder(path).map_or_else(|| "others that use it".to_owned(), |it| it.words());
+                let words = holder(path)
+                    .map_or_else(|| "others that use it".to_owned(), |it| it.describe());
                 if said.as_ref() != Some(&words) {
                     eprintln!("image: waiting for {words}");
                     said = Some(words);
@@ -245,12 +245,12 @@ mod tests {
         drop((one, two));
         let lock = Lock::try_take(&path, Mode::Exclusive, "unpacking x").unwrap().unwrap();
         assert!(Lock::try_take(&path, Mode::Shared, "using").unwrap().is_none());
-        let words = holder(&path).unwrap().words();
+        let words = holder(&path).unwrap().describe();
         assert!(
             words.contains("another thread of this process, which is unpacking x since 20"),
             "{words}"
         );
-        let other = Holder { pid: 1, ..Holder::new("unpacking y") }.words();
+        let other = Holder { pid: 1, ..Holder::new("unpacking y") }.describe();
         assert!(other.starts_with("process 1, which is unpacking y"), "{other}");
         drop(lock);
         assert!(holder(&path).is_none());

@@ -48,7 +48,7 @@ pub struct OverlayOptions {
 /// How the overlay was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Made {
+pub enum OverlayOrigin {
     /// There was none.
     New,
     /// It was there, with what its machine has written.
@@ -69,7 +69,7 @@ pub struct Overlay {
     /// Size of its disk in bytes.
     pub virtual_bytes: u64,
     /// How it was made.
-    pub made: Made,
+    pub made: OverlayOrigin,
 }
 
 impl Cache {
@@ -87,7 +87,7 @@ impl Cache {
         options: OverlayOptions,
     ) -> Result<Overlay> {
         let _base_lock = self.lock(id, Mode::Shared, "using it")?;
-        let base = self.whole(id)?;
+        let base = self.intact_base(id)?;
         let path = absolute(destination)?;
         if path.starts_with(self.folder()) {
             return Err(Error::refused(
@@ -130,18 +130,19 @@ impl Cache {
                 self.link(&base.id, path, name)?;
                 let (made, virtual_bytes) = if virtual_bytes < wanted {
                     qemu_img::grow(path, wanted, &self.settings)?;
-                    (Made::Grown, wanted)
+                    (OverlayOrigin::Grown, wanted)
                 } else {
-                    (Made::Reused, virtual_bytes)
+                    (OverlayOrigin::Reused, virtual_bytes)
                 };
                 return Ok(Overlay { path: path.to_owned(), base: base.id, virtual_bytes, made });
             }
-            Existing::Replaceable => Made::Afresh,
-            Existing::None => Made::New,
+            Existing::Replaceable => OverlayOrigin::Afresh,
+            Existing::None => OverlayOrigin::New,
         };
         self.link(&base.id, path, name)?;
         let written = write(base, &scratch, wanted).and_then(|()| {
-            place(&scratch, path, made == Made::New).map_err(Error::io("renaming to", path))
+            place(&scratch, path, made == OverlayOrigin::New)
+                .map_err(Error::io("renaming to", path))
         });
         if written.is_err() {
             let _ = fs::remove_file(&scratch);

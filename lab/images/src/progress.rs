@@ -60,14 +60,14 @@ impl Progress {
         self.read.fetch_add(read, Ordering::Relaxed);
         self.made.fetch_add(made, Ordering::Relaxed);
         self.stop.check()?;
-        self.tell();
+        self.report();
         Ok(())
     }
 
     /// So much was made of the disk in all.
     pub(crate) fn made(&self, bytes: u64) {
         self.made.store(bytes, Ordering::Relaxed);
-        self.tell();
+        self.report();
     }
 
     /// Bytes of the file so far.
@@ -76,7 +76,7 @@ impl Progress {
     }
 
     /// Prints the progress, when it is due.
-    fn tell(&self) {
+    fn report(&self) {
         let elapsed = self.began.elapsed();
         if !self.talks || elapsed < FIRST_AFTER {
             return;

@@ -219,7 +219,7 @@ fn spawn(
             Ok(())
         });
     }
-    let mut child = Killed(command.spawn().map_err(|error| match error.kind() {
+    let mut child = KillOnDrop(command.spawn().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Error::NoTool { program: program.clone() },
         _ => Error::Tool { command: program.display().to_string(), words: error.to_string() },
     })?);
@@ -273,9 +273,9 @@ fn bounded(pipe: Option<impl Read>) -> Vec<u8> {
 }
 
 /// Does not outlive its owner.
-struct Killed(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Killed {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

@@ -50,7 +50,7 @@ pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
     /// Makes every later [`Stop::check`] fail.
-    pub fn ask(&self) {
+    pub fn request(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 

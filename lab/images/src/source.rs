@@ -83,16 +83,16 @@ pub fn open(file: impl Read + Send + 'static) -> io::Result<Layers> {
             Kind::Zstd => {
                 let mut decoder = zstd::stream::read::Decoder::with_buffer(peeked)?;
                 decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
-                Box::new(Words { inner: decoder, name })
+                Box::new(LayerReader { inner: decoder, name })
             }
             Kind::Gzip => {
-                Box::new(Words { inner: flate2::bufread::MultiGzDecoder::new(peeked), name })
+                Box::new(LayerReader { inner: flate2::bufread::MultiGzDecoder::new(peeked), name })
             }
             Kind::Xz => {
                 let flags = liblzma::stream::CONCATENATED;
                 let stream =
                     liblzma::stream::Stream::new_stream_decoder(XZ_MEMORY_BYTES_MAX, flags)?;
-                Box::new(Words {
+                Box::new(LayerReader {
                     inner: liblzma::bufread::XzDecoder::new_stream(peeked, stream),
                     name,
                 })
@@ -151,12 +151,12 @@ pub(crate) fn invalid(why: impl Into<String>) -> io::Error {
 }
 
 /// Adds the layer to an error.
-struct Words<R> {
+struct LayerReader<R> {
     inner: R,
     name: &'static str,
 }
 
-impl<R: Read> Read for Words<R> {
+impl<R: Read> Read for LayerReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.inner.read(buffer).map_err(|error| match error.raw_os_error() {
             // The file cannot be read, which is not a fault of its content; nor is a request to
@@ -188,7 +188,7 @@ pub(crate) fn why_no_disk(bytes: u64) -> Option<String> {
 }
 
 /// The words of an error of [`open`] or of reading a disk.
-pub(crate) fn words(path: &Path, error: io::Error) -> crate::Error {
+pub(crate) fn read_error(path: &Path, error: io::Error) -> crate::Error {
     if error.get_ref().is_some_and(|inner| inner.is::<crate::Error>()) {
         if let Some(Ok(inner)) = error.into_inner().map(|inner| inner.downcast::<crate::Error>()) {
             return *inner;

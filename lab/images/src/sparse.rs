@@ -134,7 +134,7 @@ fn run(
                 digest.update(&bytes.to_le_bytes());
                 Ok(Content { bytes, digest: digest.finalize().into() })
             }
-            Err(error) => Err(source::words(named, error)),
+            Err(error) => Err(source::read_error(named, error)),
         }
     })
 }

@@ -51,7 +51,7 @@ fn checksum_is_right(block: &[u8; BLOCK_BYTES]) -> bool {
 
 /// Attributes of an entry from the headers before it.
 #[derive(Default)]
-struct Described {
+struct EntryAttributes {
     name: Option<String>,
     size: Option<u64>,
 }
@@ -96,7 +96,7 @@ impl<R: Read> DiskInTar<R> {
         reason = "steps of one matter, each on what those before it left"
     )]
     fn next_file(&mut self) -> io::Result<Option<(String, u64)>> {
-        let mut described = Described::default();
+        let mut described = EntryAttributes::default();
         loop {
             let mut block = [0; BLOCK_BYTES];
             self.exactly(&mut block)?;
@@ -132,12 +132,12 @@ impl<R: Read> DiskInTar<R> {
                 EntryType::XGlobalHeader => {
                     // Comments, as git writes them; attributes of files are in the headers of the
                     // file.
-                    Described::default().read_pax(&self.extension(size)?)?;
+                    EntryAttributes::default().read_pax(&self.extension(size)?)?;
                     continue;
                 }
                 _ => {}
             }
-            let Described { name, size: described_size } = std::mem::take(&mut described);
+            let EntryAttributes { name, size: described_size } = std::mem::take(&mut described);
             let name =
                 name.unwrap_or_else(|| String::from_utf8_lossy(&header.path_bytes()).into_owned());
             let size = described_size.unwrap_or(size);
@@ -266,7 +266,7 @@ impl<R: Read> Read for DiskInTar<R> {
     }
 }
 
-impl Described {
+impl EntryAttributes {
     fn read_pax(&mut self, bytes: &[u8]) -> io::Result<()> {
         for extension in PaxExtensions::new(bytes) {
             let damaged =

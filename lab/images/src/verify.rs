@@ -23,7 +23,7 @@ pub struct Finding {
 
 /// Result of the verification of one base.
 #[derive(Clone, Debug, Serialize)]
-pub struct Verified {
+pub struct VerifyResult {
     /// The base that was read.
     pub id: BaseId,
     /// How it is; its content was read.
@@ -40,10 +40,10 @@ impl Cache {
     /// # Errors
     ///
     /// When something cannot be read; what is wrong with the base or its overlays is in the answer.
-    pub fn verify(&self, id: &BaseId) -> Result<Verified> {
+    pub fn verify(&self, id: &BaseId) -> Result<VerifyResult> {
         let _lock = self.lock(id, Mode::Shared, "verifying")?;
         let overlays = self.overlays(id)?;
-        let (record, state) = self.look(id)?;
+        let (record, state) = self.inspect(id)?;
         let (state, base) = match record {
             Some(record) if state != State::Missing => {
                 (self.read_through(id, &record)?, Some(Base::new(record, self.disk_path(id))))
@@ -57,7 +57,8 @@ impl Cache {
                 || "the file with this SHA-256".to_owned(),
                 |base| base.source.display().to_string(),
             );
-            let why = format!("{}; `image add` of {from} brings it back", self.trouble(id, state));
+            let why =
+                format!("{}; `image add` of {from} brings it back", self.describe_fault(id, state));
             findings.push(Finding { overlay: None, why });
         }
         for overlay in &overlays {
@@ -74,7 +75,7 @@ impl Cache {
             };
             findings.push(Finding { overlay: Some(overlay.clone()), why });
         }
-        Ok(Verified { id: *id, state, overlays, findings })
+        Ok(VerifyResult { id: *id, state, overlays, findings })
     }
 
     /// [`Cache::verify`] of every base that is there or needed.
@@ -82,7 +83,7 @@ impl Cache {
     /// # Errors
     ///
     /// See [`Cache::verify`].
-    pub fn verify_all(&self) -> Result<Vec<Verified>> {
+    pub fn verify_all(&self) -> Result<Vec<VerifyResult>> {
         self.ids()?.iter().map(|id| self.verify(id)).collect()
     }
 }

@@ -33,7 +33,7 @@ struct NetNode {
 }
 
 /// The endpoints of all nodes of the net in a folder.
-pub(crate) fn of_net(dir: &Path) -> Result<Vec<String>> {
+pub(crate) fn net_endpoints(dir: &Path) -> Result<Vec<String>> {
     let path = dir.join("net.json");
     let Ok(metadata) = std::fs::metadata(&path) else {
         bail!("there is no net in {}; make one with: thimble-lab net up --dir {0}", dir.display())
@@ -81,7 +81,7 @@ struct Last {
 }
 
 impl NodeSeen {
-    fn see(&mut self, report: &Value) {
+    fn record_report(&mut self, report: &Value) {
         let number = |path: &str| report.pointer(path).and_then(Value::as_u64);
         self.answers += 1;
         self.anonymous_bytes = number("/memory/anonymous_bytes").unwrap_or(0);
@@ -122,7 +122,7 @@ impl Watch {
             ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;
-                ask(&client, &asked).await;
+                request_reports(&client, &asked).await;
             }
         });
         Ok(Self { seen, http, task })
@@ -131,12 +131,12 @@ impl Watch {
     /// Requests a last report and returns the figures.
     pub(crate) async fn finish(self) -> Vec<NodeSeen> {
         self.task.abort();
-        ask(&self.http, &self.seen).await;
+        request_reports(&self.http, &self.seen).await;
         lock(&self.seen).clone()
     }
 }
 
-async fn ask(http: &reqwest::Client, seen: &Mutex<Vec<NodeSeen>>) {
+async fn request_reports(http: &reqwest::Client, seen: &Mutex<Vec<NodeSeen>>) {
     let urls: Vec<String> = lock(seen).iter().map(|node| node.endpoint.clone()).collect();
     let asked: Vec<_> = urls
         .iter()
@@ -152,13 +152,13 @@ async fn ask(http: &reqwest::Client, seen: &Mutex<Vec<NodeSeen>>) {
     for answer in asked {
         reports.push(answer.await.ok().flatten());
     }
-    note(&mut lock(seen), &reports);
+    record_reports(&mut lock(seen), &reports);
 }
 
-fn note(nodes: &mut [NodeSeen], reports: &[Option<Value>]) {
+fn record_reports(nodes: &mut [NodeSeen], reports: &[Option<Value>]) {
     for (node, report) in nodes.iter_mut().zip(reports) {
         match report {
-            Some(report) => node.see(report),
+            Some(report) => node.record_report(report),
             None => node.silences += 1,
         }
     }
@@ -230,13 +230,13 @@ mod tests {
     }
 
     #[test]
-    fn peaks_restarts_and_distances_are_kept() {
+    fn node_reports_track_peaks_restarts_and_lag() {
         let mut nodes = vec![NodeSeen::default(), NodeSeen::default()];
-        note(&mut nodes, &[report(10, 5, 2, 100), report(10, 5, 0, 97)]);
+        record_reports(&mut nodes, &[report(10, 5, 2, 100), report(10, 5, 0, 97)]);
         assert_eq!((nodes[1].behind, nodes[1].behind_max), (3, 3));
-        note(&mut nodes, &[report(20, 9, 3, 101), None]);
+        record_reports(&mut nodes, &[report(20, 9, 3, 101), None]);
         assert_eq!((nodes[1].behind, nodes[1].behind_max, nodes[1].silences), (4, 3, 1));
-        note(&mut nodes, &[report(5, 7, 1, 102), report(30, 5, 0, 102)]);
+        record_reports(&mut nodes, &[report(5, 7, 1, 102), report(30, 5, 0, 102)]);
         let first = &nodes[0];
         assert_eq!((first.anonymous_bytes, first.anonymous_peak_bytes, first.restarts), (7, 9, 1));
         assert_eq!(first.worker_restarts, 2, "one more than at first, and one of the new process");

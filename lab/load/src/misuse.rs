@@ -80,7 +80,7 @@ struct Node {
     agent: Agent,
 }
 
-struct Shared {
+struct MisuseRun {
     nodes: Vec<Node>,
     http: reqwest::Client,
     counter: Principal,
@@ -88,7 +88,7 @@ struct Shared {
     target: Principal,
     counts: Counts,
     /// Count returned by each acknowledged call.
-    told: Mutex<BTreeSet<u64>>,
+    acknowledged_counts: Mutex<BTreeSet<u64>>,
     broken: Mutex<Vec<String>>,
 }
 
@@ -103,7 +103,7 @@ struct Counts {
     installed: AtomicU64,
 }
 
-impl Shared {
+impl MisuseRun {
     fn broken(&self, text: String) {
         let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
         if broken.len() < BROKEN_MAX {
@@ -119,7 +119,7 @@ impl Shared {
                 .broken(format!("an acknowledged call was answered with {} bytes", reply.len()));
         };
         self.counts.acknowledged.fetch_add(1, Relaxed);
-        if !self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(value) {
+        if !self.acknowledged_counts.lock().unwrap_or_else(PoisonError::into_inner).insert(value) {
             self.broken(format!("two acknowledged calls both got the number {value}"));
         }
     }
@@ -128,7 +128,7 @@ impl Shared {
 /// Misuses the subnet until a stop is requested, then reports the result. Exit status 1 when a
 /// check failed.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    let (stopper, stopped) = watch::channel(false);
+    let (stop_tx, stop_rx) = watch::channel(false);
     let mut signals = StopSignals::listen()?;
     let shared = prepare(&options.endpoint).await?;
     println!("misuse: at work");
@@ -137,9 +137,9 @@ pub async fn run(options: Options) -> Result<ExitCode> {
             ChaCha8Rng::seed_from_u64(options.seed.wrapping_mul(4).wrapping_add(number))
         };
         tokio::join!(
-            call_in_several_envelopes(&shared, of(1), stopped.clone()),
-            ask_slowly(&shared, of(2), stopped.clone()),
-            install_new_modules(&shared, of(3), stopped.clone()),
+            call_in_several_envelopes(&shared, of(1), stop_rx.clone()),
+            ask_slowly(&shared, of(2), stop_rx.clone()),
+            install_new_modules(&shared, of(3), stop_rx.clone()),
         )
     };
     let time = async {
@@ -153,7 +153,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
             _ = signals.next() => {}
             () = time => {}
         }
-        let _ = stopper.send(true);
+        let _ = stop_tx.send(true);
     };
     tokio::join!(work, stop);
     finish(&shared).await;
@@ -171,7 +171,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn prepare(urls: &[String]) -> Result<Shared> {
+async fn prepare(urls: &[String]) -> Result<MisuseRun> {
     let mut nodes = Vec::new();
     for url in urls {
         let agent = basics::connect(url, READY_WITHIN).await?;
@@ -183,32 +183,32 @@ async fn prepare(urls: &[String]) -> Result<Shared> {
         basics::install(&first, canister, CanisterInstallMode::Install, module, arg).await?;
         Ok(canister)
     };
-    let counter = create(COUNTER.to_vec(), protocol::words(&[1])).await?;
+    let counter = create(COUNTER.to_vec(), protocol::encode_words(&[1])).await?;
     let spinner = create(spinning_module(), vec![]).await?;
     let target = create(new_module(0), vec![]).await?;
-    Ok(Shared {
+    Ok(MisuseRun {
         nodes,
         http: demo::client::http().timeout(ANSWER_WITHIN).build()?,
         counter,
         spinner,
         target,
         counts: Counts::default(),
-        told: Mutex::default(),
+        acknowledged_counts: Mutex::default(),
         broken: Mutex::default(),
     })
 }
 
 /// Waits between two pieces of work, unless it is time to stop; returns whether to continue.
-async fn pause(stopped: &mut watch::Receiver<bool>, millis: u64) -> bool {
-    timeout(Duration::from_millis(millis), stopped.wait_for(|stop| *stop)).await.is_err()
+async fn pause(stop_rx: &mut watch::Receiver<bool>, millis: u64) -> bool {
+    timeout(Duration::from_millis(millis), stop_rx.wait_for(|stop| *stop)).await.is_err()
 }
 
 async fn call_in_several_envelopes(
-    shared: &Shared,
+    shared: &MisuseRun,
     mut random: ChaCha8Rng,
-    mut stopped: watch::Receiver<bool>,
+    mut stop_rx: watch::Receiver<bool>,
 ) {
-    while pause(&mut stopped, random.gen_range(100..1500)).await {
+    while pause(&mut stop_rx, random.gen_range(100..1500)).await {
         let signer = &shared.nodes[random.gen_range(0..shared.nodes.len())].agent;
         let Ok(signed) = signer.update(&shared.counter, "inc").with_arg(vec![]).sign() else {
             continue;
@@ -261,8 +261,12 @@ fn padded(envelope: &[u8], bytes: usize) -> Result<Vec<u8>> {
     Ok(body)
 }
 
-async fn ask_slowly(shared: &Shared, mut random: ChaCha8Rng, mut stopped: watch::Receiver<bool>) {
-    while pause(&mut stopped, random.gen_range(500..6000)).await {
+async fn ask_slowly(
+    shared: &MisuseRun,
+    mut random: ChaCha8Rng,
+    mut stop_rx: watch::Receiver<bool>,
+) {
+    while pause(&mut stop_rx, random.gen_range(500..6000)).await {
         let agent = &shared.nodes[random.gen_range(0..shared.nodes.len())].agent;
         let mut burst = tokio::task::JoinSet::new();
         for _ in 0..BURST {
@@ -280,11 +284,11 @@ async fn ask_slowly(shared: &Shared, mut random: ChaCha8Rng, mut stopped: watch:
 }
 
 async fn install_new_modules(
-    shared: &Shared,
+    shared: &MisuseRun,
     mut random: ChaCha8Rng,
-    mut stopped: watch::Receiver<bool>,
+    mut stop_rx: watch::Receiver<bool>,
 ) {
-    while pause(&mut stopped, random.gen_range(100..1000)).await {
+    while pause(&mut stop_rx, random.gen_range(100..1000)).await {
         let agent = &shared.nodes[random.gen_range(0..shared.nodes.len())].agent;
         shared.counts.modules.fetch_add(1, Relaxed);
         let module = new_module(random.r#gen());
@@ -304,7 +308,7 @@ async fn install_new_modules(
 }
 
 /// One more call through every node: its reply is the number of calls that ever happened.
-async fn finish(shared: &Shared) {
+async fn finish(shared: &MisuseRun) {
     let deadline = Instant::now() + LAST_WITHIN;
     for node in &shared.nodes {
         loop {
@@ -328,8 +332,13 @@ async fn finish(shared: &Shared) {
             }
         }
     }
-    let most =
-        shared.told.lock().unwrap_or_else(PoisonError::into_inner).last().copied().unwrap_or(0);
+    let most = shared
+        .acknowledged_counts
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .last()
+        .copied()
+        .unwrap_or(0);
     let (sent, acknowledged) =
         (shared.counts.sent.load(Relaxed), shared.counts.acknowledged.load(Relaxed));
     if most > sent || most < acknowledged {

@@ -9,10 +9,10 @@
 //! interface.
 
 mod amount;
+mod install_record;
 mod prepare;
 mod progress;
 mod services;
-mod told;
 
 use std::{
     net::SocketAddr,
@@ -30,7 +30,7 @@ use ic_agent::identity::AnonymousIdentity;
 use self::{
     amount::{parse_cycles, parse_icp},
     progress::Progress,
-    services::{Named, OpeningBalances, Service},
+    services::{OpeningBalances, Service, ServiceSpec},
 };
 
 const HEALTHY_WITHIN: Duration = Duration::from_secs(120);
@@ -75,14 +75,14 @@ pub struct Options {
     /// module is upgraded with it. Repeatable. An installed built-in canister can only be replaced
     /// by a Motoko module with enhanced orthogonal persistence; other modules need a new folder.
     #[arg(long = "service", value_name = "ID=MODULE[,ARGUMENT]")]
-    services: Vec<Named>,
+    services: Vec<ServiceSpec>,
 }
 
 /// Starts the network and leaves it running until SIGINT or SIGTERM.
 pub async fn run(options: Options) -> Result<ExitCode> {
     let mut signals = StopSignals::listen()?;
     // Before there is a node that would have to be stopped.
-    let users = options.services.iter().map(Named::read).collect::<Result<Vec<_>>>()?;
+    let users = options.services.iter().map(ServiceSpec::read).collect::<Result<Vec<_>>>()?;
     if let Some(url) = &options.url {
         prepare(&options, &users, url).await?;
         return Ok(ExitCode::SUCCESS);

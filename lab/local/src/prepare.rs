@@ -11,8 +11,8 @@ use ic_management_canister_types::{
 use sha2::{Digest, Sha256};
 
 use crate::{
+    install_record,
     services::{Module, Service},
-    told,
 };
 
 /// Cycles that a service begins with: what all accounts of the ledger together can spend, many
@@ -38,26 +38,28 @@ enum Step {
 
 /// The canister at the id, as installed.
 #[derive(Clone, Copy, Default)]
-struct There<'a> {
+struct InstalledState<'a> {
     /// The hash of the module, if there is one.
     installed: Option<[u8; 32]>,
     is_ours: bool,
     /// The name of the last argument passed to it, if known.
-    told: Option<&'a str>,
+    argument_name: Option<&'a str>,
 }
 
 /// Chooses the step. An upgrade erases the memory of a module that keeps its data on the heap, and
 /// may fail for a module that gets its installation argument again. So an unchanged module of the
 /// user is upgraded only if its argument changed.
-fn step(service: &Service, argument: &[u8], there: There) -> Step {
-    let Some(installed) = there.installed else { return Step::Install };
+fn step(service: &Service, argument: &[u8], state: InstalledState) -> Step {
+    let Some(installed) = state.installed else { return Step::Install };
     let is_same = installed == hash(service);
-    let is_told = there.told == Some(told::name_of(argument).as_str());
+    let is_same_argument = state.argument_name == Some(install_record::name_of(argument).as_str());
     match &service.module {
-        Module::Ours(_) if !is_same && !there.is_ours => Step::Refuse,
+        Module::Ours(_) if !is_same && !state.is_ours => Step::Refuse,
         _ if !is_same => Step::Upgrade,
-        Module::Ours(_) if !is_told => Step::Upgrade,
-        Module::Users(_) if there.told.is_some() && service.argument.is_some() && !is_told => {
+        Module::Ours(_) if !is_same_argument => Step::Upgrade,
+        Module::Users(_)
+            if state.argument_name.is_some() && service.argument.is_some() && !is_same_argument =>
+        {
             Step::Upgrade
         }
         _ => Step::Nothing,
@@ -74,13 +76,13 @@ pub(crate) async fn service(agent: &Agent, service: &Service) -> Result<&'static
     let is_new = create(agent, id).await?;
     let installed = if is_new { None } else { installed_hash(agent, id).await? };
     let is_ours = installed.is_some() && is_ours(agent, id).await?;
-    let told = if is_new { None } else { told::read(agent, id).await? };
+    let argument_name = if is_new { None } else { install_record::read(agent, id).await? };
     let argument = argument(service)?;
-    let there = There { installed, is_ours, told: told.as_deref() };
-    let done = match step(service, &argument, there) {
+    let state = InstalledState { installed, is_ours, argument_name: argument_name.as_deref() };
+    let done = match step(service, &argument, state) {
         Step::Install => {
             // First: it counts with a module alone, and a module is not without it.
-            told::write(agent, id, &argument).await?;
+            install_record::write(agent, id, &argument).await?;
             let module = service.module.bytes().to_vec();
             client::install(agent, id, CanisterInstallMode::Install, module, argument).await?;
             "installed"
@@ -88,7 +90,7 @@ pub(crate) async fn service(agent: &Agent, service: &Service) -> Result<&'static
         Step::Nothing => "there already",
         Step::Upgrade => {
             upgrade(agent, service, &argument, is_ours).await?;
-            told::write(agent, id, &argument).await?;
+            install_record::write(agent, id, &argument).await?;
             "upgraded"
         }
         Step::Refuse => bail!(
@@ -217,15 +219,20 @@ mod tests {
         Service { id: Principal::anonymous(), name: "mine".into(), module, argument }
     }
 
-    fn does(service: &Service, installed: Option<[u8; 32]>, is_ours: bool, told: &[u8]) -> Step {
-        let told = told::name_of(told);
-        let there = There { installed, is_ours, told: Some(&told) };
-        step(service, &argument(service).unwrap(), there)
+    fn step_for(
+        service: &Service,
+        installed: Option<[u8; 32]>,
+        is_ours: bool,
+        installed_with: &[u8],
+    ) -> Step {
+        let name = install_record::name_of(installed_with);
+        let state = InstalledState { installed, is_ours, argument_name: Some(&name) };
+        step(service, &argument(service).unwrap(), state)
     }
 
-    fn does_not_knowing(service: &Service, installed: Option<[u8; 32]>) -> Step {
-        let there = There { installed, is_ours: true, told: None };
-        step(service, &argument(service).unwrap(), there)
+    fn step_for_unknown_argument(service: &Service, installed: Option<[u8; 32]>) -> Step {
+        let state = InstalledState { installed, is_ours: true, argument_name: None };
+        step(service, &argument(service).unwrap(), state)
     }
 
     #[test]
@@ -233,12 +240,12 @@ mod tests {
         let opening = OpeningBalances { cycles: 1, icp_e8s: 1 };
         for ours in ours(&[1; 133], &opening).unwrap() {
             let (same, told) = (Some(hash(&ours)), ours.argument.clone().unwrap());
-            assert_eq!(does(&ours, None, false, &told), Step::Install);
-            assert_eq!(does(&ours, Some([1; 32]), false, &told), Step::Refuse);
-            assert_eq!(does(&ours, Some([1; 32]), true, &told), Step::Upgrade, "an older one");
-            assert_eq!(does(&ours, same, true, &told), Step::Nothing);
-            assert_eq!(does(&ours, same, true, b"other"), Step::Upgrade, "other balances");
-            assert_eq!(does_not_knowing(&ours, same), Step::Upgrade);
+            assert_eq!(step_for(&ours, None, false, &told), Step::Install);
+            assert_eq!(step_for(&ours, Some([1; 32]), false, &told), Step::Refuse);
+            assert_eq!(step_for(&ours, Some([1; 32]), true, &told), Step::Upgrade, "an older one");
+            assert_eq!(step_for(&ours, same, true, &told), Step::Nothing);
+            assert_eq!(step_for(&ours, same, true, b"other"), Step::Upgrade, "other balances");
+            assert_eq!(step_for_unknown_argument(&ours, same), Step::Upgrade);
         }
     }
 
@@ -248,17 +255,17 @@ mod tests {
         let nothing = argument(&plain).unwrap();
         let same = Some(hash(&plain));
         for service in [&plain, &told] {
-            assert_eq!(does(service, None, false, b"x"), Step::Install);
+            assert_eq!(step_for(service, None, false, b"x"), Step::Install);
             for is_ours in [false, true] {
                 let told = argument(service).unwrap();
-                assert_eq!(does(service, Some([1; 32]), is_ours, &told), Step::Upgrade);
+                assert_eq!(step_for(service, Some([1; 32]), is_ours, &told), Step::Upgrade);
             }
-            assert_eq!(does_not_knowing(service, same), Step::Nothing);
+            assert_eq!(step_for_unknown_argument(service, same), Step::Nothing);
         }
-        assert_eq!(does(&plain, same, false, &nothing), Step::Nothing);
-        assert_eq!(does(&plain, same, false, &[1]), Step::Nothing, "no argument is stated");
-        assert_eq!(does(&told, same, false, &[1]), Step::Nothing);
-        assert_eq!(does(&told, same, false, &[2]), Step::Upgrade);
-        assert_eq!(does(&told, same, false, &nothing), Step::Upgrade);
+        assert_eq!(step_for(&plain, same, false, &nothing), Step::Nothing);
+        assert_eq!(step_for(&plain, same, false, &[1]), Step::Nothing, "no argument is stated");
+        assert_eq!(step_for(&told, same, false, &[1]), Step::Nothing);
+        assert_eq!(step_for(&told, same, false, &[2]), Step::Upgrade);
+        assert_eq!(step_for(&told, same, false, &nothing), Step::Upgrade);
     }
 }

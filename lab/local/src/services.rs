@@ -50,13 +50,13 @@ pub(crate) struct Service {
 
 /// A service of the user's, as the command line names it.
 #[derive(Clone, Debug)]
-pub(crate) struct Named {
+pub(crate) struct ServiceSpec {
     id: Principal,
     module: PathBuf,
     argument: Option<PathBuf>,
 }
 
-impl FromStr for Named {
+impl FromStr for ServiceSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -70,7 +70,7 @@ impl FromStr for Named {
     }
 }
 
-impl Named {
+impl ServiceSpec {
     /// With what its files hold.
     pub(crate) fn read(&self) -> Result<Service> {
         let name = self.module.display().to_string();
@@ -166,7 +166,7 @@ mod tests {
         fs::write(&module, b"module").unwrap();
         fs::write(&argument, b"argument").unwrap();
         let (module, argument) = (module.display().to_string(), argument.display().to_string());
-        let read = |text: String| text.parse::<Named>().unwrap().read();
+        let read = |text: String| text.parse::<ServiceSpec>().unwrap().read();
         let mine = read(format!("{CYCLES_LEDGER}={module},{argument}")).unwrap();
         let beside = read(format!("aaaaa-aa={module}")).unwrap();
         let all = with_users(ours, &[mine, beside]);
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(all[3].argument, None);
         assert_eq!(all[3].module.bytes(), b"module");
         for wrong in ["um5iw", "um5iw=x.wasm"] {
-            wrong.parse::<Named>().unwrap_err();
+            wrong.parse::<ServiceSpec>().unwrap_err();
         }
         let missing = read(format!("{CYCLES_LEDGER}={module}.other")).unwrap_err();
         assert!(missing.to_string().contains("reading the module"), "{missing}");

@@ -122,7 +122,7 @@ impl Qemu {
     }
 
     /// `QEMU 7.2.22 with emulation (tcg), because ...`.
-    pub fn words(&self) -> String {
+    pub fn describe(&self) -> String {
         match &self.why {
             None => format!("QEMU {} with KVM", self.version),
             Some(why) => format!("QEMU {} with emulation (tcg): {why}", self.version),
@@ -224,14 +224,14 @@ pub struct Machine<'a> {
     /// Hardware address of the card towards the host.
     pub host_hardware: &'a str,
     /// The card on the switch.
-    pub card: Option<Card<'a>>,
+    pub nic: Option<Nic<'a>>,
     /// Where a second monitor listens.
     pub monitor: &'a Path,
 }
 
 /// A card on a switch.
 #[derive(Clone, Debug)]
-pub struct Card<'a> {
+pub struct Nic<'a> {
     /// Its hardware address.
     pub hardware: &'a str,
     /// The socket on which the machine receives.
@@ -293,20 +293,18 @@ pub fn command(qemu: &Qemu, machine: &Machine, ends: &Ends) -> Result<Command> {
         "-device",
         &format!("virtio-net-pci,netdev=host,romfile=,mac={}", machine.host_hardware),
     ]);
-    if let Some(card) = &machine.card {
+    if let Some(nic) = &machine.nic {
         let socket = |path: &Path| {
             fits(path)?;
             Ok::<_, anyhow::Error>(json!({ "type": "unix", "path": utf8(path)? }))
         };
         let net = json!({
             "type": "dgram", "id": "net",
-            "local": socket(card.receives)?, "remote": socket(card.sends)?,
+            "local": socket(nic.receives)?, "remote": socket(nic.sends)?,
         });
         command.arg("-netdev").arg(net.to_string());
-        command.args([
-            "-device",
-            &format!("virtio-net-pci,netdev=net,romfile=,mac={}", card.hardware),
-        ]);
+        command
+            .args(["-device", &format!("virtio-net-pci,netdev=net,romfile=,mac={}", nic.hardware)]);
     }
     let inherited = [&ends.console, &ends.reports, &ends.monitor].map(|end| end.as_raw_fd());
     // SAFETY: between fork and exec only the system call fcntl is made, on descriptors that the
@@ -396,7 +394,7 @@ mod tests {
             config: folder,
             forwards: &[("127.0.0.1:18000".parse().unwrap(), 8080)],
             host_hardware: "52:54:00:00:01:01",
-            card: Some(Card { hardware: "52:54:00:00:00:01", receives: folder, sends: folder }),
+            nic: Some(Nic { hardware: "52:54:00:00:00:01", receives: folder, sends: folder }),
             monitor: &monitor,
         };
         let ends = ends();
@@ -424,9 +422,9 @@ mod tests {
     }
 
     #[test]
-    fn why_it_is_slow_is_said() {
-        assert!(qemu().words().contains("emulation (tcg): /dev/kvm"));
+    fn describe_reports_reason_for_emulation() {
+        assert!(qemu().describe().contains("emulation (tcg): /dev/kvm"));
         let fast = Qemu { accelerator: Accelerator::Kvm, why: None, ..qemu() };
-        assert_eq!(fast.words(), "QEMU 7.2.22 with KVM");
+        assert_eq!(fast.describe(), "QEMU 7.2.22 with KVM");
     }
 }

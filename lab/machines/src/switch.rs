@@ -100,28 +100,30 @@ pub type Table = BTreeMap<(usize, usize), Quality>;
 
 /// Where a frame from port `from` goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Destination {
     To(usize),
     ToAllOthers,
     Nowhere,
 }
 
-fn way(ports: &[Hardware], from: usize, frame: &[u8]) -> Way {
+fn destination(ports: &[Hardware], from: usize, frame: &[u8]) -> Destination {
     let address = |at: usize| {
         let bytes = frame.get(at..at + 6).and_then(|bytes| bytes.try_into().ok());
         bytes.map(Hardware)
     };
-    let (Some(target), Some(source)) = (address(0), address(6)) else { return Way::Nowhere };
+    let (Some(target), Some(source)) = (address(0), address(6)) else {
+        return Destination::Nowhere;
+    };
     let is_frame = (HEADER_BYTES..=FRAME_BYTES_MAX).contains(&frame.len());
     if !is_frame || ports.get(from) != Some(&source) {
-        return Way::Nowhere;
+        return Destination::Nowhere;
     }
     if target.is_for_many() {
-        return Way::ToAllOthers;
+        return Destination::ToAllOthers;
     }
     match ports.iter().position(|port| *port == target) {
-        Some(to) if to != from => Way::To(to),
-        _ => Way::Nowhere,
+        Some(to) if to != from => Destination::To(to),
+        _ => Destination::Nowhere,
     }
 }
 
@@ -206,10 +208,10 @@ async fn forward(
             continue;
         };
         let frame = &buffer[..length];
-        let targets = match way(&ports, from, frame) {
-            Way::Nowhere => continue,
-            Way::To(to) => to..to + 1,
-            Way::ToAllOthers => 0..ports.len(),
+        let targets = match destination(&ports, from, frame) {
+            Destination::Nowhere => continue,
+            Destination::To(to) => to..to + 1,
+            Destination::ToAllOthers => 0..ports.len(),
         };
         let bytes: Arc<[u8]> = frame.into();
         let now = Instant::now();
@@ -303,35 +305,39 @@ mod tests {
         let all = Hardware([0xff; 6]);
         let stranger = Hardware([0x52, 0x54, 0, 9, 9, 9]);
         for (target, source, expected) in [
-            (ports[1], ports[0], Way::To(1)),
-            (all, ports[0], Way::ToAllOthers),
-            (Hardware([1, 0, 0x5e, 0, 0, 1]), ports[0], Way::ToAllOthers),
-            (ports[0], ports[0], Way::Nowhere),
-            (stranger, ports[0], Way::Nowhere),
-            (ports[1], ports[2], Way::Nowhere),
-            (all, stranger, Way::Nowhere),
+            (ports[1], ports[0], Destination::To(1)),
+            (all, ports[0], Destination::ToAllOthers),
+            (Hardware([1, 0, 0x5e, 0, 0, 1]), ports[0], Destination::ToAllOthers),
+            (ports[0], ports[0], Destination::Nowhere),
+            (stranger, ports[0], Destination::Nowhere),
+            (ports[1], ports[2], Destination::Nowhere),
+            (all, stranger, Destination::Nowhere),
         ] {
-            assert_eq!(way(&ports, 0, &frame(target, source, "x")), expected, "{target} {source}");
+            assert_eq!(
+                destination(&ports, 0, &frame(target, source, "x")),
+                expected,
+                "{target} {source}"
+            );
         }
         for length in [0, 5, 6, 11, 13] {
             assert_eq!(
-                way(&ports, 0, &frame(ports[1], ports[0], "")[..length]),
-                Way::Nowhere,
+                destination(&ports, 0, &frame(ports[1], ports[0], "")[..length]),
+                Destination::Nowhere,
                 "{length}"
             );
         }
         let long = frame(ports[1], ports[0], &"x".repeat(FRAME_BYTES_MAX));
-        assert_eq!(way(&ports, 0, &long), Way::Nowhere);
-        assert_eq!(way(&ports, 7, &frame(ports[1], ports[0], "x")), Way::Nowhere);
+        assert_eq!(destination(&ports, 0, &long), Destination::Nowhere);
+        assert_eq!(destination(&ports, 7, &frame(ports[1], ports[0], "x")), Destination::Nowhere);
     }
 
-    struct Rig {
+    struct SwitchFixture {
         folder: tempfile::TempDir,
         table: watch::Sender<Table>,
         machines: Vec<Option<UnixDatagram>>,
     }
 
-    impl Rig {
+    impl SwitchFixture {
         async fn new(count: usize) -> Self {
             let folder = tempfile::tempdir().unwrap();
             let path = |kind: &str, index: usize| folder.path().join(format!("{kind}{index}"));
@@ -372,63 +378,63 @@ mod tests {
 
     #[tokio::test]
     async fn machines_hear_each_other_over_good_links_only_and_may_come_and_go() {
-        let mut rig = Rig::new(3).await;
-        rig.send(0, 1, "one").await;
-        assert_eq!(rig.next(1).await, "one");
-        rig.send(0, usize::MAX, "all").await;
-        assert_eq!((rig.next(1).await, rig.next(2).await), ("all".into(), "all".into()));
+        let mut fixture = SwitchFixture::new(3).await;
+        fixture.send(0, 1, "one").await;
+        assert_eq!(fixture.next(1).await, "one");
+        fixture.send(0, usize::MAX, "all").await;
+        assert_eq!((fixture.next(1).await, fixture.next(2).await), ("all".into(), "all".into()));
 
         // A frame sent over the cut link never arrives; a later one over a good link does.
         let cut = Quality { cut: true, ..Quality::default() };
-        rig.table.send_replace([((0, 1), cut)].into());
-        rig.send(0, 1, "lost").await;
-        rig.send(1, 0, "back").await;
-        assert_eq!(rig.next(0).await, "back", "the other direction is another link");
-        rig.send(0, usize::MAX, "some").await;
-        assert_eq!(rig.next(2).await, "some");
-        rig.table.send_replace(Table::new());
-        rig.send(0, 1, "healed").await;
-        assert_eq!(rig.next(1).await, "healed");
+        fixture.table.send_replace([((0, 1), cut)].into());
+        fixture.send(0, 1, "lost").await;
+        fixture.send(1, 0, "back").await;
+        assert_eq!(fixture.next(0).await, "back", "the other direction is another link");
+        fixture.send(0, usize::MAX, "some").await;
+        assert_eq!(fixture.next(2).await, "some");
+        fixture.table.send_replace(Table::new());
+        fixture.send(0, 1, "healed").await;
+        assert_eq!(fixture.next(1).await, "healed");
 
         let slow = Quality { latency: Duration::from_millis(200), ..Quality::default() };
-        rig.table.send_replace([((0, 1), slow)].into());
+        fixture.table.send_replace([((0, 1), slow)].into());
         let began = Instant::now();
-        rig.send(0, usize::MAX, "slow").await;
+        fixture.send(0, usize::MAX, "slow").await;
         // Once one port has received it, it is in flight to the other.
-        assert_eq!(rig.next(2).await, "slow");
-        rig.table.send_replace(Table::new());
-        rig.send(0, 1, "behind").await;
-        assert_eq!(rig.next(1).await, "slow", "nothing overtakes");
+        assert_eq!(fixture.next(2).await, "slow");
+        fixture.table.send_replace(Table::new());
+        fixture.send(0, 1, "behind").await;
+        assert_eq!(fixture.next(1).await, "slow", "nothing overtakes");
         assert!(began.elapsed() >= Duration::from_millis(200));
-        assert_eq!(rig.next(1).await, "behind");
+        assert_eq!(fixture.next(1).await, "behind");
 
         // Gone, and back with another socket at the same place.
-        rig.machines[1] = None;
-        rig.send(0, 1, "to nobody").await;
-        rig.send(0, 2, "meanwhile").await;
-        assert_eq!(rig.next(2).await, "meanwhile");
-        fs::remove_file(rig.folder.path().join("n1")).unwrap();
-        rig.machines[1] = Some(UnixDatagram::bind(rig.folder.path().join("n1")).unwrap());
+        fixture.machines[1] = None;
+        fixture.send(0, 1, "to nobody").await;
+        fixture.send(0, 2, "meanwhile").await;
+        assert_eq!(fixture.next(2).await, "meanwhile");
+        fs::remove_file(fixture.folder.path().join("n1")).unwrap();
+        fixture.machines[1] = Some(UnixDatagram::bind(fixture.folder.path().join("n1")).unwrap());
         // The first may still have met the old one.
-        rig.send(0, 1, "again").await;
-        rig.send(1, 2, "hello").await;
-        assert_eq!(rig.next(1).await, "again");
-        assert_eq!(rig.next(2).await, "hello");
+        fixture.send(0, 1, "again").await;
+        fixture.send(1, 2, "hello").await;
+        assert_eq!(fixture.next(1).await, "again");
+        assert_eq!(fixture.next(2).await, "hello");
     }
 
     #[tokio::test]
     async fn a_machine_that_stands_still_holds_up_nobody_and_takes_no_more_than_its_queue() {
-        let rig = Rig::new(3).await;
+        let fixture = SwitchFixture::new(3).await;
         for round in 0..3 * QUEUE_FRAMES_MAX {
-            rig.send(0, 1, "to one that does not listen").await;
+            fixture.send(0, 1, "to one that does not listen").await;
             if round % 1000 == 0 {
-                rig.send(0, 2, "through").await;
-                assert_eq!(rig.next(2).await, "through");
+                fixture.send(0, 2, "through").await;
+                assert_eq!(fixture.next(2).await, "through");
             }
         }
         let mut heard = 0;
         let mut buffer = vec![0; FRAME_BYTES_MAX];
-        let one = rig.machines[1].as_ref().unwrap();
+        let one = fixture.machines[1].as_ref().unwrap();
         while let Ok(Ok(_)) =
             tokio::time::timeout(Duration::from_millis(500), one.recv(&mut buffer)).await
         {

@@ -19,7 +19,7 @@ use testnet::machine;
 use crate::{
     compare::{median, split},
     drive::{self, Start},
-    options::Work,
+    options::Workload,
     plan::{self, Case, Phase},
     report::{Report, Unit},
     settings::Settings,
@@ -42,7 +42,7 @@ const SECONDS_MAX: f64 = 36_000.0;
 /// Runs of the bench; each restarts every node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Part {
+enum Scenario {
     /// 100 messages a second, small and large, without a cap.
     Steady,
     /// As fast as possible, small and large, without a cap; memory some time after.
@@ -55,7 +55,8 @@ enum Part {
     Long,
 }
 
-const PARTS: [Part; 5] = [Part::Steady, Part::Flood, Part::Cap256, Part::Cap128, Part::Long];
+const SCENARIOS: [Scenario; 5] =
+    [Scenario::Steady, Scenario::Flood, Scenario::Cap256, Scenario::Cap128, Scenario::Long];
 
 /// Command line of `thimble-lab bench-relay`.
 #[derive(Args, Clone, Debug)]
@@ -83,7 +84,7 @@ pub struct Options {
     turns: u32,
     /// Only these parts; repeatable. [default: all]
     #[arg(long)]
-    part: Vec<Part>,
+    part: Vec<Scenario>,
     /// Write everything to this file; - is standard output, instead of the table.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -94,7 +95,7 @@ pub struct Options {
 
 /// The bound that a figure must keep to meet its goal.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Bound {
+enum GoalBound {
     Below(f64),
     AtMost(f64),
     Above(f64),
@@ -103,7 +104,7 @@ enum Bound {
     None,
 }
 
-impl Bound {
+impl GoalBound {
     fn is_met(self, value: f64) -> Option<bool> {
         match self {
             Self::Below(most) => Some(value < most),
@@ -131,11 +132,11 @@ const GROWTH_SECONDS: f64 = 3600.0;
 
 /// What is wanted of a run.
 struct Goal {
-    part: Part,
+    part: Scenario,
     what: &'static str,
     unit: Unit,
-    bound: Bound,
-    of: fn(&Report) -> Option<f64>,
+    bound: GoalBound,
+    figure: fn(&Report) -> Option<f64>,
 }
 
 fn rate(report: &Report, phase: usize) -> Option<f64> {
@@ -184,34 +185,34 @@ const M: f64 = MIB as f64;
 
 #[rustfmt::skip]
 const GOALS: [Goal; 22] = [
-    Goal { part: Part::Steady, what: "idle, anonymous MiB", unit: Unit::Mib, bound: Bound::Below(8.0 * M), of: idle },
-    Goal { part: Part::Steady, what: "0.5-1 kB at 100/s, reached/s", unit: Unit::Rate, bound: Bound::None, of: |r| rate(r, 0) },
-    Goal { part: Part::Steady, what: "0.5-1 kB at 100/s, CPU ms/message", unit: Unit::Millis, bound: Bound::Below(0.3), of: |r| cpu(r, 0) },
-    Goal { part: Part::Steady, what: "130-149 kB at 100/s, reached/s", unit: Unit::Rate, bound: Bound::None, of: |r| rate(r, 1) },
-    Goal { part: Part::Steady, what: "130-149 kB at 100/s, anonymous peak MiB", unit: Unit::Mib, bound: Bound::Below(64.0 * M), of: |r| peak(r, 1) },
-    Goal { part: Part::Steady, what: "130-149 kB at 100/s, CPU ms/message", unit: Unit::Millis, bound: Bound::Below(0.8), of: |r| cpu(r, 1) },
-    Goal { part: Part::Flood, what: "0.5-1 kB as fast as possible, messages/s", unit: Unit::Rate, bound: Bound::Above(8000.0), of: |r| rate(r, 0) },
-    Goal { part: Part::Flood, what: "0.5-1 kB as fast as possible, anonymous peak MiB", unit: Unit::Mib, bound: Bound::Below(96.0 * M), of: |r| peak(r, 0) },
-    Goal { part: Part::Flood, what: "0.5-1 kB as fast as possible, CPU ms/message", unit: Unit::Millis, bound: Bound::None, of: |r| cpu(r, 0) },
-    Goal { part: Part::Flood, what: "130-149 kB as fast as possible, messages/s", unit: Unit::Rate, bound: Bound::Above(1000.0), of: |r| rate(r, 1) },
-    Goal { part: Part::Flood, what: "130-149 kB as fast as possible, anonymous peak MiB", unit: Unit::Mib, bound: Bound::Below(96.0 * M), of: |r| peak(r, 1) },
-    Goal { part: Part::Flood, what: "130-149 kB as fast as possible, CPU ms/message", unit: Unit::Millis, bound: Bound::None, of: |r| cpu(r, 1) },
-    Goal { part: Part::Flood, what: "after the flood, anonymous MiB above idle", unit: Unit::Mib, bound: Bound::AtMost(16.0 * M), of: above_idle },
-    Goal { part: Part::Cap256, what: "flood in 256 MiB, killed", unit: Unit::Count, bound: Bound::AtMost(0.0), of: killed },
-    Goal { part: Part::Cap256, what: "flood in 256 MiB, % of accepted delivered", unit: Unit::Percent, bound: Bound::AtLeast(99.9), of: delivered },
-    Goal { part: Part::Cap256, what: "flood in 256 MiB, 0.5-1 kB, messages/s", unit: Unit::Rate, bound: Bound::None, of: |r| rate(r, 0) },
-    Goal { part: Part::Cap128, what: "flood in 128 MiB, killed", unit: Unit::Count, bound: Bound::AtMost(0.0), of: killed },
-    Goal { part: Part::Cap128, what: "flood in 128 MiB, % of accepted delivered", unit: Unit::Percent, bound: Bound::AtLeast(99.9), of: delivered },
-    Goal { part: Part::Cap128, what: "flood in 128 MiB, 0.5-1 kB, messages/s", unit: Unit::Rate, bound: Bound::None, of: |r| rate(r, 0) },
-    Goal { part: Part::Long, what: "250/s small, last sixth, reached/s", unit: Unit::Rate, bound: Bound::None, of: |r| rate(r, plan::LONG_PARTS as usize - 1) },
-    Goal { part: Part::Long, what: "250/s small, % of accepted delivered", unit: Unit::Percent, bound: Bound::AtLeast(99.9), of: delivered },
-    Goal { part: Part::Long, what: GROWTH, unit: Unit::Mib, bound: Bound::AtMost(4.0 * M), of: growth },
+    Goal { part: Scenario::Steady, what: "idle, anonymous MiB", unit: Unit::Mib, bound: GoalBound::Below(8.0 * M), figure: idle },
+    Goal { part: Scenario::Steady, what: "0.5-1 kB at 100/s, reached/s", unit: Unit::Rate, bound: GoalBound::None, figure: |r| rate(r, 0) },
+    Goal { part: Scenario::Steady, what: "0.5-1 kB at 100/s, CPU ms/message", unit: Unit::Millis, bound: GoalBound::Below(0.3), figure: |r| cpu(r, 0) },
+    Goal { part: Scenario::Steady, what: "130-149 kB at 100/s, reached/s", unit: Unit::Rate, bound: GoalBound::None, figure: |r| rate(r, 1) },
+    Goal { part: Scenario::Steady, what: "130-149 kB at 100/s, anonymous peak MiB", unit: Unit::Mib, bound: GoalBound::Below(64.0 * M), figure: |r| peak(r, 1) },
+    Goal { part: Scenario::Steady, what: "130-149 kB at 100/s, CPU ms/message", unit: Unit::Millis, bound: GoalBound::Below(0.8), figure: |r| cpu(r, 1) },
+    Goal { part: Scenario::Flood, what: "0.5-1 kB as fast as possible, messages/s", unit: Unit::Rate, bound: GoalBound::Above(8000.0), figure: |r| rate(r, 0) },
+    Goal { part: Scenario::Flood, what: "0.5-1 kB as fast as possible, anonymous peak MiB", unit: Unit::Mib, bound: GoalBound::Below(96.0 * M), figure: |r| peak(r, 0) },
+    Goal { part: Scenario::Flood, what: "0.5-1 kB as fast as possible, CPU ms/message", unit: Unit::Millis, bound: GoalBound::None, figure: |r| cpu(r, 0) },
+    Goal { part: Scenario::Flood, what: "130-149 kB as fast as possible, messages/s", unit: Unit::Rate, bound: GoalBound::Above(1000.0), figure: |r| rate(r, 1) },
+    Goal { part: Scenario::Flood, what: "130-149 kB as fast as possible, anonymous peak MiB", unit: Unit::Mib, bound: GoalBound::Below(96.0 * M), figure: |r| peak(r, 1) },
+    Goal { part: Scenario::Flood, what: "130-149 kB as fast as possible, CPU ms/message", unit: Unit::Millis, bound: GoalBound::None, figure: |r| cpu(r, 1) },
+    Goal { part: Scenario::Flood, what: "after the flood, anonymous MiB above idle", unit: Unit::Mib, bound: GoalBound::AtMost(16.0 * M), figure: above_idle },
+    Goal { part: Scenario::Cap256, what: "flood in 256 MiB, killed", unit: Unit::Count, bound: GoalBound::AtMost(0.0), figure: killed },
+    Goal { part: Scenario::Cap256, what: "flood in 256 MiB, % of accepted delivered", unit: Unit::Percent, bound: GoalBound::AtLeast(99.9), figure: delivered },
+    Goal { part: Scenario::Cap256, what: "flood in 256 MiB, 0.5-1 kB, messages/s", unit: Unit::Rate, bound: GoalBound::None, figure: |r| rate(r, 0) },
+    Goal { part: Scenario::Cap128, what: "flood in 128 MiB, killed", unit: Unit::Count, bound: GoalBound::AtMost(0.0), figure: killed },
+    Goal { part: Scenario::Cap128, what: "flood in 128 MiB, % of accepted delivered", unit: Unit::Percent, bound: GoalBound::AtLeast(99.9), figure: delivered },
+    Goal { part: Scenario::Cap128, what: "flood in 128 MiB, 0.5-1 kB, messages/s", unit: Unit::Rate, bound: GoalBound::None, figure: |r| rate(r, 0) },
+    Goal { part: Scenario::Long, what: "250/s small, last sixth, reached/s", unit: Unit::Rate, bound: GoalBound::None, figure: |r| rate(r, plan::LONG_PARTS as usize - 1) },
+    Goal { part: Scenario::Long, what: "250/s small, % of accepted delivered", unit: Unit::Percent, bound: GoalBound::AtLeast(99.9), figure: delivered },
+    Goal { part: Scenario::Long, what: GROWTH, unit: Unit::Mib, bound: GoalBound::AtMost(4.0 * M), figure: growth },
 ];
 
 /// One run of one node.
 #[derive(Serialize)]
 struct Run {
-    part: Part,
+    part: Scenario,
     turn: u32,
     label: String,
     report: Option<Report>,
@@ -247,7 +248,7 @@ struct Bench {
 /// Runs all parts and prints the table. Exit status: 0 when every goal that was measured is met, 1
 /// otherwise, 130 after Ctrl-C.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    until_done("bench-relay", async |stop| all(&options, &stop).await).await
+    until_done("bench-relay", async |stop| run_all(&options, &stop).await).await
 }
 
 /// A node of the bench.
@@ -282,7 +283,7 @@ fn nodes(options: &Options) -> Result<Vec<Node>> {
     Ok(nodes)
 }
 
-impl Part {
+impl Scenario {
     fn cap_bytes(self) -> Option<u64> {
         match self {
             Self::Cap256 => Some(256 * MIB),
@@ -291,7 +292,7 @@ impl Part {
         }
     }
 
-    fn work(self, options: &Options) -> Result<Work> {
+    fn workload(self, options: &Options) -> Result<Workload> {
         let case = |case: Case, seconds: f64| plan::phases(case, seconds, None);
         let phases: Vec<Phase> = match self {
             // The first and the last size of the study's baseline.
@@ -309,11 +310,11 @@ impl Part {
             lost_percent_max: Some(LOST_PERCENT_MAX),
             ..Settings::default()
         };
-        Ok(Work { load: settings.load()?, phases })
+        Ok(Workload { load: settings.load()?, phases })
     }
 }
 
-async fn all(options: &Options, stop: &Stop) -> Result<bool> {
+async fn run_all(options: &Options, stop: &Stop) -> Result<bool> {
     for (flag, seconds) in [("--phase", options.phase), ("--long", options.long)] {
         if !(seconds > 0.0 && seconds <= SECONDS_MAX) {
             bail!("{flag} {seconds}: more than 0 and at most {SECONDS_MAX} s");
@@ -324,7 +325,7 @@ async fn all(options: &Options, stop: &Stop) -> Result<bool> {
         std::fs::create_dir_all(folder)
             .with_context(|| format!("making the folder {}", folder.display()))?;
     }
-    let parts: Vec<Part> = PARTS
+    let parts: Vec<Scenario> = SCENARIOS
         .into_iter()
         .filter(|part| options.part.is_empty() || options.part.contains(part))
         .collect();
@@ -333,10 +334,10 @@ async fn all(options: &Options, stop: &Stop) -> Result<bool> {
     for part in &parts {
         for turn in 1..=options.turns {
             for node in &nodes {
-                if stop.is_asked() {
+                if stop.is_requested() {
                     break;
                 }
-                runs.push(one(options, *part, turn, node, stop).await?);
+                runs.push(run_one(options, *part, turn, node, stop).await?);
             }
         }
     }
@@ -357,8 +358,14 @@ async fn all(options: &Options, stop: &Stop) -> Result<bool> {
     Ok(bench.rows.iter().all(measured))
 }
 
-async fn one(options: &Options, part: Part, turn: u32, node: &Node, stop: &Stop) -> Result<Run> {
-    let work = part.work(options)?;
+async fn run_one(
+    options: &Options,
+    part: Scenario,
+    turn: u32,
+    node: &Node,
+    stop: &Stop,
+) -> Result<Run> {
+    let work = part.workload(options)?;
     let memory = part.cap_bytes();
     let budget = memory.map_or_else(|| BUDGET.to_owned(), |bytes| bytes.to_string());
     let command = node.command.replace("{budget}", &budget);
@@ -398,7 +405,7 @@ fn picture(folder: &Path, part: &str, label: &str, turn: u32) -> PathBuf {
 
 fn parameters(options: &Options, runs: &[Run]) -> String {
     let load =
-        runs.iter().find_map(|run| run.report.as_ref()).map(Report::load_words).unwrap_or_default();
+        runs.iter().find_map(|run| run.report.as_ref()).map(Report::load_text).unwrap_or_default();
     format!(
         "{load}; phases of {} s, 250/s for {} s, memory {} s after the flood; the relay's budget \
          {} where no cap is named; medians of {} turns",
@@ -406,12 +413,12 @@ fn parameters(options: &Options, runs: &[Run]) -> String {
     )
 }
 
-fn rows(parts: &[Part], nodes: &[Node], runs: &[Run], long: f64) -> Vec<Row> {
+fn rows(parts: &[Scenario], nodes: &[Node], runs: &[Run], long: f64) -> Vec<Row> {
     let value = |goal: &Goal, node: Option<&Node>| {
         let of =
             |run: &&Run| run.part == goal.part && node.is_some_and(|node| node.label == run.label);
         let reports = runs.iter().filter(of).filter_map(|run| run.report.as_ref());
-        median(reports.filter(|report| !report.interrupted).filter_map(goal.of).collect())
+        median(reports.filter(|report| !report.interrupted).filter_map(goal.figure).collect())
     };
     GOALS
         .iter()
@@ -419,7 +426,7 @@ fn rows(parts: &[Part], nodes: &[Node], runs: &[Run], long: f64) -> Vec<Row> {
         .map(|goal| {
             let measured = value(goal, nodes.first());
             let is_short = goal.what == GROWTH && long < GROWTH_SECONDS;
-            let bound = if is_short { Bound::None } else { goal.bound };
+            let bound = if is_short { GoalBound::None } else { goal.bound };
             Row {
                 what: goal.what,
                 goal: bound.text(goal.unit),
@@ -492,19 +499,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn goals_are_strict_where_they_say_so() {
-        assert_eq!(Bound::Below(8.0).is_met(8.0), Some(false));
-        assert_eq!(Bound::AtMost(8.0).is_met(8.0), Some(true));
-        assert_eq!(Bound::Above(8.0).is_met(8.0), Some(false));
-        assert_eq!(Bound::AtLeast(99.9).is_met(99.9), Some(true));
-        assert_eq!(Bound::None.is_met(1.0), None);
-        assert_eq!(Bound::Below(8.0 * M).text(Unit::Mib), "< 8.0");
+    fn goal_bound_distinguishes_strict_and_inclusive_limits() {
+        assert_eq!(GoalBound::Below(8.0).is_met(8.0), Some(false));
+        assert_eq!(GoalBound::AtMost(8.0).is_met(8.0), Some(true));
+        assert_eq!(GoalBound::Above(8.0).is_met(8.0), Some(false));
+        assert_eq!(GoalBound::AtLeast(99.9).is_met(99.9), Some(true));
+        assert_eq!(GoalBound::None.is_met(1.0), None);
+        assert_eq!(GoalBound::Below(8.0 * M).text(Unit::Mib), "< 8.0");
     }
 
     #[test]
     fn a_goal_that_was_not_measured_is_not_met() {
         let nodes = [Node { label: RELAY.into(), command: String::new() }];
-        let rows = rows(&[Part::Steady], &nodes, &[], 60.0);
+        let rows = rows(&[Scenario::Steady], &nodes, &[], 60.0);
         assert!(rows.iter().all(|row| row.met.is_none() && row.measured.is_none()));
         let bench = Bench {
             format: FORMAT,
@@ -523,7 +530,7 @@ mod tests {
     fn growth_is_judged_over_an_hour_only() {
         let nodes = [Node { label: RELAY.into(), command: String::new() }];
         let goal = |long: f64| {
-            let rows = rows(&[Part::Long], &nodes, &[], long);
+            let rows = rows(&[Scenario::Long], &nodes, &[], long);
             rows.into_iter().find(|row| row.what == GROWTH).unwrap().goal
         };
         assert_eq!((goal(60.0).as_str(), goal(3600.0).as_str()), ("", "<= 4.0"));
@@ -537,10 +544,10 @@ mod tests {
             options: Options,
         }
         let options = <Cli as clap::Parser>::parse_from(["bench"]).options;
-        for part in PARTS {
-            let work = part.work(&options).unwrap();
+        for part in SCENARIOS {
+            let work = part.workload(&options).unwrap();
             assert!(!work.phases.is_empty() && GOALS.iter().any(|goal| goal.part == part));
         }
-        assert_eq!(Part::Steady.work(&options).unwrap().phases[1].payload.min, 130_000);
+        assert_eq!(Scenario::Steady.workload(&options).unwrap().phases[1].payload.min, 130_000);
     }
 }

@@ -201,7 +201,7 @@ impl Channel {
 }
 
 /// One request in the protocol `name`, and its reply: `bytes_max` bytes at most.
-pub(crate) async fn ask(
+pub(crate) async fn request(
     stream: SubstreamBox,
     name: &str,
     body: &[u8],
@@ -231,13 +231,13 @@ mod tests {
     use super::*;
 
     /// A stream whose other side sent `script`, of which at most `step` bytes come at once.
-    struct Scripted {
+    struct ScriptedStream {
         script: Vec<u8>,
         step: usize,
         written: Arc<Mutex<Vec<u8>>>,
     }
 
-    impl AsyncRead for Scripted {
+    impl AsyncRead for ScriptedStream {
         fn poll_read(
             mut self: Pin<&mut Self>,
             _: &mut Context<'_>,
@@ -250,7 +250,7 @@ mod tests {
         }
     }
 
-    impl AsyncWrite for Scripted {
+    impl AsyncWrite for ScriptedStream {
         fn poll_write(
             self: Pin<&mut Self>,
             _: &mut Context<'_>,
@@ -271,7 +271,7 @@ mod tests {
 
     fn channel(script: &[u8], step: usize) -> (Channel, Arc<Mutex<Vec<u8>>>) {
         let written = Arc::<Mutex<Vec<u8>>>::default();
-        let stream = Scripted { script: script.to_vec(), step, written: written.clone() };
+        let stream = ScriptedStream { script: script.to_vec(), step, written: written.clone() };
         (Channel::new(SubstreamBox::new(stream)), written)
     }
 
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_protocol_the_peer_does_not_speak_is_not_waited_for() {
+    fn unsupported_protocol_fails_without_waiting() {
         for answer in [[HEADER, NOT_AVAILABLE].concat(), b"\x04/b/2".to_vec()] {
             let (mut channel, _) = channel(&answer, 1);
             let error = block_on(channel.confirm(&proposal("/a/1"))).unwrap_err();
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_cannot_be_are_refused_before_memory_is_taken() {
+    fn invalid_frame_length_is_refused_before_allocation() {
         let (mut huge, _) = channel(&[0xff, 0xff, 0xff, 0xff, 0x0f], 1);
         assert!(block_on(huge.frame(1 << 20)).is_err());
         let (mut torn, _) = channel(&[100, 1, 2, 3], 1);

@@ -15,99 +15,99 @@ use tokio::{
 };
 
 use crate::{
-    archive::{Archive, Look, Queried},
     publisher::{Order, Publisher},
-    pushed::Pushed,
+    push_stats::PushStats,
     receiver::Receiver,
     relay_peer::RelayPeer,
-    session::About,
-    shared::{Ready, Shared, State, is_ready},
-    tally::{Bits, Received, lock},
+    session::IdentifyMessage,
+    shared::{ClientState, Ready, RunContext, is_ready},
+    store_client::{StoreClient, StoreLookup, StoreQueryStats},
+    tally::{Bits, ReceiverTally, lock},
 };
 
 /// Whether a client works by now.
 struct Readiness {
     what: String,
     node: usize,
-    receiver: watch::Receiver<State>,
+    state_rx: watch::Receiver<ClientState>,
 }
 
 /// The clients of a run; they end when this is dropped.
 pub(crate) struct Clients {
-    pub(crate) orders: Vec<mpsc::Sender<Order>>,
-    pub(crate) pushed: Vec<Arc<Mutex<Vec<Pushed>>>>,
-    pub(crate) receivers: Vec<Arc<Mutex<Received>>>,
-    pub(crate) relay_peers: Vec<Arc<Mutex<Received>>>,
-    pub(crate) queried: Arc<Mutex<Vec<Queried>>>,
-    pub(crate) query_phase: watch::Sender<Option<usize>>,
-    pub(crate) looks: mpsc::Sender<Look>,
+    pub(crate) order_txs: Vec<mpsc::Sender<Order>>,
+    pub(crate) pushed: Vec<Arc<Mutex<Vec<PushStats>>>>,
+    pub(crate) receivers: Vec<Arc<Mutex<ReceiverTally>>>,
+    pub(crate) relay_peers: Vec<Arc<Mutex<ReceiverTally>>>,
+    pub(crate) queried: Arc<Mutex<Vec<StoreQueryStats>>>,
+    pub(crate) query_phase_tx: watch::Sender<Option<usize>>,
+    pub(crate) lookup_tx: mpsc::Sender<StoreLookup>,
     readiness: Vec<Readiness>,
     tasks: JoinSet<()>,
 }
 
 impl Clients {
-    pub(crate) fn start(shared: &Arc<Shared>, phases: usize) -> Self {
+    pub(crate) fn start(shared: &Arc<RunContext>, phases: usize) -> Self {
         let (load, places) = (&shared.load, &shared.places);
         let mut tasks = JoinSet::new();
         let mut readiness = Vec::new();
         let mut ready = |what: String, node: usize| {
-            let (ready, receiver) = Ready::new();
-            readiness.push(Readiness { what, node, receiver });
+            let (ready, state_rx) = Ready::new();
+            readiness.push(Readiness { what, node, state_rx });
             ready
         };
-        let received = || Arc::new(Mutex::new(Received::new(phases, load.publishers)));
+        let received = || Arc::new(Mutex::new(ReceiverTally::new(phases, load.publishers)));
         let (mut receivers, mut relay_peers) = (Vec::new(), Vec::new());
         for index in 0..load.relay_peers {
             let received = received();
-            let node = places.of_relay_peer(index);
+            let node = places.node_for_relay_peer(index);
             let peer = RelayPeer::new(shared.clone(), node, received.clone());
             tasks.spawn(peer.run(ready(format!("relay peer {}", index + 1), node)));
             relay_peers.push(received);
         }
         for index in 0..load.receivers {
             let received = received();
-            let node = places.of_receiver(index);
+            let node = places.node_for_receiver(index);
             let receiver = Receiver::new(shared.clone(), node, received.clone());
             tasks.spawn(receiver.run(ready(format!("receiver {}", index + 1), node)));
             receivers.push(received);
         }
-        let (mut orders, mut pushed) = (Vec::new(), Vec::new());
+        let (mut order_txs, mut pushed) = (Vec::new(), Vec::new());
         for index in 0..load.publishers {
-            let node = places.of_publisher(index);
-            let (publisher, sender, theirs) = Publisher::new(shared.clone(), index, node, phases);
+            let node = places.node_for_publisher(index);
+            let (publisher, order_tx, theirs) = Publisher::new(shared.clone(), index, node, phases);
             tasks.spawn(publisher.run(ready(format!("publisher {}", index + 1), node)));
-            orders.push(sender);
+            order_txs.push(order_tx);
             pushed.push(theirs);
         }
-        let queried = (0..phases).map(|_| Queried::default()).collect();
+        let queried = (0..phases).map(|_| StoreQueryStats::default()).collect();
         let queried = Arc::new(Mutex::new(queried));
-        let (query_phase, phase) = watch::channel(None);
-        let (looks, looked) = mpsc::channel(1);
-        let node = places.of_store_client();
-        let archive = Archive {
+        let (query_phase_tx, query_phase_rx) = watch::channel(None);
+        let (lookup_tx, lookup_rx) = mpsc::channel(1);
+        let node = places.node_for_store_client();
+        let store_client = StoreClient {
             shared: shared.clone(),
             node,
             queried: queried.clone(),
-            phase,
-            looks: looked,
+            query_phase_rx,
+            lookup_rx,
         };
-        tasks.spawn(archive.run(ready("the store client".into(), node)));
+        tasks.spawn(store_client.run(ready("the store client".into(), node)));
         Self {
-            orders,
+            order_txs,
             pushed,
             receivers,
             relay_peers,
             queried,
-            query_phase,
-            looks,
+            query_phase_tx,
+            lookup_tx,
             readiness,
             tasks,
         }
     }
 
     /// Pushes of all publishers in a phase, and which messages were accepted, by publisher.
-    pub(crate) fn pushed(&self, phase: usize) -> (Pushed, Vec<Bits>) {
-        let mut sum = Pushed::default();
+    pub(crate) fn pushed(&self, phase: usize) -> (PushStats, Vec<Bits>) {
+        let mut sum = PushStats::default();
         let mut accepted = Vec::new();
         for pushed in &self.pushed {
             if let Some(pushed) = lock(pushed).get(phase) {
@@ -119,7 +119,7 @@ impl Clients {
     }
 
     pub(crate) fn accepted_count(&self, phase: usize) -> u64 {
-        let count = |pushed: &Arc<Mutex<Vec<Pushed>>>| {
+        let count = |pushed: &Arc<Mutex<Vec<PushStats>>>| {
             lock(pushed).get(phase).map_or(0, |pushed| pushed.accepted_count)
         };
         self.pushed.iter().map(count).sum()
@@ -143,17 +143,17 @@ impl Clients {
     /// not work within `timeout`, or `ended` reports that the node ended.
     pub(crate) async fn all_ready(
         &mut self,
-        shared: &Shared,
+        shared: &RunContext,
         timeout: Duration,
         mut ended: impl FnMut() -> bool,
-    ) -> Result<Vec<About>> {
+    ) -> Result<Vec<IdentifyMessage>> {
         let deadline = Instant::now() + timeout;
-        let mut all = vec![About::default(); shared.target.addresses.len()];
-        for Readiness { what, node, receiver } in &mut self.readiness {
+        let mut all = vec![IdentifyMessage::default(); shared.target.addresses.len()];
+        for Readiness { what, node, state_rx } in &mut self.readiness {
             let about = loop {
                 // A node that ended will not answer later.
                 let look = Duration::from_secs(1).min(deadline - Instant::now());
-                match is_ready(receiver, look).await {
+                match is_ready(state_rx, look).await {
                     Ok(about) => break about,
                     Err(why) => {
                         if ended() {
@@ -179,7 +179,7 @@ impl Clients {
 }
 
 /// How many of the accepted messages of a phase came whole.
-pub(crate) fn delivered(received: &Received, phase: usize, accepted: &[Bits]) -> u64 {
+pub(crate) fn delivered(received: &ReceiverTally, phase: usize, accepted: &[Bits]) -> u64 {
     let Some(phase) = received.phase(phase) else { return 0 };
     accepted.iter().enumerate().map(|(sender, accepted)| phase.delivered(sender, accepted)).sum()
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::{
     drive::{self, Start},
-    options::{Options, Work},
+    options::{Options, Workload},
     plan::Phase,
     report::{Figure, Report, Unit},
     stop::Stop,
@@ -21,7 +21,7 @@ use crate::{
 const LABELS_MAX: usize = 8;
 
 #[derive(Serialize)]
-struct Turn {
+struct TurnReport {
     turn: u32,
     #[serde(flatten)]
     report: Report,
@@ -38,18 +38,20 @@ pub(crate) fn split(text: &str) -> Result<(&str, &str)> {
 }
 
 /// Runs every node in every turn, and prints medians; whether every run was good.
-pub(crate) async fn run(options: &Options, work: &Work, stop: &Stop) -> Result<bool> {
+pub(crate) async fn run(options: &Options, work: &Workload, stop: &Stop) -> Result<bool> {
     let nodes: Vec<_> = options.compare.iter().map(|text| split(text)).collect::<Result<_>>()?;
     ensure!(nodes.len() <= LABELS_MAX, "--compare: at most {LABELS_MAX} nodes");
-    let mut turns: Vec<Turn> = Vec::new();
+    let mut turns: Vec<TurnReport> = Vec::new();
     for turn in 1..=options.turns {
         for (label, command) in &nodes {
-            if stop.is_asked() {
+            if stop.is_requested() {
                 break;
             }
             eprintln!("stress: turn {turn}/{}: {label}", options.turns);
-            let picture =
-                options.picture.as_deref().map(|path| beside(path, &format!("{label}-{turn}")));
+            let picture = options
+                .picture
+                .as_deref()
+                .map(|path| path_with_suffix(path, &format!("{label}-{turn}")));
             let start = Start {
                 label,
                 nodes: &[],
@@ -64,7 +66,7 @@ pub(crate) async fn run(options: &Options, work: &Work, stop: &Stop) -> Result<b
             let report =
                 drive::run(work, &start).await.with_context(|| format!("{label}, turn {turn}"))?;
             eprintln!("stress: {label}: {}", report.verdict);
-            turns.push(Turn { turn, report });
+            turns.push(TurnReport { turn, report });
         }
     }
     if !to_stdout(options.json.as_deref()) {
@@ -75,13 +77,13 @@ pub(crate) async fn run(options: &Options, work: &Work, stop: &Stop) -> Result<b
 }
 
 /// `run.svg` and `name` make `run-name.svg`.
-fn beside(path: &Path, name: &str) -> PathBuf {
+fn path_with_suffix(path: &Path, name: &str) -> PathBuf {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let extension = path.extension().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!("{stem}-{name}.{extension}"))
 }
 
-fn text(nodes: &[(&str, &str)], phases: &[Phase], turns: &[Turn]) -> String {
+fn text(nodes: &[(&str, &str)], phases: &[Phase], turns: &[TurnReport]) -> String {
     let heads: Vec<String> = nodes.iter().map(|(label, _)| (*label).to_owned()).collect();
     let reports = |label: &str| {
         turns
@@ -94,7 +96,7 @@ fn text(nodes: &[(&str, &str)], phases: &[Phase], turns: &[Turn]) -> String {
     let count = turns.iter().map(|turn| turn.turn).max().unwrap_or(0);
     let mut text = format!("\nmachine: {machine}; medians of {count} turns\n");
     if let Some(turn) = turns.first() {
-        text += &format!("{}\n", turn.report.load_words());
+        text += &format!("{}\n", turn.report.load_text());
     }
     for (index, phase) in phases.iter().enumerate() {
         let columns: Vec<_> = nodes
@@ -156,7 +158,7 @@ mod tests {
 
     #[test]
     fn each_turn_has_its_own_picture() {
-        assert_eq!(beside(Path::new("/a/run.svg"), "go-2"), Path::new("/a/run-go-2.svg"));
+        assert_eq!(path_with_suffix(Path::new("/a/run.svg"), "go-2"), Path::new("/a/run-go-2.svg"));
     }
 
     #[test]

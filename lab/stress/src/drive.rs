@@ -20,21 +20,21 @@ use tokio::{
 };
 
 use crate::{
-    archive::{Found, Look},
     clients::Clients,
-    gather::{Gathered, MeasuredPhase, Moment, NodeMoment, gather},
+    gather::{MeasuredPhase, Moment, NodeMoment, RunData, build_report},
     net::Members,
     node::Node,
-    options::Work,
+    options::Workload,
     plan::Phase,
     publisher::Order,
     report::Report,
     settings::Load,
-    shared::Shared,
+    shared::RunContext,
     stop::Stop,
-    tally::{Received, lock},
+    store_client::{LookupOutcome, StoreLookup},
+    tally::{ReceiverTally, lock},
     target::Target,
-    watch::{Source, Watch, Watched},
+    watch::{Source, Watch, WatchedNode},
 };
 
 /// Before the first phase, so that meshes have formed and the node idles.
@@ -70,8 +70,8 @@ pub(crate) struct Start<'a> {
 /// Runs all phases against one node or network. Errors: a node cannot be started or reached; nodes
 /// that die later are a result.
 #[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
-pub(crate) async fn run(work: &Work, start: &Start<'_>) -> Result<Report> {
-    let Work { load, phases } = work;
+pub(crate) async fn run(work: &Workload, start: &Start<'_>) -> Result<Report> {
+    let Workload { load, phases } = work;
     let folder = tempfile::tempdir().context("making a folder for the node's files")?;
     let [port] = cli::free_ports()?;
     let mut node = match start.command {
@@ -89,22 +89,22 @@ pub(crate) async fn run(work: &Work, start: &Start<'_>) -> Result<Report> {
         false => Some(Watch::start(watched, &name, start.command, series)?),
     };
     let target = Target::new(addresses, load)?;
-    let shared = Shared::new(target, load.clone(), phases.len());
+    let shared = RunContext::new(target, load.clone(), phases.len());
     let mut clients = Clients::start(&shared, phases.len());
     let ready = {
         let ended = || node.as_mut().is_some_and(Node::has_ended);
         let ready = clients.all_ready(&shared, start.timeout, ended);
-        start.stop.or(ready).await
+        start.stop.race(ready).await
     };
     let about = match ready {
         Some(Ok(about)) => about,
         Some(Err(error)) => match &node {
-            Some(node) => bail!("{error:#}\nwhat the node said:\n{}", node.last_words()),
+            Some(node) => bail!("{error:#}\nwhat the node said:\n{}", node.log_tail()),
             None => return Err(error),
         },
         None => bail!("stopped before all clients were connected: nothing was measured"),
     };
-    start.stop.or(sleep(SETTLE)).await;
+    start.stop.race(sleep(SETTLE)).await;
     let idle = watch.as_ref().map(moment);
 
     let driver = Driver {
@@ -115,11 +115,11 @@ pub(crate) async fn run(work: &Work, start: &Start<'_>) -> Result<Report> {
         watch: watch.as_ref(),
         stop: start.stop,
         phases: phases.len(),
-        serves_store: shared_store(&shared, &about),
+        serves_store: store_is_served(&shared, &about),
     };
     let mut measured = Vec::new();
     for (index, phase) in phases.iter().enumerate() {
-        if driver.all_gone() || start.stop.is_asked() {
+        if driver.all_gone() || start.stop.is_requested() {
             break;
         }
         measured.push(driver.phase(index, phase).await?);
@@ -149,7 +149,7 @@ pub(crate) async fn run(work: &Work, start: &Start<'_>) -> Result<Report> {
         Some(node) => Some(node.stop().await?),
         None => None,
     };
-    Ok(gather(Gathered {
+    Ok(build_report(RunData {
         start,
         work,
         shared: &shared,
@@ -172,13 +172,13 @@ async fn nodes(
     start: &Start<'_>,
     node: Option<&mut Node>,
     port: u16,
-) -> Result<(Vec<Multiaddr>, Vec<Watched>)> {
+) -> Result<(Vec<Multiaddr>, Vec<WatchedNode>)> {
     if let Some(node) = node {
         let address = match start.nodes.first() {
             Some(address) => address.clone(),
             None => format!("/ip4/127.0.0.1/tcp/{port}").parse()?,
         };
-        let watched = Watched {
+        let watched = WatchedNode {
             label: start.label.to_owned(),
             source: node.source().await?,
             cap_bytes: start.memory.unwrap_or(0),
@@ -189,7 +189,7 @@ async fn nodes(
     if let Some(members) = start.members {
         return Ok((members.addresses.clone(), members.watched.clone()));
     }
-    let of = |(index, pid): (usize, &u32)| Watched {
+    let of = |(index, pid): (usize, &u32)| WatchedNode {
         label: format!("node {index}"),
         source: Source::Process(Pid(*pid)),
         cap_bytes: 0,
@@ -199,20 +199,22 @@ async fn nodes(
 }
 
 /// Whether the node that the store client works at has a store.
-fn shared_store(shared: &Shared, about: &[crate::session::About]) -> bool {
-    about.get(shared.places.of_store_client()).is_some_and(|about| about.speaks(store::PROTOCOL))
+fn store_is_served(shared: &RunContext, about: &[crate::session::IdentifyMessage]) -> bool {
+    about
+        .get(shared.places.node_for_store_client())
+        .is_some_and(|about| about.speaks(store::PROTOCOL))
 }
 
 fn moment(watch: &Watch) -> Moment {
-    let of = |seen: &crate::watch::Seen| NodeMoment { memory: seen.now, gone: seen.gone };
-    watch.seen().iter().map(of).collect()
+    let of = |seen: &crate::watch::NodeStats| NodeMoment { memory: seen.now, gone: seen.gone };
+    watch.node_stats().iter().map(of).collect()
 }
 
 /// State of a phase.
 struct Driver<'a> {
     label: &'a str,
     load: &'a Load,
-    shared: &'a Shared,
+    shared: &'a RunContext,
     clients: &'a Clients,
     watch: Option<&'a Watch>,
     stop: &'a Stop,
@@ -233,48 +235,50 @@ impl Driver<'_> {
         if let Some(watch) = watch {
             watch.begin_phase(&phase.name);
         }
-        let before = watch.map(Watch::seen);
-        let restarts = || watch.map(|watch| watch.nodes.iter().map(Watched::restarts).collect());
+        let before = watch.map(Watch::node_stats);
+        let restarts =
+            || watch.map(|watch| watch.nodes.iter().map(WatchedNode::restarts).collect());
         let restarts_before = restarts();
         let driver_before = own_cpu();
         let begin = Instant::now() + AHEAD;
-        let (done, mut all_done) = mpsc::channel(clients.orders.len());
-        for orders in &clients.orders {
-            let order = Order { phase: index, plan: phase.clone(), begin, done: done.clone() };
-            orders.send(order).await.ok().context("a publisher has ended")?;
+        let (done_tx, mut done_rx) = mpsc::channel(clients.order_txs.len());
+        for order_tx in &clients.order_txs {
+            let order =
+                Order { phase: index, plan: phase.clone(), begin, done_tx: done_tx.clone() };
+            order_tx.send(order).await.ok().context("a publisher has ended")?;
         }
-        drop(done);
-        clients.query_phase.send_replace(Some(index));
+        drop(done_tx);
+        clients.query_phase_tx.send_replace(Some(index));
         let head =
             format!("stress: {}: phase {}/{}, {}", self.label, index + 1, self.phases, phase.name);
         eprintln!("{head}: begins");
         let progress = PROGRESS[usize::from(!std::io::stderr().is_terminal())];
         let deadline = begin + phase.length() + self.load.answer_time() + SLACK;
         let (mut done, mut cut_short) = (0, None);
-        let mut said = Instant::now();
-        while done < clients.orders.len() && Instant::now() < deadline {
-            if self.all_gone() || self.stop.is_asked() {
+        let mut last_progress = Instant::now();
+        while done < clients.order_txs.len() && Instant::now() < deadline {
+            if self.all_gone() || self.stop.is_requested() {
                 cut_short = Some(begin.elapsed().as_secs_f64().min(phase.seconds));
                 break;
             }
-            match timeout(NODES_EVERY, self.stop.or(all_done.recv())).await {
+            match timeout(NODES_EVERY, self.stop.race(done_rx.recv())).await {
                 Ok(Some(Some(()))) => done += 1,
                 Ok(Some(None)) => break,
                 Ok(None) | Err(_) => {}
             }
-            if said.elapsed() >= progress {
-                said = Instant::now();
+            if last_progress.elapsed() >= progress {
+                last_progress = Instant::now();
                 self.progress(&head, index, phase, begin);
             }
         }
-        clients.query_phase.send_replace(None);
+        clients.query_phase_tx.send_replace(None);
         self.drain(index).await;
         let driver_cpu = own_cpu().saturating_sub(driver_before);
-        let seen = watch.map(Watch::seen);
+        let seen = watch.map(Watch::node_stats);
         let restarts_after = restarts();
         // Nodes that are gone would be waited for in vain.
-        let look = self.serves_store && !self.all_gone() && !self.stop.is_asked();
-        let store = if look { self.look(index).await } else { None };
+        let should_query = self.serves_store && !self.all_gone() && !self.stop.is_requested();
+        let store = if should_query { self.query_store(index).await } else { None };
         self.progress(&format!("{head}: over"), index, phase, begin);
         Ok(MeasuredPhase {
             cut_short,
@@ -291,7 +295,7 @@ impl Driver<'_> {
         let (_, accepted) = self.clients.pushed(index);
         let deadline = Instant::now() + self.load.drain_time();
         while !self.clients.all_arrived(index, &accepted) && Instant::now() < deadline {
-            if self.all_gone() || self.stop.or(sleep(LOOK_EVERY)).await.is_none() {
+            if self.all_gone() || self.stop.race(sleep(LOOK_EVERY)).await.is_none() {
                 break;
             }
         }
@@ -314,7 +318,7 @@ impl Driver<'_> {
                 );
             }
             let until = ended + Duration::from_secs(*seconds);
-            if self.stop.or(sleep_until(until)).await.is_none() {
+            if self.stop.race(sleep_until(until)).await.is_none() {
                 break;
             }
             after.push((*seconds, moment(watch)));
@@ -325,9 +329,9 @@ impl Driver<'_> {
     fn progress(&self, head: &str, index: usize, phase: &Phase, begin: Instant) {
         let clients = self.clients;
         let (pushed, _) = clients.pushed(index);
-        let received = |all: &[Arc<Mutex<Received>>]| {
-            let count = |received: &Arc<Mutex<Received>>| {
-                lock(received).phase(index).map_or(0, |phase| phase.whole())
+        let received = |all: &[Arc<Mutex<ReceiverTally>>]| {
+            let count = |received: &Arc<Mutex<ReceiverTally>>| {
+                lock(received).phase(index).map_or(0, |phase| phase.intact_count())
             };
             let counts: Vec<u64> = all.iter().map(count).collect();
             match (counts.iter().min(), counts.iter().max()) {
@@ -337,7 +341,7 @@ impl Driver<'_> {
             }
         };
         let memory = self.watch.map_or_else(String::new, |watch| {
-            let bytes: u64 = watch.seen().iter().map(|seen| seen.now.anonymous_bytes).sum();
+            let bytes: u64 = watch.node_stats().iter().map(|seen| seen.now.anonymous_bytes).sum();
             format!(", {:.1} MiB anonymous", bytes as f64 / budget::MIB as f64)
         });
         let seconds = begin.elapsed().as_secs_f64().min(phase.seconds);
@@ -354,7 +358,7 @@ impl Driver<'_> {
 
     /// Looks for a sample of what was accepted in the store; how many were looked for, and what
     /// came of it. Nothing when there is nothing to look for.
-    async fn look(&self, index: usize) -> Option<(usize, Found)> {
+    async fn query_store(&self, index: usize) -> Option<(usize, LookupOutcome)> {
         let hashes: Vec<_> = self
             .clients
             .pushed
@@ -369,13 +373,16 @@ impl Driver<'_> {
         if looked == 0 {
             return None;
         }
-        let (found, answer) = oneshot::channel();
+        let (reply_tx, reply_rx) = oneshot::channel();
         let looking = async {
-            self.clients.looks.send(Look { hashes, found }).await.ok()?;
-            answer.await.ok()
+            self.clients.lookup_tx.send(StoreLookup { hashes, reply_tx }).await.ok()?;
+            reply_rx.await.ok()
         };
-        let found = self.stop.or(timeout(STORE_TIME, looking)).await?;
-        Some((looked, found.ok().flatten().unwrap_or(Found { found: 0, unanswered: looked })))
+        let found = self.stop.race(timeout(STORE_TIME, looking)).await?;
+        Some((
+            looked,
+            found.ok().flatten().unwrap_or(LookupOutcome { found: 0, unanswered: looked }),
+        ))
     }
 }
 

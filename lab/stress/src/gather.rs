@@ -8,20 +8,20 @@ use protocol::{light_push, store};
 use testnet::machine;
 
 use crate::{
-    archive::Found,
     clients::{Clients, delivered},
     drive::Start,
-    node::Ended,
-    options::Work,
+    node::NodeExit,
+    options::Workload,
     plan::Phase,
     report::{
         After, Answers, Delivery, FORMAT, Latency, Lost, Memory, NodePhase, NodeReport,
         PhaseReport, Queries, Report, StoreSample,
     },
-    session::About,
-    shared::Shared,
-    tally::{Bits, Received, lock},
-    watch::{Seen, Watched},
+    session::IdentifyMessage,
+    shared::RunContext,
+    store_client::LookupOutcome,
+    tally::{Bits, ReceiverTally, lock},
+    watch::{NodeStats, WatchedNode},
 };
 
 /// A node at one moment.
@@ -40,22 +40,22 @@ pub(crate) struct MeasuredPhase {
     /// How long it took if it ended before its time.
     pub(crate) cut_short: Option<f64>,
     /// Messages looked for in the store, and what came of it.
-    pub(crate) store: Option<(usize, Found)>,
-    pub(crate) before: Vec<Seen>,
-    pub(crate) seen: Vec<Seen>,
+    pub(crate) store: Option<(usize, LookupOutcome)>,
+    pub(crate) before: Vec<NodeStats>,
+    pub(crate) seen: Vec<NodeStats>,
     /// By node, before and after.
     pub(crate) restarts: [Vec<u64>; 2],
     pub(crate) driver_cpu: Duration,
 }
 
 /// Everything about a run.
-pub(crate) struct Gathered<'a> {
+pub(crate) struct RunData<'a> {
     pub(crate) start: &'a Start<'a>,
-    pub(crate) work: &'a Work,
-    pub(crate) shared: &'a Shared,
+    pub(crate) work: &'a Workload,
+    pub(crate) shared: &'a RunContext,
     pub(crate) clients: &'a Clients,
-    pub(crate) about: Vec<About>,
-    pub(crate) watched: Vec<Watched>,
+    pub(crate) about: Vec<IdentifyMessage>,
+    pub(crate) watched: Vec<WatchedNode>,
     pub(crate) measured: Vec<MeasuredPhase>,
     pub(crate) idle: Option<Moment>,
     pub(crate) after: Vec<(u64, Moment)>,
@@ -65,12 +65,12 @@ pub(crate) struct Gathered<'a> {
     pub(crate) reached: Vec<bool>,
     /// Whether the node that this run started had ended by itself.
     pub(crate) ended_early: bool,
-    pub(crate) end: Option<Ended>,
+    pub(crate) end: Option<NodeExit>,
     pub(crate) connections_lost: Vec<Lost>,
 }
 
 /// The report, judged.
-pub(crate) fn gather(run: Gathered<'_>) -> Report {
+pub(crate) fn build_report(run: RunData<'_>) -> Report {
     let nodes: Vec<NodeReport> = run
         .shared
         .target
@@ -84,7 +84,7 @@ pub(crate) fn gather(run: Gathered<'_>) -> Report {
     let lightpush = [light_push::PROTOCOL, light_push::PROTOCOL_V2]
         .into_iter()
         .find(|name| first.is_some_and(|about| about.speaks(name)));
-    let store = run.about.get(run.shared.places.of_store_client());
+    let store = run.about.get(run.shared.places.node_for_store_client());
     let mut report = Report {
         format: FORMAT,
         label: run.start.label.to_owned(),
@@ -97,19 +97,19 @@ pub(crate) fn gather(run: Gathered<'_>) -> Report {
         phases: Vec::new(),
         phases_asked: run.work.phases.len(),
         connections_lost: run.connections_lost.clone(),
-        interrupted: run.start.stop.is_asked(),
+        interrupted: run.start.stop.is_requested(),
         good: false,
         verdict: String::new(),
     };
-    let Gathered { measured, shared, clients, .. } = run;
+    let RunData { measured, shared, clients, .. } = run;
     for (index, (phase, measured)) in run.work.phases.iter().zip(measured).enumerate() {
         report.phases.push(phase_report(shared, clients, index, phase, &measured));
     }
-    report.judge();
+    report.set_verdict();
     report
 }
 
-fn node_report(run: &Gathered<'_>, index: usize) -> NodeReport {
+fn node_report(run: &RunData<'_>, index: usize) -> NodeReport {
     let about = run.about.get(index).cloned().unwrap_or_default();
     let at = |moment: &Moment| moment.get(index).map(|node| node.memory);
     let watched = run.watched.get(index);
@@ -126,8 +126,10 @@ fn node_report(run: &Gathered<'_>, index: usize) -> NodeReport {
         (None, Some((how, kills))) => (Some(format!("by itself, {how}")), kills),
         (None, None) => (None, 0),
     };
-    let restarts =
-        run.end.as_ref().map_or_else(|| watched.map_or(0, Watched::restarts), |end| end.restarts);
+    let restarts = run
+        .end
+        .as_ref()
+        .map_or_else(|| watched.map_or(0, WatchedNode::restarts), |end| end.restarts);
     NodeReport {
         address: run
             .shared
@@ -152,7 +154,12 @@ fn node_report(run: &Gathered<'_>, index: usize) -> NodeReport {
     }
 }
 
-fn delivery(received: &Received, node: usize, phase: usize, accepted: &[Bits]) -> Option<Delivery> {
+fn delivery(
+    received: &ReceiverTally,
+    node: usize,
+    phase: usize,
+    accepted: &[Bits],
+) -> Option<Delivery> {
     let wanted: u64 = accepted.iter().map(Bits::count).sum();
     let delivered = delivered(received, phase, accepted);
     let phase = received.phase(phase)?;
@@ -160,23 +167,23 @@ fn delivery(received: &Received, node: usize, phase: usize, accepted: &[Bits]) -
         node,
         delivered,
         missing: wanted - delivered,
-        unaccepted: phase.whole().saturating_sub(delivered),
+        unaccepted: phase.intact_count().saturating_sub(delivered),
         double: phase.double,
         late: phase.late,
         damaged: phase.damaged,
-        delay: Latency::of(&phase.delay),
+        delay: Latency::from_histogram(&phase.delay),
     })
 }
 
 fn phase_report(
-    shared: &Shared,
+    shared: &RunContext,
     clients: &Clients,
     index: usize,
     phase: &Phase,
     measured: &MeasuredPhase,
 ) -> PhaseReport {
     let (pushed, accepted) = clients.pushed(index);
-    let deliveries = |all: &[Arc<Mutex<Received>>], place: &dyn Fn(usize) -> usize| {
+    let deliveries = |all: &[Arc<Mutex<ReceiverTally>>], place: &dyn Fn(usize) -> usize| {
         all.iter()
             .enumerate()
             .filter_map(|(client, one)| delivery(&lock(one), place(client), index, &accepted))
@@ -187,7 +194,7 @@ fn phase_report(
     let queries = (shared.load.store_queries > 0.0).then(|| {
         let queried = lock(&clients.queried);
         queried.get(index).map(|queried| Queries {
-            latency: Latency::of(&queried.latency),
+            latency: Latency::from_histogram(&queried.latency),
             codes: queried.codes.iter().map(|(code, count)| (*code, *count)).collect(),
             entries: queried.entries,
             skipped: queried.skipped,
@@ -212,14 +219,16 @@ fn phase_report(
             .iter()
             .map(|answered| Answers {
                 answer: answered.answer.to_string(),
-                latency: Latency::of(&answered.latency),
+                latency: Latency::from_histogram(&answered.latency),
                 example: answered.example.clone(),
             })
             .collect(),
-        lateness: Latency::of(&pushed.lateness),
-        receivers: deliveries(&clients.receivers, &|client| shared.places.of_receiver(client)),
+        lateness: Latency::from_histogram(&pushed.lateness),
+        receivers: deliveries(&clients.receivers, &|client| {
+            shared.places.node_for_receiver(client)
+        }),
         relay_peers: deliveries(&clients.relay_peers, &|client| {
-            shared.places.of_relay_peer(client)
+            shared.places.node_for_relay_peer(client)
         }),
         store: measured.store.map(|(looked, found)| StoreSample {
             looked: looked as u64,

@@ -18,7 +18,8 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-mod archive;
+#[cfg(test)]
+mod adversarial_nodes;
 pub mod bench;
 mod channel;
 mod clients;
@@ -29,13 +30,11 @@ mod drive;
 mod gather;
 mod net;
 mod node;
-#[cfg(test)]
-mod odd_nodes;
 mod options;
 pub mod payload;
 pub mod plan;
 mod publisher;
-mod pushed;
+mod push_stats;
 mod receiver;
 mod relay_peer;
 pub mod report;
@@ -44,6 +43,7 @@ mod session;
 pub mod settings;
 mod shared;
 mod stop;
+mod store_client;
 mod table;
 mod tally;
 mod target;
@@ -54,7 +54,7 @@ use std::{path::Path, process::ExitCode};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-pub use options::{Options, Work};
+pub use options::{Options, Workload};
 pub use stop::Stop;
 
 use net::{Members, RelayNet};
@@ -74,7 +74,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
 
 async fn print(options: &Options, stop: &Stop) -> Result<bool> {
     if !options.compare.is_empty() {
-        return compare::run(options, &options.work(Settings::default())?, stop).await;
+        return compare::run(options, &options.workload(Settings::default())?, stop).await;
     }
     let report = measure(options, stop).await?;
     if !to_stdout(options.json.as_deref()) {
@@ -88,7 +88,7 @@ async fn print(options: &Options, stop: &Stop) -> Result<bool> {
 /// reached, or what is asked for is out of bounds.
 pub async fn measure(options: &Options, stop: &Stop) -> Result<report::Report> {
     // Invalid options are reported before anything is started.
-    let work = options.work(Settings::default())?;
+    let work = options.workload(Settings::default())?;
     if options.case == Some(plan::Case::Overallocation) && options.memory.is_none() {
         eprintln!(
             "stress: this case is for a node under a cap; this run sets none (--memory with \
@@ -102,7 +102,7 @@ pub async fn measure(options: &Options, stop: &Stop) -> Result<report::Report> {
     let folder = net.as_ref().map(RelayNet::folder).or(options.net.as_deref());
     let members = folder.map(Members::read).transpose()?;
     let work = match &members {
-        Some(members) => options.work(members.settings.clone())?,
+        Some(members) => options.workload(members.settings.clone())?,
         None => work,
     };
     let start = drive::Start {

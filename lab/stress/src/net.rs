@@ -20,7 +20,7 @@ use crate::{
     options::{NODES_MAX, Options},
     settings::{Load, Settings},
     stop::Stop,
-    watch::{Source, Watched},
+    watch::{Source, WatchedNode},
 };
 
 /// Until all nodes of a net that is started have met each other.
@@ -35,7 +35,7 @@ const MEMORY_BYTES: u64 = 128 << 20;
 #[derive(Clone, Debug)]
 pub(crate) struct Members {
     pub(crate) addresses: Vec<Multiaddr>,
-    pub(crate) watched: Vec<Watched>,
+    pub(crate) watched: Vec<WatchedNode>,
     /// Settings that the network reports.
     pub(crate) settings: Settings,
 }
@@ -57,12 +57,12 @@ impl Members {
         for (index, relay) in net.relays.into_iter().enumerate() {
             let mut source = Source::Capped { info_file: relay.info_file, group: None };
             ensure!(
-                source.is_there(),
+                source.try_resolve(),
                 "node {index} of the net in {} does not run; start it with: thimble-lab net up",
                 folder.display()
             );
             members.addresses.push(relay.multiaddr.parse().context("the address of a relay")?);
-            members.watched.push(Watched {
+            members.watched.push(WatchedNode {
                 label: format!("node {index}"),
                 source,
                 cap_bytes: relay.memory_bytes,
@@ -114,29 +114,31 @@ impl RelayNet {
         eprintln!("stress: a net of {count} relays is started");
         let mut child = Child::spawn(&mut command, "thimble-lab net")?
             .logging_to([log])
-            .leaving_by(OnDrop::Ask);
-        let mut told = None;
+            .with_on_drop(OnDrop::Ask);
+        let mut terminated_at = None;
         let status = loop {
             if let Some(status) = child.status()? {
                 break status;
             }
-            if stop.is_asked() && told.is_none() {
+            if stop.is_requested() && terminated_at.is_none() {
                 // It stops what it started.
                 child.terminate();
-                told = Some(Instant::now());
+                terminated_at = Some(Instant::now());
             }
-            if told.is_some_and(|told: Instant| told.elapsed() > UNDONE_WITHIN) {
+            if terminated_at
+                .is_some_and(|terminated_at: Instant| terminated_at.elapsed() > UNDONE_WITHIN)
+            {
                 bail!("thimble-lab net (process {}) does not end", child.id());
             }
             tokio::time::sleep(LOOK_EVERY).await;
         };
-        if told.is_some() {
+        if terminated_at.is_some() {
             bail!("stopped while the net was started: nothing was measured");
         }
         ensure!(
             status.success(),
             "the net of {count} relays was not started:\n{}",
-            child.last_words().trim()
+            child.log_tail().trim()
         );
         Ok(net)
     }

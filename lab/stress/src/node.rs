@@ -23,7 +23,7 @@ const STOPPED_WITHIN: Duration = Duration::from_secs(30);
 
 /// How a node ended.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Ended {
+pub(crate) struct NodeExit {
     /// A description of how it ended.
     pub(crate) how: String,
     pub(crate) oom_kills: u64,
@@ -79,7 +79,7 @@ impl Node {
         let logs = ["cap.log", "node.log"].map(|name| folder.join(name));
         let mut child = Child::spawn(&mut starting, &command)?.logging_to(logs);
         if memory_bytes.is_some() {
-            child = child.leaving_by(OnDrop::Ask);
+            child = child.with_on_drop(OnDrop::Ask);
         }
         Ok(Self { child, folder: folder.to_owned(), capped: memory_bytes.is_some() })
     }
@@ -90,7 +90,7 @@ impl Node {
             return Ok(Source::Process(Pid(self.child.id())));
         }
         let mut source = Source::Capped { info_file: self.folder.join("info.json"), group: None };
-        let running = async || source.is_there().then_some(());
+        let running = async || source.try_resolve().then_some(());
         self.child
             .ready_within(STARTED_WITHIN, running)
             .await
@@ -108,15 +108,15 @@ impl Node {
     }
 
     /// The end of what it and its cap printed.
-    pub(crate) fn last_words(&self) -> String {
-        self.child.last_words()
+    pub(crate) fn log_tail(&self) -> String {
+        self.child.log_tail()
     }
 
     /// Stops it and returns how it ended. Errors: it does not stop.
-    pub(crate) async fn stop(mut self) -> Result<Ended> {
+    pub(crate) async fn stop(mut self) -> Result<NodeExit> {
         let before = self.has_ended();
         let status = self.child.stop_within(STOPPED_WITHIN).await?;
-        let mut ended = Ended { how: status.to_string(), ..Ended::default() };
+        let mut ended = NodeExit { how: status.to_string(), ..NodeExit::default() };
         if before {
             ended.how = format!("by itself, {status}");
         }

@@ -98,7 +98,7 @@ fn size(text: &str) -> Result<u64, String> {
 
 /// The validated options of an invocation.
 #[derive(Clone, Debug)]
-pub struct Work {
+pub struct Workload {
     /// Clients, limits, the network's numbers.
     pub load: Load,
     /// The phases to send.
@@ -114,14 +114,19 @@ impl Options {
     pub fn plan(&self) -> Result<Plan> {
         let below = match (&self.plan, self.case) {
             (Some(plan), _) => plan::read(plan)?,
-            (None, Some(case)) => Plan::of(plan::phases(case, self.phase, self.rate)),
+            (None, Some(case)) => Plan::from_phases(plan::phases(case, self.phase, self.rate)),
             (None, None) if self.rate.is_none() && self.payload.is_none() => {
-                Plan::of(plan::phases(Case::Baseline, self.phase, None))
+                Plan::from_phases(plan::phases(Case::Baseline, self.phase, None))
             }
             (None, None) => {
                 let payload = self.payload.unwrap_or(Sizes { min: 500, max: 1000 });
                 let name = String::from(payload) + " B";
-                Plan::of(vec![Phase { name, seconds: self.phase, rate: self.rate, payload }])
+                Plan::from_phases(vec![Phase {
+                    name,
+                    seconds: self.phase,
+                    rate: self.rate,
+                    payload,
+                }])
             }
         };
         plan::check(&below.phases)?;
@@ -131,7 +136,7 @@ impl Options {
     /// The settings of this invocation; `below` has the defaults for settings that neither flags
     /// nor plan state. Errors: as for [`Self::plan`], and flags that do not go together or are out
     /// of bounds.
-    pub fn work(&self, below: Settings) -> Result<Work> {
+    pub fn workload(&self, below: Settings) -> Result<Workload> {
         let started = self.command.is_some() || !self.compare.is_empty() || self.relays.is_some();
         if self.memory.is_some() && !started {
             bail!(
@@ -160,6 +165,6 @@ impl Options {
             ensure!((2..=NODES_MAX).contains(&count), "--relays {count}: 2 to {NODES_MAX} nodes");
         }
         let plan = self.plan()?;
-        Ok(Work { load: plan.settings.over(below).load()?, phases: plan.phases })
+        Ok(Workload { load: plan.settings.over(below).load()?, phases: plan.phases })
     }
 }

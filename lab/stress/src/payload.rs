@@ -142,7 +142,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_written_is_read(header in headers(), bytes in 0..200_000_usize) {
+        fn written_payload_reads_back(header in headers(), bytes in 0..200_000_usize) {
             let mut out = vec![7; 3];
             write(&header, bytes, &mut out);
             prop_assert_eq!(out.len() - 3, bytes.clamp(HEADER_BYTES, PAYLOAD_BYTES_MAX));
@@ -162,7 +162,7 @@ mod tests {
         }
 
         #[test]
-        fn a_payload_that_is_cut_or_continued_is_not_whole(header in headers(), cut in 0..500_usize) {
+        fn truncated_or_extended_payload_is_damaged(header in headers(), cut in 0..500_usize) {
             let mut out = Vec::new();
             write(&header, 500, &mut out);
             prop_assert!(read(&out[..cut]).is_err());

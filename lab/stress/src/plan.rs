@@ -153,7 +153,7 @@ pub struct Plan {
 }
 
 #[derive(Serialize)]
-struct Written<'a> {
+struct PlanToml<'a> {
     #[serde(flatten)]
     settings: &'a Settings,
     phase: &'a [Phase],
@@ -161,13 +161,13 @@ struct Written<'a> {
 
 impl Plan {
     /// Phases, and nothing else stated.
-    pub fn of(phases: Vec<Phase>) -> Self {
+    pub fn from_phases(phases: Vec<Phase>) -> Self {
         Self { settings: Settings::default(), phases }
     }
 
     /// As a plan file.
     pub fn to_toml(&self) -> Result<String> {
-        Ok(toml::to_string(&Written { settings: &self.settings, phase: &self.phases })?)
+        Ok(toml::to_string(&PlanToml { settings: &self.settings, phase: &self.phases })?)
     }
 
     fn parse(text: &str) -> Result<Self> {
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_file_is_read_and_its_mistakes_are_named() {
+    fn plan_file_reads_back_and_invalid_values_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("plan.toml");
         let plan = "[[phase]]\nname = \"warm\"\nseconds = 2\nrate = 50\npayload = \"500-1000\"\n\

@@ -32,10 +32,10 @@ use crate::{
     channel::Channel,
     payload::Header,
     plan::Phase,
-    pushed::{Answer, Pushed},
-    request::{Form, Version},
-    session::{About, Plain, Session},
-    shared::{Ready, Shared},
+    push_stats::{Answer, PushStats},
+    request::{RequestTemplate, Version},
+    session::{IdentifyMessage, Plain, Session},
+    shared::{Ready, RunContext},
     tally::{lock, record},
     target::wall_nanos,
 };
@@ -49,7 +49,7 @@ pub(crate) struct Order {
     pub(crate) plan: Phase,
     pub(crate) begin: Instant,
     /// Notified once all messages are sent and answered.
-    pub(crate) done: mpsc::Sender<()>,
+    pub(crate) done_tx: mpsc::Sender<()>,
 }
 
 /// The phase under way.
@@ -75,12 +75,12 @@ struct Push {
 
 /// See the module.
 pub(crate) struct Publisher {
-    shared: Arc<Shared>,
+    shared: Arc<RunContext>,
     index: usize,
     node: usize,
     /// Figures of the pushes, one entry for each phase.
-    pushed: Arc<Mutex<Vec<Pushed>>>,
-    orders: mpsc::Receiver<Order>,
+    pushed: Arc<Mutex<Vec<PushStats>>>,
+    order_rx: mpsc::Receiver<Order>,
     running: Option<Running>,
     flying: FuturesUnordered<BoxFuture<'static, Push>>,
     timer: Pin<Box<Sleep>>,
@@ -89,25 +89,25 @@ pub(crate) struct Publisher {
 
 impl Publisher {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<RunContext>,
         index: usize,
         node: usize,
         phases: usize,
-    ) -> (Self, mpsc::Sender<Order>, Arc<Mutex<Vec<Pushed>>>) {
-        let (sender, orders) = mpsc::channel(1);
-        let pushed = Arc::new(Mutex::new(vec![Pushed::default(); phases]));
+    ) -> (Self, mpsc::Sender<Order>, Arc<Mutex<Vec<PushStats>>>) {
+        let (order_tx, order_rx) = mpsc::channel(1);
+        let pushed = Arc::new(Mutex::new(vec![PushStats::default(); phases]));
         let publisher = Self {
             shared,
             index,
             node,
             pushed: pushed.clone(),
-            orders,
+            order_rx,
             running: None,
             flying: FuturesUnordered::new(),
             timer: Box::pin(sleep_until(Instant::now())),
             buffers: Vec::new(),
         };
-        (publisher, sender, pushed)
+        (publisher, order_tx, pushed)
     }
 
     /// Runs until the channel of orders is closed. A connection that ends is reestablished.
@@ -130,8 +130,8 @@ impl Publisher {
             else {
                 return;
             };
-            let form = match form_of(&about, &shared) {
-                Ok(form) => Arc::new(form),
+            let template = match request_template(&about, &shared) {
+                Ok(template) => Arc::new(template),
                 Err(error) => {
                     ready.waiting(&error);
                     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -139,9 +139,9 @@ impl Publisher {
                 }
             };
             ready.ready(&about);
-            let ended = poll_fn(|cx| self.poll(&mut session, &form, cx)).await;
+            let ended = poll_fn(|cx| self.poll(&mut session, &template, cx)).await;
             let Some(error) = ended else { return };
-            shared.lost("publishers", &error.to_string());
+            shared.record_connection_lost("publishers", &error.to_string());
             // Their streams ended with the connection: each returns an error.
             let rest = poll_fn(|cx| {
                 while let Poll::Ready(Some(push)) = self.flying.poll_next_unpin(cx) {
@@ -159,7 +159,7 @@ impl Publisher {
     fn poll(
         &mut self,
         session: &mut Session<Plain>,
-        form: &Arc<Form>,
+        template: &Arc<RequestTemplate>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<io::Error>> {
         loop {
@@ -172,7 +172,7 @@ impl Publisher {
             if self.poll_order(cx).is_ready() {
                 return Poll::Ready(None);
             }
-            match self.poll_send(session, form, cx) {
+            match self.poll_send(session, template, cx) {
                 Ok(true) => {}
                 Ok(false) => {
                     self.poll_end(cx);
@@ -188,7 +188,7 @@ impl Publisher {
         if self.running.is_some() {
             return Poll::Pending;
         }
-        match self.orders.poll_recv(cx) {
+        match self.order_rx.poll_recv(cx) {
             Poll::Ready(Some(order)) => {
                 let end = order.begin + order.plan.length();
                 let random =
@@ -205,7 +205,7 @@ impl Publisher {
     fn poll_send(
         &mut self,
         session: &mut Session<Plain>,
-        form: &Arc<Form>,
+        template: &Arc<RequestTemplate>,
         cx: &mut Context<'_>,
     ) -> io::Result<bool> {
         let mut sent = false;
@@ -220,14 +220,20 @@ impl Publisher {
                 return Ok(sent);
             }
             match session.poll_stream(cx) {
-                Poll::Ready(stream) => self.send(stream?, form, now, due),
+                Poll::Ready(stream) => self.send(stream?, template, now, due),
                 Poll::Pending => return Ok(sent),
             }
             sent = true;
         }
     }
 
-    fn send(&mut self, stream: SubstreamBox, form: &Arc<Form>, now: Instant, due: Instant) {
+    fn send(
+        &mut self,
+        stream: SubstreamBox,
+        template: &Arc<RequestTemplate>,
+        now: Instant,
+        due: Instant,
+    ) {
         let Some(running) = &mut self.running else { return };
         let phase = running.order.phase;
         running.scheduled += 1;
@@ -249,15 +255,15 @@ impl Publisher {
         let id = format!("{}-{phase}-{sequence}", self.index);
         let timestamp = wall_nanos();
         let mut buffer = self.buffers.pop().unwrap_or_default();
-        let payload = form.write(&id, timestamp, &header, bytes, &mut buffer);
+        let payload = template.write(&id, timestamp, &header, bytes, &mut buffer);
         let sample = self.shared.load.store_sample;
-        let sampled = Pushed::sample_place(sequence, random >> 20, sample).map(|place| {
+        let sampled = PushStats::sample_index(sequence, random >> 20, sample).map(|place| {
             let payload = buffer.get(payload).unwrap_or_default().to_vec();
             let message = WakuMessage {
                 timestamp: Some(timestamp),
-                ..WakuMessage::new(form.content_topic.as_str(), payload)
+                ..WakuMessage::new(template.content_topic.as_str(), payload)
             };
-            (place, message_hash(&form.pubsub_topic, &message))
+            (place, message_hash(&template.pubsub_topic, &message))
         });
         {
             let mut pushed = lock(&self.pushed);
@@ -270,10 +276,10 @@ impl Publisher {
         }
         let load = &self.shared.load;
         let (pause, answer_time) = (Duration::from_millis(load.pause), load.answer_time());
-        let form = form.clone();
+        let template = template.clone();
         self.flying.push(
             async move {
-                let pushing = push(stream, &form, &id, &buffer);
+                let pushing = push(stream, &template, &id, &buffer);
                 let (answer, example) = match tokio::time::timeout(answer_time, pushing).await {
                     Ok(Ok((answer, text))) => (answer, text.to_string()),
                     Ok(Err(error)) => (Answer::Broken, error.to_string()),
@@ -293,10 +299,10 @@ impl Publisher {
     fn ended(&mut self, push: Push) {
         let mut pushed = lock(&self.pushed);
         if let Some(pushed) = pushed.get_mut(push.phase) {
-            pushed.answered(push.answer, push.nanos, &push.example);
+            pushed.record_answer(push.answer, push.nanos, &push.example);
             pushed.last_answer_nanos = pushed.last_answer_nanos.max(push.since_begin_nanos);
             if push.answer == Answer::ACCEPTED {
-                pushed.accepted(push.sequence, push.sampled);
+                pushed.record_accepted(push.sequence, push.sampled);
             }
         }
         if self.buffers.len() < IN_FLIGHT_MAX {
@@ -317,7 +323,7 @@ impl Publisher {
                 pushed.due = due.unwrap_or(pushed.sent);
             }
             // Its buffer has room for every publisher.
-            let _ = running.order.done.try_send(());
+            let _ = running.order.done_tx.try_send(());
             self.running = None;
             // Looks for the next order.
             cx.waker().wake_by_ref();
@@ -358,7 +364,10 @@ impl Running {
     }
 }
 
-fn form_of(about: &About, shared: &Shared) -> anyhow::Result<Form> {
+fn request_template(
+    about: &IdentifyMessage,
+    shared: &RunContext,
+) -> anyhow::Result<RequestTemplate> {
     let version = if about.speaks(light_push::PROTOCOL) {
         Version::V3
     } else if about.speaks(light_push::PROTOCOL_V2) {
@@ -367,24 +376,24 @@ fn form_of(about: &About, shared: &Shared) -> anyhow::Result<Form> {
         bail!("the node serves no light push, version 3 or 2; it is {:?}", about.agent);
     };
     let target = &shared.target;
-    Ok(Form::new(version, &target.pubsub_topic, &target.content_topic))
+    Ok(RequestTemplate::new(version, &target.pubsub_topic, &target.content_topic))
 }
 
 async fn push(
     stream: SubstreamBox,
-    form: &Form,
+    template: &RequestTemplate,
     id: &str,
     request: &[u8],
 ) -> io::Result<(Answer, Text)> {
     let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidData, text);
     let mut channel = Channel::new(stream);
     channel.write(request).await?;
-    channel.confirm(&form.proposal).await?;
+    channel.confirm(&template.proposal).await?;
     let reply = channel.frame(light_push::REPLY_BYTES_MAX).await?;
     let reply = reply.ok_or(io::ErrorKind::UnexpectedEof)?;
     // The node may have closed by now; its reply is here.
     let _ = channel.close().await;
-    let (their_id, answer, text) = match form.version {
+    let (their_id, answer, text) = match template.version {
         Version::V3 => {
             let reply =
                 light_push::Reply::decode(reply).map_err(|error| invalid(error.to_string()))?;

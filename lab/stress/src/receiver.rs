@@ -20,9 +20,9 @@ use protocol::{
 use crate::{
     channel::Channel,
     payload,
-    session::{About, Role, Session},
-    shared::{Ready, Shared},
-    tally::{Received, lock},
+    session::{IdentifyMessage, Role, Session},
+    shared::{Ready, RunContext},
+    tally::{ReceiverTally, lock},
 };
 
 /// Nodes forget subscribers that do not ping for five minutes.
@@ -30,9 +30,9 @@ const PING_EVERY: Duration = Duration::from_secs(60);
 
 /// See the module.
 pub(crate) struct Receiver {
-    shared: Arc<Shared>,
+    shared: Arc<RunContext>,
     node: usize,
-    received: Arc<Mutex<Received>>,
+    received: Arc<Mutex<ReceiverTally>>,
 }
 
 impl Role for Receiver {
@@ -45,8 +45,8 @@ impl Role for Receiver {
             // Some nodes push several messages on one stream.
             while let Ok(Some(frame)) = channel.frame(filter::PUSH_BYTES_MAX).await {
                 match Push::decode(frame) {
-                    Ok(push) => take(&self.shared, &self.received, push.message),
-                    Err(_) => damaged(&self.shared, &self.received),
+                    Ok(push) => record_message(&self.shared, &self.received, push.message),
+                    Err(_) => record_damaged(&self.shared, &self.received),
                 }
             }
             let _ = channel.close().await;
@@ -56,27 +56,31 @@ impl Role for Receiver {
 }
 
 /// Counts a message that came.
-pub(crate) fn take(shared: &Shared, received: &Mutex<Received>, message: bytes::Bytes) {
+pub(crate) fn record_message(
+    shared: &RunContext,
+    received: &Mutex<ReceiverTally>,
+    message: bytes::Bytes,
+) {
     let now = shared.target.now_nanos();
-    let Ok(message) = WakuMessage::decode(message) else { return damaged(shared, received) };
+    let Ok(message) = WakuMessage::decode(message) else { return record_damaged(shared, received) };
     if message.content_topic.as_str() != shared.target.content_topic {
         // Of other clients of this node.
         return;
     }
     let came = payload::read(&message.payload);
-    lock(received).take(&shared.issued, came, shared.phase.load(Relaxed), now);
+    lock(received).record_message(&shared.issued, came, shared.phase.load(Relaxed), now);
 }
 
-fn damaged(shared: &Shared, received: &Mutex<Received>) {
+fn record_damaged(shared: &RunContext, received: &Mutex<ReceiverTally>) {
     let phase = shared.phase.load(Relaxed);
-    lock(received).take(&shared.issued, Err(payload::Damage::Foreign), phase, 0);
+    lock(received).record_message(&shared.issued, Err(payload::Damage::Foreign), phase, 0);
 }
 
 impl Receiver {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<RunContext>,
         node: usize,
-        received: Arc<Mutex<Received>>,
+        received: Arc<Mutex<ReceiverTally>>,
     ) -> Arc<Self> {
         Arc::new(Self { shared, node, received })
     }
@@ -89,7 +93,7 @@ impl Receiver {
                 self.shared.connect(&keys, self.node, &self, |error| ready.waiting(&error)).await;
             if let Err(error) = self.receive(session, &about, &ready).await {
                 ready.waiting(&error);
-                self.shared.lost("receivers", &format!("{error:#}"));
+                self.shared.record_connection_lost("receivers", &format!("{error:#}"));
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
@@ -98,7 +102,7 @@ impl Receiver {
     async fn receive(
         &self,
         mut session: Session<Self>,
-        about: &About,
+        about: &IdentifyMessage,
         ready: &Ready,
     ) -> Result<()> {
         ensure!(
@@ -109,7 +113,7 @@ impl Receiver {
         self.request(&mut session, Action::Subscribe).await?;
         ready.ready(about);
         loop {
-            session.during(tokio::time::sleep(PING_EVERY)).await?;
+            session.drive_until(tokio::time::sleep(PING_EVERY)).await?;
             if self.request(&mut session, Action::Ping).await.is_err() {
                 self.request(&mut session, Action::Subscribe).await?;
             }
@@ -124,7 +128,7 @@ impl Receiver {
             request.content_topics = vec![target.content_topic.as_str().into()];
         }
         let (name, bytes_max) = (filter::SUBSCRIBE_PROTOCOL, filter::REPLY_BYTES_MAX);
-        let reply = session.ask(name, &request.encode(), bytes_max).await?;
+        let reply = session.request(name, &request.encode(), bytes_max).await?;
         let reply = Reply::decode(reply.with_context(|| format!("filter, {action:?}"))?)?;
         ensure!(
             reply.status == StatusCode::Ok,

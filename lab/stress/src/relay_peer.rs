@@ -4,8 +4,8 @@
 //! under test. It implements the specification of a peer that only listens: it subscribes, accepts
 //! and sends grafts, and requests announced messages that did not arrive.
 //!
-//! Bounds: [`SEEN_MAX`] message ids, [`SAYINGS_MAX`] messages waiting to be sent. Must never know:
-//! which messages were accepted.
+//! Bounds: [`SEEN_MAX`] message ids, [`CONTROL_MESSAGES_MAX`] messages waiting to be sent. Must
+//! never know: which messages were accepted.
 //!
 //! Source: libp2p/specs gossipsub 1.1, vacp2p/rfc-index 11.
 
@@ -26,16 +26,16 @@ use tokio::sync::mpsc;
 
 use crate::{
     channel::{Channel, proposal},
-    receiver::take,
-    session::{About, Role, Session},
-    shared::{Ready, Shared},
-    tally::{Received, lock},
+    receiver::record_message,
+    session::{IdentifyMessage, Role, Session},
+    shared::{Ready, RunContext},
+    tally::{ReceiverTally, lock},
 };
 
 /// Ids remembered, so that what is offered again is not fetched again.
 const SEEN_MAX: usize = 1 << 16;
 /// Messages waiting to be sent; further ones are dropped.
-const SAYINGS_MAX: usize = 64;
+const CONTROL_MESSAGES_MAX: usize = 64;
 /// Ids fetched at once.
 const IWANT_MAX: usize = 1000;
 /// Longest frame written.
@@ -49,7 +49,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(3600);
 
 /// A message to send.
 #[derive(Debug)]
-enum Say {
+enum ControlMessage {
     IWant(Vec<MessageId>),
 }
 
@@ -64,12 +64,12 @@ struct Mesh {
 
 /// Ids in the order in which they came.
 #[derive(Debug, Default)]
-struct Seen {
+struct SeenIds {
     ids: HashSet<MessageId>,
     order: VecDeque<MessageId>,
 }
 
-impl Seen {
+impl SeenIds {
     fn insert(&mut self, id: MessageId) {
         if !self.ids.insert(id) {
             return;
@@ -85,13 +85,13 @@ impl Seen {
 
 /// See the module.
 pub(crate) struct RelayPeer {
-    shared: Arc<Shared>,
+    shared: Arc<RunContext>,
     node: usize,
-    received: Arc<Mutex<Received>>,
+    received: Arc<Mutex<ReceiverTally>>,
     mesh: Mutex<Mesh>,
-    seen: Mutex<Seen>,
-    say: mpsc::Sender<Say>,
-    said: tokio::sync::Mutex<mpsc::Receiver<Say>>,
+    seen: Mutex<SeenIds>,
+    control_tx: mpsc::Sender<ControlMessage>,
+    control_rx: tokio::sync::Mutex<mpsc::Receiver<ControlMessage>>,
 }
 
 impl Role for RelayPeer {
@@ -103,7 +103,7 @@ impl Role for RelayPeer {
         async move {
             while let Ok(Some(frame)) = channel.frame(RPC_BYTES_MAX).await {
                 if let Ok(rpc) = Rpc::decode(frame, &Limits::default()) {
-                    self.hear(rpc);
+                    self.handle_rpc(rpc);
                 }
             }
         }
@@ -113,28 +113,28 @@ impl Role for RelayPeer {
 
 impl RelayPeer {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<RunContext>,
         node: usize,
-        received: Arc<Mutex<Received>>,
+        received: Arc<Mutex<ReceiverTally>>,
     ) -> Arc<Self> {
-        let (say, said) = mpsc::channel(SAYINGS_MAX);
+        let (control_tx, control_rx) = mpsc::channel(CONTROL_MESSAGES_MAX);
         Arc::new(Self {
             shared,
             node,
             received,
             mesh: Mutex::default(),
             seen: Mutex::default(),
-            say,
-            said: tokio::sync::Mutex::new(said),
+            control_tx,
+            control_rx: tokio::sync::Mutex::new(control_rx),
         })
     }
 
-    fn hear(&self, rpc: Rpc) {
+    fn handle_rpc(&self, rpc: Rpc) {
         let topic = &self.shared.target.pubsub_topic;
         for publish in rpc.publish {
             if publish.topic.as_str() == topic {
                 lock(&self.seen).insert(message_id(&publish.data));
-                take(&self.shared, &self.received, publish.data);
+                record_message(&self.shared, &self.received, publish.data);
             }
         }
         {
@@ -164,7 +164,7 @@ impl RelayPeer {
         };
         if !wanted.is_empty() {
             // Messages that are not requested now are announced again at the next heartbeat.
-            let _ = self.say.try_send(Say::IWant(wanted));
+            let _ = self.control_tx.try_send(ControlMessage::IWant(wanted));
         }
     }
 
@@ -177,37 +177,47 @@ impl RelayPeer {
                 self.shared.connect(&keys, self.node, &self, |error| ready.waiting(&error)).await;
             if let Err(error) = self.listen(session, &about, &ready).await {
                 ready.waiting(&error);
-                self.shared.lost("relay peers", &format!("{error:#}"));
+                self.shared.record_connection_lost("relay peers", &format!("{error:#}"));
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }
 
-    async fn listen(&self, mut session: Session<Self>, about: &About, ready: &Ready) -> Result<()> {
+    async fn listen(
+        &self,
+        mut session: Session<Self>,
+        about: &IdentifyMessage,
+        ready: &Ready,
+    ) -> Result<()> {
         ensure!(
             about.speaks(gossip::PROTOCOL),
             "the node speaks no relay; it is {:?}",
             about.agent
         );
         let stream = session.stream().await?;
-        session.during(self.talk(stream, about, ready)).await??;
+        session.drive_until(self.run_stream(stream, about, ready)).await??;
         Ok(())
     }
 
-    async fn talk(&self, stream: SubstreamBox, about: &About, ready: &Ready) -> io::Result<()> {
+    async fn run_stream(
+        &self,
+        stream: SubstreamBox,
+        about: &IdentifyMessage,
+        ready: &Ready,
+    ) -> io::Result<()> {
         let topic = self.shared.target.pubsub_topic.as_str();
         let proposal = proposal(gossip::PROTOCOL);
         let mut channel = Channel::new(stream);
         channel.write(&proposal).await?;
         channel.confirm(&proposal).await?;
-        say(&mut channel, Control::Subscription { topic, subscribe: true }).await?;
-        let mut said = self.said.lock().await;
+        send_control(&mut channel, Control::Subscription { topic, subscribe: true }).await?;
+        let mut control_rx = self.control_rx.lock().await;
         let mut heartbeat = tokio::time::interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                Some(Say::IWant(ids)) = said.recv() => {
-                    say(&mut channel, Control::IWant { ids: &ids }).await?;
+                Some(ControlMessage::IWant(ids)) = control_rx.recv() => {
+                    send_control(&mut channel, Control::IWant { ids: &ids }).await?;
                 }
                 _ = heartbeat.tick() => {
                     let (graft, grafted) = {
@@ -218,7 +228,7 @@ impl RelayPeer {
                         (graft, mesh.grafted)
                     };
                     if graft {
-                        say(&mut channel, Control::Graft { topic }).await?;
+                        send_control(&mut channel, Control::Graft { topic }).await?;
                     }
                     if grafted {
                         ready.ready(about);
@@ -231,7 +241,7 @@ impl RelayPeer {
     }
 }
 
-async fn say(channel: &mut Channel, entry: Control<'_>) -> io::Result<()> {
+async fn send_control(channel: &mut Channel, entry: Control<'_>) -> io::Result<()> {
     for frame in control_frames(&[entry], FRAME_BYTES) {
         channel.write(&frame).await?;
     }
@@ -244,7 +254,7 @@ mod tests {
 
     #[test]
     fn ids_are_forgotten_in_the_order_in_which_they_came() {
-        let mut seen = Seen::default();
+        let mut seen = SeenIds::default();
         let id = |number: u32| message_id(&number.to_be_bytes());
         for number in 0..SEEN_MAX as u32 + 10 {
             seen.insert(id(number));

@@ -118,7 +118,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    pub(crate) fn of(histogram: &hdrhistogram::Histogram<u32>) -> Self {
+    pub(crate) fn from_histogram(histogram: &hdrhistogram::Histogram<u32>) -> Self {
         let millis = |micros: u64| if histogram.is_empty() { 0.0 } else { micros as f64 / 1000.0 };
         Self {
             count: histogram.len(),
@@ -426,7 +426,7 @@ impl NodeReport {
 impl Report {
     /// Judges: at most [`Load::lost_percent_max`] of what was accepted in a phase may be missing at
     /// a receiver, or in what the store was asked for, and the nodes must live and be reached.
-    pub fn judge(&mut self) {
+    pub fn set_verdict(&mut self) {
         let most = self.load.lost_percent_max;
         let accepted: u64 = self.phases.iter().map(|phase| phase.accepted).sum();
         let sent: u64 = self.phases.iter().map(|phase| phase.sent).sum();
@@ -535,7 +535,7 @@ impl Report {
     }
 
     /// The parameters in one line.
-    pub fn load_words(&self) -> String {
+    pub fn load_text(&self) -> String {
         let Load { publishers, receivers, relay_peers, store_queries, outstanding, .. } =
             &self.load;
         let flood = match self.phases.iter().any(|phase| phase.asked_rate.is_none()) {
@@ -570,7 +570,7 @@ impl Report {
         }
         text += &format!(
             "load: {}; {}\nmachine: {}\n\n",
-            self.load_words(),
+            self.load_text(),
             self.light_push,
             self.machine
         );
@@ -678,7 +678,7 @@ mod tests {
     fn one_lost_message_at_one_receiver_is_bad_and_a_death_is_worse() {
         let verdict = |mut report: Report, most: f64| {
             report.load.lost_percent_max = most;
-            report.judge();
+            report.set_verdict();
             (report.good, report.verdict)
         };
         assert!(verdict(report(1000, 0), 0.0).0);
@@ -716,7 +716,7 @@ mod tests {
     #[test]
     fn the_table_has_the_figures_and_the_verdict() {
         let mut report = report(20, 1);
-        report.judge();
+        report.set_verdict();
         let text = report.text();
         for part in ["reached, messages/s", "10.0", "receiver 2, missing", "95.00", "BAD"] {
             assert!(text.contains(part), "{part} is not in\n{text}");

@@ -30,7 +30,7 @@ impl Version {
 
 /// Fields shared by all requests of a publisher.
 #[derive(Clone, Debug)]
-pub(crate) struct Form {
+pub(crate) struct RequestTemplate {
     pub(crate) version: Version,
     /// Bytes that open the stream.
     pub(crate) proposal: Vec<u8>,
@@ -38,7 +38,7 @@ pub(crate) struct Form {
     pub(crate) content_topic: String,
 }
 
-impl Form {
+impl RequestTemplate {
     pub(crate) fn new(version: Version, pubsub_topic: &str, content_topic: &str) -> Self {
         Self {
             version,
@@ -110,12 +110,12 @@ mod tests {
             v3 in any::<bool>(), bytes in 0..40_000_usize, timestamp in any::<i64>(), sequence in any::<u64>(),
         ) {
             let version = if v3 { Version::V3 } else { Version::V2 };
-            let form = Form::new(version, "/waku/2/rs/16/32", "/a/1/b/proto");
+            let template = RequestTemplate::new(version, "/waku/2/rs/16/32", "/a/1/b/proto");
             let header = Header { run: 1, phase: 2, sender: 3, sequence, sent_nanos: 5 };
             let mut out = vec![1, 2, 3];
-            let payload = form.write("id-7", timestamp, &header, bytes, &mut out);
+            let payload = template.write("id-7", timestamp, &header, bytes, &mut out);
             prop_assert_eq!(payload::read(&out[payload.clone()]), Ok(header));
-            let frame = out.strip_prefix(form.proposal.as_slice()).unwrap();
+            let frame = out.strip_prefix(template.proposal.as_slice()).unwrap();
             let (length, prefix) = decode_length(frame, 1 << 20).unwrap().unwrap();
             prop_assert_eq!(frame.len(), length + prefix);
             let body = Bytes::copy_from_slice(&frame[prefix..]);

@@ -30,7 +30,7 @@ use protocol::{
 use crate::{
     channel,
     channel::Channel,
-    connections::{Connected, NodeConnections},
+    connections::{ConnectionGuard, NodeConnections},
     dial,
     target::Target,
 };
@@ -69,14 +69,14 @@ impl Role for Plain {
 
 /// Identify message of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct About {
+pub(crate) struct IdentifyMessage {
     /// Name and version.
     pub(crate) agent: String,
     /// At most [`NAMES_MAX`].
     pub(crate) protocols: Vec<String>,
 }
 
-impl About {
+impl IdentifyMessage {
     pub(crate) fn speaks(&self, name: &str) -> bool {
         self.protocols.iter().any(|protocol| protocol == name)
     }
@@ -111,7 +111,7 @@ pub(crate) struct Session<R> {
     muxer: StreamMuxerBox,
     serving: Arc<Serving<R>>,
     served: FuturesUnordered<BoxFuture<'static, ()>>,
-    _connected: Connected,
+    _guard: ConnectionGuard,
 }
 
 impl<R: Role> Session<R> {
@@ -124,7 +124,7 @@ impl<R: Role> Session<R> {
         places: &Arc<NodeConnections>,
         node: usize,
         role: Arc<R>,
-    ) -> Result<(Self, About)> {
+    ) -> Result<(Self, IdentifyMessage)> {
         let address = target.addresses.get(node).context("a client works at one of the nodes")?;
         let muxer = dial::connect(keys, address).await?;
         let names: Vec<_> = [IDENTIFY, PING, metadata::PROTOCOL]
@@ -142,16 +142,16 @@ impl<R: Role> Session<R> {
             muxer,
             serving: Arc::new(serving),
             served: FuturesUnordered::new(),
-            _connected: places.enter(node),
+            _guard: places.register(node),
         };
-        let greeting = tokio::time::timeout(GREETING, session.greet());
+        let greeting = tokio::time::timeout(GREETING, session.request_identify());
         let about = greeting.await.map_err(|_| {
             anyhow!("the node did not say who it is within {} s", GREETING.as_secs())
         })??;
         Ok((session, about))
     }
 
-    async fn greet(&mut self) -> Result<About> {
+    async fn request_identify(&mut self) -> Result<IdentifyMessage> {
         let stream = self.stream().await?;
         let proposal = channel::proposal(IDENTIFY);
         let asking = async move {
@@ -163,13 +163,13 @@ impl<R: Role> Session<R> {
             let _ = channel.close().await;
             Ok::<_, io::Error>(frame)
         };
-        let frame = self.during(asking).await?.context("asking the node who it is")?;
-        let about = About::decode(&frame).context("what the node says of itself")?;
+        let frame = self.drive_until(asking).await?.context("asking the node who it is")?;
+        let about = IdentifyMessage::decode(&frame).context("what the node says of itself")?;
         if about.speaks(metadata::PROTOCOL) {
             let body = self.serving.metadata.clone();
             let bytes_max = metadata::MESSAGE_BYTES_MAX;
             // What it answers shows in what it accepts.
-            let _ = self.ask(metadata::PROTOCOL, &body, bytes_max).await?;
+            let _ = self.request(metadata::PROTOCOL, &body, bytes_max).await?;
         }
         Ok(about)
     }
@@ -204,7 +204,7 @@ impl<R: Role> Session<R> {
     }
 
     /// Drives the connection until `work` is done. Errors: the connection ended before.
-    pub(crate) async fn during<T>(&mut self, work: impl Future<Output = T>) -> io::Result<T> {
+    pub(crate) async fn drive_until<T>(&mut self, work: impl Future<Output = T>) -> io::Result<T> {
         let mut work = pin!(work);
         poll_fn(|cx| match (work.as_mut().poll(cx), self.poll(cx)) {
             (Poll::Ready(done), _) => Poll::Ready(Ok(done)),
@@ -216,16 +216,16 @@ impl<R: Role> Session<R> {
 
     /// One request on a stream of its own. The outer error is the connection's, the inner one the
     /// stream's.
-    pub(crate) async fn ask(
+    pub(crate) async fn request(
         &mut self,
         name: &str,
         body: &[u8],
         bytes_max: usize,
     ) -> io::Result<io::Result<Bytes>> {
         let stream = self.stream().await?;
-        let asking = channel::ask(stream, name, body, bytes_max);
+        let asking = channel::request(stream, name, body, bytes_max);
         let timed = tokio::time::timeout(GREETING, asking);
-        Ok(self.during(timed).await?.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())))
+        Ok(self.drive_until(timed).await?.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())))
     }
 }
 
@@ -234,7 +234,7 @@ async fn serve<R: Role>(serving: Arc<Serving<R>>, stream: SubstreamBox) {
     let agreed = tokio::time::timeout(GREETING, channel.accept(&serving.names)).await;
     let Ok(Ok(Some(name))) = agreed else { return };
     match name {
-        IDENTIFY => drop(say(&mut channel, &serving.identify).await),
+        IDENTIFY => drop(send_reply(&mut channel, &serving.identify).await),
         PING => {
             while let Ok(Some(bytes)) = channel.exact(PING_BYTES).await {
                 if channel.write(&bytes).await.is_err() {
@@ -244,14 +244,14 @@ async fn serve<R: Role>(serving: Arc<Serving<R>>, stream: SubstreamBox) {
         }
         metadata::PROTOCOL => {
             if let Ok(Some(_)) = channel.frame(metadata::MESSAGE_BYTES_MAX).await {
-                drop(say(&mut channel, &serving.metadata).await);
+                drop(send_reply(&mut channel, &serving.metadata).await);
             }
         }
         name => serving.role.clone().serve(name, channel).await,
     }
 }
 
-async fn say(channel: &mut Channel, body: &[u8]) -> io::Result<()> {
+async fn send_reply(channel: &mut Channel, body: &[u8]) -> io::Result<()> {
     channel.write(&protocol::frame::with_length(body)).await?;
     channel.close().await
 }

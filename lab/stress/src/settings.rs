@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_stand_above_the_plan_and_defaults_below_it() {
+    fn flags_override_the_plan_and_the_plan_overrides_defaults() {
         let flags = Settings { publishers: Some(7), ..Settings::default() };
         let plan = Settings {
             publishers: Some(3),
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_bounds_is_refused_with_the_bound() {
+    fn out_of_bounds_setting_is_refused_with_its_bound() {
         let refused = |settings: Settings| settings.load().unwrap_err().to_string();
         let none = Settings::default;
         for (settings, words) in [

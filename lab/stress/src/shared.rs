@@ -13,9 +13,9 @@ use libp2p::identity::Keypair;
 use crate::{
     connections::NodeConnections,
     report::Lost,
-    session::{About, Role, Session},
+    session::{IdentifyMessage, Role, Session},
     settings::Load,
-    tally::{Issued, lock},
+    tally::{SequenceCounters, lock},
     target::Target,
 };
 
@@ -26,27 +26,27 @@ const RETRY: Duration = Duration::from_millis(200);
 const EXAMPLE_CHARS_MAX: usize = 160;
 
 /// See the module.
-pub(crate) struct Shared {
+pub(crate) struct RunContext {
     pub(crate) target: Target,
     pub(crate) load: Load,
     pub(crate) places: Arc<NodeConnections>,
-    pub(crate) issued: Issued,
+    pub(crate) issued: SequenceCounters,
     /// Current phase, or the last one between phases.
     pub(crate) phase: AtomicUsize,
     /// Connections that ended before the run did.
     connections_lost: Mutex<BTreeMap<&'static str, Lost>>,
 }
 
-impl Shared {
+impl RunContext {
     pub(crate) fn new(target: Target, load: Load, phases: usize) -> Arc<Self> {
-        let issued = Issued::new(target.run, phases, load.publishers);
+        let issued = SequenceCounters::new(target.run, phases, load.publishers);
         let places = NodeConnections::new(target.addresses.len());
         let (phase, connections_lost) = (AtomicUsize::new(0), Mutex::default());
         Arc::new(Self { target, load, places, issued, phase, connections_lost })
     }
 
     /// A connection of one of `who` ended: why.
-    pub(crate) fn lost(&self, who: &'static str, why: &str) {
+    pub(crate) fn record_connection_lost(&self, who: &'static str, why: &str) {
         let at = self.target.started.elapsed().as_secs_f64();
         let mut all = lock(&self.connections_lost);
         let lost = all.entry(who).or_insert_with(|| Lost {
@@ -70,7 +70,7 @@ impl Shared {
         node: usize,
         role: &Arc<R>,
         mut failed: impl FnMut(anyhow::Error),
-    ) -> (Session<R>, About) {
+    ) -> (Session<R>, IdentifyMessage) {
         loop {
             match Session::open(keys, &self.target, &self.places, node, role.clone()).await {
                 Ok(open) => return open,
@@ -83,34 +83,35 @@ impl Shared {
 
 /// Reports once that a client is ready to work, and until then the reason why it is not.
 pub(crate) struct Ready {
-    sender: tokio::sync::watch::Sender<State>,
+    state_tx: tokio::sync::watch::Sender<ClientState>,
 }
 
 /// Last reported state of a client.
 #[derive(Clone, Debug)]
-pub(crate) enum State {
+pub(crate) enum ClientState {
     /// Not yet: why.
     Waiting(String),
     /// It works; with the identify message of the node.
-    Ready(About),
+    Ready(IdentifyMessage),
 }
 
 impl Ready {
-    pub(crate) fn new() -> (Self, tokio::sync::watch::Receiver<State>) {
-        let (sender, receiver) =
-            tokio::sync::watch::channel(State::Waiting("the node has not answered yet".into()));
-        (Self { sender }, receiver)
+    pub(crate) fn new() -> (Self, tokio::sync::watch::Receiver<ClientState>) {
+        let (state_tx, state_rx) = tokio::sync::watch::channel(ClientState::Waiting(
+            "the node has not answered yet".into(),
+        ));
+        (Self { state_tx }, state_rx)
     }
 
-    pub(crate) fn ready(&self, about: &About) {
-        self.sender.send_replace(State::Ready(about.clone()));
+    pub(crate) fn ready(&self, about: &IdentifyMessage) {
+        self.state_tx.send_replace(ClientState::Ready(about.clone()));
     }
 
     /// Kept only while it was not ready yet.
     pub(crate) fn waiting(&self, why: &anyhow::Error) {
-        self.sender.send_if_modified(|state| match state {
-            State::Ready(_) => false,
-            State::Waiting(text) => {
+        self.state_tx.send_if_modified(|state| match state {
+            ClientState::Ready(_) => false,
+            ClientState::Waiting(text) => {
                 *text = format!("{why:#}");
                 true
             }
@@ -120,14 +121,14 @@ impl Ready {
 
 /// Waits until a client is ready, for at most `timeout`. Errors: it is not; why.
 pub(crate) async fn is_ready(
-    receiver: &mut tokio::sync::watch::Receiver<State>,
+    state_rx: &mut tokio::sync::watch::Receiver<ClientState>,
     timeout: Duration,
-) -> Result<About, String> {
-    let waiting = receiver.wait_for(|state| matches!(state, State::Ready(_)));
+) -> Result<IdentifyMessage, String> {
+    let waiting = state_rx.wait_for(|state| matches!(state, ClientState::Ready(_)));
     // The result is read below.
     let _ = tokio::time::timeout(timeout, waiting).await;
-    match &*receiver.borrow() {
-        State::Ready(about) => Ok(about.clone()),
-        State::Waiting(why) => Err(why.clone()),
+    match &*state_rx.borrow() {
+        ClientState::Ready(about) => Ok(about.clone()),
+        ClientState::Waiting(why) => Err(why.clone()),
     }
 }

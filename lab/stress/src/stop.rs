@@ -25,23 +25,23 @@ impl Stop {
     }
 
     /// Whether a stop was requested.
-    pub fn is_asked(&self) -> bool {
+    pub fn is_requested(&self) -> bool {
         *self.0.borrow()
     }
 
     /// Waits until a stop is requested.
-    pub async fn asked(&self) {
-        if self.0.clone().wait_for(|asked| *asked).await.is_err() {
+    pub async fn requested(&self) {
+        if self.0.clone().wait_for(|requested| *requested).await.is_err() {
             // The sender is gone.
             std::future::pending::<()>().await;
         }
     }
 
     /// Waits for `work`; `None` when a stop was requested before it was done.
-    pub(crate) async fn or<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+    pub(crate) async fn race<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
-            () = self.asked() => None,
+            () = self.requested() => None,
             done = work => Some(done),
         }
     }
@@ -54,21 +54,21 @@ pub(crate) async fn until_done(
     work: impl AsyncFnOnce(Stop) -> Result<bool>,
 ) -> Result<ExitCode> {
     let mut signals = StopSignals::listen()?;
-    let (ask, stop) = Stop::new();
+    let (stop_tx, stop) = Stop::new();
     let twice = async move {
         for words in
             ["stopping, with what was measured so far; once more ends it at once", "stopped"]
         {
             signals.next().await;
             eprintln!("{who}: {words}");
-            ask.send_replace(true);
+            stop_tx.send_replace(true);
         }
     };
     let good = tokio::select! {
         good = work(stop.clone()) => good?,
         () = twice => return Ok(cli::interrupted()),
     };
-    Ok(match (stop.is_asked(), good) {
+    Ok(match (stop.is_requested(), good) {
         (true, _) => cli::interrupted(),
         (false, true) => ExitCode::SUCCESS,
         (false, false) => ExitCode::FAILURE,

@@ -68,14 +68,14 @@ impl Bits {
 
 /// Sequence numbers of all senders in all phases.
 #[derive(Debug)]
-pub(crate) struct Issued {
+pub(crate) struct SequenceCounters {
     run: u64,
     senders: usize,
     /// By phase, then sender.
     next: Vec<AtomicU64>,
 }
 
-impl Issued {
+impl SequenceCounters {
     pub(crate) fn new(run: u64, phases: usize, senders: usize) -> Self {
         Self { run, senders, next: (0..phases * senders).map(|_| AtomicU64::new(0)).collect() }
     }
@@ -90,7 +90,7 @@ impl Issued {
     }
 
     /// Whether a message with this header was ever sent.
-    fn knows(&self, header: &Header) -> bool {
+    fn was_issued(&self, header: &Header) -> bool {
         let (phase, sender) = (usize::from(header.phase), usize::from(header.sender));
         header.run == self.run
             && sender < self.senders
@@ -103,9 +103,9 @@ impl Issued {
 
 /// Messages of one phase that one receiver got.
 #[derive(Debug)]
-pub(crate) struct PhaseReceived {
+pub(crate) struct PhaseTally {
     /// Sequence numbers that came whole, one set for each sender.
-    whole: Vec<Bits>,
+    intact: Vec<Bits>,
     /// Messages that came again.
     pub(crate) double: u64,
     /// Messages that came whole, but more than ten seconds after they were sent.
@@ -118,14 +118,14 @@ pub(crate) struct PhaseReceived {
 
 /// Messages that one receiver got.
 #[derive(Debug)]
-pub(crate) struct Received {
-    phases: Vec<PhaseReceived>,
+pub(crate) struct ReceiverTally {
+    phases: Vec<PhaseTally>,
 }
 
-impl Received {
+impl ReceiverTally {
     pub(crate) fn new(phases: usize, senders: usize) -> Self {
-        let phase = || PhaseReceived {
-            whole: vec![Bits::default(); senders],
+        let phase = || PhaseTally {
+            intact: vec![Bits::default(); senders],
             double: 0,
             late: 0,
             damaged: 0,
@@ -136,15 +136,15 @@ impl Received {
 
     /// Takes what came at `now`, nanoseconds since the start of the run, during phase `current`:
     /// the phase of damaged data is unknown.
-    pub(crate) fn take(
+    pub(crate) fn record_message(
         &mut self,
-        issued: &Issued,
+        issued: &SequenceCounters,
         came: Result<Header, Damage>,
         current: usize,
         now: u64,
     ) {
         let header = match came {
-            Ok(header) if issued.knows(&header) => header,
+            Ok(header) if issued.was_issued(&header) => header,
             // Another run's message, on another topic of the same name: not ours to judge.
             Ok(header) if header.run != issued.run => return,
             Ok(_) | Err(_) => {
@@ -155,8 +155,8 @@ impl Received {
             }
         };
         let Some(phase) = self.phases.get_mut(usize::from(header.phase)) else { return };
-        let Some(whole) = phase.whole.get_mut(usize::from(header.sender)) else { return };
-        if !whole.insert(header.sequence) {
+        let Some(intact) = phase.intact.get_mut(usize::from(header.sender)) else { return };
+        if !intact.insert(header.sequence) {
             phase.double += 1;
             return;
         }
@@ -167,20 +167,20 @@ impl Received {
         }
     }
 
-    pub(crate) fn phase(&self, phase: usize) -> Option<&PhaseReceived> {
+    pub(crate) fn phase(&self, phase: usize) -> Option<&PhaseTally> {
         self.phases.get(phase)
     }
 }
 
-impl PhaseReceived {
+impl PhaseTally {
     /// How many came whole, each counted once.
-    pub(crate) fn whole(&self) -> u64 {
-        self.whole.iter().map(Bits::count).sum()
+    pub(crate) fn intact_count(&self) -> u64 {
+        self.intact.iter().map(Bits::count).sum()
     }
 
     /// Number of messages acknowledged to `sender` that arrived whole.
     pub(crate) fn delivered(&self, sender: usize, accepted: &Bits) -> u64 {
-        self.whole.get(sender).map_or(0, |whole| accepted.count_in(whole))
+        self.intact.get(sender).map_or(0, |intact| accepted.count_in(intact))
     }
 }
 
@@ -191,8 +191,8 @@ mod tests {
     const RUN: u64 = 77;
 
     /// Two senders, of which each issued ten numbers in the first of two phases.
-    fn issued() -> Issued {
-        let issued = Issued::new(RUN, 2, 2);
+    fn issued() -> SequenceCounters {
+        let issued = SequenceCounters::new(RUN, 2, 2);
         for number in 0..10 {
             assert_eq!(issued.issue(0, 0), Some(number));
             assert_eq!(issued.issue(0, 1), Some(number));
@@ -205,27 +205,27 @@ mod tests {
     }
 
     #[test]
-    fn each_message_is_whole_once_and_double_after_that() {
+    fn repeated_message_counts_as_double() {
         let issued = issued();
-        let mut received = Received::new(2, 2);
+        let mut received = ReceiverTally::new(2, 2);
         for sequence in [0, 1, 3, 1, 3, 3] {
-            received.take(&issued, message(0, sequence, 5), 0, 10);
+            received.record_message(&issued, message(0, sequence, 5), 0, 10);
         }
-        received.take(&issued, message(1, 3, 5), 0, 10);
+        received.record_message(&issued, message(1, 3, 5), 0, 10);
         let phase = received.phase(0).unwrap();
-        assert_eq!((phase.whole(), phase.double, phase.late, phase.damaged), (4, 3, 0, 0));
+        assert_eq!((phase.intact_count(), phase.double, phase.late, phase.damaged), (4, 3, 0, 0));
     }
 
     // Promise: P25 - A missing message was accepted and did not arrive.
     #[test]
-    fn missing_is_what_was_accepted_and_did_not_come() {
+    fn accepted_undelivered_message_is_missing() {
         let issued = issued();
-        let mut received = Received::new(2, 2);
+        let mut received = ReceiverTally::new(2, 2);
         let mut accepted = Bits::default();
         assert!([0, 1, 2, 9].into_iter().all(|number| accepted.insert(number)));
         // 3 arrived although it was not acknowledged to its sender.
         for sequence in [0, 3, 9] {
-            received.take(&issued, message(0, sequence, 5), 0, 10);
+            received.record_message(&issued, message(0, sequence, 5), 0, 10);
         }
         let phase = received.phase(0).unwrap();
         assert_eq!(accepted.count() - phase.delivered(0, &accepted), 2);
@@ -234,37 +234,37 @@ mod tests {
 
     // Promise: P25 - A message is late after 10 s.
     #[test]
-    fn a_message_is_late_after_ten_seconds_and_whole_nevertheless() {
+    fn message_after_ten_seconds_is_late_and_intact() {
         let issued = issued();
-        let mut received = Received::new(2, 2);
-        received.take(&issued, message(0, 0, 5), 0, 5 + LATE_NANOS);
+        let mut received = ReceiverTally::new(2, 2);
+        received.record_message(&issued, message(0, 0, 5), 0, 5 + LATE_NANOS);
         // It is of its own phase, whichever is under way by now.
-        received.take(&issued, message(0, 1, 5), 1, 6 + LATE_NANOS);
+        received.record_message(&issued, message(0, 1, 5), 1, 6 + LATE_NANOS);
         let phase = received.phase(0).unwrap();
-        assert_eq!((phase.whole(), phase.late), (2, 1));
-        assert_eq!(received.phase(1).unwrap().whole(), 0);
+        assert_eq!((phase.intact_count(), phase.late), (2, 1));
+        assert_eq!(received.phase(1).unwrap().intact_count(), 0);
     }
 
     #[test]
-    fn what_was_never_sent_is_damage_and_takes_no_memory() {
+    fn unissued_message_counts_as_damaged_without_allocation() {
         let issued = issued();
-        let mut received = Received::new(2, 2);
-        received.take(&issued, message(0, 10, 5), 1, 10);
-        received.take(&issued, message(2, 0, 5), 1, 10);
-        received.take(&issued, message(0, u64::MAX, 5), 1, 10);
-        received.take(&issued, Err(Damage::Checksum), 1, 10);
+        let mut received = ReceiverTally::new(2, 2);
+        received.record_message(&issued, message(0, 10, 5), 1, 10);
+        received.record_message(&issued, message(2, 0, 5), 1, 10);
+        received.record_message(&issued, message(0, u64::MAX, 5), 1, 10);
+        received.record_message(&issued, Err(Damage::Checksum), 1, 10);
         // Of another run: nothing at all.
         let other = Header { run: 1, phase: 0, sender: 0, sequence: 0, sent_nanos: 0 };
-        received.take(&issued, Ok(other), 1, 10);
+        received.record_message(&issued, Ok(other), 1, 10);
         assert_eq!(
             (received.phase(0).unwrap().damaged, received.phase(1).unwrap().damaged),
             (0, 4)
         );
-        assert_eq!(received.phase(0).unwrap().whole(), 0);
+        assert_eq!(received.phase(0).unwrap().intact_count(), 0);
     }
 
     #[test]
-    fn delays_beyond_what_can_be_told_apart_are_kept() {
+    fn delay_out_of_range_is_clamped_and_recorded() {
         let mut delays = histogram();
         record(&mut delays, u64::MAX);
         record(&mut delays, 0);

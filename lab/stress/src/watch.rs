@@ -45,19 +45,19 @@ pub(crate) enum Source {
 
 /// Output of `thimble-lab cap --info-file`; only the used fields.
 #[derive(Deserialize)]
-struct Info {
+struct CapInfo {
     group: String,
     directory: PathBuf,
-    ended: Option<Ended>,
+    ended: Option<CapExit>,
 }
 
 #[derive(Deserialize)]
-struct Ended {
+struct CapExit {
     how: String,
     oom_kills: u64,
 }
 
-fn info(path: &PathBuf) -> Option<Info> {
+fn read_cap_info(path: &PathBuf) -> Option<CapInfo> {
     let bytes = fs::metadata(path).ok().filter(|file| file.len() <= INFO_BYTES_MAX);
     bytes.and_then(|_| serde_json::from_slice(&fs::read(path).ok()?).ok())
 }
@@ -72,11 +72,11 @@ struct Reading {
 
 impl Source {
     /// Whether the node is known by now.
-    pub(crate) fn is_there(&mut self) -> bool {
+    pub(crate) fn try_resolve(&mut self) -> bool {
         match self {
             Self::Process(_) => true,
             Self::Capped { info_file, group } => {
-                *group = info(info_file).map(|info| {
+                *group = read_cap_info(info_file).map(|info| {
                     let version = if info.group == "v1" { Version::V1 } else { Version::V2 };
                     let place =
                         GroupPath { directory: info.directory.clone(), mount: info.directory };
@@ -92,7 +92,7 @@ impl Source {
         match self {
             Self::Process(_) => None,
             Self::Capped { info_file, .. } => {
-                info(info_file)?.ended.map(|ended| (ended.how, ended.oom_kills))
+                read_cap_info(info_file)?.ended.map(|ended| (ended.how, ended.oom_kills))
             }
         }
     }
@@ -116,7 +116,7 @@ impl Source {
                 if let Some(reading) = group.as_ref().and_then(group_reading) {
                     return Some(reading);
                 }
-                self.is_there();
+                self.try_resolve();
                 let Self::Capped { group, .. } = self else { return None };
                 group.as_ref().and_then(group_reading)
             }
@@ -137,7 +137,7 @@ fn group_reading(group: &Cgroup) -> Option<Reading> {
 
 /// A node that is watched.
 #[derive(Clone, Debug)]
-pub(crate) struct Watched {
+pub(crate) struct WatchedNode {
     pub(crate) label: String,
     pub(crate) source: Source,
     /// 0 for none.
@@ -146,7 +146,7 @@ pub(crate) struct Watched {
     pub(crate) series: Option<PathBuf>,
 }
 
-impl Watched {
+impl WatchedNode {
     /// Processes that took another's place so far, where a cap counts them.
     pub(crate) fn restarts(&self) -> u64 {
         let mut restarts = 0;
@@ -163,7 +163,7 @@ impl Watched {
 
 /// Figures of the watch about a node.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct NodeStats {
     pub(crate) now: Memory,
     /// Since the watch began.
     pub(crate) cpu: Duration,
@@ -176,12 +176,12 @@ pub(crate) struct Seen {
     last: Option<Reading>,
 }
 
-impl Seen {
+impl NodeStats {
     fn begin_phase(&mut self) {
         (self.peak, self.sum, self.samples) = (self.now, [0; 2], 0);
     }
 
-    fn note(&mut self, reading: Option<Reading>) {
+    fn record(&mut self, reading: Option<Reading>) {
         self.gone = reading.is_none();
         let Some(reading) = reading else { return };
         if let Some(before) = self.last {
@@ -212,14 +212,14 @@ impl Seen {
 
 #[derive(Default)]
 struct State {
-    seen: Vec<Seen>,
+    seen: Vec<NodeStats>,
     marks: Vec<String>,
     stop: bool,
 }
 
 /// Samples nodes from a thread of its own: the driver may be busy.
 pub(crate) struct Watch {
-    pub(crate) nodes: Vec<Watched>,
+    pub(crate) nodes: Vec<WatchedNode>,
     state: Arc<Mutex<State>>,
     thread: Option<JoinHandle<()>>,
     series: PathBuf,
@@ -228,7 +228,7 @@ pub(crate) struct Watch {
 impl Watch {
     /// Watches `nodes` and writes a series, from which a picture can be drawn.
     pub(crate) fn start(
-        nodes: Vec<Watched>,
+        nodes: Vec<WatchedNode>,
         name: &str,
         command: Option<&str>,
         series: PathBuf,
@@ -247,7 +247,7 @@ impl Watch {
             started: machine::now().0,
             ..Header::default()
         };
-        let seen = vec![Seen::default(); nodes.len()];
+        let seen = vec![NodeStats::default(); nodes.len()];
         let state = Arc::new(Mutex::new(State { seen, ..State::default() }));
         let (theirs, mut watched) = (state.clone(), nodes.clone());
         let thread = std::thread::Builder::new().name("watch".into()).spawn(move || {
@@ -259,7 +259,7 @@ impl Watch {
     }
 
     /// What was seen so far of each node, in the order of the nodes.
-    pub(crate) fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn node_stats(&self) -> Vec<NodeStats> {
         lock(&self.state).seen.clone()
     }
 
@@ -271,7 +271,7 @@ impl Watch {
     /// Peaks and means count from here on.
     pub(crate) fn begin_phase(&self, name: &str) {
         let mut state = lock(&self.state);
-        state.seen.iter_mut().for_each(Seen::begin_phase);
+        state.seen.iter_mut().for_each(NodeStats::begin_phase);
         state.marks.push(name.to_owned());
     }
 
@@ -300,7 +300,7 @@ impl Drop for Watch {
 }
 
 fn watch(
-    nodes: &mut [Watched],
+    nodes: &mut [WatchedNode],
     state: &Mutex<State>,
     file: File,
     header: Header,
@@ -321,7 +321,7 @@ fn watch(
         let (marks, stop, before, seen) = {
             let mut state = lock(state);
             let before = state.seen.clone();
-            state.seen.iter_mut().zip(&readings).for_each(|(seen, reading)| seen.note(*reading));
+            state.seen.iter_mut().zip(&readings).for_each(|(seen, reading)| seen.record(*reading));
             (std::mem::take(&mut state.marks), state.stop, before, state.seen.clone())
         };
         for text in marks {
@@ -339,13 +339,14 @@ fn watch(
         let alive: Vec<_> =
             nodes.iter().zip(&seen).enumerate().filter(|(_, (_, seen))| !seen.gone).collect();
         if !alive.is_empty() {
-            let sum = |of: fn(&Seen) -> u64| alive.iter().map(|(_, (_, seen))| of(seen)).sum();
-            let each = |(index, (node, seen)): &(usize, (&Watched, &Seen))| ProcessSample {
-                pid: *index as u32,
-                role: node.label.clone(),
-                anonymous_bytes: seen.now.anonymous_bytes,
-                file_bytes: seen.now.file_bytes,
-            };
+            let sum = |of: fn(&NodeStats) -> u64| alive.iter().map(|(_, (_, seen))| of(seen)).sum();
+            let each =
+                |(index, (node, seen)): &(usize, (&WatchedNode, &NodeStats))| ProcessSample {
+                    pid: *index as u32,
+                    role: node.label.clone(),
+                    anonymous_bytes: seen.now.anonymous_bytes,
+                    file_bytes: seen.now.file_bytes,
+                };
             line(Line::Sample(Sample {
                 seconds,
                 anonymous_bytes: sum(|seen| seen.now.anonymous_bytes),
@@ -376,15 +377,15 @@ mod tests {
 
     #[test]
     fn a_node_that_is_started_again_goes_on_counting() {
-        let mut seen = Seen::default();
-        seen.note(reading(10, 500, 0));
+        let mut seen = NodeStats::default();
+        seen.record(reading(10, 500, 0));
         seen.begin_phase();
         for (bytes, cpu, kills) in [(20, 600, 0), (60, 700, 1)] {
-            seen.note(reading(bytes, cpu, kills));
+            seen.record(reading(bytes, cpu, kills));
         }
-        seen.note(None);
+        seen.record(None);
         assert!(seen.gone && seen.now.anonymous_bytes == 60);
-        seen.note(reading(10, 50, 1));
+        seen.record(reading(10, 50, 1));
         assert!(!seen.gone);
         assert_eq!((seen.cpu.as_millis(), seen.oom_kills), (250, 1));
         assert_eq!((seen.peak.anonymous_bytes, seen.mean().anonymous_bytes), (60, 30));
@@ -392,8 +393,8 @@ mod tests {
 
     #[test]
     fn a_phase_without_samples_has_the_memory_from_before() {
-        let mut seen = Seen::default();
-        seen.note(reading(10, 500, 0));
+        let mut seen = NodeStats::default();
+        seen.record(reading(10, 500, 0));
         seen.begin_phase();
         assert_eq!((seen.peak.anonymous_bytes, seen.mean().anonymous_bytes), (10, 10));
     }

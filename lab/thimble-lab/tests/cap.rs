@@ -393,7 +393,7 @@ fn the_group_of_a_run_that_was_killed_is_removed_by_the_next() {
 }
 
 #[test]
-fn a_machine_without_groups_is_told_why_and_what_helps() {
+fn missing_cgroup_support_is_reported_with_a_remedy() {
     if !rustix::process::geteuid().is_root() {
         return testing::missing(
             "only root can become a user who may not make groups: run as root",
@@ -428,7 +428,7 @@ fn a_machine_without_groups_is_told_why_and_what_helps() {
 }
 
 #[test]
-fn a_size_that_is_none_is_refused_before_anything_runs() {
+fn invalid_size_is_refused_before_the_command_runs() {
     for (size, part) in [("5kB", "the smallest cap is 1 MiB"), ("lots", "512MiB")] {
         let output = run(&["--memory", size], &["sh", "-c", "echo ran"]);
         assert_eq!(output.status.code(), Some(2));

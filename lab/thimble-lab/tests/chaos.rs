@@ -156,7 +156,7 @@ fn four_nodes_lose_nothing_while_they_are_hurt() {
 }
 
 #[test]
-fn a_net_that_is_none_is_refused() {
+fn folder_without_a_net_is_refused() {
     let output = lab("chaos --dir /no/such/net --duration 1 --out")
         .arg(std::env::temp_dir().join("chaos-none"))
         .output()

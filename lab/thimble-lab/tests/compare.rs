@@ -189,7 +189,7 @@ fn odd_values_have_words_and_no_verdict_that_they_do_not_carry() {
 
 // Promise: P25 - A file that cannot be read ends the comparison with status 2 and the reason.
 #[test]
-fn files_that_cannot_be_read_end_with_status_2_and_words() {
+fn unreadable_file_exits_with_status_2() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("report.xml");
     fs::write(&path, "<html></html>").unwrap();

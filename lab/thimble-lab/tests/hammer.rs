@@ -217,7 +217,7 @@ fn back_pressure_is_counted_and_is_no_error() {
 }
 
 #[test]
-fn ctrl_c_prints_what_there_is() {
+fn ctrl_c_prints_the_partial_report() {
     let node = Node::start("512MiB", None);
     let mut child = node.hammer("--mode throughput --rate 50 --seconds 600").spawn().unwrap();
     let mut progress = BufReader::new(child.stderr.take().unwrap());
@@ -246,7 +246,7 @@ fn a_command_line_that_cannot_be_followed_exits_with_2() {
 }
 
 #[derive(CandidType, Deserialize)]
-struct Created {
+struct CanisterIdRecord {
     canister_id: Principal,
 }
 
@@ -295,7 +295,7 @@ async fn lost_acknowledgements_fail_the_run() {
     let arguments = Encode!(&ProvisionalCreateCanisterWithCyclesArgs::default()).unwrap();
     let created =
         controller.manage("provisional_create_canister_with_cycles", management, arguments).await;
-    let canister = Decode!(&created, Created).unwrap().canister_id;
+    let canister = Decode!(&created, CanisterIdRecord).unwrap().canister_id;
     controller.install(canister, CanisterInstallMode::Install).await;
 
     // (flags, the word of `info` that shows that work has begun, text that the run must print)

@@ -262,7 +262,7 @@ fn a_machine_that_never_boots_is_told_with_what_it_printed_last() {
 
 // Promise: P25 - A machine with an invalid kernel is stopped and reported.
 #[test]
-fn a_kernel_that_is_none_says_nothing_and_is_stopped() {
+fn invalid_kernel_without_output_is_stopped() {
     let Some(mut net) = Net::new() else { return };
     net.change_image(|_, folder| fs::write(folder.join("kernel"), vec![0; 1 << 20]).unwrap());
     let said = net.bad("up --backend vm --nodes 1 --memory 256MiB --wait 10");

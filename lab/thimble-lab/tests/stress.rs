@@ -157,7 +157,7 @@ fn a_net_of_relays_runs_on_until_it_is_taken_down() {
 
 // Promise: P25 - Ctrl-C prints the measurements of a stress run.
 #[test]
-fn ctrl_c_in_the_middle_tells_what_was_measured() {
+fn ctrl_c_during_a_phase_reports_partial_figures() {
     let Some(relay) = relay() else { return };
     let mut stress = lab();
     stress
@@ -209,7 +209,7 @@ fn a_process_that_outgrows_the_cap_is_counted_as_killed() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said_with_the_bound_before_anything_is_started() {
+fn out_of_bounds_options_are_refused_before_start() {
     for (words, part) in [
         ("stress --relays 1", "2 to 32 nodes"),
         ("stress --node /ip4/127.0.0.1/tcp/1 --memory 64MiB", "add --command"),

@@ -132,7 +132,7 @@ fn the_setting_that_saves_is_found_and_what_does_nothing_is_named() {
 
 // Promise: P25 - A command that cannot be measured is refused with the reason.
 #[test]
-fn a_command_that_cannot_be_measured_is_refused_in_words() {
+fn unmeasurable_command_is_refused_with_a_reason() {
     let _alone = ALONE.lock();
     let folder = tempfile::tempdir().unwrap();
     let knobs = knobs(folder.path());
@@ -169,7 +169,7 @@ fn a_command_that_cannot_be_measured_is_refused_in_words() {
 
 // Promise: P25 - A foreign process on the port is not measured.
 #[test]
-fn a_port_that_somebody_has_is_not_measured_in_the_commands_place() {
+fn occupied_port_is_refused() {
     let _alone = ALONE.lock();
     let folder = tempfile::tempdir().unwrap();
     let knobs = knobs(folder.path());

@@ -336,7 +336,7 @@ fn a_log_that_is_put_aside_or_cut_off_is_read_on() {
 }
 
 #[test]
-fn a_process_of_somebody_else_is_refused_in_words() {
+fn process_of_another_user_is_refused_with_a_reason() {
     const NOBODY: u32 = 65_534;
     if !rustix::process::geteuid().is_root() {
         return testing::missing("root, to become another user");

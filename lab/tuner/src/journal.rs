@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::run::Measured;
+use crate::run::Measurement;
 
 const RECORDS_MAX: usize = 20_000;
 const RECORD_BYTES_MAX: u64 = 64 << 10;
@@ -33,7 +33,7 @@ pub(crate) struct Record {
     pub(crate) discarded: Option<String>,
     /// Time spent on the search, this run included.
     pub(crate) spent_seconds: f64,
-    pub(crate) measured: Measured,
+    pub(crate) measured: Measurement,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -194,7 +194,7 @@ mod tests {
             why: "alone".into(),
             discarded: None,
             spent_seconds,
-            measured: Measured { peak_bytes: 3, ..Measured::default() },
+            measured: Measurement { peak_bytes: 3, ..Measurement::default() },
         }
     }
 

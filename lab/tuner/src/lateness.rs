@@ -38,14 +38,14 @@ pub(crate) struct Lateness {
 
 impl Samples {
     /// A beat or an answer that came so late.
-    pub(crate) fn late(&mut self, millis: f64) {
+    pub(crate) fn record_delay(&mut self, millis: f64) {
         if millis.is_finite() && self.millis.len() < SAMPLES_MAX {
             self.millis.push(millis.max(0.0));
         }
     }
 
     /// One that did not come or was wrong.
-    pub(crate) fn missed(&mut self, why: &str) {
+    pub(crate) fn record_miss(&mut self, why: &str) {
         self.misses += 1;
         self.miss = Some(why.chars().take(200).collect());
     }
@@ -97,7 +97,7 @@ pub(crate) struct Goal {
 
 impl Goal {
     /// The judged statistic of one run.
-    pub(crate) fn of(self, lateness: &Lateness) -> f64 {
+    pub(crate) fn statistic(self, lateness: &Lateness) -> f64 {
         match self.figure {
             Figure::P50 => lateness.p50_millis,
             Figure::P90 => lateness.p90_millis,
@@ -109,7 +109,8 @@ impl Goal {
 
     /// A run meets it; one with answers that did not come only if misses are what is counted.
     pub(crate) fn is_met(self, lateness: &Lateness) -> bool {
-        self.of(lateness) < self.below && (self.figure == Figure::Misses || lateness.misses == 0)
+        self.statistic(lateness) < self.below
+            && (self.figure == Figure::Misses || lateness.misses == 0)
     }
 
     pub(crate) fn unit(self) -> &'static str {
@@ -197,7 +198,7 @@ mod tests {
     fn quantiles_are_values_that_were_seen() {
         let mut samples = Samples::default();
         for number in 0..1000 {
-            samples.late(f64::from(number));
+            samples.record_delay(f64::from(number));
         }
         let lateness = samples.clone().summary();
         assert_eq!(
@@ -207,7 +208,7 @@ mod tests {
         assert_eq!(lateness.max_millis, 999.0);
         let goal: Goal = "p99<1s".parse().unwrap();
         assert!(goal.is_met(&lateness));
-        samples.missed("refused");
+        samples.record_miss("refused");
         assert!(!goal.is_met(&samples.summary()), "an answer that never came meets nothing");
         assert_eq!(Samples::default().summary(), Lateness::default());
     }

@@ -46,14 +46,14 @@ const SCRIPTS_MAX: usize = 4;
 
 /// The recognised runtime and allocator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct Recognition {
     /// Names out of [`RUNTIMES`] and [`ALLOCATORS`]: a runtime first, its allocator behind.
     pub runtimes: Vec<&'static str>,
 }
 
-impl Found {
+impl Recognition {
     /// The runtime with a collector, when there is one.
-    pub fn collected(&self) -> Option<&'static str> {
+    pub fn collected_runtime(&self) -> Option<&'static str> {
         self.runtimes.iter().copied().find(|name| RUNTIMES.contains(name))
     }
 
@@ -62,7 +62,7 @@ impl Found {
         self.runtimes.contains(&name)
     }
 
-    fn of(marks: &BTreeSet<&'static str>) -> Self {
+    fn from_marks(marks: &BTreeSet<&'static str>) -> Self {
         let mut runtimes: Vec<_> =
             RUNTIMES.into_iter().chain(ALLOCATORS).filter(|name| marks.contains(name)).collect();
         // An allocator of the program replaces that of the C library.
@@ -74,10 +74,10 @@ impl Found {
 }
 
 /// The runtime of the file `path`. Scripts are followed to their interpreter.
-pub fn program(path: &Path) -> Found {
+pub fn program(path: &Path) -> Recognition {
     let mut path = path.to_owned();
     for _ in 0..=SCRIPTS_MAX {
-        let Ok(file) = File::open(&path) else { return Found::default() };
+        let Ok(file) = File::open(&path) else { return Recognition::default() };
         match interpreter(&file) {
             Some(next) => path = next,
             None => {
@@ -85,15 +85,15 @@ pub fn program(path: &Path) -> Found {
                 let mut marks = BTreeSet::new();
                 mark_name(&name, &mut marks);
                 mark_file(&file, &mut marks);
-                return Found::of(&marks);
+                return Recognition::from_marks(&marks);
             }
         }
     }
-    Found::default()
+    Recognition::default()
 }
 
 /// The runtime of the process `pid`. Empty when it has ended or may not be read.
-pub fn process(pid: Pid) -> Found {
+pub fn process(pid: Pid) -> Recognition {
     let mut marks = BTreeSet::new();
     let exe = PathBuf::from(format!("/proc/{pid}/exe"));
     if let Ok(name) = std::fs::read_link(&exe) {
@@ -113,7 +113,7 @@ pub fn process(pid: Pid) -> Found {
             }
         }
     }
-    Found::of(&marks)
+    Recognition::from_marks(&marks)
 }
 
 /// The interpreter after `#!`, looked up in `PATH` when it is `env` with a name.
@@ -331,7 +331,7 @@ mod tests {
         fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
         assert_eq!(program(&script).runtimes, ["glibc"]);
         fs::write(&script, format!("#!{}\n", script.display())).unwrap();
-        assert_eq!(program(&script), Found::default());
+        assert_eq!(program(&script), Recognition::default());
     }
 
     #[test]
@@ -343,18 +343,18 @@ mod tests {
             [&b""[..], b"\x7fELF", b"\x7fELF\x02\x01", &[0x7f; 4096], b"#!", b"#! \n", &constant]
         {
             fs::write(&file, bytes).unwrap();
-            assert_eq!(program(&file), Found::default(), "{bytes:?}");
+            assert_eq!(program(&file), Recognition::default(), "{bytes:?}");
         }
         // A table of sections beyond the end of the file, and one that is too long.
         let mut header = [0xff; 64];
         header[..6].copy_from_slice(b"\x7fELF\x02\x01");
         fs::write(&file, header).unwrap();
-        assert_eq!(program(&file), Found::default());
+        assert_eq!(program(&file), Recognition::default());
         header[58..64].copy_from_slice(&[64, 0, 16, 0, 1, 0]);
         fs::write(&file, header).unwrap();
-        assert_eq!(program(&file), Found::default());
-        assert_eq!(program(Path::new("/nowhere/at/all")), Found::default());
-        assert_eq!(program(folder.path()), Found::default());
+        assert_eq!(program(&file), Recognition::default());
+        assert_eq!(program(Path::new("/nowhere/at/all")), Recognition::default());
+        assert_eq!(program(folder.path()), Recognition::default());
     }
 
     #[test]
@@ -377,18 +377,18 @@ mod tests {
         for library in ["libc.so.6", "libjemalloc.so.2", "libjvm.so", "libz.so.1", "libcurl.so"] {
             mark_library(library, &mut marks);
         }
-        let found = Found::of(&marks);
+        let found = Recognition::from_marks(&marks);
         assert_eq!(found.runtimes, ["jvm", "jemalloc"]);
-        assert_eq!(found.collected(), Some("jvm"));
+        assert_eq!(found.collected_runtime(), Some("jvm"));
         assert!(found.has("jemalloc") && !found.has("glibc"));
     }
 
     #[test]
     fn this_process_is_recognised_and_one_that_is_gone_is_not() {
         let found = process(Pid::own());
-        assert_eq!(found.collected(), None, "{found:?}");
+        assert_eq!(found.collected_runtime(), None, "{found:?}");
         assert!(!found.runtimes.is_empty());
-        assert_eq!(process(Pid(4_194_999)), Found::default());
+        assert_eq!(process(Pid(4_194_999)), Recognition::default());
     }
 
     #[test]
@@ -398,7 +398,7 @@ mod tests {
         {
             let path = Path::new(path);
             if path.exists() {
-                assert_eq!(program(path).collected(), Some(runtime), "{}", path.display());
+                assert_eq!(program(path).collected_runtime(), Some(runtime), "{}", path.display());
             }
         }
         assert_eq!(program(Path::new("/bin/sh")).runtimes, ["glibc"]);

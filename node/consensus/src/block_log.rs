@@ -30,14 +30,14 @@ use std::{
 };
 
 use disk::{
-    Open, RealDisk, Remembered, SharedDisk,
+    NumberFile, Open, RealDisk, SharedDisk,
     records::{End, Kind, Reader, RecordError, RecordFile},
 };
 use serde::{Deserialize, Serialize};
 use state::{Fault, Height};
 use thiserror::Error;
 
-use crate::seam::{FinalisedBlock, Recorded};
+use crate::seam::{FinalisedBlock, RecordedOutcome};
 
 /// A record larger than this is damage: no block can be.
 const KIND: Kind = Kind { name: *b"blocks\0\0", version: 5, bytes_max: 64 << 20 };
@@ -162,11 +162,11 @@ pub(crate) fn samples() -> (u64, Vec<(&'static str, Vec<u8>)>) {
 
 /// A block as the log holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Logged {
+pub struct LoggedBlock {
     /// The block as it was appended.
     pub block: FinalisedBlock,
     /// Recorded outcome of the block, if it was executed before the crash.
-    pub recorded: Option<Recorded>,
+    pub recorded: Option<RecordedOutcome>,
 }
 
 /// See the module.
@@ -179,7 +179,7 @@ pub struct BlockLog {
     /// segment that takes over.
     file: Option<RecordFile>,
     last: Option<Height>,
-    certified: Remembered,
+    certified: NumberFile,
     /// Encoded outcomes behind the last block of the newest segment: one at most, if callers
     /// repeat themselves only.
     unsynced: Vec<Vec<u8>>,
@@ -226,7 +226,7 @@ impl BlockLog {
         }
         segments.sort_by_key(|segment| segment.first);
         let path = folder.join(CERTIFIED);
-        let certified = Remembered::open(disk.as_ref(), &path)
+        let certified = NumberFile::open(disk.as_ref(), &path)
             .map_err(|source| io_error(&path, "opening", source))?;
         if certified.was_damaged() {
             tracing::warn!(
@@ -310,7 +310,7 @@ impl BlockLog {
         let mut newest = self.segments.len();
         while self.last.is_none() && newest > 1 {
             newest -= 1;
-            let mut replay = Replay::of(self, newest - 1..newest, Height(0));
+            let mut replay = Replay::new(self, newest - 1..newest, Height(0));
             while let Some(logged) = replay.next_block()? {
                 self.last = Some(logged.block.height);
             }
@@ -341,7 +341,7 @@ impl BlockLog {
     ///
     /// # Errors
     /// When the disk fails; the certificate must not be shown then.
-    pub fn certified(&mut self, height: Height) -> Result<(), LogError> {
+    pub fn record_certified(&mut self, height: Height) -> Result<(), LogError> {
         if self.certified.value().is_some_and(|newest| newest >= height.0) {
             return Ok(());
         }
@@ -533,7 +533,7 @@ impl BlockLog {
             .segments
             .partition_point(|segment| segment.first.0 <= height.0 + 1)
             .saturating_sub(1);
-        Ok(Replay::of(self, start..self.segments.len(), height))
+        Ok(Replay::new(self, start..self.segments.len(), height))
     }
 
     /// Bytes of all segments on disk.
@@ -552,7 +552,7 @@ pub struct Replay {
     newest_end: u64,
     reading: Option<Reading>,
     /// A block whose outcome may be the next record.
-    next: Option<Logged>,
+    next: Option<LoggedBlock>,
     above: Height,
     /// Newest block read, or the one before the first segment.
     seen: Height,
@@ -566,7 +566,7 @@ struct Reading {
 }
 
 impl Replay {
-    fn of(log: &BlockLog, range: std::ops::Range<usize>, above: Height) -> Self {
+    fn new(log: &BlockLog, range: std::ops::Range<usize>, above: Height) -> Self {
         let segments: VecDeque<_> = log.segments[range.clone()].iter().cloned().collect();
         let seen = segments.front().map_or(0, |segment| segment.first.0.saturating_sub(1));
         Self {
@@ -627,14 +627,14 @@ impl Replay {
     ///
     /// # Errors
     /// [`LogError::Damaged`] where the log does not check, naming the heights that cannot be read.
-    pub fn next_block(&mut self) -> Result<Option<Logged>, LogError> {
+    pub fn next_block(&mut self) -> Result<Option<LoggedBlock>, LogError> {
         loop {
             match self.record()? {
                 None => return Ok(self.next.take()),
                 Some(Record::Block(block)) => {
                     self.seen = block.height;
                     let wanted = block.height > self.above;
-                    let logged = wanted.then_some(Logged { block, recorded: None });
+                    let logged = wanted.then_some(LoggedBlock { block, recorded: None });
                     if let Some(ready) = std::mem::replace(&mut self.next, logged) {
                         return Ok(Some(ready));
                     }
@@ -643,7 +643,7 @@ impl Replay {
                     if let Some(next) =
                         self.next.as_mut().filter(|next| next.block.height == height)
                     {
-                        next.recorded = Some(Recorded { root, faults });
+                        next.recorded = Some(RecordedOutcome { root, faults });
                     }
                 }
                 Some(Record::Follows { .. }) => {}

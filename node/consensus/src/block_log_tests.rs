@@ -39,7 +39,7 @@ fn write(folder: &Path, segment_bytes: u64, from: u64, to: u64) -> BlockLog {
 }
 
 #[test]
-fn batches_come_back_with_what_executing_them_gave() {
+fn replay_returns_blocks_with_recorded_outcomes() {
     let folder = tempfile::tempdir().unwrap();
     let mut log = write(folder.path(), 1 << 20, 1, 3);
     let fault = Fault { canister_id: Principal::management_canister(), ordinal: 2 };
@@ -51,7 +51,7 @@ fn batches_come_back_with_what_executing_them_gave() {
     assert_eq!(log.last(), Some(Height(5)));
     let mut replay = log.read_from(Height(2)).unwrap();
     let third = replay.next_block().unwrap().unwrap();
-    assert_eq!(third.recorded, Some(Recorded { root: [3; 32], faults: vec![] }));
+    assert_eq!(third.recorded, Some(RecordedOutcome { root: [3; 32], faults: vec![] }));
     let fourth = replay.next_block().unwrap().unwrap();
     assert_eq!(fourth.recorded.unwrap().faults, [fault]);
     let fifth = replay.next_block().unwrap().unwrap();
@@ -76,7 +76,7 @@ fn segments_roll_and_are_pruned_only_when_wholly_below() {
 }
 
 #[test]
-fn it_is_cut_to_a_size_but_for_its_newest_segment() {
+fn pruning_to_a_size_keeps_the_newest_segment() {
     let folder = tempfile::tempdir().unwrap();
     let mut log = write(folder.path(), 300, 1, 20);
     let all = log.disk_bytes();
@@ -91,7 +91,7 @@ fn it_is_cut_to_a_size_but_for_its_newest_segment() {
 }
 
 #[test]
-fn a_log_that_was_cleared_begins_anywhere() {
+fn cleared_log_accepts_any_first_height() {
     let folder = tempfile::tempdir().unwrap();
     let mut log = write(folder.path(), 300, 1, 20);
     assert_eq!(log.first(), Some(Height(1)));
@@ -143,7 +143,7 @@ fn damage_in_the_middle_is_refused() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_is_named() {
+fn unwritable_folder_error_names_the_operation() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, b"").unwrap();
@@ -171,7 +171,7 @@ fn write_certified(folder: &Path, segment_bytes: u64, to: u64) {
     for height in 1..=to {
         log.append_block(&block(height)).unwrap();
         log.append_outcome(Height(height), [height as u8; 32], &[]).unwrap();
-        log.certified(Height(height)).unwrap();
+        log.record_certified(Height(height)).unwrap();
     }
 }
 
@@ -183,7 +183,7 @@ fn segments(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// In place of `folder`'s, so that what opening it changes is undone.
-fn copy_of(folder: &Path) -> tempfile::TempDir {
+fn copy_folder(folder: &Path) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -194,17 +194,17 @@ fn copy_of(folder: &Path) -> tempfile::TempDir {
 
 // Promise: P6 - Each flipped bit of the block log is harmless or refused with the heights.
 #[test]
-fn every_flipped_bit_loses_no_certified_block_in_silence() {
+fn flipped_bit_is_harmless_or_reported() {
     let source = tempfile::tempdir().unwrap();
     write_certified(source.path(), 400, 8);
-    assert_eq!(recover(copy_of(source.path()).path()).unwrap(), (1..=8).collect::<Vec<_>>());
+    assert_eq!(recover(copy_folder(source.path()).path()).unwrap(), (1..=8).collect::<Vec<_>>());
     let files = segments(source.path());
     assert!(files.len() > 1);
     let (mut refused, mut named) = (0, 0);
     for file in &files {
         let whole = fs::read(file).unwrap();
         for bit in 0..whole.len() * 8 {
-            let copy = copy_of(source.path());
+            let copy = copy_folder(source.path());
             let mut bytes = whole.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
             fs::write(copy.path().join(file.file_name().unwrap()), &bytes).unwrap();
@@ -236,7 +236,7 @@ fn a_log_that_ends_below_what_was_certified_is_refused_by_height() {
     let whole = fs::read(&file).unwrap();
     let mut complete = 0;
     for cut in 0..whole.len() {
-        let copy = copy_of(source.path());
+        let copy = copy_folder(source.path());
         fs::write(copy.path().join(file.file_name().unwrap()), &whole[..cut]).unwrap();
         match recover(copy.path()) {
             Ok(heights) => {
@@ -250,7 +250,7 @@ fn a_log_that_ends_below_what_was_certified_is_refused_by_height() {
         }
     }
     assert!(complete > 0, "without its last outcome the log is complete");
-    let copy = copy_of(source.path());
+    let copy = copy_folder(source.path());
     fs::remove_file(copy.path().join(file.file_name().unwrap())).unwrap();
     let text = recover(copy.path()).unwrap_err().to_string();
     assert!(text.contains("blocks 1 to 5 were acknowledged and are missing"), "{text}");
@@ -271,7 +271,7 @@ fn a_missing_segment_in_the_middle_is_named() {
 }
 
 #[test]
-fn a_block_that_nobody_saw_certified_may_be_torn() {
+fn uncertified_tail_block_may_be_torn() {
     let folder = tempfile::tempdir().unwrap();
     write_certified(folder.path(), 1 << 20, 5);
     let mut log = BlockLog::open(folder.path(), 1 << 20).unwrap();
@@ -287,7 +287,7 @@ fn a_block_that_nobody_saw_certified_may_be_torn() {
 }
 
 /// A block of this height that says in which try it was made.
-fn retried(height: u64, attempt: u8) -> FinalisedBlock {
+fn block_of_attempt(height: u64, attempt: u8) -> FinalisedBlock {
     FinalisedBlock { randomness: [attempt; 32], ..block(height) }
 }
 
@@ -333,7 +333,7 @@ fn failed_syncs_and_power_cuts_lose_nothing_that_was_acknowledged() {
                 // The block maker makes another block when one could not be made durable.
                 for tries in 0.. {
                     attempt = attempt.wrapping_add(1);
-                    match log.append_block(&retried(height, attempt)) {
+                    match log.append_block(&block_of_attempt(height, attempt)) {
                         Ok(()) => break,
                         Err(error) => {
                             assert!(error.can_heal(), "seed {seed}: {error}");
@@ -346,7 +346,7 @@ fn failed_syncs_and_power_cuts_lose_nothing_that_was_acknowledged() {
                 }
                 acknowledged.push(attempt);
                 let noted = log.append_outcome(Height(height), [1; 32], &[]);
-                if noted.and_then(|()| log.certified(Height(height))).is_err() {
+                if noted.and_then(|()| log.record_certified(Height(height))).is_err() {
                     break;
                 }
                 certified = height;
@@ -364,7 +364,7 @@ fn failed_syncs_and_power_cuts_lose_nothing_that_was_acknowledged() {
 }
 
 #[test]
-fn a_full_disk_is_told_and_heals() {
+fn full_disk_error_can_heal() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("disk");
     let disk = SimulatedDisk::new(&root, 1).unwrap();

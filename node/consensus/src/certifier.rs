@@ -58,7 +58,7 @@ pub enum CertifyError {
 }
 
 /// Who signs, with what this node signs.
-pub struct Term {
+pub struct SigningCommittee {
     /// All shares' public keys.
     pub committee: Committee,
     /// This node's; none if it follows the subnet without being a member.
@@ -70,50 +70,53 @@ pub struct Term {
 /// Committees that hold the subnet's key, by the height each begins to sign at. The key is one and
 /// the same; a share of one committee is none of another. Copies share everything.
 #[derive(Clone)]
-pub struct Terms {
+pub struct CommitteeSchedule {
     /// The subnet's public key, the same in every epoch.
     public_key: PublicKey,
-    known: Arc<Mutex<BTreeMap<Height, Arc<Term>>>>,
+    known: Arc<Mutex<BTreeMap<Height, Arc<SigningCommittee>>>>,
 }
 
 /// Heights before the newest resharing may still wait for their certificate.
-const TERMS_KEPT: usize = 2;
+const COMMITTEES_KEPT: usize = 2;
 
-impl Terms {
-    /// Begins with `term`, at height `from`.
-    pub fn new(from: Height, term: Term) -> Self {
-        let public_key = term.committee.public_key;
-        Self { public_key, known: Arc::new(Mutex::new(BTreeMap::from([(from, Arc::new(term))]))) }
+impl CommitteeSchedule {
+    /// Begins with `signers`, at height `from`.
+    pub fn new(from: Height, signers: SigningCommittee) -> Self {
+        let public_key = signers.committee.public_key;
+        Self {
+            public_key,
+            known: Arc::new(Mutex::new(BTreeMap::from([(from, Arc::new(signers))]))),
+        }
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<Height, Arc<Term>>> {
+    fn known(&self) -> MutexGuard<'_, BTreeMap<Height, Arc<SigningCommittee>>> {
         // Every change is one insertion or removal.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From this height on another committee signs.
-    pub(crate) fn begin(&self, from: Height, term: Term) {
+    pub(crate) fn begin(&self, from: Height, signers: SigningCommittee) {
         let mut known = self.known();
-        known.insert(from, Arc::new(term));
-        while known.len() > TERMS_KEPT {
+        known.insert(from, Arc::new(signers));
+        while known.len() > COMMITTEES_KEPT {
             known.pop_first();
         }
     }
 
     /// Who signs from the newest height on that another committee began at, and that height.
-    pub(crate) fn newest(&self) -> Option<(Height, Arc<Term>)> {
-        self.known().last_key_value().map(|(from, term)| (*from, term.clone()))
+    pub(crate) fn newest(&self) -> Option<(Height, Arc<SigningCommittee>)> {
+        self.known().last_key_value().map(|(from, signers)| (*from, signers.clone()))
     }
 
     /// Who signs the state of `height`; none if that was before all that is known.
-    pub(crate) fn at(&self, height: Height) -> Option<Arc<Term>> {
-        self.known().range(..=height).next_back().map(|(_, term)| term.clone())
+    pub(crate) fn at(&self, height: Height) -> Option<Arc<SigningCommittee>> {
+        self.known().range(..=height).next_back().map(|(_, signers)| signers.clone())
     }
 }
 
 /// Makes this node's shares, takes those of others, combines.
 pub struct Certifier {
-    terms: Terms,
+    schedule: CommitteeSchedule,
     heights_max: usize,
     /// Executed here, not certified.
     pending: BTreeMap<Height, Pending>,
@@ -124,7 +127,7 @@ pub struct Certifier {
 }
 
 struct Pending {
-    term: Arc<Term>,
+    signers: Arc<SigningCommittee>,
     root: [u8; 32],
     shares: BTreeMap<NodeIndex, SignatureShare>,
     /// Who signed another root, with proof.
@@ -136,35 +139,38 @@ struct Pending {
 struct Early {
     /// The committee that was taken for the one of this height; at the end of an epoch it may turn
     /// out to be another.
-    term: Arc<Term>,
+    signers: Arc<SigningCommittee>,
     shares: BTreeMap<NodeIndex, ([u8; 32], SignatureShare)>,
 }
 
 /// Result of checking a certificate of another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Accepted {
+pub enum CertificateCheck {
     /// This node lacked it.
     New(Certificate),
     /// This node has it or one that covers it, or has not reached its height yet. It was not
     /// verified.
     Unneeded,
     /// The subnet did not sign it: the sender is faulty.
-    False,
+    Invalid,
 }
 
 impl Certifier {
     /// For a committee that stays: `share` belongs to it.
     pub fn new(committee: Committee, share: SecretShare, heights_max: usize) -> Self {
-        Self::over(
-            Terms::new(Height(0), Term { committee, share: Some(share), members: vec![] }),
+        Self::with_schedule(
+            CommitteeSchedule::new(
+                Height(0),
+                SigningCommittee { committee, share: Some(share), members: vec![] },
+            ),
             heights_max,
         )
     }
 
     /// For committees that follow each other.
-    pub fn over(terms: Terms, heights_max: usize) -> Self {
+    pub fn with_schedule(schedule: CommitteeSchedule, heights_max: usize) -> Self {
         Self {
-            terms,
+            schedule,
             heights_max: heights_max.max(1),
             pending: BTreeMap::new(),
             early: BTreeMap::new(),
@@ -173,8 +179,8 @@ impl Certifier {
     }
 
     /// Who signs, by heights.
-    pub(crate) fn terms(&self) -> &Terms {
-        &self.terms
+    pub(crate) fn schedule(&self) -> &CommitteeSchedule {
+        &self.schedule
     }
 
     /// Signs `root` as the state of `height`; this node's share for the others, if it has one, and
@@ -185,30 +191,30 @@ impl Certifier {
         height: Height,
         root: [u8; 32],
     ) -> Result<(Option<SignatureShare>, Option<Certificate>), CertifyError> {
-        let Some(term) = self.terms.at(height) else { return Ok((None, None)) };
-        let own = term.share.as_ref();
+        let Some(signers) = self.schedule.at(height) else { return Ok((None, None)) };
+        let own = signers.share.as_ref();
         let share = own.map(|own| (own.index, own.sign(&state_root_message(&root))));
         while self.pending.len() >= self.heights_max {
             self.pending.pop_first();
         }
         self.signed = self.signed.max(height);
         let shares = BTreeMap::from_iter(share);
-        let members = term.members.clone();
+        let members = signers.members.clone();
         let (dissent, refused) = (BTreeSet::new(), BTreeSet::new());
-        self.pending.insert(height, Pending { term, root, shares, dissent, refused });
+        self.pending.insert(height, Pending { signers, root, shares, dissent, refused });
         // Places of another committee say nothing; who has them says it again.
-        let early = self.early.remove(&height).filter(|early| early.term.members == members);
+        let early = self.early.remove(&height).filter(|early| early.signers.members == members);
         let early = early.map(|early| early.shares).unwrap_or_default();
         self.early = self.early.split_off(&height);
-        let mut certificate = self.complete(height)?;
+        let mut certificate = self.try_combine(height)?;
         for (from, (root, early)) in early {
-            certificate = certificate.or(self.take(height, from, root, early)?);
+            certificate = certificate.or(self.add_share(height, from, root, early)?);
         }
         Ok((share.map(|(_, share)| share), certificate))
     }
 
     /// Takes another node's share.
-    pub fn take(
+    pub fn add_share(
         &mut self,
         height: Height,
         from: NodeIndex,
@@ -217,12 +223,13 @@ impl Certifier {
     ) -> Result<Option<Certificate>, CertifyError> {
         if height > self.signed {
             if height.0 - self.signed.0 <= self.heights_max as u64
-                && let Some(term) = self.terms.at(height).filter(|term| is_other_member(term, from))
+                && let Some(signers) =
+                    self.schedule.at(height).filter(|signers| is_other_member(signers, from))
             {
                 let early = self
                     .early
                     .entry(height)
-                    .or_insert_with(|| Early { term, shares: BTreeMap::new() });
+                    .or_insert_with(|| Early { signers, shares: BTreeMap::new() });
                 early.shares.entry(from).or_insert((root, share));
             }
             return Ok(None);
@@ -238,9 +245,9 @@ impl Certifier {
                 return Ok(None);
             }
             pending.shares.insert(from, share);
-            return self.complete(height);
+            return self.try_combine(height);
         }
-        let committee = &pending.term.committee;
+        let committee = &pending.signers.committee;
         if committee.verify_share(from, &state_root_message(&root), &share).is_ok() {
             pending.dissent.insert(from);
             let faulty_max = committee.shares.len() - committee.threshold as usize;
@@ -263,13 +270,13 @@ impl Certifier {
     }
 
     /// Takes a certificate that another node has, if this one lacks it.
-    pub fn accept(&mut self, certificate: Certificate) -> Result<Accepted, CertifyError> {
+    pub fn accept(&mut self, certificate: Certificate) -> Result<CertificateCheck, CertifyError> {
         let height = certificate.height;
         let Some(pending) = self.pending.get(&height) else {
-            return Ok(Accepted::Unneeded);
+            return Ok(CertificateCheck::Unneeded);
         };
-        if !is_signature(&self.terms.public_key, &certificate.root, &certificate.signature) {
-            return Ok(Accepted::False);
+        if !is_signature(&self.schedule.public_key, &certificate.root, &certificate.signature) {
+            return Ok(CertificateCheck::Invalid);
         }
         if pending.root != certificate.root {
             return Err(CertifyError::Diverged {
@@ -278,8 +285,8 @@ impl Certifier {
                 theirs: certificate.root,
             });
         }
-        self.done(height);
-        Ok(Accepted::New(certificate))
+        self.drop_covered(height);
+        Ok(CertificateCheck::New(certificate))
     }
 
     /// Heights whose certificate is not complete yet; at most `heights_max`.
@@ -288,14 +295,14 @@ impl Certifier {
     }
 
     /// A certificate covers what earlier states hold: they need none of their own.
-    fn done(&mut self, height: Height) {
+    fn drop_covered(&mut self, height: Height) {
         self.pending = self.pending.split_off(&Height(height.0 + 1));
     }
 
-    fn complete(&mut self, height: Height) -> Result<Option<Certificate>, CertifyError> {
+    fn try_combine(&mut self, height: Height) -> Result<Option<Certificate>, CertifyError> {
         let Some(pending) = self.pending.get_mut(&height) else { return Ok(None) };
-        let term = pending.term.clone();
-        let Term { committee, share: own, .. } = &*term;
+        let signers = pending.signers.clone();
+        let SigningCommittee { committee, share: own, .. } = &*signers;
         let threshold = committee.threshold as usize;
         if pending.shares.len() < threshold {
             return Ok(None);
@@ -307,7 +314,7 @@ impl Certifier {
         if let Ok(signature) = combined
             && (alone || is_signature(&committee.public_key, &root, &signature))
         {
-            self.done(height);
+            self.drop_covered(height);
             return Ok(Some(Certificate { height, root, signature }));
         }
         let message = state_root_message(&root);
@@ -329,14 +336,14 @@ impl Certifier {
             return Ok(None);
         }
         let signature = nidkg::combine(committee, &pending.shares)?;
-        self.done(height);
+        self.drop_covered(height);
         Ok(Some(Certificate { height, root, signature }))
     }
 }
 
-fn is_other_member(term: &Term, index: NodeIndex) -> bool {
-    let own = term.share.as_ref().map(|share| share.index);
-    own != Some(index) && (index.0 as usize) < term.committee.shares.len()
+fn is_other_member(signers: &SigningCommittee, index: NodeIndex) -> bool {
+    let own = signers.share.as_ref().map(|share| share.index);
+    own != Some(index) && (index.0 as usize) < signers.committee.shares.len()
 }
 
 fn is_signature(key: &PublicKey, root: &[u8; 32], signature: &Signature) -> bool {
@@ -370,33 +377,33 @@ mod tests {
 
     // Promise: P17 - Four nodes certify a state with three shares.
     #[test]
-    fn four_nodes_certify_with_three_shares_whoever_is_first() {
+    fn three_of_four_shares_certify_in_any_order() {
         let (committee, mut shares) = four(2);
         let others = shares.split_off(1);
         let (root, message) = ([5; 32], state_root_message(&[5; 32]));
         let mut certifier = Certifier::new(committee.clone(), shares.remove(0), 4);
         // Before this node executed the height.
         assert_eq!(
-            certifier.take(Height(1), NodeIndex(1), root, others[0].sign(&message)),
+            certifier.add_share(Height(1), NodeIndex(1), root, others[0].sign(&message)),
             Ok(None)
         );
         assert_eq!(certifier.sign(Height(1), root).unwrap().1, None);
         let certificate = certifier
-            .take(Height(1), NodeIndex(3), root, others[2].sign(&message))
+            .add_share(Height(1), NodeIndex(3), root, others[2].sign(&message))
             .unwrap()
             .unwrap();
         assert!(nidkg::verify(&committee.public_key, &message, &certificate.signature.0));
         // All of them before.
         for (index, share) in others.iter().enumerate() {
             let from = NodeIndex(index as u32 + 1);
-            assert_eq!(certifier.take(Height(2), from, root, share.sign(&message)), Ok(None));
+            assert_eq!(certifier.add_share(Height(2), from, root, share.sign(&message)), Ok(None));
         }
         assert_eq!(certifier.sign(Height(2), root).unwrap().1.unwrap().height, Height(2));
     }
 
     // Promise: P18 - An invalid share of a state root does not count.
     #[test]
-    fn a_false_share_does_not_count_and_does_not_harm() {
+    fn invalid_share_is_ignored_and_valid_shares_still_certify() {
         let (committee, mut shares) = four(2);
         let others = shares.split_off(1);
         let (root, message) = ([5; 32], state_root_message(&[5; 32]));
@@ -404,32 +411,32 @@ mod tests {
         certifier.sign(Height(1), root).unwrap();
         // Node 1 sends node 2's share.
         assert_eq!(
-            certifier.take(Height(1), NodeIndex(1), root, others[1].sign(&message)),
+            certifier.add_share(Height(1), NodeIndex(1), root, others[1].sign(&message)),
             Ok(None)
         );
         assert_eq!(
-            certifier.take(Height(1), NodeIndex(2), root, others[1].sign(&message)),
+            certifier.add_share(Height(1), NodeIndex(2), root, others[1].sign(&message)),
             Ok(None)
         );
         // It is considered once per height: its further shares cost nothing.
         assert_eq!(
-            certifier.take(Height(1), NodeIndex(1), root, others[0].sign(&message)),
+            certifier.add_share(Height(1), NodeIndex(1), root, others[0].sign(&message)),
             Ok(None)
         );
         assert_eq!(
-            certifier.take(Height(1), NodeIndex(1), [6; 32], others[0].sign(&message)),
+            certifier.add_share(Height(1), NodeIndex(1), [6; 32], others[0].sign(&message)),
             Ok(None)
         );
         assert_eq!(certifier.pending[&Height(1)].refused, BTreeSet::from([NodeIndex(1)]));
         let certificate = certifier
-            .take(Height(1), NodeIndex(3), root, others[2].sign(&message))
+            .add_share(Height(1), NodeIndex(3), root, others[2].sign(&message))
             .unwrap()
             .unwrap();
         assert!(nidkg::verify(&committee.public_key, &message, &certificate.signature.0));
     }
 
     #[test]
-    fn a_node_that_is_alone_with_its_root_learns_it() {
+    fn minority_root_is_reported_as_divergence() {
         let (committee, mut shares) = four(4);
         let others = shares.split_off(1);
         let theirs = [6; 32];
@@ -437,39 +444,41 @@ mod tests {
         let mut certifier = Certifier::new(committee, shares.remove(0), 4);
         certifier.sign(Height(1), [5; 32]).unwrap();
         // One may be faulty; so says the same node twice. And one may make up another's dissent.
-        assert_eq!(certifier.take(Height(1), NodeIndex(1), theirs, sign(1)), Ok(None));
-        assert_eq!(certifier.take(Height(1), NodeIndex(1), theirs, sign(1)), Ok(None));
-        assert_eq!(certifier.take(Height(1), NodeIndex(2), theirs, sign(1)), Ok(None));
-        let diverged = certifier.take(Height(1), NodeIndex(3), theirs, sign(3)).unwrap_err();
+        assert_eq!(certifier.add_share(Height(1), NodeIndex(1), theirs, sign(1)), Ok(None));
+        assert_eq!(certifier.add_share(Height(1), NodeIndex(1), theirs, sign(1)), Ok(None));
+        assert_eq!(certifier.add_share(Height(1), NodeIndex(2), theirs, sign(1)), Ok(None));
+        let diverged = certifier.add_share(Height(1), NodeIndex(3), theirs, sign(3)).unwrap_err();
         assert_eq!(diverged, CertifyError::Diverged { height: 1, own: [5; 32], theirs });
     }
 
     #[test]
-    fn a_certificate_of_another_node_is_taken_if_it_is_one() {
+    fn peer_certificate_is_accepted_only_with_a_valid_signature() {
         let (committee, mut shares) = four(5);
         let mut other = Certifier::new(committee.clone(), shares.remove(1), 4);
         let (root, message) = ([7; 32], state_root_message(&[7; 32]));
         other.sign(Height(4), root).unwrap();
-        other.take(Height(4), NodeIndex(2), root, shares[1].sign(&message)).unwrap();
-        let certificate =
-            other.take(Height(4), NodeIndex(3), root, shares[2].sign(&message)).unwrap().unwrap();
+        other.add_share(Height(4), NodeIndex(2), root, shares[1].sign(&message)).unwrap();
+        let certificate = other
+            .add_share(Height(4), NodeIndex(3), root, shares[2].sign(&message))
+            .unwrap()
+            .unwrap();
         let mut certifier = Certifier::new(committee, shares.remove(0), 4);
         assert_eq!(
             certifier.accept(certificate.clone()),
-            Ok(Accepted::Unneeded),
+            Ok(CertificateCheck::Unneeded),
             "nothing is known of that height"
         );
         certifier.sign(Height(3), [1; 32]).unwrap();
         certifier.sign(Height(4), root).unwrap();
         let mut false_one = certificate.clone();
         false_one.root[0] ^= 1;
-        assert_eq!(certifier.accept(false_one), Ok(Accepted::False));
-        assert_eq!(certifier.accept(certificate.clone()), Ok(Accepted::New(certificate)));
+        assert_eq!(certifier.accept(false_one), Ok(CertificateCheck::Invalid));
+        assert_eq!(certifier.accept(certificate.clone()), Ok(CertificateCheck::New(certificate)));
         assert_eq!(certifier.pending(), 0, "the height below is covered");
     }
 
     #[test]
-    fn heights_that_never_complete_are_forgotten() {
+    fn pending_heights_are_bounded() {
         let (committee, mut shares) = four(3);
         let other = shares.remove(1);
         let mut certifier = Certifier::new(committee, shares.remove(0), 2);
@@ -477,7 +486,7 @@ mod tests {
             certifier.sign(Height(height), [1; 32]).unwrap();
             for ahead in 1..100 {
                 let share = other.sign(&state_root_message(&[1; 32]));
-                certifier.take(Height(height + ahead), NodeIndex(1), [1; 32], share).unwrap();
+                certifier.add_share(Height(height + ahead), NodeIndex(1), [1; 32], share).unwrap();
             }
             assert!(certifier.pending.len() <= 2);
             assert!(certifier.early.len() <= 2);
@@ -485,31 +494,31 @@ mod tests {
     }
 
     #[test]
-    fn each_height_is_signed_by_the_committee_of_its_time() {
+    fn shares_count_only_in_the_committee_of_their_height() {
         // The same key in other shares, as after a resharing, and a member less.
         let mut rng = StdRng::seed_from_u64(6);
         let (old, mut old_shares) = nidkg::deal(4, 3, &mut rng).unwrap();
         let (new, mut new_shares) = nidkg::deal(4, 3, &mut rng).unwrap();
-        let term = |committee: &Committee, share| Term {
+        let signers = |committee: &Committee, share| SigningCommittee {
             committee: committee.clone(),
             share: Some(share),
             members: vec![],
         };
-        let terms = Terms::new(Height(5), term(&old, old_shares.remove(0)));
-        let mut certifier = Certifier::over(terms.clone(), 8);
+        let schedule = CommitteeSchedule::new(Height(5), signers(&old, old_shares.remove(0)));
+        let mut certifier = Certifier::with_schedule(schedule.clone(), 8);
         assert_eq!(
             certifier.sign(Height(4), [1; 32]).unwrap(),
             (None, None),
             "before all that is known"
         );
         certifier.sign(Height(9), [9; 32]).unwrap();
-        terms.begin(Height(10), term(&new, new_shares.remove(0)));
+        schedule.begin(Height(10), signers(&new, new_shares.remove(0)));
         certifier.sign(Height(10), [10; 32]).unwrap();
         let message = |root| state_root_message(&[root; 32]);
         let mut take = |height: u64, from: usize, share: &SecretShare| {
             let root = height as u8;
             certifier
-                .take(
+                .add_share(
                     Height(height),
                     NodeIndex(from as u32),
                     [root; 32],
@@ -527,27 +536,28 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_no_share_puts_certificates_together_from_those_of_others() {
+    fn node_without_share_combines_shares_of_others() {
         let (committee, shares) = four(7);
-        let term = Term { committee: committee.clone(), share: None, members: vec![] };
-        let mut certifier = Certifier::over(Terms::new(Height(1), term), 4);
+        let signers =
+            SigningCommittee { committee: committee.clone(), share: None, members: vec![] };
+        let mut certifier = Certifier::with_schedule(CommitteeSchedule::new(Height(1), signers), 4);
         let (root, message) = ([5; 32], state_root_message(&[5; 32]));
         assert_eq!(
-            certifier.take(Height(1), NodeIndex(0), root, shares[0].sign(&message)),
+            certifier.add_share(Height(1), NodeIndex(0), root, shares[0].sign(&message)),
             Ok(None)
         );
         assert_eq!(certifier.sign(Height(1), root), Ok((None, None)));
         // A false one among them.
         assert_eq!(
-            certifier.take(Height(1), NodeIndex(1), root, shares[0].sign(&message)),
+            certifier.add_share(Height(1), NodeIndex(1), root, shares[0].sign(&message)),
             Ok(None)
         );
         assert_eq!(
-            certifier.take(Height(1), NodeIndex(2), root, shares[2].sign(&message)),
+            certifier.add_share(Height(1), NodeIndex(2), root, shares[2].sign(&message)),
             Ok(None)
         );
         let certificate = certifier
-            .take(Height(1), NodeIndex(3), root, shares[3].sign(&message))
+            .add_share(Height(1), NodeIndex(3), root, shares[3].sign(&message))
             .unwrap()
             .unwrap();
         assert!(nidkg::verify(&committee.public_key, &message, &certificate.signature.0));

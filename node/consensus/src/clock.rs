@@ -10,10 +10,10 @@
 //! A node alone decides block times by itself, so a wrong clock has no other member to correct it,
 //! and block time must never decrease: a state that has followed a clock that was ahead stays ahead.
 //! Where it does, block time neither stops nor continues at full speed: it advances at half the
-//! speed of `CLOCK_BOOTTIME` until the wall clock has caught up ([`BlockClock::after`]). Timers
-//! continue and calls are executed, as far as their expiry allows. An operator can set a state that
-//! is far ahead back to where it is ahead by no more than calls may be signed for
-//! ([`crate::SingleNode::set_time_back`]).
+//! speed of `CLOCK_BOOTTIME` until the wall clock has caught up
+//! ([`BlockClock::next_block_time`]). Timers continue and calls are executed, as far as their
+//! expiry allows. An operator can set a state that is far ahead back to where it is ahead by no more
+//! than calls may be signed for ([`crate::SingleNode::set_time_back`]).
 //!
 //! In a subnet of several members a block's time is judged by the others
 //! (`subnet/application.rs`), so members use [`SystemClock`].
@@ -48,18 +48,18 @@ pub trait WallClock: Send + Sync {
     fn now(&self) -> Time;
 
     /// The time that a block has which is made now, after one of `previous`.
-    fn after(&self, previous: Time) -> Time {
+    fn next_block_time(&self, previous: Time) -> Time {
         self.now().max(Time(previous.0.saturating_add(1)))
     }
 
     /// How long until a block made after one of `previous` has at least `time`.
-    fn until(&self, time: Time, previous: Time) -> Duration {
+    fn duration_until(&self, time: Time, previous: Time) -> Duration {
         let _ = previous;
         Duration::from_nanos(time.0.saturating_sub(self.now().0))
     }
 
     /// The newest block has this time.
-    fn made(&self, time: Time) {
+    fn set_newest_block_time(&self, time: Time) {
         let _ = time;
     }
 }
@@ -113,14 +113,14 @@ pub struct ClockReading {
 impl ClockReading {
     /// Reads `clocks`. A process that is not scheduled between two readings of its clocks would see
     /// a jump, so the second clock is read between two readings of the first.
-    fn of(clocks: &impl Clocks) -> Self {
-        let mut reading = Self::once(clocks);
+    fn read_from(clocks: &impl Clocks) -> Self {
+        let mut reading = Self::read_once(clocks);
         for _ in 0..READINGS_MAX {
             let (Self { wall, boot }, spread) = reading;
             if spread <= READING_SPREAD {
                 return Self { wall, boot };
             }
-            let next = Self::once(clocks);
+            let next = Self::read_once(clocks);
             if next.1 < spread {
                 reading = next;
             }
@@ -129,7 +129,7 @@ impl ClockReading {
     }
 
     /// A reading, and how long it took.
-    fn once(clocks: &impl Clocks) -> (Self, Duration) {
+    fn read_once(clocks: &impl Clocks) -> (Self, Duration) {
         let before = clocks.boot();
         let wall = clocks.wall();
         let boot = clocks.boot();
@@ -203,7 +203,7 @@ impl<C: Clocks> BlockClock<C> {
     /// Takes the wall clock to have been right at `good`, which is of this start of the machine, or
     /// to be right now.
     pub fn new(clocks: C, good: Option<ClockReading>) -> Self {
-        let good = good.unwrap_or_else(|| ClockReading::of(&clocks));
+        let good = good.unwrap_or_else(|| ClockReading::read_from(&clocks));
         Self { clocks, state: Mutex::new(State { good, jumped: None, newest: None }) }
     }
 
@@ -220,7 +220,7 @@ impl<C: Clocks> BlockClock<C> {
 
     /// The time to follow, and what is wrong with the wall clock.
     fn read(&self, state: &mut State) -> (Time, Duration, Option<Jump>) {
-        let now = ClockReading::of(&self.clocks);
+        let now = ClockReading::read_from(&self.clocks);
         let expected = state.good.expected_at(now.boot);
         let ahead_nanos = i128::from(now.wall.0) - i128::from(expected.0);
         if !is_beyond_bound(ahead_nanos) {
@@ -304,12 +304,12 @@ impl<C: Clocks> WallClock for BlockClock<C> {
         self.read(&mut self.lock()).0
     }
 
-    fn after(&self, previous: Time) -> Time {
+    fn next_block_time(&self, previous: Time) -> Time {
         let (_, time) = self.follow(&mut self.lock(), previous);
         time.max(Time(previous.0.saturating_add(1)))
     }
 
-    fn until(&self, time: Time, previous: Time) -> Duration {
+    fn duration_until(&self, time: Time, previous: Time) -> Duration {
         let mut state = self.lock();
         let (good, block_time) = self.follow(&mut state, previous);
         // Whichever is first: the clock gets there, or block time at half its speed.
@@ -317,7 +317,7 @@ impl<C: Clocks> WallClock for BlockClock<C> {
         by_clock.min(Duration::from_nanos(time.0.saturating_sub(block_time.0)).saturating_mul(2))
     }
 
-    fn made(&self, time: Time) {
+    fn set_newest_block_time(&self, time: Time) {
         let boot = self.clocks.boot();
         self.lock().newest = Some((time, boot));
     }
@@ -338,13 +338,13 @@ mod tests {
 
     /// Clocks that a test moves.
     #[derive(Clone, Default)]
-    struct Moved {
+    struct ManualClocks {
         boot: Arc<AtomicU64>,
         /// Nanoseconds that the wall clock was set by.
         set: Arc<AtomicI64>,
     }
 
-    impl Moved {
+    impl ManualClocks {
         fn pass(&self, seconds: f64) {
             self.boot.fetch_add((seconds * SECOND as f64) as u64, Relaxed);
         }
@@ -354,7 +354,7 @@ mod tests {
         }
     }
 
-    impl Clocks for Moved {
+    impl Clocks for ManualClocks {
         fn wall(&self) -> Time {
             let set = i128::from(self.set.load(Relaxed));
             let wall = i128::from(START + self.boot.load(Relaxed)) + set;
@@ -366,9 +366,9 @@ mod tests {
         }
     }
 
-    fn clock() -> (Moved, BlockClock<Moved>) {
-        let moved = Moved::default();
-        (moved.clone(), BlockClock::new(moved, None))
+    fn clock() -> (ManualClocks, BlockClock<ManualClocks>) {
+        let clocks = ManualClocks::default();
+        (clocks.clone(), BlockClock::new(clocks, None))
     }
 
     fn at(seconds: u64) -> Time {
@@ -379,11 +379,11 @@ mod tests {
     #[test]
     fn jump_is_not_followed_and_time_continues_by_boottime() {
         for seconds in [HOUR, -HOUR, 365 * 24 * HOUR, 4, -4] {
-            let (moved, clock) = clock();
-            moved.pass(10.0);
+            let (clocks, clock) = clock();
+            clocks.pass(10.0);
             assert_eq!(clock.now(), at(10));
-            moved.set_by(seconds);
-            moved.pass(4.0);
+            clocks.set_by(seconds);
+            clocks.pass(4.0);
             assert_eq!(clock.now(), at(14), "{seconds}");
             let jump = clock.status().jump;
             assert_eq!(
@@ -392,8 +392,8 @@ mod tests {
                 "{seconds}"
             );
             // It is right again: nothing is left of the jump.
-            moved.set_by(-seconds);
-            moved.pass(1.0);
+            clocks.set_by(-seconds);
+            clocks.pass(1.0);
             assert_eq!(clock.now(), at(15), "{seconds}");
             assert_eq!(clock.status(), ClockStatus::default(), "{seconds}");
         }
@@ -402,17 +402,17 @@ mod tests {
     // Promise: P21 - A clock jump that lasts 120 s is followed.
     #[test]
     fn jump_is_followed_once_the_clock_has_been_steady() {
-        let (moved, clock) = clock();
-        moved.set_by(HOUR);
+        let (clocks, clock) = clock();
+        clocks.set_by(HOUR);
         assert_eq!(clock.now(), at(0));
-        moved.pass(STEADY_FOR.as_secs_f64() - 1.0);
+        clocks.pass(STEADY_FOR.as_secs_f64() - 1.0);
         assert_eq!(clock.now(), at(STEADY_FOR.as_secs() - 1));
-        moved.pass(1.0);
+        clocks.pass(1.0);
         let followed = at(STEADY_FOR.as_secs() + HOUR as u64);
         assert_eq!(clock.now(), followed);
         assert_eq!(clock.status(), ClockStatus::default());
         // And from there on a jump back is a jump.
-        moved.set_by(-HOUR);
+        clocks.set_by(-HOUR);
         assert_eq!(clock.now(), followed);
         assert!(clock.status().jump.is_some());
     }
@@ -420,27 +420,27 @@ mod tests {
     // Promise: P21 - A restart during a clock jump detects it.
     #[test]
     fn jump_is_known_to_the_next_start() {
-        let (moved, clock) = clock();
-        moved.pass(40.0);
+        let (clocks, clock) = clock();
+        clocks.pass(40.0);
         let good = clock.good();
-        moved.set_by(HOUR);
-        moved.pass(5.0);
+        clocks.set_by(HOUR);
+        clocks.pass(5.0);
         assert_eq!(clock.good(), good, "a jump is no good reading");
-        let next = BlockClock::new(moved.clone(), Some(good));
+        let next = BlockClock::new(clocks.clone(), Some(good));
         assert_eq!(next.now(), at(45));
         assert!(next.status().jump.is_some());
         assert_eq!(next.good().set_between(&good), 0);
-        moved.pass(STEADY_FOR.as_secs_f64());
-        assert_eq!(next.now(), moved.wall());
+        clocks.pass(STEADY_FOR.as_secs_f64());
+        assert_eq!(next.now(), clocks.wall());
         assert_eq!(good.set_between(&next.good()), i128::from(HOUR) * i128::from(SECOND));
         // Without the reading, the clock is taken to be right.
-        assert_eq!(BlockClock::new(moved.clone(), None).status(), ClockStatus::default());
+        assert_eq!(BlockClock::new(clocks.clone(), None).status(), ClockStatus::default());
     }
 
     #[test]
     fn process_that_is_not_scheduled_between_two_readings_sees_no_jump() {
         /// Clocks between whose readings ten seconds pass, for some readings.
-        struct Slow(Moved, AtomicU64);
+        struct Slow(ManualClocks, AtomicU64);
         impl Clocks for Slow {
             fn wall(&self) -> Time {
                 if self.1.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
@@ -452,7 +452,7 @@ mod tests {
                 self.0.boot()
             }
         }
-        let clock = BlockClock::new(Slow(Moved::default(), AtomicU64::new(0)), None);
+        let clock = BlockClock::new(Slow(ManualClocks::default(), AtomicU64::new(0)), None);
         for slow in [1, 2, 5] {
             clock.clocks.1.store(slow, Relaxed);
             assert_eq!(clock.status(), ClockStatus::default(), "{slow} slow readings");
@@ -461,30 +461,30 @@ mod tests {
 
     #[test]
     fn another_jump_restarts_the_steady_time() {
-        let (moved, clock) = clock();
-        moved.set_by(HOUR);
+        let (clocks, clock) = clock();
+        clocks.set_by(HOUR);
         assert_eq!(clock.now(), at(0));
-        moved.pass(100.0);
-        moved.set_by(HOUR);
+        clocks.pass(100.0);
+        clocks.set_by(HOUR);
         assert_eq!(clock.now(), at(100));
-        moved.pass(100.0);
+        clocks.pass(100.0);
         assert_eq!(clock.now(), at(200), "steady for 100 s only");
-        moved.pass(20.0);
+        clocks.pass(20.0);
         assert_eq!(clock.now(), at(220 + 2 * HOUR as u64));
     }
 
     // Promise: P21 - Corrections up to 3 s and suspension are followed at once.
     #[test]
     fn small_corrections_and_suspension_are_followed_at_once() {
-        let (moved, clock) = clock();
+        let (clocks, clock) = clock();
         for correction in [1, -1, 3, -3, 2] {
-            moved.pass(31.0);
-            moved.set_by(correction);
-            assert_eq!(clock.now(), moved.wall());
+            clocks.pass(31.0);
+            clocks.set_by(correction);
+            assert_eq!(clock.now(), clocks.wall());
         }
         // A suspended machine: both clocks move on.
-        moved.pass(8.0 * 3_600.0);
-        assert_eq!(clock.now(), moved.wall());
+        clocks.pass(8.0 * 3_600.0);
+        assert_eq!(clock.now(), clocks.wall());
         assert_eq!(clock.status(), ClockStatus::default());
     }
 
@@ -492,16 +492,16 @@ mod tests {
     #[test]
     fn slow_drift_is_followed_and_fast_drift_is_a_jump() {
         // 1 ms each second is 1,000 ppm, twice what a kernel slews by.
-        let (moved, slow) = clock();
+        let (clocks, slow) = clock();
         for _ in 0..10_000 {
-            moved.pass(1.0);
-            moved.set.fetch_add(1_000_000, Relaxed);
-            assert_eq!(slow.now(), moved.wall());
+            clocks.pass(1.0);
+            clocks.set.fetch_add(1_000_000, Relaxed);
+            assert_eq!(slow.now(), clocks.wall());
         }
-        let (moved, fast) = clock();
+        let (clocks, fast) = clock();
         for _ in 0..60 {
-            moved.pass(1.0);
-            moved.set_by(1);
+            clocks.pass(1.0);
+            clocks.set_by(1);
             let _ = fast.now();
         }
         assert!(fast.now() < at(70), "a clock at double speed is not followed");
@@ -510,33 +510,33 @@ mod tests {
     // Promise: P21 - Block time ahead of the clock advances at half speed.
     #[test]
     fn block_time_ahead_advances_at_half_speed_until_the_clock_caught_up() {
-        let (moved, clock) = clock();
+        let (clocks, clock) = clock();
         let ahead = at(600);
-        clock.made(ahead);
+        clock.set_newest_block_time(ahead);
         let mut newest = ahead;
         let mut passed = 0;
         while clock.status().block_time_ahead > Duration::ZERO {
-            moved.pass(2.0);
+            clocks.pass(2.0);
             passed += 2;
-            let next = clock.after(newest);
+            let next = clock.next_block_time(newest);
             assert!(next > newest, "block time never stands still");
-            clock.made(next);
+            clock.set_newest_block_time(next);
             newest = next;
             assert!(passed <= 1_300, "it ends");
         }
         // 600 s at half speed.
         assert_eq!(passed, 1_200);
-        moved.pass(1.0);
-        assert_eq!(clock.after(newest), moved.wall());
+        clocks.pass(1.0);
+        assert_eq!(clock.next_block_time(newest), clocks.wall());
     }
 
     // Promise: P21 - Call expiry is checked against block time where it is ahead.
     #[test]
     fn calls_are_judged_by_block_time_where_it_is_ahead() {
-        let (moved, clock) = clock();
+        let (clocks, clock) = clock();
         assert_eq!(clock.block_time(), at(0));
-        clock.made(at(600));
-        moved.pass(10.0);
+        clock.set_newest_block_time(at(600));
+        clocks.pass(10.0);
         assert_eq!(clock.block_time(), at(605));
         assert_eq!(clock.status().block_time_ahead, Duration::from_secs(595));
         assert_eq!(clock.now(), at(10), "queries are judged by the clock");
@@ -544,14 +544,17 @@ mod tests {
 
     #[test]
     fn wait_for_a_timer_ends_when_block_time_reaches_it() {
-        let (moved, clock) = clock();
-        clock.made(at(600));
-        let wait = clock.until(at(610), at(600));
+        let (clocks, clock) = clock();
+        clock.set_newest_block_time(at(600));
+        let wait = clock.duration_until(at(610), at(600));
         assert_eq!(wait, Duration::from_secs(20));
-        moved.pass(wait.as_secs_f64());
-        assert_eq!(clock.after(at(600)), at(610));
+        clocks.pass(wait.as_secs_f64());
+        assert_eq!(clock.next_block_time(at(600)), at(610));
         // Where it is not ahead, it is the clock's.
-        clock.made(moved.wall());
-        assert_eq!(clock.until(Time(moved.wall().0 + SECOND), moved.wall()).as_secs(), 1);
+        clock.set_newest_block_time(clocks.wall());
+        assert_eq!(
+            clock.duration_until(Time(clocks.wall().0 + SECOND), clocks.wall()).as_secs(),
+            1
+        );
     }
 }

@@ -32,26 +32,28 @@ mod single;
 mod state_sync;
 mod subnet;
 
-pub use block_log::{BlockLog, LogError, Logged};
-pub use certifier::{Accepted, Certificate, Certifier, CertifyError};
+pub use block_log::{BlockLog, LogError, LoggedBlock};
+pub use certifier::{Certificate, CertificateCheck, Certifier, CertifyError};
 pub use clock::{
     BlockClock, ClockReading, ClockStatus, Clocks, JUMP_BOUND, Jump, MachineClocks, STEADY_FOR,
     SystemClock, WallClock,
 };
 pub use outcalls::{OpenOutcall, Outcalls};
-pub use pool::{HELD_FOR, IngressPool, NextHeld, PoolRefusal, PoolStatus, Submitted, TakenCall};
+pub use pool::{
+    HELD_FOR, IngressPool, NextHeld, PoolRefusal, PoolStatus, SubmitOutcome, TakenCall,
+};
 pub use replay::LogReplay;
 pub use seam::{
-    Consensus, ConsensusError, CountedQueries, Demand, FinalisedBatch, FinalisedBlock, Recorded,
-    Step, Wiring,
+    Consensus, ConsensusDeps, ConsensusError, CountedQueries, Demand, FinalisedBatch,
+    FinalisedBlock, RecordedOutcome, Step,
 };
 pub use single::{RandomSource, SingleNode, SystemRandom};
 pub use state_sync::{
-    CHUNK_NAME_BYTES_MAX, CHUNKS_WANTED_MAX, ChunkSource, Fetched, StateOffer, StateServer,
-    SyncProgress, Want,
+    CHUNK_NAME_BYTES_MAX, CHUNKS_WANTED_MAX, ChunkRequest, ChunkSource, FetchedChunks, StateOffer,
+    StateServer, SyncProgress,
 };
 pub use subnet::{
-    Arithmetic, Attempt, ChannelName, Channels, Engine, KeyError, KeyStore, Layer, Layered,
-    LimitsDiffer, Operation, Peering, Progress, SenderLayer, StartError, Subnet, SubnetConfig,
-    SubnetStatus, Unchanged, arithmetic,
+    Arithmetic, Attempt, ChannelName, Channels, Engine, IdentityLayer, KeyError, KeyStore, Layer,
+    LayeredRuntime, LimitsDiffer, Operation, Peering, Progress, SenderLayer, StartError, Subnet,
+    SubnetConfig, SubnetStatus, arithmetic,
 };

@@ -28,10 +28,10 @@ use ic_principal::Principal;
 use state::{OutcallAnswer, OutcallId, Time};
 use tokio::sync::Notify;
 
-use crate::{IngressPool, certifier::Terms};
+use crate::{IngressPool, certifier::CommitteeSchedule};
 
 /// Answers of other members use at most the room divided by this.
-const PARTS: u64 = 4;
+const SHARE_DENOMINATOR: u64 = 4;
 
 /// A request as consensus knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,8 +58,8 @@ pub struct Outcalls {
     room: Pool,
     /// Where answers wait that the subnet signed.
     pool: OnceLock<Arc<IngressPool>>,
-    alone: OnceLock<Terms>,
-    pub(crate) news: Notify,
+    alone: OnceLock<CommitteeSchedule>,
+    pub(crate) work_available: Notify,
 }
 
 #[derive(Default)]
@@ -67,60 +67,61 @@ struct Inner {
     open: BTreeMap<OutcallId, OpenOutcall>,
     /// No request of this number or a higher one was made yet.
     next: OutcallId,
-    known: BTreeMap<OutcallId, Known>,
+    known: BTreeMap<OutcallId, VouchedAnswer>,
     /// Answers of others that were kept.
     adopted: u64,
 }
 
 /// An answer that this node vouches for.
-struct Known {
+struct VouchedAnswer {
     digest: [u8; 32],
     /// Until the subnet signed it, or others needed its room.
-    kept: Option<Kept>,
+    kept: Option<StoredAnswer>,
     /// The subnet signed something: no answer is kept any more.
     is_over: bool,
 }
 
-struct Kept {
+struct StoredAnswer {
     answer: OutcallAnswer,
     held: Reservation,
     /// None: this node asked.
-    adopted: Option<Adopted>,
+    adopted: Option<ForeignAnswer>,
 }
 
 /// Whose answer it is, and how many were kept before.
 #[derive(Clone, Copy)]
-struct Adopted {
+struct ForeignAnswer {
     asker: Principal,
     number: u64,
 }
 
 impl Inner {
     /// Answers of others that are kept.
-    fn of_others(&self) -> impl Iterator<Item = (OutcallId, Adopted, u64)> {
+    fn foreign_answers(&self) -> impl Iterator<Item = (OutcallId, ForeignAnswer, u64)> {
         self.known.iter().filter_map(|(id, known)| {
             let kept = known.kept.as_ref()?;
             Some((*id, kept.adopted?, kept.held.bytes()))
         })
     }
 
-    fn let_go(&mut self, id: OutcallId) {
+    fn drop_answer(&mut self, id: OutcallId) {
         if let Some(known) = self.known.get_mut(&id) {
             known.kept = None;
         }
     }
 
     /// Room for an answer of another member, if some is free or another asker has at least as much.
-    fn room_for(&mut self, room: &Pool, asker: Principal, bytes: u64) -> Option<Reservation> {
-        let mut shares: BTreeMap<Principal, Share> = BTreeMap::new();
-        for (id, adopted, bytes) in self.of_others() {
+    fn reserve_for(&mut self, room: &Pool, asker: Principal, bytes: u64) -> Option<Reservation> {
+        let mut shares: BTreeMap<Principal, AskerUsage> = BTreeMap::new();
+        for (id, adopted, bytes) in self.foreign_answers() {
             let share = shares.entry(adopted.asker).or_default();
             share.bytes += bytes;
             share.oldest.insert(adopted.number, (id, bytes));
         }
         let mut others = shares.values().map(|share| share.bytes).sum::<u64>();
         let own = shares.remove(&asker).map_or(0, |share| share.bytes) + bytes;
-        let (most, mut free, mut gone) = (room.cap_bytes() / PARTS, room.free_bytes(), vec![]);
+        let (most, mut free, mut gone) =
+            (room.cap_bytes() / SHARE_DENOMINATOR, room.free_bytes(), vec![]);
         while others + bytes > most || free < bytes {
             let has_most =
                 shares.values_mut().filter(|share| share.bytes >= own).max_by_key(|share| {
@@ -132,14 +133,14 @@ impl Inner {
             (others, free) = (others - bytes, free + bytes);
             gone.push(id);
         }
-        gone.into_iter().for_each(|id| self.let_go(id));
+        gone.into_iter().for_each(|id| self.drop_answer(id));
         room.try_reserve(bytes).ok()
     }
 }
 
 /// Answers that are kept of one asker.
 #[derive(Default)]
-struct Share {
+struct AskerUsage {
     bytes: u64,
     oldest: BTreeMap<u64, (OutcallId, u64)>,
 }
@@ -152,7 +153,7 @@ impl Outcalls {
             room,
             pool: OnceLock::new(),
             alone: OnceLock::new(),
-            news: Notify::new(),
+            work_available: Notify::new(),
         }
     }
 
@@ -175,26 +176,26 @@ impl Outcalls {
             pool.keep_answers(|id| inner.open.contains_key(&id));
         }
         drop(inner);
-        self.news.notify_one();
+        self.work_available.notify_one();
     }
 
     /// Adds an answer of this node, with the memory that it holds.
     pub fn answer(&self, answer: OutcallAnswer, held: Reservation) {
         let id = answer.id;
         let is_within = |open: OpenOutcall| open.is_answered_by(&answer);
-        if self.open_one(id).is_some_and(|open| !is_within(open)) {
+        if self.open_request(id).is_some_and(|open| !is_within(open)) {
             tracing::error!(
                 request = id.0,
                 "what this node found out is no answer to its request, and is dropped"
             );
             return;
         }
-        if !self.keep(answer, held) {
+        if !self.store_answer(answer, held) {
             return;
         }
         match self.alone.get() {
-            Some(terms) => self.sign_alone(id, terms),
-            None => self.news.notify_one(),
+            Some(schedule) => self.sign_alone(id, schedule),
+            None => self.work_available.notify_one(),
         }
     }
 
@@ -202,7 +203,7 @@ impl Outcalls {
     /// enough, those first that were kept longest.
     pub fn make_room(&self, bytes: u64) {
         let mut inner = self.lock();
-        let mut others: Vec<_> = inner.of_others().collect();
+        let mut others: Vec<_> = inner.foreign_answers().collect();
         let most = others.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
         if self.room.free_bytes() + most < bytes {
             return;
@@ -212,28 +213,28 @@ impl Outcalls {
             if self.room.free_bytes() >= bytes {
                 return;
             }
-            inner.let_go(id);
+            inner.drop_answer(id);
         }
     }
 
     /// Answers that the subnet signed wait in this pool from now on.
-    pub(crate) fn submit_to(&self, pool: Arc<IngressPool>) {
+    pub(crate) fn set_pool(&self, pool: Arc<IngressPool>) {
         let _ = self.pool.set(pool);
     }
 
     /// No other member signs: this node's share is the signature.
-    pub(crate) fn decide_alone(&self, pool: Arc<IngressPool>, terms: Terms) {
-        self.submit_to(pool);
-        let _ = self.alone.set(terms);
+    pub(crate) fn decide_alone(&self, pool: Arc<IngressPool>, schedule: CommitteeSchedule) {
+        self.set_pool(pool);
+        let _ = self.alone.set(schedule);
     }
 
-    fn sign_alone(&self, id: OutcallId, terms: &Terms) {
-        let Some((_, term)) = terms.newest() else { return };
-        let (Some(own), Some(digest)) = (&term.share, self.digest(id)) else { return };
+    fn sign_alone(&self, id: OutcallId, schedule: &CommitteeSchedule) {
+        let Some((_, signers)) = schedule.newest() else { return };
+        let (Some(own), Some(digest)) = (&signers.share, self.digest(id)) else { return };
         let share = own.sign(&OutcallAnswer::message(&digest));
-        match nidkg::combine(&term.committee, &BTreeMap::from([(own.index, share)])) {
+        match nidkg::combine(&signers.committee, &BTreeMap::from([(own.index, share)])) {
             Ok(signature) => {
-                self.signed(id, &signature.0);
+                self.submit_signed(id, &signature.0);
             }
             Err(error) => tracing::error!(%error, "an answer to an outcall cannot be signed"),
         }
@@ -241,30 +242,30 @@ impl Outcalls {
 
     /// Takes an answer of the one member that was to ask, which is `asker`. Whether it is known now;
     /// it is kept where there is room for it.
-    pub(crate) fn adopt(&self, answer: OutcallAnswer, asker: Principal) -> bool {
+    pub(crate) fn add_foreign_answer(&self, answer: OutcallAnswer, asker: Principal) -> bool {
         let (id, digest) = (answer.id, answer.digest());
         let mut inner = self.lock();
         if !inner.open.get(&id).is_some_and(|open| open.is_answered_by(&answer)) {
             return false;
         }
-        let new = Known { digest, kept: None, is_over: false };
+        let new = VouchedAnswer { digest, kept: None, is_over: false };
         let known = inner.known.entry(id).or_insert(new);
         // The first counts. It comes again, and may find room then.
         if known.digest != digest || known.kept.is_some() || known.is_over {
             return true;
         }
-        if let Some(held) = inner.room_for(&self.room, asker, answer.payload.len()) {
-            let adopted = Some(Adopted { asker, number: inner.adopted });
+        if let Some(held) = inner.reserve_for(&self.room, asker, answer.payload.len()) {
+            let adopted = Some(ForeignAnswer { asker, number: inner.adopted });
             inner.adopted += 1;
             if let Some(known) = inner.known.get_mut(&id) {
-                known.kept = Some(Kept { answer, held, adopted });
+                known.kept = Some(StoredAnswer { answer, held, adopted });
             }
         }
         true
     }
 
     /// The first answer counts, and one of a request that is open alone. Whether it is kept.
-    fn keep(&self, answer: OutcallAnswer, held: Reservation) -> bool {
+    fn store_answer(&self, answer: OutcallAnswer, held: Reservation) -> bool {
         let digest = answer.digest();
         let mut inner = self.lock();
         let is_answer = inner.open.get(&answer.id).is_some_and(|open| open.is_answered_by(&answer));
@@ -272,28 +273,28 @@ impl Outcalls {
             return false;
         }
         let id = answer.id;
-        let kept = Some(Kept { answer, held, adopted: None });
-        inner.known.insert(id, Known { digest, kept, is_over: false });
+        let kept = Some(StoredAnswer { answer, held, adopted: None });
+        inner.known.insert(id, VouchedAnswer { digest, kept, is_over: false });
         true
     }
 
     /// The subnet signed the answer that this node knows: it waits for a block from here on.
     /// Returns whether it was not signed before.
-    pub(crate) fn signed(&self, id: OutcallId, signature: &[u8; 48]) -> bool {
+    pub(crate) fn submit_signed(&self, id: OutcallId, signature: &[u8; 48]) -> bool {
         // Held until it is submitted: what is open no more is not taken in again.
         let mut inner = self.lock();
         let Some(pool) = self.pool.get() else { return false };
         let Some(known) = inner.known.get_mut(&id) else { return false };
-        let Some(Kept { answer, held, .. }) = known.kept.take() else { return false };
+        let Some(StoredAnswer { answer, held, .. }) = known.kept.take() else { return false };
         known.is_over = true;
         pool.submit_answer(&answer, signature, held);
         drop(inner);
-        pool.tell();
+        pool.notify_listener();
         true
     }
 
     /// The members signed that they do not agree. Whether that waits for a block from here on.
-    pub(crate) fn signed_divergence(&self, answer: &OutcallAnswer, signature: &[u8; 48]) -> bool {
+    pub(crate) fn submit_divergence(&self, answer: &OutcallAnswer, signature: &[u8; 48]) -> bool {
         let mut inner = self.lock();
         let is_open = inner.open.get(&answer.id).is_some_and(|open| open.is_answered_by(answer));
         let Some(pool) = self.pool.get().filter(|_| is_open) else { return false };
@@ -311,7 +312,7 @@ impl Outcalls {
         }
         pool.submit_answer(answer, signature, held);
         drop(inner);
-        pool.tell();
+        pool.notify_listener();
         true
     }
 
@@ -320,28 +321,28 @@ impl Outcalls {
         self.lock().known.get(&id).map(|known| known.digest)
     }
 
-    /// Calls `look` with the answer itself, while it is kept.
-    pub(crate) fn kept<T>(
+    /// Calls `read` with the answer itself, while it is kept.
+    pub(crate) fn with_stored_answer<T>(
         &self,
         id: OutcallId,
-        look: impl FnOnce(&OutcallAnswer) -> T,
+        read: impl FnOnce(&OutcallAnswer) -> T,
     ) -> Option<T> {
         let inner = self.lock();
-        inner.known.get(&id)?.kept.as_ref().map(|kept| look(&kept.answer))
+        inner.known.get(&id)?.kept.as_ref().map(|kept| read(&kept.answer))
     }
 
     /// The requests that are open.
-    pub(crate) fn open(&self) -> BTreeMap<OutcallId, OpenOutcall> {
+    pub(crate) fn open_requests(&self) -> BTreeMap<OutcallId, OpenOutcall> {
         self.lock().open.clone()
     }
 
     /// The number of the next one.
-    pub(crate) fn next(&self) -> OutcallId {
+    pub(crate) fn next_id(&self) -> OutcallId {
         self.lock().next
     }
 
     /// One of them.
-    pub(crate) fn open_one(&self, id: OutcallId) -> Option<OpenOutcall> {
+    pub(crate) fn open_request(&self, id: OutcallId) -> Option<OpenOutcall> {
         self.lock().open.get(&id).copied()
     }
 }
@@ -355,9 +356,9 @@ mod tests {
     use state::{Height, Payload};
 
     use super::*;
-    use crate::certifier::Term;
+    use crate::certifier::SigningCommittee;
 
-    fn one() -> (Committee, SecretShare) {
+    fn single_node_key() -> (Committee, SecretShare) {
         let (committee, mut shares) = nidkg::deal(1, 1, &mut StdRng::seed_from_u64(1)).unwrap();
         (committee, shares.remove(0))
     }
@@ -379,21 +380,21 @@ mod tests {
         Principal::from_slice(&[number])
     }
 
-    fn kept(outcalls: &Outcalls) -> Vec<u64> {
-        let open = outcalls.open();
-        let is_kept = |id: &&OutcallId| outcalls.kept(**id, |_| ()).is_some();
+    fn stored_ids(outcalls: &Outcalls) -> Vec<u64> {
+        let open = outcalls.open_requests();
+        let is_kept = |id: &&OutcallId| outcalls.with_stored_answer(**id, |_| ()).is_some();
         open.keys().filter(is_kept).map(|id| id.0).collect()
     }
 
     #[test]
-    fn a_node_alone_signs_its_first_answer_to_what_is_open_and_nothing_else() {
+    fn single_node_signs_first_answer_to_an_open_request() {
         let room = Pool::standalone("outcalls", 1_000);
         let outcalls = Outcalls::new(room.clone());
         let pool = Arc::new(IngressPool::new(&Limits::derive(512 << 20).unwrap().consensus));
-        let (committee, share) = one();
+        let (committee, share) = single_node_key();
         let key = committee.public_key;
-        let term = Term { committee, share: Some(share), members: vec![] };
-        outcalls.decide_alone(pool.clone(), Terms::new(Height(0), term));
+        let signers = SigningCommittee { committee, share: Some(share), members: vec![] };
+        outcalls.decide_alone(pool.clone(), CommitteeSchedule::new(Height(0), signers));
         outcalls.answer(answer(1, b"early"), room.try_reserve(100).unwrap());
         outcalls.set_open(OutcallId(3), open([1, 2]));
         outcalls.answer(answer(1, b"first"), room.try_reserve(100).unwrap());
@@ -413,20 +414,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_signed_leaves_the_pool_with_its_request_and_does_not_come_again() {
+    fn closed_request_drops_its_signed_answer() {
         let room = Pool::standalone("outcalls", 1_000);
         let outcalls = Outcalls::new(room.clone());
         let pool = Arc::new(IngressPool::new(&Limits::derive(512 << 20).unwrap().consensus));
-        outcalls.submit_to(pool.clone());
+        outcalls.set_pool(pool.clone());
         outcalls.set_open(OutcallId(3), open([1, 2]));
-        assert!(outcalls.adopt(answer(1, b"one"), asker(1)));
-        assert!(outcalls.adopt(answer(2, b"two"), asker(1)));
-        assert!(outcalls.signed(OutcallId(1), &[1; 48]) && outcalls.signed(OutcallId(2), &[1; 48]));
+        assert!(outcalls.add_foreign_answer(answer(1, b"one"), asker(1)));
+        assert!(outcalls.add_foreign_answer(answer(2, b"two"), asker(1)));
+        assert!(
+            outcalls.submit_signed(OutcallId(1), &[1; 48])
+                && outcalls.submit_signed(OutcallId(2), &[1; 48])
+        );
         outcalls.set_open(OutcallId(3), open([2]));
         assert_eq!(room.used_bytes(), 3, "the first is over");
         let none = OutcallAnswer::no_consensus(OutcallId(1), Time(9));
-        assert!(!outcalls.signed_divergence(&none, &[1; 48]));
-        assert!(!outcalls.signed(OutcallId(1), &[1; 48]));
+        assert!(!outcalls.submit_divergence(&none, &[1; 48]));
+        assert!(!outcalls.submit_signed(OutcallId(1), &[1; 48]));
         let taken = pool.take(Time(5), 1_000, 10);
         assert_eq!(
             taken.iter().map(|call| call.id).collect::<Vec<_>>(),
@@ -438,75 +442,84 @@ mod tests {
     fn an_answer_over_the_bounds_of_its_request_is_not_signed() {
         let outcalls = Outcalls::new(Pool::standalone("outcalls", 100_000));
         outcalls.set_open(OutcallId(3), open([1, 2]));
-        assert!(!outcalls.adopt(answer(1, &[1; 81]), asker(1)));
+        assert!(!outcalls.add_foreign_answer(answer(1, &[1; 81]), asker(1)));
         let mut reject = OutcallAnswer::timed_out();
         reject.error_code = state::ErrorCode(536);
         let payload = Payload::Reject(reject);
-        assert!(!outcalls.adopt(OutcallAnswer { payload, ..answer(1, b"") }, asker(1)));
+        assert!(
+            !outcalls.add_foreign_answer(OutcallAnswer { payload, ..answer(1, b"") }, asker(1))
+        );
         assert_eq!(outcalls.digest(OutcallId(1)), None);
-        assert!(outcalls.adopt(answer(1, &[1; 80]), asker(1)));
+        assert!(outcalls.add_foreign_answer(answer(1, &[1; 80]), asker(1)));
     }
 
     #[test]
-    fn a_node_vouches_for_answers_of_others_and_keeps_a_quarter_of_the_room_of_them() {
+    fn foreign_answers_use_at_most_a_quarter_of_the_pool() {
         let room = Pool::standalone("outcalls", 400);
         let outcalls = Outcalls::new(room.clone());
         let pool = Arc::new(IngressPool::new(&Limits::derive(512 << 20).unwrap().consensus));
-        outcalls.submit_to(pool.clone());
+        outcalls.set_pool(pool.clone());
         outcalls.set_open(OutcallId(9), open(1..9));
-        assert!(outcalls.adopt(answer(1, &[1; 80]), asker(1)));
-        assert!(outcalls.adopt(answer(2, &[1; 80]), asker(1)), "there is no room, and it is known");
-        assert!(!outcalls.adopt(answer(9, &[1; 10]), asker(1)), "nobody asked");
-        assert!(outcalls.adopt(answer(1, &[2; 10]), asker(1)), "known already");
-        assert_eq!(kept(&outcalls), [1]);
+        assert!(outcalls.add_foreign_answer(answer(1, &[1; 80]), asker(1)));
+        assert!(
+            outcalls.add_foreign_answer(answer(2, &[1; 80]), asker(1)),
+            "there is no room, and it is known"
+        );
+        assert!(!outcalls.add_foreign_answer(answer(9, &[1; 10]), asker(1)), "nobody asked");
+        assert!(outcalls.add_foreign_answer(answer(1, &[2; 10]), asker(1)), "known already");
+        assert_eq!(stored_ids(&outcalls), [1]);
         assert_eq!(outcalls.digest(OutcallId(1)), Some(answer(1, &[1; 80]).digest()));
         assert_eq!(outcalls.digest(OutcallId(2)), Some(answer(2, &[1; 80]).digest()));
         // A signature is of no use until the answer is sent again; the member that asked has it
         // meanwhile.
-        assert!(!outcalls.signed(OutcallId(2), &[1; 48]));
-        assert!(outcalls.signed(OutcallId(1), &[1; 48]));
+        assert!(!outcalls.submit_signed(OutcallId(2), &[1; 48]));
+        assert!(outcalls.submit_signed(OutcallId(1), &[1; 48]));
         drop(pool.take(Time(5), 1_000, 10));
-        assert!(outcalls.adopt(answer(1, &[1; 80]), asker(1)));
+        assert!(outcalls.add_foreign_answer(answer(1, &[1; 80]), asker(1)));
         assert_eq!(room.used_bytes(), 0, "a block has it");
-        assert!(outcalls.adopt(answer(2, &[2; 80]), asker(1)));
+        assert!(outcalls.add_foreign_answer(answer(2, &[2; 80]), asker(1)));
         assert_eq!(room.used_bytes(), 0, "another than the first");
-        assert!(outcalls.adopt(answer(2, &[1; 80]), asker(1)));
-        assert!(outcalls.signed(OutcallId(2), &[1; 48]));
+        assert!(outcalls.add_foreign_answer(answer(2, &[1; 80]), asker(1)));
+        assert!(outcalls.submit_signed(OutcallId(2), &[1; 48]));
     }
 
     #[test]
-    fn an_asker_has_no_more_room_than_another_that_wants_some() {
+    fn pool_room_is_shared_fairly_between_askers() {
         let outcalls = Outcalls::new(Pool::standalone("outcalls", 400));
         outcalls.set_open(OutcallId(20), open(1..20));
         let adopt = |id, bytes, number| {
-            assert!(outcalls.adopt(answer(id, &vec![1; bytes]), asker(number)));
+            assert!(outcalls.add_foreign_answer(answer(id, &vec![1; bytes]), asker(number)));
         };
         (1..9).for_each(|id| adopt(id, 25, 1));
-        assert_eq!(kept(&outcalls), [1, 2, 3, 4]);
+        assert_eq!(stored_ids(&outcalls), [1, 2, 3, 4]);
         adopt(9, 25, 2);
         adopt(10, 50, 2);
-        assert_eq!(kept(&outcalls), [2, 3, 4, 9], "the second would have more than the first");
+        assert_eq!(
+            stored_ids(&outcalls),
+            [2, 3, 4, 9],
+            "the second would have more than the first"
+        );
         adopt(11, 50, 3);
-        assert_eq!(kept(&outcalls), [4, 9, 11], "who has most makes room");
+        assert_eq!(stored_ids(&outcalls), [4, 9, 11], "who has most makes room");
         adopt(12, 25, 1);
         adopt(13, 25, 1);
-        assert_eq!(kept(&outcalls), [4, 9, 12, 13]);
+        assert_eq!(stored_ids(&outcalls), [4, 9, 12, 13]);
     }
 
     #[test]
-    fn requests_of_this_node_go_before_answers_of_others() {
+    fn own_request_evicts_oldest_foreign_answers() {
         let room = Pool::standalone("outcalls", 400);
         let outcalls = Outcalls::new(room.clone());
         outcalls.set_open(OutcallId(9), open(1..9));
-        (1..5).for_each(|id| assert!(outcalls.adopt(answer(id, &[1; 25]), asker(1))));
+        (1..5).for_each(|id| assert!(outcalls.add_foreign_answer(answer(id, &[1; 25]), asker(1))));
         outcalls.answer(answer(5, &[1; 60]), room.try_reserve(60).unwrap());
         outcalls.make_room(400);
-        assert_eq!(kept(&outcalls), [1, 2, 3, 4, 5], "it is not enough");
+        assert_eq!(stored_ids(&outcalls), [1, 2, 3, 4, 5], "it is not enough");
         outcalls.make_room(290);
-        assert_eq!(kept(&outcalls), [3, 4, 5]);
+        assert_eq!(stored_ids(&outcalls), [3, 4, 5]);
         let requests = room.try_reserve(290).unwrap();
-        assert!(outcalls.adopt(answer(6, &[1; 25]), asker(1)));
-        assert_eq!(kept(&outcalls), [3, 4, 5]);
+        assert!(outcalls.add_foreign_answer(answer(6, &[1; 25]), asker(1)));
+        assert_eq!(stored_ids(&outcalls), [3, 4, 5]);
         assert!(outcalls.digest(OutcallId(6)).is_some(), "a full room does not prevent signing");
         drop(requests);
         outcalls.set_open(OutcallId(9), open([2]));
@@ -514,21 +527,21 @@ mod tests {
     }
 
     #[test]
-    fn a_divergence_takes_the_room_of_what_was_found_or_leaves_it() {
+    fn divergence_reuses_the_reservation_of_the_answer() {
         let none = OutcallAnswer::no_consensus(OutcallId(1), Time(9));
         let bytes = none.payload.len();
         for (found, has_room) in [(bytes as usize + 50, true), (10, false)] {
             let room = Pool::standalone("outcalls", found as u64);
             let outcalls = Outcalls::new(room.clone());
             let limits = Limits::derive(512 << 20).unwrap().consensus;
-            outcalls.submit_to(Arc::new(IngressPool::new(&limits)));
+            outcalls.set_pool(Arc::new(IngressPool::new(&limits)));
             let reply_bytes_max = 1_000;
             let one = OpenOutcall { until: Time(9), node: None, reply_bytes_max };
             outcalls.set_open(OutcallId(2), BTreeMap::from([(OutcallId(1), one)]));
             let held = room.try_reserve(found as u64).unwrap();
             outcalls.answer(answer(1, &vec![1; found]), held);
-            assert_eq!(outcalls.signed_divergence(&none, &[1; 48]), has_room);
-            assert_eq!(kept(&outcalls).is_empty(), has_room);
+            assert_eq!(outcalls.submit_divergence(&none, &[1; 48]), has_room);
+            assert_eq!(stored_ids(&outcalls).is_empty(), has_room);
             assert_eq!(room.used_bytes(), if has_room { bytes } else { found as u64 });
         }
     }

@@ -35,7 +35,7 @@ pub const HELD_FOR: Duration = Duration::from_secs(20);
 
 /// The call is in the pool now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Submitted {
+pub enum SubmitOutcome {
     /// It was not before.
     New,
     /// It was already.
@@ -172,14 +172,14 @@ impl Waiting {
 }
 
 /// A call that is held back.
-struct Held {
+struct HeldCall {
     id: IngressId,
     since: Instant,
 }
 
 /// Use of the pool by a peer's calls.
 #[derive(Clone, Copy, Default)]
-struct Part {
+struct PeerUsage {
     bytes: u64,
     messages: u64,
 }
@@ -191,11 +191,11 @@ struct Inner {
     /// Answers to outcalls, and no part of `order`.
     answers: VecDeque<IngressId>,
     /// Calls that are held back, and no part of `order`.
-    held: VecDeque<Held>,
+    held: VecDeque<HeldCall>,
     bytes: u64,
     /// Parts the pool is divided into, one per node; 0 for a node that is alone.
     parts: u64,
-    peers: BTreeMap<usize, Part>,
+    peers: BTreeMap<usize, PeerUsage>,
     /// Calls of clients that were not announced to other nodes.
     unannounced: VecDeque<IngressId>,
     woken: bool,
@@ -204,12 +204,12 @@ struct Inner {
     /// Calls taken for blocks since.
     taken: u64,
     /// Reports the bytes that wait to the ledger.
-    counted: Option<Observation>,
+    observation: Option<Observation>,
 }
 
 impl Inner {
     /// Removes a call. Its entry in the order is removed at the next check of the order.
-    fn forget(&mut self, id: &IngressId) {
+    fn remove_call(&mut self, id: &IngressId) {
         let Some(call) = self.waiting.remove(id) else { return };
         self.held.retain(|held| held.id != *id);
         let bytes = call.bytes();
@@ -223,7 +223,7 @@ impl Inner {
     }
 
     /// Calls of users that wait: answers have bounds of their own.
-    fn calls(&self) -> u64 {
+    fn user_calls(&self) -> u64 {
         self.waiting.len().saturating_sub(self.answers.len()) as u64
     }
 
@@ -244,15 +244,15 @@ impl Inner {
     }
 
     /// Removes from the orders the calls that left the pool.
-    fn tidy(&mut self) {
+    fn drop_stale_ids(&mut self) {
         let Self { waiting, order, answers, .. } = self;
         order.retain(|id| waiting.contains_key(id));
         answers.retain(|id| waiting.contains_key(id));
     }
 
-    fn count(&mut self) {
-        if let Some(counted) = &mut self.counted {
-            counted.set(self.bytes);
+    fn report_bytes(&mut self) {
+        if let Some(observation) = &mut self.observation {
+            observation.set(self.bytes);
         }
     }
 }
@@ -279,10 +279,10 @@ impl IngressPool {
     }
 
     /// Has the ledger count what waits, in the pool whose cap is `ingress_pool_bytes`.
-    pub fn count_in(&self, pool: &budget::Pool) {
+    pub fn observe_in(&self, pool: &budget::Pool) {
         let mut inner = self.lock();
-        inner.counted = Some(pool.observe());
-        inner.count();
+        inner.observation = Some(pool.observe());
+        inner.report_bytes();
     }
 
     /// Takes a verified call that is named `id` and may be in blocks of the times in `validity`,
@@ -292,10 +292,10 @@ impl IngressPool {
         id: IngressId,
         validity: impl Into<Validity>,
         signed: SignedIngress,
-    ) -> Result<Submitted, PoolRefusal> {
+    ) -> Result<SubmitOutcome, PoolRefusal> {
         let submitted = self.submit_from(Source::Client, id, validity.into(), signed);
-        if submitted == Ok(Submitted::New) {
-            self.tell();
+        if submitted == Ok(SubmitOutcome::New) {
+            self.notify_listener();
         }
         submitted
     }
@@ -307,12 +307,12 @@ impl IngressPool {
         id: IngressId,
         validity: Validity,
         signed: SignedIngress,
-    ) -> Result<Submitted, PoolRefusal> {
+    ) -> Result<SubmitOutcome, PoolRefusal> {
         let digest = signed.digest();
         let mut inner = self.lock();
         let asked = signed.accounted_bytes();
-        if self.room_for(&inner, source, &id, asked)? == Submitted::Already {
-            return Ok(Submitted::Already);
+        if self.room_for(&inner, source, &id, asked)? == SubmitOutcome::Already {
+            return Ok(SubmitOutcome::Already);
         }
         match source {
             Source::Client if inner.parts > 0 => inner.unannounced.push_back(id),
@@ -324,26 +324,27 @@ impl IngressPool {
             }
         }
         inner.bytes += asked;
-        let crowded = 2 * inner.bytes > self.bytes_max || 2 * inner.calls() >= self.messages_max;
+        let crowded =
+            2 * inner.bytes > self.bytes_max || 2 * inner.user_calls() >= self.messages_max;
         if crowded {
             let released = std::mem::take(&mut inner.held);
             inner.order.extend(released.into_iter().map(|held| held.id));
         }
-        if !crowded && self.is_to_be_held(&inner, &signed) {
-            inner.held.push_back(Held { id, since: Instant::now() });
+        if !crowded && self.should_hold(&inner, &signed) {
+            inner.held.push_back(HeldCall { id, since: Instant::now() });
             self.held_arrived.notify_one();
         } else {
             inner.order.push_back(id);
             self.arrived.notify_one();
         }
         inner.waiting.insert(id, Waiting { signed, digest, validity, source, answer: None });
-        inner.count();
-        Ok(Submitted::New)
+        inner.report_bytes();
+        Ok(SubmitOutcome::New)
     }
 
     /// Adds an answer to an outcall that the subnet signed, with the memory it holds. There are no
     /// more answers than open outcalls, so there is always a place. The caller announces it with
-    /// [`Self::tell`].
+    /// [`Self::notify_listener`].
     pub(crate) fn submit_answer(
         &self,
         answer: &OutcallAnswer,
@@ -419,12 +420,13 @@ impl IngressPool {
         inner.order.push_back(*id);
         self.arrived.notify_one();
         drop(inner);
-        self.tell();
+        self.notify_listener();
     }
 
-    fn is_to_be_held(&self, inner: &Inner, signed: &SignedIngress) -> bool {
-        let canister =
-            |held: &Held| inner.waiting.get(&held.id).map(|call| call.signed.effective_canister_id);
+    fn should_hold(&self, inner: &Inner, signed: &SignedIngress) -> bool {
+        let canister = |held: &HeldCall| {
+            inner.waiting.get(&held.id).map(|call| call.signed.effective_canister_id)
+        };
         inner.held.len() < HELD_MAX
             && self.holds.get().is_some_and(|holds| holds(signed))
             && !inner.held.iter().any(|held| canister(held) == Some(signed.effective_canister_id))
@@ -437,7 +439,7 @@ impl IngressPool {
         source: Source,
         id: &IngressId,
         asked: u64,
-    ) -> Result<Submitted, PoolRefusal> {
+    ) -> Result<SubmitOutcome, PoolRefusal> {
         self.room_for(&self.lock(), source, id, asked)
     }
 
@@ -447,22 +449,22 @@ impl IngressPool {
         source: Source,
         id: &IngressId,
         asked: u64,
-    ) -> Result<Submitted, PoolRefusal> {
+    ) -> Result<SubmitOutcome, PoolRefusal> {
         if let Some(reason) = self.health.reason() {
             return Err(PoolRefusal::Closed(reason.client_text));
         }
         if inner.waiting.contains_key(id) {
-            return Ok(Submitted::Already);
+            return Ok(SubmitOutcome::Already);
         }
         // A call that would be skipped for want of room is better refused here, where its sender
         // receives the error.
-        if inner.room.is_some_and(|room| inner.calls() + inner.taken >= room) {
+        if inner.room.is_some_and(|room| inner.user_calls() + inner.taken >= room) {
             return Err(PoolRefusal::History);
         }
         if inner.bytes + asked > self.bytes_max {
             return Err(PoolRefusal::Bytes { used: inner.bytes, cap: self.bytes_max, asked });
         }
-        if inner.calls() >= self.messages_max {
+        if inner.user_calls() >= self.messages_max {
             return Err(PoolRefusal::Messages { cap: self.messages_max });
         }
         if let Source::Peer(place) = source {
@@ -476,7 +478,7 @@ impl IngressPool {
                 return Err(PoolRefusal::Messages { cap: messages_max });
             }
         }
-        Ok(Submitted::New)
+        Ok(SubmitOutcome::New)
     }
 
     /// Says how many calls the state could take in, after the calls last taken for a block were
@@ -510,7 +512,7 @@ impl IngressPool {
         drop(self.lock());
         self.arrived.notify_all();
         self.held_arrived.notify_all();
-        self.tell();
+        self.notify_listener();
     }
 
     /// Whether [`Self::close`] was called.
@@ -548,12 +550,12 @@ impl IngressPool {
     }
 
     /// Divides the pool anew.
-    pub(crate) fn share_out(&self, nodes: usize) {
+    pub(crate) fn set_node_count(&self, nodes: usize) {
         self.lock().parts = nodes as u64;
     }
 
     /// There is something to do.
-    pub(crate) fn tell(&self) {
+    pub(crate) fn notify_listener(&self) {
         if let Some(listener) = self.listener.get() {
             listener();
         }
@@ -597,9 +599,9 @@ impl IngressPool {
             .filter(|(_, call)| call.validity.until < now)
             .map(|(id, _)| *id)
             .collect();
-        expired.iter().for_each(|id| inner.forget(id));
+        expired.iter().for_each(|id| inner.remove_call(id));
         if !expired.is_empty() {
-            inner.tidy();
+            inner.drop_stale_ids();
         }
         let mut offered = Vec::new();
         let mut bytes = 0;
@@ -627,7 +629,7 @@ impl IngressPool {
                 offered.push(call.name(*id));
             }
         }
-        inner.count();
+        inner.report_bytes();
         offered
     }
 
@@ -651,10 +653,10 @@ impl IngressPool {
         let mut inner = self.lock();
         inner.taken += of_users;
         for name in names {
-            inner.forget(&name.id);
+            inner.remove_call(&name.id);
         }
-        inner.tidy();
-        inner.count();
+        inner.drop_stale_ids();
+        inner.report_bytes();
     }
 
     /// Takes calls out for a block, oldest first, within the block's limits. Calls that expired by
@@ -690,12 +692,12 @@ impl IngressPool {
             }
         }
         (inner.answers, inner.order) = (answers, order);
-        inner.count();
+        inner.report_bytes();
         taken
     }
 
-    /// Gives calls back that a block could not be made of. They keep their place at the front.
-    pub fn give_back(&self, calls: Vec<TakenCall>) {
+    /// Puts calls back that a block could not be made of. They keep their place at the front.
+    pub fn put_back(&self, calls: Vec<TakenCall>) {
         let mut inner = self.lock();
         let of_users = calls.iter().filter(|call| call.answer.is_none()).count();
         inner.taken = inner.taken.saturating_sub(of_users as u64);
@@ -710,13 +712,13 @@ impl IngressPool {
             inner.bytes += call.bytes();
             inner.waiting.insert(id, call);
         }
-        inner.count();
+        inner.report_bytes();
     }
 
     /// Calls and bytes that wait, and the caps.
     pub fn status(&self) -> PoolStatus {
         let inner = self.lock();
-        PoolStatus { messages: inner.calls(), bytes: inner.bytes }
+        PoolStatus { messages: inner.user_calls(), bytes: inner.bytes }
     }
 }
 
@@ -754,16 +756,16 @@ mod tests {
         TakenCall { id, validity, signed, answer: None }
     }
 
-    fn submit(pool: &IngressPool, call: TakenCall) -> Result<Submitted, PoolRefusal> {
+    fn submit(pool: &IngressPool, call: TakenCall) -> Result<SubmitOutcome, PoolRefusal> {
         pool.submit(call.id, call.validity, call.signed)
     }
 
     #[test]
     fn a_call_is_held_once_and_leaves_in_order() {
         let pool = pool(10, 100_000);
-        assert_eq!(submit(&pool, call(2, 10, 9)), Ok(Submitted::New));
-        assert_eq!(submit(&pool, call(1, 10, 9)), Ok(Submitted::New));
-        assert_eq!(submit(&pool, call(2, 10, 9)), Ok(Submitted::Already));
+        assert_eq!(submit(&pool, call(2, 10, 9)), Ok(SubmitOutcome::New));
+        assert_eq!(submit(&pool, call(1, 10, 9)), Ok(SubmitOutcome::New));
+        assert_eq!(submit(&pool, call(2, 10, 9)), Ok(SubmitOutcome::Already));
         let order: Vec<_> =
             pool.take(Time(0), 100_000, 10).iter().map(|call| call.id.0[0]).collect();
         assert_eq!(order, [2, 1]);
@@ -771,7 +773,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_taken_than_the_state_can_take_in() {
+    fn submit_is_refused_when_the_history_is_full() {
         let pool = pool(10, 100_000);
         submit(&pool, call(1, 0, 9)).unwrap();
         pool.set_room(2);
@@ -783,14 +785,14 @@ mod tests {
         pool.set_room(2);
         submit(&pool, call(3, 0, 9)).unwrap();
         let taken = pool.take(Time(0), 100_000, 10);
-        pool.give_back(taken);
+        pool.put_back(taken);
         assert_eq!(submit(&pool, call(4, 0, 9)), Err(PoolRefusal::History));
         pool.set_room(3);
         submit(&pool, call(4, 0, 9)).unwrap();
     }
 
     #[test]
-    fn a_full_pool_says_which_limit_and_its_value() {
+    fn full_pool_error_names_the_limit() {
         let by_count = pool(1, 100_000);
         submit(&by_count, call(1, 0, 9)).unwrap();
         assert_eq!(submit(&by_count, call(2, 0, 9)), Err(PoolRefusal::Messages { cap: 1 }));
@@ -822,13 +824,13 @@ mod tests {
     }
 
     #[test]
-    fn calls_given_back_keep_their_place() {
+    fn calls_put_back_keep_their_place() {
         let pool = pool(10, 100_000);
         for number in 0..3 {
             submit(&pool, call(number, 0, 9)).unwrap();
         }
         let taken = pool.take(Time(0), 100_000, 2);
-        pool.give_back(taken);
+        pool.put_back(taken);
         let order: Vec<_> =
             pool.take(Time(0), 100_000, 10).iter().map(|call| call.id.0[0]).collect();
         assert_eq!(order, [0, 1, 2]);
@@ -841,7 +843,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_no_users_calls_and_come_back_as_what_they_were() {
+    fn answers_do_not_count_as_user_calls() {
         let room = budget::Pool::standalone("outcalls", 1_000);
         let pool = pool(2, 100_000);
         pool.set_room(2);
@@ -854,7 +856,7 @@ mod tests {
         let taken = pool.take(Time(0), 100_000, 10);
         let ids: Vec<_> = taken.iter().map(|call| call.id).collect();
         assert_eq!((ids.len(), room.used_bytes()), (5, 30));
-        pool.give_back(taken);
+        pool.put_back(taken);
         assert_eq!((pool.status(), room.used_bytes()), (before, 30));
         pool.keep_answers(|id| id != OutcallId(1));
         assert_eq!(room.used_bytes(), 20);
@@ -876,21 +878,21 @@ mod tests {
     }
 
     #[test]
-    fn another_envelope_of_the_same_id_is_not_what_a_block_names() {
+    fn get_requires_the_named_envelope() {
         let pool = pool(10, 100_000);
         submit(&pool, call(1, 200, 9)).unwrap();
         let small = call(1, 200, 9).signed;
-        let name = |signed: &SignedIngress| CallName::of(IngressId([1; 32]), signed);
+        let name = |signed: &SignedIngress| CallName::for_envelope(IngressId([1; 32]), signed);
         assert_eq!(pool.get(&name(&small)), Some((small, Time(9).into())));
         assert_eq!(pool.get(&name(&call(1, 2_000, 9).signed)), None);
-        assert_eq!(submit(&pool, call(1, 2_000, 9)), Ok(Submitted::Already));
+        assert_eq!(submit(&pool, call(1, 2_000, 9)), Ok(SubmitOutcome::Already));
         // Once one of them is final the other is of no use.
         pool.remove(&[name(&call(1, 2_000, 9).signed)], 1);
         assert_eq!(pool.status(), PoolStatus::default());
     }
 
     #[test]
-    fn a_block_is_offered_what_is_valid_at_its_time() {
+    fn offer_contains_only_calls_valid_at_block_time() {
         let pool = pool(10, 100_000);
         let early = Validity { from: Time(5), until: Time(9) };
         pool.submit(IngressId([1; 32]), early, call(1, 0, 9).signed).unwrap();
@@ -916,11 +918,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_back_is_in_the_pool_and_in_no_block_until_it_is_released() {
+    fn held_call_is_not_offered_until_released() {
         let pool = pool_that_holds(100, 1_000_000);
         submit(&pool, install(1)).unwrap();
         submit(&pool, call(2, 8, 9)).unwrap();
-        assert_eq!(submit(&pool, install(1)), Ok(Submitted::Already));
+        assert_eq!(submit(&pool, install(1)), Ok(SubmitOutcome::Already));
         let (first, second) = (IngressId([1; 32]), IngressId([2; 32]));
         assert_eq!(pool.next_held(PATIENCE), NextHeld::Call(first));
         assert!(pool.waiting(&first).is_some());
@@ -939,7 +941,7 @@ mod tests {
         submit(&pool, install(3)).unwrap();
         submit(&pool, install(4)).unwrap();
         let (third, fourth) = (IngressId([3; 32]), IngressId([4; 32]));
-        pool.remove(&[CallName::of(third, &install(3).signed)], 1);
+        pool.remove(&[CallName::for_envelope(third, &install(3).signed)], 1);
         assert_eq!(pool.next_held(PATIENCE), NextHeld::Call(fourth));
         pool.release(&third);
         assert_eq!(taken(&pool), [0; 0]);
@@ -980,7 +982,7 @@ mod tests {
     }
 
     #[test]
-    fn refusing_keeps_what_waits() {
+    fn refusing_keeps_waiting_calls() {
         let pool = pool(10, 100_000);
         submit(&pool, call(1, 0, 9)).unwrap();
         pool.health().refuse(Cause::Disk, "the disk is full".into());
@@ -989,7 +991,7 @@ mod tests {
             Err(PoolRefusal::Closed("the disk is full".into()))
         );
         pool.health().withdraw(Cause::Disk);
-        assert_eq!(submit(&pool, call(2, 0, 9)), Ok(Submitted::New));
+        assert_eq!(submit(&pool, call(2, 0, 9)), Ok(SubmitOutcome::New));
         assert_eq!(pool.status().messages, 2);
     }
 }

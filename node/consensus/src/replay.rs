@@ -12,8 +12,8 @@ use futures::future::BoxFuture;
 use state::{Fault, Height};
 
 use crate::{
-    BlockLog, Certificate, Consensus, ConsensusError, Demand, FinalisedBatch, Recorded, Step,
-    Wiring, block_log::Replay,
+    BlockLog, Certificate, Consensus, ConsensusDeps, ConsensusError, Demand, FinalisedBatch,
+    RecordedOutcome, Step, block_log::Replay,
 };
 
 /// See the module.
@@ -24,7 +24,7 @@ pub struct LogReplay {
     replay: Replay,
     /// Height of the last batch handed out.
     height: Height,
-    recorded: Option<Recorded>,
+    recorded: Option<RecordedOutcome>,
 }
 
 impl LogReplay {
@@ -32,8 +32,8 @@ impl LogReplay {
     ///
     /// # Errors
     /// [`crate::LogError::Missing`] when the log ends below what was certified.
-    pub fn new(wiring: Wiring, resume_from: Height) -> Result<Self, ConsensusError> {
-        let Wiring { log, envelopes, .. } = wiring;
+    pub fn new(deps: ConsensusDeps, resume_from: Height) -> Result<Self, ConsensusError> {
+        let ConsensusDeps { log, envelopes, .. } = deps;
         log.check_complete(resume_from)?;
         let replay = log.read_from(resume_from)?;
         Ok(Self { _log: log, envelopes, replay, height: resume_from, recorded: None })
@@ -94,7 +94,7 @@ impl LogReplay {
 
 /// Whether the outcome of a batch was recorded before. Errors: it was, with another root.
 pub(crate) fn was_recorded(
-    recorded: Option<Recorded>,
+    recorded: Option<RecordedOutcome>,
     height: Height,
     root: [u8; 32],
 ) -> Result<bool, ConsensusError> {

@@ -12,13 +12,13 @@ use state::{
 use thiserror::Error;
 
 use crate::{
-    BlockLog, Certificate, CertifyError, Fetched, IngressPool, LimitsDiffer, LogError, Outcalls,
-    StateOffer, StateServer, WallClock, Want,
+    BlockLog, Certificate, CertifyError, ChunkRequest, FetchedChunks, IngressPool, LimitsDiffer,
+    LogError, Outcalls, StateOffer, StateServer, WallClock,
 };
 
 /// Recorded result of an earlier execution of the batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Recorded {
+pub struct RecordedOutcome {
     /// State root after the batch.
     pub root: [u8; 32],
     /// Messages that were rejected because operators said so, to be rejected again.
@@ -71,7 +71,7 @@ impl FinalisedBlock {
 }
 
 /// Dependencies of every implementation of [`Consensus`].
-pub struct Wiring {
+pub struct ConsensusDeps {
     /// Calls that wait for a block.
     pub pool: Arc<IngressPool>,
     /// Where blocks become durable.
@@ -82,8 +82,7 @@ pub struct Wiring {
     pub envelopes: Arc<dyn Envelopes>,
     /// Sizes and intervals.
     pub limits: ConsensusLimits,
-    /// Shows this node's state to others, and reads what they say of theirs. None: no state is
-    /// ever taken over.
+    /// State sync server and client. `None` disables state sync.
     pub states: Option<Arc<dyn StateServer>>,
     /// Where answers to outcalls come from. None: this node makes no requests, and the subnet none.
     pub outcalls: Option<Arc<Outcalls>>,
@@ -103,7 +102,7 @@ pub struct FinalisedBatch {
     /// The batch to execute.
     pub batch: Batch,
     /// Present when the batch was executed before: the root must come out the same.
-    pub recorded: Option<Recorded>,
+    pub recorded: Option<RecordedOutcome>,
 }
 
 /// Work that execution has left, so that rounds come as fast as there is work and no faster.
@@ -206,7 +205,7 @@ pub enum Step {
     /// A certificate became complete. Heights rise and need not be contiguous: a certificate covers
     /// what earlier states hold.
     Certified(Certificate),
-    /// The blocks this node needs next are kept nowhere any more. A newer state has to be taken
+    /// No peer retains the blocks this node needs. A newer state has to be taken
     /// over: with [`Consensus::fetch`] until it is complete, then [`Consensus::installed`]; after
     /// that the node starts again on top of it.
     Behind(StateOffer),
@@ -255,9 +254,12 @@ pub trait Consensus: Send {
     ///
     /// # Errors
     /// When the engine ended.
-    fn fetch(&mut self, want: Want) -> BoxFuture<'_, Result<Fetched, ConsensusError>> {
+    fn fetch(
+        &mut self,
+        want: ChunkRequest,
+    ) -> BoxFuture<'_, Result<FetchedChunks, ConsensusError>> {
         drop(want);
-        Box::pin(async { Ok(Fetched { over: true, ..Fetched::default() }) })
+        Box::pin(async { Ok(FetchedChunks { over: true, ..FetchedChunks::default() }) })
     }
 
     /// Writes durably the floor above the state of the last [`Step::Behind`]: the block from which
@@ -292,7 +294,10 @@ impl<C: Consensus + ?Sized> Consensus for Box<C> {
         (**self).certificates_pending()
     }
 
-    fn fetch(&mut self, want: Want) -> BoxFuture<'_, Result<Fetched, ConsensusError>> {
+    fn fetch(
+        &mut self,
+        want: ChunkRequest,
+    ) -> BoxFuture<'_, Result<FetchedChunks, ConsensusError>> {
         (**self).fetch(want)
     }
 

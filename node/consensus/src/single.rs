@@ -25,8 +25,8 @@ use sha2::{Digest, Sha256};
 use state::{Fault, Height, Time};
 
 use crate::{
-    BlockLog, Certificate, Certifier, Consensus, ConsensusError, CountedQueries, Demand,
-    FinalisedBatch, FinalisedBlock, IngressPool, Recorded, Step, WallClock, Wiring,
+    BlockLog, Certificate, Certifier, Consensus, ConsensusDeps, ConsensusError, CountedQueries,
+    Demand, FinalisedBatch, FinalisedBlock, IngressPool, RecordedOutcome, Step, WallClock,
     block_log::Replay, replay::was_recorded,
 };
 
@@ -71,7 +71,7 @@ pub struct SingleNode {
     height: Height,
     time: Time,
     /// Recorded result of the batch handed out last.
-    recorded: Option<Recorded>,
+    recorded: Option<RecordedOutcome>,
     /// Hash of the subnet's newest signature; zeros before there is one.
     signature_hash: [u8; 32],
     /// The block after this height is set back: see [`Self::set_time_back`].
@@ -82,17 +82,18 @@ impl SingleNode {
     /// `resume_from` and `time` are the height and time of the state that execution restarted from.
     /// `random` is asked once for every new block.
     pub fn new(
-        wiring: Wiring,
+        deps: ConsensusDeps,
         certifier: Certifier,
         (resume_from, time): (Height, Time),
         random: Box<dyn RandomSource>,
     ) -> Result<Self, ConsensusError> {
-        wiring.log.check_complete(resume_from)?;
-        let replay = wiring.log.read_from(resume_from)?;
-        let Wiring { pool, log, clock, envelopes, limits, states: _, outcalls, queries } = wiring;
-        clock.made(time);
+        deps.log.check_complete(resume_from)?;
+        let replay = deps.log.read_from(resume_from)?;
+        let ConsensusDeps { pool, log, clock, envelopes, limits, states: _, outcalls, queries } =
+            deps;
+        clock.set_newest_block_time(time);
         if let Some(outcalls) = outcalls {
-            outcalls.decide_alone(pool.clone(), certifier.terms().clone());
+            outcalls.decide_alone(pool.clone(), certifier.schedule().clone());
         }
         Ok(Self {
             pool,
@@ -151,7 +152,7 @@ impl SingleNode {
                 return back;
             }
         }
-        self.clock.after(self.time)
+        self.clock.next_block_time(self.time)
     }
 
     /// Batches of an earlier run are still being handed out.
@@ -177,12 +178,12 @@ impl SingleNode {
     fn hand_out(
         &mut self,
         block: &FinalisedBlock,
-        recorded: Option<Recorded>,
+        recorded: Option<RecordedOutcome>,
     ) -> Result<FinalisedBatch, ConsensusError> {
         let batch = block.batch(self.envelopes.as_ref())?;
         self.height = block.height;
         self.time = block.time;
-        self.clock.made(block.time);
+        self.clock.set_newest_block_time(block.time);
         self.recorded.clone_from(&recorded);
         Ok(FinalisedBatch { batch, recorded })
     }
@@ -201,10 +202,10 @@ impl SingleNode {
                 tracing::error!(%reason, "no block can be made: the machine's random source fails; it is asked again");
             }
             failed = true;
-            let words = format!(
+            let reason = format!(
                 "the machine's random source fails ({reason}); no block is made without it"
             );
-            self.pool.health().refuse(Cause::Randomness, words);
+            self.pool.health().refuse(Cause::Randomness, reason);
             if self.pool.stop().wait(wait) {
                 return None;
             }
@@ -228,7 +229,7 @@ impl SingleNode {
         }
         let idle = Duration::from_millis(self.limits.idle_round_millis);
         match demand.next_timer {
-            Some(timer) => idle.min(self.clock.until(timer, self.time)),
+            Some(timer) => idle.min(self.clock.duration_until(timer, self.time)),
             None => idle,
         }
     }
@@ -270,7 +271,7 @@ impl SingleNode {
             queries: self.queries.as_ref().and_then(|it| it.report(height)).map(Box::new),
         };
         if let Err(error) = self.log.append_block(&block) {
-            self.pool.give_back(calls);
+            self.pool.put_back(calls);
             return Err(error.into());
         }
         self.hand_out(&block, None).map(Step::Execute)
@@ -295,7 +296,7 @@ impl SingleNode {
         if !was_recorded(self.recorded.take(), height, root)? && !again {
             self.log.append_outcome(height, root, &faults)?;
         }
-        self.log.certified(height)?;
+        self.log.record_certified(height)?;
         let signed = self
             .certifier
             .sign(height, root)
@@ -417,8 +418,8 @@ mod tests {
     }
 
     /// Draws that are given; the last one for ever.
-    struct Given(Vec<Result<u8, &'static str>>);
-    impl RandomSource for Given {
+    struct ScriptedRandom(Vec<Result<u8, &'static str>>);
+    impl RandomSource for ScriptedRandom {
         fn draw(&mut self) -> Result<[u8; 32], String> {
             let given = if self.0.len() > 1 { self.0.remove(0) } else { *self.0.first().unwrap() };
             given.map(|byte| [byte; 32]).map_err(ToOwned::to_owned)
@@ -437,7 +438,7 @@ mod tests {
     ) -> (SingleNode, Arc<IngressPool>) {
         let pool = Arc::new(IngressPool::new(&limits()));
         let (committee, share) = share();
-        let wiring = Wiring {
+        let deps = ConsensusDeps {
             pool: pool.clone(),
             log: BlockLog::open(folder, 1 << 20).unwrap(),
             clock: Arc::new(FixedClock(now)),
@@ -448,7 +449,7 @@ mod tests {
             queries: None,
         };
         let certifier = Certifier::new(committee, share, 4);
-        let node = SingleNode::new(wiring, certifier, (Height(resume), Time(0)), random).unwrap();
+        let node = SingleNode::new(deps, certifier, (Height(resume), Time(0)), random).unwrap();
         (node, pool)
     }
 
@@ -545,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_crash_the_same_batches_come_again_and_must_give_the_same_state() {
+    fn logged_batches_are_replayed_after_a_crash() {
         let folder = tempfile::tempdir().unwrap();
         let mut given = vec![];
         {
@@ -600,9 +601,10 @@ mod tests {
     }
 
     #[test]
-    fn the_signature_counts_where_the_machine_draws_the_same_again() {
+    fn signature_changes_randomness_when_draws_repeat() {
         let folder = tempfile::tempdir().unwrap();
-        let (mut node, _) = node_with(folder.path(), 0, 1_000, Box::new(Given(vec![Ok(5)])));
+        let (mut node, _) =
+            node_with(folder.path(), 0, 1_000, Box::new(ScriptedRandom(vec![Ok(5)])));
         let first = batch(&mut node).batch.randomness;
         node.executed(Height(1), [1; 32], vec![]).unwrap();
         assert_ne!(batch(&mut node).batch.randomness, first);
@@ -613,7 +615,8 @@ mod tests {
     fn without_a_random_source_no_block_is_made() {
         let folder = tempfile::tempdir().unwrap();
         let failing = vec![Err("not seeded"), Err("not seeded"), Ok(9)];
-        let (mut node, pool) = node_with(folder.path(), 0, 1_000, Box::new(Given(failing)));
+        let (mut node, pool) =
+            node_with(folder.path(), 0, 1_000, Box::new(ScriptedRandom(failing)));
         submit(&pool, 1);
         let made = batch(&mut node).batch;
         assert_eq!((made.height, made.ingress.len()), (Height(1), 1));
@@ -622,7 +625,7 @@ mod tests {
 
         // One that never comes back: the node says so, and can still be stopped.
         let folder = tempfile::tempdir().unwrap();
-        let broken = Box::new(Given(vec![Err("not seeded")]));
+        let broken = Box::new(ScriptedRandom(vec![Err("not seeded")]));
         let (mut node, pool) = node_with(folder.path(), 0, 1_000, broken);
         let waiting =
             std::thread::spawn(move || node.next(Demand { more: true, ..Demand::default() }));

@@ -48,11 +48,11 @@ pub struct ChunkSource(pub(crate) usize);
 
 /// The next chunks to fetch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Want {
+pub struct ChunkRequest {
     /// Names, most urgent first, [`CHUNKS_WANTED_MAX`] at most. Replaces what was wanted before.
     pub chunks: Vec<Vec<u8>>,
     /// Whose chunks did not lead to the certified root: they are not asked again.
-    pub liars: Vec<ChunkSource>,
+    pub faulty_sources: Vec<ChunkSource>,
     /// Bytes of the state that are there.
     pub bytes_done: u64,
     /// All of them; 0 while that is not known.
@@ -61,7 +61,7 @@ pub struct Want {
 
 /// Chunks that peers sent since the last question.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Fetched {
+pub struct FetchedChunks {
     /// Who sent it, its name, its bytes. May be none: then the node looks whether it is to stop,
     /// and asks again.
     pub chunks: Vec<(ChunkSource, Vec<u8>, Vec<u8>)>,

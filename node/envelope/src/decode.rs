@@ -244,11 +244,11 @@ pub enum EnvelopeError {
     },
 }
 
-fn cut(text: &str) -> String {
+fn truncate_text(text: &str) -> String {
     text.chars().take(32).collect()
 }
 
-fn need<'v, 'a>(
+fn require_field<'v, 'a>(
     map: &'v Value<'a>,
     field: &'static str,
     expected: &'static str,
@@ -271,7 +271,7 @@ const NAT: &str = "a natural number of nanoseconds since 1970-01-01";
 const PRINCIPAL: &str = "a byte string of at most 29 bytes";
 
 fn blob(map: &Value<'_>, field: &'static str) -> Result<Vec<u8>, EnvelopeError> {
-    typed(need(map, field, BLOB)?, field, BLOB, Value::as_bytes).map(<[u8]>::to_vec)
+    typed(require_field(map, field, BLOB)?, field, BLOB, Value::as_bytes).map(<[u8]>::to_vec)
 }
 
 fn optional_blob(map: &Value<'_>, field: &'static str) -> Result<Option<Vec<u8>>, EnvelopeError> {
@@ -281,7 +281,7 @@ fn optional_blob(map: &Value<'_>, field: &'static str) -> Result<Option<Vec<u8>>
 }
 
 fn nat(map: &Value<'_>, field: &'static str) -> Result<u64, EnvelopeError> {
-    typed(need(map, field, NAT)?, field, NAT, |value| match value {
+    typed(require_field(map, field, NAT)?, field, NAT, |value| match value {
         Value::Nat(number) => Some(*number),
         _ => None,
     })
@@ -294,7 +294,7 @@ fn to_principal(value: &Value<'_>, field: &'static str) -> Result<Principal, Env
 }
 
 fn principal(map: &Value<'_>, field: &'static str) -> Result<Principal, EnvelopeError> {
-    to_principal(need(map, field, PRINCIPAL)?, field)
+    to_principal(require_field(map, field, PRINCIPAL)?, field)
 }
 
 fn at_most(what: &'static str, found: usize, limit: usize) -> Result<(), EnvelopeError> {
@@ -316,7 +316,7 @@ pub fn canonical(body: &[u8], bounds: &EnvelopeBounds) -> Result<Vec<u8>, Envelo
     if !matches!(envelope, Value::Map(_)) {
         return Err(EnvelopeError::NotAnEnvelope);
     }
-    need(&envelope, "content", "a map")?;
+    require_field(&envelope, "content", "a map")?;
     let mut writer = Writer::with_capacity(body.len());
     // In the order of the encoded keys, as within maps.
     let known = ["content", "sender_sig", "sender_pubkey", "sender_delegation"];
@@ -367,7 +367,7 @@ impl Envelope {
         if !matches!(envelope, Value::Map(_)) {
             return Err(EnvelopeError::NotAnEnvelope);
         }
-        let content = need(&envelope, "content", "a map")?;
+        let content = require_field(&envelope, "content", "a map")?;
         if !matches!(content, Value::Map(_)) {
             return Err(EnvelopeError::WrongType {
                 field: "content",
@@ -397,13 +397,17 @@ impl Envelope {
 
 impl Content {
     fn from_value(content: &Value<'_>, bounds: &EnvelopeBounds) -> Result<Self, EnvelopeError> {
-        let request_type =
-            typed(need(content, "request_type", TEXT)?, "request_type", TEXT, Value::as_text)?;
+        let request_type = typed(
+            require_field(content, "request_type", TEXT)?,
+            "request_type",
+            TEXT,
+            Value::as_text,
+        )?;
         let request = match request_type {
             "call" => Request::Call(MethodCall::from_value(content)?),
             "query" => Request::Query(MethodCall::from_value(content)?),
             "read_state" => Request::ReadState(paths(content, bounds)?),
-            other => return Err(EnvelopeError::UnknownRequestType { found: cut(other) }),
+            other => return Err(EnvelopeError::UnknownRequestType { found: truncate_text(other) }),
         };
         if let Some(nonce) = content.field("nonce") {
             at_most(
@@ -422,9 +426,13 @@ impl Content {
 
 impl MethodCall {
     fn from_value(content: &Value<'_>) -> Result<Self, EnvelopeError> {
-        let method_name =
-            typed(need(content, "method_name", TEXT)?, "method_name", TEXT, Value::as_text)?
-                .to_owned();
+        let method_name = typed(
+            require_field(content, "method_name", TEXT)?,
+            "method_name",
+            TEXT,
+            Value::as_text,
+        )?
+        .to_owned();
         let sender_info = match content.field("sender_info") {
             None => None,
             Some(info @ Value::Map(_)) => Some(SignedSenderInfo {
@@ -451,7 +459,7 @@ impl MethodCall {
 
 fn paths(content: &Value<'_>, bounds: &EnvelopeBounds) -> Result<Vec<Vec<Vec<u8>>>, EnvelopeError> {
     const PATHS: &str = "an array of arrays of byte strings";
-    let paths = typed(need(content, "paths", PATHS)?, "paths", PATHS, Value::as_array)?;
+    let paths = typed(require_field(content, "paths", PATHS)?, "paths", PATHS, Value::as_array)?;
     at_most("paths of read_state", paths.len(), bounds.paths)?;
     paths
         .iter()
@@ -479,7 +487,7 @@ fn delegation(
     link: &Value<'_>,
     bounds: &EnvelopeBounds,
 ) -> Result<SignedDelegation, EnvelopeError> {
-    let map = need(link, "delegation", "a map")?;
+    let map = require_field(link, "delegation", "a map")?;
     let Value::Map(fields) = map else {
         return Err(EnvelopeError::WrongType {
             field: "delegation",
@@ -490,7 +498,7 @@ fn delegation(
     for (key, _) in fields {
         let key = key.as_text().unwrap_or_default();
         if !["pubkey", "expiration", "targets", "permissions"].contains(&key) {
-            return Err(EnvelopeError::UnknownDelegationField { field: cut(key) });
+            return Err(EnvelopeError::UnknownDelegationField { field: truncate_text(key) });
         }
     }
     let targets = match map.field("targets") {
@@ -511,7 +519,7 @@ fn delegation(
         Some(value) => match typed(value, "permissions", TEXT, Value::as_text)? {
             "all" => Permissions::All,
             "queries" => Permissions::Queries,
-            other => return Err(EnvelopeError::UnknownPermissions { found: cut(other) }),
+            other => return Err(EnvelopeError::UnknownPermissions { found: truncate_text(other) }),
         },
     };
     Ok(SignedDelegation {

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[derive(CandidType)]
-    struct Chunked {
+    struct InstallChunkedArg {
         target_canister: Principal,
         store_canister: Option<Principal>,
     }
@@ -235,7 +235,8 @@ mod tests {
         let install =
             Encode!(&Install { canister_id: id(1), wasm_module, mode: Mode::install }).unwrap();
         let chunked =
-            Encode!(&Chunked { target_canister: id(1), store_canister: Some(id(2)) }).unwrap();
+            Encode!(&InstallChunkedArg { target_canister: id(1), store_canister: Some(id(2)) })
+                .unwrap();
         let none = Encode!().unwrap();
         let (at, subnet) = (Effective::Canister, Effective::Subnet);
         let own = id(100);

@@ -7,7 +7,7 @@
 //! use the same rules.
 //!
 //! ```text
-//! bytes -> cbor -> decode: Envelope -> auth: Authenticated -> effective: the id it is for
+//! bytes -> cbor -> decode: Envelope -> auth: AuthenticatedSender -> effective: the id it is for
 //!                    |                                           |
 //!                    hash: request id, canonical form            verify: a call as execution takes it in
 //! ```

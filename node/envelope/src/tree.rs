@@ -17,9 +17,9 @@ pub const ITEMS_MAX: usize = 4_096;
 
 /// A CBOR value that may be a tree.
 #[derive(Debug)]
-pub struct Encoded<'a>(Value<'a>);
+pub struct CborItem<'a>(Value<'a>);
 
-impl<'a> Encoded<'a> {
+impl<'a> CborItem<'a> {
     /// Reads the CBOR.
     ///
     /// # Errors
@@ -47,23 +47,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_is_what_was_encoded() {
+    fn encoded_tree_decodes_with_the_same_digest() {
         let tree = fork(labeled("a", leaf([1])), labeled("b", leaf([2])));
         let bytes = serde_cbor::to_vec(&tree).unwrap();
-        let read = Encoded::read(&bytes).unwrap();
+        let read = CborItem::read(&bytes).unwrap();
         assert_eq!(read.tree().unwrap().digest(), tree.digest());
         assert!(read.texts().is_none());
         let texts = serde_cbor::to_vec(&["http_expr", "<$>"]).unwrap();
-        assert_eq!(Encoded::read(&texts).unwrap().texts().unwrap(), ["http_expr", "<$>"]);
-        assert!(Encoded::read(&texts).unwrap().tree().is_none());
+        assert_eq!(CborItem::read(&texts).unwrap().texts().unwrap(), ["http_expr", "<$>"]);
+        assert!(CborItem::read(&texts).unwrap().tree().is_none());
     }
 
     #[test]
     fn a_tree_that_is_too_deep_or_too_wide_is_refused_before_it_is_built() {
         // Labels in labels: [2, b"", [2, b"", ...
         let deep = [0x83, 2, 0x40].repeat(1_000_000);
-        assert!(matches!(Encoded::read(&deep), Err(CborError::TooDeep { .. })));
+        assert!(matches!(CborItem::read(&deep), Err(CborError::TooDeep { .. })));
         let wide = [&[0x9a, 0, 1, 0, 0][..], &[0; 65_536]].concat();
-        assert!(matches!(Encoded::read(&wide), Err(CborError::TooManyItems { .. })));
+        assert!(matches!(CborItem::read(&wide), Err(CborError::TooManyItems { .. })));
     }
 }

@@ -11,7 +11,7 @@ use state::{Ingress, IngressId, OutcallAnswer, RequestId, SignedIngress, Time, V
 use thiserror::Error;
 
 use crate::{
-    auth::{self, AuthConfig, AuthError, Authenticated},
+    auth::{self, AuthConfig, AuthError, AuthenticatedSender},
     decode::{Envelope, EnvelopeBounds, EnvelopeError, MethodCall, Request, canonical},
     effective::{self, Effective, EffectiveError},
 };
@@ -74,7 +74,7 @@ impl Envelopes for CallVerifier {
         if OutcallAnswer::is_in(signed) {
             return self.verify_answer(signed);
         }
-        self.verify(signed).map(named).map_err(|error| error.to_string())
+        self.verify(signed).map(with_ingress_id).map_err(|error| error.to_string())
     }
 
     fn claim(&self, signed: &SignedIngress) -> Result<(IngressId, Validity), String> {
@@ -82,7 +82,7 @@ impl Envelopes for CallVerifier {
             let (answer, _) = self.read_answer(signed)?;
             return Ok((answer.ingress_id(), answer.validity()));
         }
-        self.read_claim(signed).map(named).map_err(|error| error.to_string())
+        self.read_claim(signed).map(with_ingress_id).map_err(|error| error.to_string())
     }
 }
 
@@ -159,7 +159,7 @@ impl CallVerifier {
     pub fn read_claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), CallError> {
         let envelope = self.decode(signed)?;
         let validity = auth::validity(&envelope, &self.auth);
-        let claimed = auth::claimed(&envelope);
+        let claimed = auth::claimed_sender(&envelope);
         let (id, expiry) = (envelope.request_id, envelope.content.ingress_expiry);
         let ingress =
             ingress(id, expiry, signed.effective_canister_id, call_of(envelope)?, claimed);
@@ -191,7 +191,7 @@ impl CallVerifier {
 }
 
 /// A call by its name.
-fn named((ingress, validity): (Ingress, Validity)) -> (IngressId, Validity) {
+fn with_ingress_id((ingress, validity): (Ingress, Validity)) -> (IngressId, Validity) {
     (IngressId::new(&ingress.request_id, &ingress.effective_canister_id), validity)
 }
 
@@ -208,7 +208,7 @@ pub fn ingress(
     expiry: u64,
     effective_canister_id: Principal,
     call: MethodCall,
-    authenticated: Authenticated,
+    authenticated: AuthenticatedSender,
 ) -> Ingress {
     Ingress {
         request_id,

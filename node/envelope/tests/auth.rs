@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use envelope::{
     Envelope, EnvelopeBounds,
-    auth::{AuthConfig, AuthError, Authenticated, authenticate},
+    auth::{AuthConfig, AuthError, AuthenticatedSender, authenticate},
 };
 use ic_agent::{Identity, identity::BasicIdentity};
 use ic_principal::Principal;
@@ -27,22 +27,22 @@ use signing::{
 };
 use state::Time;
 
-type Sent = ic_transport_types::Envelope<'static>;
+type WireEnvelope = ic_transport_types::Envelope<'static>;
 
 fn config(root: &SubnetKey) -> AuthConfig {
     AuthConfig::new(root.public(), Duration::from_secs(300), Duration::from_secs(60))
 }
 
-fn decode(sent: &Sent) -> Envelope {
-    Envelope::decode(&sent.encode_bytes(), &EnvelopeBounds::new(&gateway_limits())).unwrap()
+fn decode(envelope: &WireEnvelope) -> Envelope {
+    Envelope::decode(&envelope.encode_bytes(), &EnvelopeBounds::new(&gateway_limits())).unwrap()
 }
 
-fn check_at(sent: &Sent, now: Time) -> Result<Authenticated, AuthError> {
-    authenticate(&decode(sent), now, &config(&SubnetKey::new(1)))
+fn check_at(envelope: &WireEnvelope, now: Time) -> Result<AuthenticatedSender, AuthError> {
+    authenticate(&decode(envelope), now, &config(&SubnetKey::new(1)))
 }
 
-fn check(sent: &Sent) -> Result<Authenticated, AuthError> {
-    check_at(sent, now())
+fn check(envelope: &WireEnvelope) -> Result<AuthenticatedSender, AuthError> {
+    check_at(envelope, now())
 }
 
 /// An identity made of a key in DER and a way to sign.
@@ -56,7 +56,7 @@ impl<F: Fn(&[u8]) -> Vec<u8>> Custom<F> {
         Principal::self_authenticating(&self.der)
     }
 
-    fn envelope(&self, content: EnvelopeContent) -> Sent {
+    fn envelope(&self, content: EnvelopeContent) -> WireEnvelope {
         let payload = content.to_request_id().signable();
         ic_transport_types::Envelope {
             content: std::borrow::Cow::Owned(content),
@@ -175,8 +175,8 @@ fn web_authentication_keys_of_all_three_kinds() {
     fn holds_and_breaks(name: &str, key: &Custom<impl Fn(&[u8]) -> Vec<u8>>) {
         let good = key.envelope(query(key.principal(), "echo"));
         assert_eq!(check(&good).unwrap().sender, key.principal(), "{name}");
-        let refused = |sent: &Sent| {
-            assert!(matches!(check(sent), Err(AuthError::BadSignature { .. })), "{name}")
+        let refused = |envelope: &WireEnvelope| {
+            assert!(matches!(check(envelope), Err(AuthError::BadSignature { .. })), "{name}")
         };
         // Signed over another request.
         let mut other = good.clone();
@@ -190,9 +190,9 @@ fn web_authentication_keys_of_all_three_kinds() {
             serde_cbor::Value::Text("authenticator_data".to_owned()),
             serde_cbor::Value::Bytes(vec![6; 37]),
         );
-        refused(&Sent { sender_sig: Some(encode(&fields)), ..good.clone() });
-        refused(&Sent { sender_sig: Some(Vec::new()), ..good.clone() });
-        refused(&Sent {
+        refused(&WireEnvelope { sender_sig: Some(encode(&fields)), ..good.clone() });
+        refused(&WireEnvelope { sender_sig: Some(Vec::new()), ..good.clone() });
+        refused(&WireEnvelope {
             sender_sig: Some(encode(&serde_cbor::Value::Map(
                 [(
                     serde_cbor::Value::Text("client_data_json".to_owned()),
@@ -295,7 +295,7 @@ impl<'a> Canister<'a> {
         self.signature_over(&signed)
     }
 
-    fn envelope(&self, content: EnvelopeContent) -> Sent {
+    fn envelope(&self, content: EnvelopeContent) -> WireEnvelope {
         Custom { der: self.der(), sign: |payload: &[u8]| self.sign(payload) }.envelope(content)
     }
 }
@@ -333,7 +333,7 @@ fn canister_signatures_with_and_without_a_subnet_delegation() {
     let canister = Canister::at_root(&root);
     let good = canister.envelope(content(&canister));
     let bad = |signature: Vec<u8>| {
-        assert!(check(&Sent { sender_sig: Some(signature), ..good.clone() }).is_err())
+        assert!(check(&WireEnvelope { sender_sig: Some(signature), ..good.clone() }).is_err())
     };
     bad(canister.sign(b"another payload"));
     bad(Canister { id: self::canister(8), ..Canister::at_root(&root) }
@@ -369,7 +369,7 @@ fn a_certificate_verified_once_stays_verified_and_no_other() {
         authenticate(&decode(&good), now(), &config).unwrap();
     }
     let other = canister.envelope(query(canister.principal(), "other"));
-    let swapped = Sent { sender_sig: other.sender_sig, ..good };
+    let swapped = WireEnvelope { sender_sig: other.sender_sig, ..good };
     assert!(authenticate(&decode(&swapped), now(), &config).is_err());
 }
 
@@ -387,7 +387,7 @@ fn a_canister_delegates_to_a_session_key_as_identity_providers_do() {
     let signature = canister.sign(&delegation.signable());
     let content = call(canister.principal(), "echo");
     let sender_sig = session.sign_arbitrary(&content.to_request_id().signable()).unwrap().signature;
-    let sent = Sent {
+    let sent = WireEnvelope {
         content: std::borrow::Cow::Owned(content),
         sender_pubkey: Some(canister.der()),
         sender_sig,
@@ -443,7 +443,7 @@ struct Chain {
 }
 
 impl Chain {
-    fn of(seeds: &[u8]) -> Self {
+    fn from_seeds(seeds: &[u8]) -> Self {
         let keys: Vec<_> = seeds.iter().map(|seed| ed25519(*seed)).collect();
         let delegations = keys[1..]
             .iter()
@@ -466,7 +466,7 @@ impl Chain {
         self
     }
 
-    fn envelope(&self, content: EnvelopeContent) -> Sent {
+    fn envelope(&self, content: EnvelopeContent) -> WireEnvelope {
         let signed =
             self.delegations.iter().zip(&self.keys).map(|(delegation, key)| SignedDelegation {
                 delegation: delegation.clone(),
@@ -474,7 +474,7 @@ impl Chain {
             });
         let signature =
             self.keys.last().unwrap().sign_arbitrary(&content.to_request_id().signable()).unwrap();
-        Sent {
+        WireEnvelope {
             content: std::borrow::Cow::Owned(content),
             sender_pubkey: self.keys[0].public_key(),
             sender_sig: signature.signature,
@@ -486,16 +486,19 @@ impl Chain {
 #[test]
 #[expect(clippy::too_many_lines, reason = "one story, in order")]
 fn delegation_chains_and_their_restrictions() {
-    let chain = Chain::of(&[1, 2, 3]);
+    let chain = Chain::from_seeds(&[1, 2, 3]);
     let sender = chain.sender();
     assert_eq!(check(&chain.envelope(call(sender, "echo"))).unwrap().targets, None);
-    assert!(check(&Chain::of(&[1]).envelope(call(sender, "echo"))).is_ok(), "an empty chain");
+    assert!(
+        check(&Chain::from_seeds(&[1]).envelope(call(sender, "echo"))).is_ok(),
+        "an empty chain"
+    );
     let longest: Vec<u8> = (1..=21).collect();
-    assert!(check(&Chain::of(&longest).envelope(call(sender, "echo"))).is_ok());
+    assert!(check(&Chain::from_seeds(&longest).envelope(call(sender, "echo"))).is_ok());
 
     // Targets intersect.
     let targeted = |first: Vec<Principal>, second: Vec<Principal>| {
-        Chain::of(&[1, 2, 3])
+        Chain::from_seeds(&[1, 2, 3])
             .with(0, |link| link.targets = Some(first))
             .with(1, |link| link.targets = Some(second))
     };
@@ -514,14 +517,14 @@ fn delegation_chains_and_their_restrictions() {
         Some([].into()),
         "read_state has no callee"
     );
-    let none = Chain::of(&[1, 2]).with(0, |link| link.targets = Some(Vec::new()));
+    let none = Chain::from_seeds(&[1, 2]).with(0, |link| link.targets = Some(Vec::new()));
     assert_eq!(
         check(&none.envelope(query(sender, "echo"))),
         Err(AuthError::NotATarget { canister_id: canister(1) })
     );
 
     // Permissions: one link restricts the whole chain, a later one does not lift it.
-    let restricted = Chain::of(&[1, 2, 3])
+    let restricted = Chain::from_seeds(&[1, 2, 3])
         .with(0, |link| link.permissions = Some(DelegationPermissions::Queries))
         .with(1, |link| link.permissions = Some(DelegationPermissions::All));
     assert_eq!(
@@ -536,7 +539,7 @@ fn delegation_chains_and_their_restrictions() {
     let later = Time(soon + 1);
     assert!(
         check_at(
-            &Chain::of(&[1, 2])
+            &Chain::from_seeds(&[1, 2])
                 .with(0, |link| link.expiration = soon)
                 .envelope(query(sender, "echo")),
             Time(soon)
@@ -544,21 +547,24 @@ fn delegation_chains_and_their_restrictions() {
         .is_ok()
     );
     let expired = check_at(
-        &Chain::of(&[1, 2]).with(0, |link| link.expiration = soon).envelope(query(sender, "echo")),
+        &Chain::from_seeds(&[1, 2])
+            .with(0, |link| link.expiration = soon)
+            .envelope(query(sender, "echo")),
         later,
     )
     .unwrap_err();
     assert_eq!(expired, AuthError::DelegationExpired { index: 0, expiration: soon, now: later.0 });
     for (seeds, index) in [(&[1, 1][..], 0), (&[1, 2, 1], 1), (&[1, 2, 3, 2], 2)] {
         assert_eq!(
-            check(&Chain::of(seeds).envelope(query(sender, "echo"))),
+            check(&Chain::from_seeds(seeds).envelope(query(sender, "echo"))),
             Err(AuthError::DelegationCycle { index })
         );
     }
-    let mut forged = Chain::of(&[1, 2]).envelope(query(sender, "echo"));
-    forged.sender_delegation = Chain::of(&[3, 2]).envelope(query(sender, "echo")).sender_delegation;
+    let mut forged = Chain::from_seeds(&[1, 2]).envelope(query(sender, "echo"));
+    forged.sender_delegation =
+        Chain::from_seeds(&[3, 2]).envelope(query(sender, "echo")).sender_delegation;
     assert!(matches!(check(&forged), Err(AuthError::BadSignature { .. })));
-    let mut widened = Chain::of(&[1, 2])
+    let mut widened = Chain::from_seeds(&[1, 2])
         .with(0, |link| link.targets = Some(vec![canister(2)]))
         .envelope(query(sender, "echo"));
     widened.sender_delegation.as_mut().unwrap()[0].delegation.targets = None;
@@ -621,28 +627,32 @@ fn the_sender_must_be_the_keys() {
         Err(AuthError::WrongSender { sender: other, derived: sender })
     );
     assert_eq!(
-        check(&Sent { sender_pubkey: None, ..good.clone() }),
+        check(&WireEnvelope { sender_pubkey: None, ..good.clone() }),
         Err(AuthError::Unsigned { sender, field: "sender_pubkey" })
     );
     assert_eq!(
-        check(&Sent { sender_sig: None, ..good.clone() }),
+        check(&WireEnvelope { sender_sig: None, ..good.clone() }),
         Err(AuthError::Unsigned { sender, field: "sender_sig" })
     );
     let anonymous = query(Principal::anonymous(), "echo");
     let content = || std::borrow::Cow::Owned(anonymous.clone());
-    let unsigned =
-        Sent { content: content(), sender_pubkey: None, sender_sig: None, sender_delegation: None };
+    let unsigned = WireEnvelope {
+        content: content(),
+        sender_pubkey: None,
+        sender_sig: None,
+        sender_delegation: None,
+    };
     assert!(check(&unsigned).is_ok());
     assert_eq!(
-        check(&Sent { content: content(), ..good.clone() }),
+        check(&WireEnvelope { content: content(), ..good.clone() }),
         Err(AuthError::AnonymousWith { field: "sender_pubkey" })
     );
     assert_eq!(
-        check(&Sent { sender_sig: Some(Vec::new()), ..unsigned.clone() }),
+        check(&WireEnvelope { sender_sig: Some(Vec::new()), ..unsigned.clone() }),
         Err(AuthError::AnonymousWith { field: "sender_sig" })
     );
     assert_eq!(
-        check(&Sent { sender_delegation: Some(Vec::new()), ..unsigned }),
+        check(&WireEnvelope { sender_delegation: Some(Vec::new()), ..unsigned }),
         Err(AuthError::AnonymousWith { field: "sender_delegation" })
     );
 }
@@ -667,7 +677,7 @@ fn plain_signatures_break_with_every_byte() {
             flipped[at] ^= 0x10;
             assert!(
                 matches!(
-                    check(&Sent { sender_sig: Some(flipped), ..good.clone() }),
+                    check(&WireEnvelope { sender_sig: Some(flipped), ..good.clone() }),
                     Err(AuthError::BadSignature { .. })
                 ),
                 "{name} {at}"
@@ -675,7 +685,7 @@ fn plain_signatures_break_with_every_byte() {
         }
         for wrong in [&signature[..63], &[][..], &[0; 64], &[0xff; 64]] {
             assert!(
-                check(&Sent { sender_sig: Some(wrong.to_vec()), ..good.clone() }).is_err(),
+                check(&WireEnvelope { sender_sig: Some(wrong.to_vec()), ..good.clone() }).is_err(),
                 "{name}"
             );
         }
@@ -691,7 +701,7 @@ fn plain_signatures_break_with_every_byte() {
             vec![0x30; 4096],
         ] {
             let content = query(Principal::self_authenticating(&malformed), "echo");
-            let sent = Sent {
+            let sent = WireEnvelope {
                 content: std::borrow::Cow::Owned(content),
                 sender_pubkey: Some(malformed),
                 ..good.clone()
@@ -712,5 +722,5 @@ fn ecdsa_signatures_hold_with_either_s() {
     let high =
         k256::ecdsa::Signature::from_scalars(low.r().to_bytes(), (-*low.s()).to_bytes()).unwrap();
     assert!(high.normalize_s().is_some() || low.normalize_s().is_some());
-    assert!(check(&Sent { sender_sig: Some(high.to_vec()), ..good }).is_ok());
+    assert!(check(&WireEnvelope { sender_sig: Some(high.to_vec()), ..good }).is_ok());
 }

@@ -9,8 +9,8 @@
 //! a round needs their place.
 //!
 //! After a start the same is done for modules that canisters have and whose artefacts are gone (the
-//! engine is another, files were lost), those of the most canisters first: until then the first message
-//! or query of such a canister waits for its module.
+//! engine is another, files were lost), those of the most canisters first: until then the first
+//! message or query of such a canister waits for its module.
 //!
 //! Decisions made here are not visible to other nodes and do not change the effect of a call.
 //! Errors are left to the round.
@@ -25,7 +25,7 @@ use candid::Principal;
 use envelope::candid_wire::Cost;
 use ic_management_canister_types::{CanisterInstallMode, InstallChunkedCodeArgs};
 use limits::Limits;
-use sandbox::{NotPrepared, Stored, Uploaded};
+use sandbox::{NotPrepared, StoredModule, UploadedModule};
 use state::{CanisterState, CertifiedReader, CertifiedState, Ingress, ModuleHash};
 
 use crate::core::Core;
@@ -76,7 +76,7 @@ impl ModulesAgain {
 }
 
 /// Location of the module of a call.
-enum Place {
+enum ModuleLocation {
     Argument,
     Chunks(Vec<state::BlobHash>),
 }
@@ -86,8 +86,8 @@ impl CompileAhead {
         Self { core, reader, compilations }
     }
 
-    /// Compiles the module that a call of `bytes` bytes installs, unless the round would not. Blocks
-    /// until that is done.
+    /// Compiles the module that a call of `bytes` bytes installs, unless the round would not.
+    /// Blocks until that is done.
     pub fn compile(&self, bytes: u64, read: ReadCall<'_>) -> Ahead {
         match self.try_compile(bytes, read) {
             Ok(done) => done,
@@ -125,11 +125,11 @@ impl CompileAhead {
         let core = &*self.core;
         let bytes = core.blobs.bytes(&module.0).map_err(|error| error.to_string())?;
         let bytes = bytes.ok_or("no canister has the module any more")?;
-        let stored = Stored { blobs: &core.blobs, parts: vec![module.0], bytes };
+        let stored = StoredModule { blobs: &core.blobs, parts: vec![module.0], bytes };
         self.prepare(module, &stored)
     }
 
-    fn prepare(&self, module: &ModuleHash, uploaded: &dyn Uploaded) -> Result<(), String> {
+    fn prepare(&self, module: &ModuleHash, uploaded: &dyn UploadedModule) -> Result<(), String> {
         match self.core.sandbox.prepare_ahead(module, uploaded) {
             Ok(_) => Ok(()),
             Err(NotPrepared::Refused(reject)) => Err(reject.message),
@@ -153,10 +153,10 @@ impl CompileAhead {
             return Ok(Ahead::AtHand);
         }
         let argument = Argument { limits: core.limits(), read, bytes: module_bytes };
-        let uploaded: Box<dyn Uploaded> = match place {
-            Place::Argument => Box::new(argument),
-            Place::Chunks(parts) => {
-                Box::new(Stored { blobs: &core.blobs, parts, bytes: module_bytes })
+        let uploaded: Box<dyn UploadedModule> = match place {
+            ModuleLocation::Argument => Box::new(argument),
+            ModuleLocation::Chunks(parts) => {
+                Box::new(StoredModule { blobs: &core.blobs, parts, bytes: module_bytes })
             }
         };
         self.prepare(&hash, uploaded.as_ref()).map(|()| Ahead::Compiled)
@@ -167,7 +167,7 @@ impl CompileAhead {
         &self,
         state: &CertifiedState,
         ingress: &Ingress,
-    ) -> Result<(ModuleHash, Place, u64), String> {
+    ) -> Result<(ModuleHash, ModuleLocation, u64), String> {
         let core = &*self.core;
         let words = |reject: state::Reject| reject.message;
         if ingress.canister_id != Principal::management_canister() {
@@ -187,7 +187,7 @@ impl CompileAhead {
                 let named = argument.canister_id;
                 (named == target.id).then_some(()).ok_or("another canister is named")?;
                 whole = argument.wasm_module;
-                (Code::Whole(&whole), argument.mode, Place::Argument)
+                (Code::Whole(&whole), argument.mode, ModuleLocation::Argument)
             }
             "install_chunked_code" => {
                 let argument: InstallChunkedCodeArgs =
@@ -198,14 +198,14 @@ impl CompileAhead {
                 (store.is_controller(&ingress.sender)).then_some(()).ok_or("no controller")?;
                 let (parts, bytes) = chunks(&store, &argument.chunk_hashes_list).map_err(words)?;
                 // Before anything is read and hashed.
-                let stored = Stored { blobs: &core.blobs, parts: parts.clone(), bytes };
+                let stored = StoredModule { blobs: &core.blobs, parts: parts.clone(), bytes };
                 let unknown = Code::Chunks(stored, ModuleHash([0; 32]));
                 self.pays(&target, &argument.mode, &unknown)?;
                 let found = core.blobs.digest(&parts).map_err(|error| error.to_string())?;
                 let hash = found.filter(|hash| hash[..] == argument.wasm_module_hash[..]);
                 let hash = ModuleHash(hash.ok_or("the chunks do not make up the module")?);
-                let stored = Stored { blobs: &core.blobs, parts: parts.clone(), bytes };
-                (Code::Chunks(stored, hash), argument.mode, Place::Chunks(parts))
+                let stored = StoredModule { blobs: &core.blobs, parts: parts.clone(), bytes };
+                (Code::Chunks(stored, hash), argument.mode, ModuleLocation::Chunks(parts))
             }
             other => return Err(format!("{other} compiles nothing")),
         };
@@ -241,7 +241,7 @@ struct Argument<'a> {
     bytes: u64,
 }
 
-impl Uploaded for Argument<'_> {
+impl UploadedModule for Argument<'_> {
     fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -50,7 +50,7 @@ pub(crate) struct SinceCheckpoint {
 
 impl SinceCheckpoint {
     /// The state was changed without a round.
-    pub(crate) fn by_hand(&mut self) {
+    pub(crate) fn count_manual_change(&mut self) {
         self.rounds += 1;
     }
 
@@ -68,14 +68,14 @@ const BLOCKED_RETRY: Duration = Duration::from_millis(500);
 
 /// The thread that folds. One request at a time can wait; more would ask for the same.
 pub(crate) struct Folder {
-    request: Option<SyncSender<()>>,
+    request_tx: Option<SyncSender<()>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Folder {
     pub(crate) fn start(pages: Arc<PageStore>, limits: &PagesLimits) -> Result<Self, FatalError> {
-        let (request, requests) = sync_channel(1);
+        let (request_tx, request_rx) = sync_channel(1);
         let stop = Arc::new(AtomicBool::new(false));
         let mut folding = Folding {
             pages,
@@ -89,8 +89,8 @@ impl Folder {
             .spawn(move || {
                 loop {
                     let request = match folding.blocked_since {
-                        Some(_) => requests.recv_timeout(BLOCKED_RETRY),
-                        None => requests.recv().map_err(RecvTimeoutError::from),
+                        Some(_) => request_rx.recv_timeout(BLOCKED_RETRY),
+                        None => request_rx.recv().map_err(RecvTimeoutError::from),
                     };
                     if request == Err(RecvTimeoutError::Disconnected) {
                         return;
@@ -99,13 +99,13 @@ impl Folder {
                 }
             })
             .map_err(|error| FatalError::Threads(error.to_string()))?;
-        Ok(Self { request: Some(request), stop, thread: Some(thread) })
+        Ok(Self { request_tx: Some(request_tx), stop, thread: Some(thread) })
     }
 
     fn wake(&self) {
-        if let Some(request) = &self.request {
+        if let Some(request_tx) = &self.request_tx {
             // Full: a request waits already.
-            let _ = request.try_send(());
+            let _ = request_tx.try_send(());
         }
     }
 }
@@ -155,7 +155,7 @@ impl Folding {
 impl Drop for Folder {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        drop(self.request.take());
+        drop(self.request_tx.take());
         if let Some(thread) = self.thread.take() {
             // A fold thread that panicked has nothing more to say.
             let _ = thread.join();

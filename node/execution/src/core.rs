@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use limits::Limits;
 use pages::PageStore;
-use sandbox::{CostTable, MessageLimits, NotPrepared, Sandbox, Stored};
+use sandbox::{CostTable, MessageLimits, NotPrepared, Sandbox, StoredModule};
 use state::{
     BlobError, BlobStore, CanisterId, CanisterState, Fault, Height, ModuleHash, PayloadError,
-    PayloadStore, Shared, StoredPayload, Time,
+    PayloadStore, StateArc, StoredPayload, Time,
 };
 
 use crate::config::{ExecutorConfig, FatalError};
@@ -99,7 +99,7 @@ impl Core {
         &self,
         number: u64,
         parts: [&[u8]; 2],
-    ) -> Result<Shared<StoredPayload>, PayloadError> {
+    ) -> Result<StateArc<StoredPayload>, PayloadError> {
         self.payloads.write(number, parts).inspect_err(|_| {
             self.payloads.sweep(usize::MAX);
         })
@@ -200,7 +200,7 @@ impl Core {
             Err(error) if error.can_heal() => return Err(trouble(error)),
             Err(error) => return Err(fatal(error.to_string())),
         };
-        let stored = Stored { blobs: &self.blobs, parts: vec![module.0], bytes };
+        let stored = StoredModule { blobs: &self.blobs, parts: vec![module.0], bytes };
         self.sandbox.prepare(&module, &stored).map_err(|error| match error {
             // It was accepted when it was installed: the limits or the engine of this node changed.
             NotPrepared::Refused(reject) => fatal(reject.message),

@@ -21,14 +21,15 @@ use sandbox::Sandbox;
 use state::{
     Batch, BlobStore, CanisterId, CanisterState, CertifiedReader, CertifiedState, Fault, Height,
     HistoryLimits, IngressHistory, MessageError, MessageReader, PayloadStore, ReplicatedState,
-    StateStore, SubnetKey, SubnetMetrics, SubnetState, SubnetTree, Time, certified::Uncertified,
+    StateStore, SubnetKey, SubnetMetrics, SubnetState, SubnetTree, Time,
+    certified::UncertifiedStateOf,
 };
 use statesync::{ManifestWorker, SnapshotSource};
 
 use crate::checkpoint::{Folder, SinceCheckpoint};
 use crate::config::{ExecutorConfig, FatalError, RoundResult, unwound};
 use crate::core::Core;
-use crate::pool::LanePool;
+use crate::lane_pool::LanePool;
 use crate::query::QueryService;
 use crate::query_stats::{self, QueryTally};
 use crate::retry::{ExecutionPoint, RetryPolicy};
@@ -68,7 +69,7 @@ pub struct Executor {
     pub(crate) state: ReplicatedState,
     subnet_tree: Arc<SubnetTree>,
     /// Executed and not certified, oldest first.
-    uncertified: VecDeque<Uncertified<CanisterState>>,
+    uncertified: VecDeque<UncertifiedStateOf<CanisterState>>,
     pub(crate) since_checkpoint: SinceCheckpoint,
     /// Checkpoints after which the delta log was nearly full.
     pub(crate) relieved: u64,
@@ -98,7 +99,7 @@ impl Executor {
         let stores = (blobs, payloads);
         let core = Arc::new(Core::new(config, sandbox, Arc::clone(&pages), stores, retry));
         let state = load(&core, &store)?;
-        keep_payloads(&core, &state)?;
+        retain_payloads(&core, &state)?;
         let reader = CertifiedReader::new();
         let folder = Folder::start(pages, &core.limits().pages)?;
         let store = Arc::new(store);
@@ -196,7 +197,7 @@ impl Executor {
             None => &self.core.config.subnet.nodes,
         };
         // The committee that holds the key from here on makes blocks from the next one on.
-        self.state.subnet.node_metrics.note(batch.time, batch.agreed, nodes);
+        self.state.subnet.node_metrics.record_round(batch.time, batch.agreed, nodes);
         let members: Vec<_> = nodes.iter().map(|node| node.node_id).collect();
         query_stats::account(&mut self.state, batch, &members, &self.core.limits().execution);
         if let Some(key) = &batch.key {
@@ -210,7 +211,7 @@ impl Executor {
         if let Some(tally) = &self.tally {
             tally.executed(batch);
         }
-        self.let_payloads_go();
+        self.release_payloads();
         self.since_checkpoint.add(&work);
         self.advance_manifest(&work)?;
         let root = self.snapshot();
@@ -236,7 +237,7 @@ impl Executor {
     }
 
     /// The round counts: payloads of messages that are over can go.
-    fn let_payloads_go(&mut self) {
+    fn release_payloads(&mut self) {
         for (number, bytes) in self.state.take_gone_payloads() {
             self.core.payloads.release(number, bytes);
         }
@@ -245,11 +246,13 @@ impl Executor {
 
     /// Waits until the state's heap has room for what the round of `height` leaves behind.
     fn await_state_heap(&self, height: Height) -> Result<(), FatalError> {
-        if state::heap::ready().is_ok() {
+        if state::state_heap::ready().is_ok() {
             return Ok(());
         }
         let place = ExecutionPoint { height, message: None };
-        self.core.attempts(place).until(|| state::heap::ready().map_err(FatalError::StateHeap))
+        self.core
+            .attempts(place)
+            .until(|| state::state_heap::ready().map_err(FatalError::StateHeap))
     }
 
     pub(crate) fn snapshot(&mut self) -> [u8; 32] {
@@ -265,7 +268,8 @@ impl Executor {
         let (manifest, tree) =
             (self.state.subnet.manifest.certified(), Arc::clone(&self.subnet_tree));
         let (canisters, history) = self.state.parts_mut();
-        let snapshot = Uncertified::new(height, time, tree, metrics, canisters, history, manifest);
+        let snapshot =
+            UncertifiedStateOf::new(height, time, tree, metrics, canisters, history, manifest);
         let root = snapshot.root();
         self.state.subnet.root = root;
         self.uncertified.push_back(snapshot);
@@ -380,8 +384,8 @@ impl Drop for Executor {
 pub(crate) const PAYLOADS: &str = "messages";
 
 /// Looks whether the payloads are there that the state refers to, and removes all others.
-fn keep_payloads(core: &Core, state: &ReplicatedState) -> Result<(), FatalError> {
-    let _here = state::heap::enter();
+fn retain_payloads(core: &Core, state: &ReplicatedState) -> Result<(), FatalError> {
+    let _here = state::state_heap::enter();
     let live = state.payloads().map(|payload| (payload.number, payload.bytes)).collect();
     Ok(core.payloads.keep_only(&live, state.subnet.next_message)?)
 }
@@ -404,7 +408,7 @@ fn load(core: &Core, store: &StateStore) -> Result<ReplicatedState, FatalError> 
             response_bytes,
         ));
     };
-    let subnet = state::heap::within(|| postcard::from_bytes(&checkpoint.metadata));
+    let subnet = state::state_heap::within(|| postcard::from_bytes(&checkpoint.metadata));
     let subnet: SubnetState = subnet.map_err(|error| FatalError::Record {
         what: "the subnet".into(),
         reason: error.to_string(),
@@ -458,7 +462,7 @@ fn load_messages(
     let missing: Vec<u64> = canister.queues.missing().collect();
     for number in missing {
         let (number, record) = room.check((number, messages.take(number)?))?;
-        canister.queues.bring(&id, number, &record).map_err(unreadable)?;
+        canister.queues.load_record(&id, number, &record).map_err(unreadable)?;
     }
     canister.queues.finish_loading(next_message, &id).map_err(unreadable)
 }
@@ -476,7 +480,7 @@ impl RoomWhileLoading {
         self.loaded_bytes += record.1.len() as u64 + LOADED_BESIDE_BYTES;
         if self.loaded_bytes >= LOADED_BETWEEN_LOOKS {
             self.loaded_bytes = 0;
-            state::heap::ready().map_err(FatalError::StateHeap)?;
+            state::state_heap::ready().map_err(FatalError::StateHeap)?;
         }
         Ok(record)
     }
@@ -488,7 +492,7 @@ fn canister_of_record(
     bytes: &[u8],
 ) -> Result<CanisterState, FatalError> {
     let unreadable = |reason: String| FatalError::Record { what: format!("canister {id}"), reason };
-    let mut canister: CanisterState = state::heap::within(|| postcard::from_bytes(bytes))
+    let mut canister: CanisterState = state::state_heap::within(|| postcard::from_bytes(bytes))
         .map_err(|error| unreadable(error.to_string()))?;
     if canister.id != id {
         return Err(unreadable(format!("it is the record of {}", canister.id)));

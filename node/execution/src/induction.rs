@@ -7,8 +7,8 @@
 use envelope::candid_wire::Cost;
 use ic_principal::Principal;
 use state::{
-    CanisterId, CanisterStatus, Ingress, Origin, Reject, ReplicatedState, Shared, SubnetCall, Time,
-    heap,
+    CanisterId, CanisterStatus, Ingress, Origin, Reject, ReplicatedState, StateArc, SubnetCall,
+    Time, state_heap,
 };
 
 use crate::core::Core;
@@ -21,7 +21,7 @@ use crate::reject;
 pub(crate) fn induct(core: &Core, state: &mut ReplicatedState, batch: Vec<Ingress>) -> u64 {
     let mut cost = Cost::default();
     state.refresh();
-    let mut memory = MessageMemory::of(state);
+    let mut memory = MessageMemory::from_state(state);
     for ingress in batch {
         let now = state.subnet.time;
         if !is_current(core, &ingress, now) || state.history.get(&ingress.request_id).is_some() {
@@ -78,7 +78,7 @@ fn accept(
         let is_large = accounted_bytes > SMALL_MANAGEMENT_CALL_BYTES;
         let shares = named.filter(|_| is_large).and_then(|id| state.get(&id));
         memory.take_ingress(core, accounted_bytes, shares)?;
-        let ingress = kept(ingress);
+        let ingress = in_state_heap(ingress);
         let call = SubnetCall {
             origin: Origin::Ingress {
                 request_id: ingress.request_id,
@@ -91,7 +91,7 @@ fn accept(
             cycles: 0,
             released_by: None,
         };
-        heap::within(|| state.subnet.calls.push_back(call));
+        state_heap::within(|| state.subnet.calls.push_back(call));
         return Ok(());
     }
     let id = ingress.canister_id;
@@ -105,14 +105,14 @@ fn accept(
     charge(core, state, &id, accounted_bytes, false)?;
     let number = state.number_message();
     if let Some(canister) = state.get_mut(&id) {
-        canister.queues.push_ingress(number, Shared::new(kept(ingress)));
+        canister.queues.push_ingress(number, StateArc::new(in_state_heap(ingress)));
     }
     Ok(())
 }
 
 /// The same message with all that it points to in the state's heap.
-fn kept(ingress: Ingress) -> Ingress {
-    heap::within(|| ingress.clone())
+fn in_state_heap(ingress: Ingress) -> Ingress {
+    state_heap::within(|| ingress.clone())
 }
 
 /// Takes the induction fee.

@@ -20,7 +20,7 @@
 //! | how a round waits when this machine fails it | `retry` |
 //! | prices and the freezing threshold | `cycles` |
 //! | what is made durable, and when | `checkpoint` |
-//! | what a server for tests does: several subnets in one state, changes between rounds | `placement`, `by_hand` |
+//! | what a server for tests does: several subnets in one state, changes between rounds | `placement`, `test_hooks` |
 //! | which states get a manifest, for other nodes to fetch | `manifest`, and the crate `statesync` |
 //!
 //! Bounds: a round by instructions and delta (a slice that was started is finished), queues by
@@ -32,20 +32,19 @@
 //! batches), no randomness of its own, and reads files only through the stores it is given.
 
 mod ahead;
-mod by_hand;
 mod checkpoint;
 mod config;
 mod core;
 mod cycles;
 mod executor;
 mod induction;
+mod lane_pool;
 mod machine;
 mod management;
 mod manifest;
 mod message;
 mod messaging;
 mod placement;
-mod pool;
 mod query;
 mod query_cache;
 mod query_stats;
@@ -55,6 +54,7 @@ mod round;
 mod running;
 mod scheduler;
 mod slices;
+mod test_hooks;
 
 /// Counts changes in the results of batches. Members compare it when they connect, the rules next
 /// to the block log record it, and `subnet_info` reports it in place of a version of the program:
@@ -69,6 +69,6 @@ pub use placement::Placement;
 pub use query::{EndedQueries, NotTransformed, QueryReply, QueryRequest, QueryService};
 pub use query_stats::QueryTally;
 pub use retry::{
-    ATTEMPTS_BEFORE_VERDICT, Closing, ExecutionPoint, Persistent, RetryPolicy, Trouble,
+    ATTEMPTS_BEFORE_VERDICT, Closing, ExecutionPoint, LocalFault, Persistent, RetryPolicy,
 };
 pub use running::{RunningMessage, RunningMessages};

@@ -21,7 +21,7 @@ use sandbox::{
 use serde::{Deserialize, Serialize};
 use state::{
     CROWD, CanisterState, CanisterStatus, Carrier, Cycles, ExecutionState, LowMemoryHook, Memory,
-    Reject, SenderInfo, Settings, Shared, StoredPayload, Taken, WASM_PAGE_BYTES,
+    PoppedMessage, Reject, SenderInfo, Settings, StateArc, StoredPayload, WASM_PAGE_BYTES,
 };
 
 use crate::config::FatalError;
@@ -82,7 +82,7 @@ impl Invocation {
 /// A message as it is when it begins: all that it may ever see and use. Written down while it is
 /// paused.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Begun {
+pub(crate) struct ExecutionInput {
     pub(crate) entry: Entry,
     pub(crate) context: SystemContext,
     pub(crate) limits: MessageLimits,
@@ -92,7 +92,7 @@ pub(crate) struct Begun {
     pub(crate) keeps_changes: bool,
 }
 
-impl Begun {
+impl ExecutionInput {
     /// Bytes of the message itself.
     pub(crate) fn message_bytes(&self) -> u64 {
         let text = match &self.entry {
@@ -149,9 +149,9 @@ impl Begun {
         Some(self)
     }
 
-    /// The same without the data that [`Self::told_by`] restores, so that the stored record of a
-    /// message is small apart from its payload.
-    pub(crate) fn without_what_its_canister_tells(mut self) -> Self {
+    /// The same without the data that [`Self::restore_canister_context`] restores, so that the
+    /// stored record of a message is small apart from its payload.
+    pub(crate) fn without_canister_context(mut self) -> Self {
         self.context.controllers = Vec::new();
         self.context.env_vars = Vec::new();
         self.context.queue_slots_left = BTreeMap::new();
@@ -161,10 +161,10 @@ impl Begun {
     /// Restores the data that is not stored, because the canister does not change it while a
     /// message is paused: changes of its settings wait, and it neither makes calls nor takes
     /// responses.
-    pub(crate) fn told_by(&mut self, canister: &CanisterState, queue_slots: u64) {
+    pub(crate) fn restore_canister_context(&mut self, canister: &CanisterState, queue_slots: u64) {
         self.context.controllers.clone_from(&canister.controllers);
         self.context.env_vars.clone_from(&canister.settings.environment);
-        let slots = QueueSlots::of(canister, queue_slots);
+        let slots = QueueSlots::for_canister(canister, queue_slots);
         (self.context.queue_slots_left, self.context.queue_slots) = (slots.left, slots.others);
     }
 
@@ -198,10 +198,10 @@ impl Begun {
 
 /// Result of running a message, or a slice of it.
 #[derive(Debug)]
-pub(crate) enum Attempted {
+pub(crate) enum SliceOutcome {
     /// It is over. Nothing is committed: the targets are returned with what is written in them,
     /// and only together with changes.
-    Ended(Box<Ran>, Option<Targets>),
+    Ended(Box<ExecutionResult>, Option<Targets>),
     /// It is resumed in a later round.
     Paused(Progress),
 }
@@ -215,7 +215,7 @@ pub(crate) struct Targets {
 
 /// Effects of an execution, as far as they count.
 #[derive(Debug)]
-pub(crate) struct Ran {
+pub(crate) struct ExecutionResult {
     pub(crate) instructions: u64,
     /// For slices and rounds, at least the instructions (`sandbox::slices`).
     pub(crate) work: u64,
@@ -287,9 +287,12 @@ impl<'a> Machine<'a> {
     }
 
     /// A message with its payload.
-    pub(crate) fn whole<T: Carrier + Clone>(&self, taken: Taken<T>) -> Result<T, FatalError> {
+    pub(crate) fn load_message<T: Carrier + Clone>(
+        &self,
+        taken: PoppedMessage<T>,
+    ) -> Result<T, FatalError> {
         let number = taken.number;
-        taken.whole(|payload| self.read_payload(payload))?.ok_or_else(|| foreign_payload(number))
+        taken.load(|payload| self.read_payload(payload))?.ok_or_else(|| foreign_payload(number))
     }
 
     /// Puts the payload of a message that is paused into a file.
@@ -297,13 +300,13 @@ impl<'a> Machine<'a> {
         &self,
         number: u64,
         parts: [&[u8]; 2],
-    ) -> Result<Shared<StoredPayload>, FatalError> {
+    ) -> Result<StateArc<StoredPayload>, FatalError> {
         self.attempts().until(|| self.core.write_payload(number, parts))
     }
 
     /// Fixes what a message sees: the balance of `canister` must already lack the prepayment.
-    pub(crate) fn begin(&self, canister: &CanisterState, invocation: Invocation) -> Begun {
-        Begun {
+    pub(crate) fn begin(&self, canister: &CanisterState, invocation: Invocation) -> ExecutionInput {
+        ExecutionInput {
             entry: invocation.entry.clone(),
             limits: invocation.limits,
             grows_frozen: invocation.grows_frozen,
@@ -317,7 +320,7 @@ impl<'a> Machine<'a> {
     pub(crate) fn run(
         &self,
         canister: &CanisterState,
-        begun: Begun,
+        begun: ExecutionInput,
         targets: Targets,
         grant: &Grant,
     ) -> Result<Slice, FatalError> {
@@ -334,10 +337,15 @@ impl<'a> Machine<'a> {
     }
 
     /// Evaluates an outcome of [`Self::run`] for a canister as it is now.
-    pub(crate) fn judged(&self, canister: &CanisterState, begun: &Begun, outcome: Outcome) -> Ran {
+    pub(crate) fn evaluate(
+        &self,
+        canister: &CanisterState,
+        begun: &ExecutionInput,
+        outcome: Outcome,
+    ) -> ExecutionResult {
         match canister.execution.as_ref() {
-            Some(execution) => self.judge(canister, execution, begun, outcome),
-            None => Ran::failed(reject::no_module(&canister.id)),
+            Some(execution) => self.evaluate_code(canister, execution, begun, outcome),
+            None => ExecutionResult::failed(reject::no_module(&canister.id)),
         }
     }
 
@@ -345,13 +353,13 @@ impl<'a> Machine<'a> {
     pub(crate) fn attempt(
         &self,
         canister: &CanisterState,
-        begun: Begun,
+        begun: ExecutionInput,
         targets: Option<Targets>,
         grant: Option<&Grant>,
-    ) -> Result<(Begun, Attempted), FatalError> {
+    ) -> Result<(ExecutionInput, SliceOutcome), FatalError> {
         let Some(execution) = canister.execution.as_ref() else {
-            let ran = Ran::failed(reject::no_module(&canister.id));
-            return Ok((begun, Attempted::Ended(ran.into(), None)));
+            let ran = ExecutionResult::failed(reject::no_module(&canister.id));
+            return Ok((begun, SliceOutcome::Ended(ran.into(), None)));
         };
         self.ensure_prepared(canister, execution)?;
         let (grows_frozen, keeps_changes) = (begun.grows_frozen, begun.keeps_changes);
@@ -366,13 +374,13 @@ impl<'a> Machine<'a> {
         // Nothing may hold the layouts of the version before while the next one is made, or folding
         // would wait for them.
         let Request { entry, context, limits, .. } = request;
-        let begun = Begun { entry, context, limits, grows_frozen, keeps_changes };
+        let begun = ExecutionInput { entry, context, limits, grows_frozen, keeps_changes };
         let attempted = match slice {
-            Slice::Paused(progress) => Attempted::Paused(progress),
+            Slice::Paused(progress) => SliceOutcome::Paused(progress),
             Slice::Ended(outcome) => {
-                let ran = self.judge(canister, execution, &begun, *outcome);
+                let ran = self.evaluate_code(canister, execution, &begun, *outcome);
                 let targets = targets.filter(|_| keeps_changes && ran.changes.is_some());
-                Attempted::Ended(ran.into(), targets)
+                SliceOutcome::Ended(ran.into(), targets)
             }
         };
         Ok((begun, attempted))
@@ -380,15 +388,15 @@ impl<'a> Machine<'a> {
 
     /// Evaluates an outcome for a canister as it is now, which may have paid and been paid since
     /// the message began.
-    fn judge(
+    fn evaluate_code(
         &self,
         canister: &CanisterState,
         execution: &ExecutionState,
-        begun: &Begun,
+        begun: &ExecutionInput,
         outcome: Outcome,
-    ) -> Ran {
+    ) -> ExecutionResult {
         let Outcome { instructions, work, result, changes, log, .. } = outcome;
-        let mut ran = Ran {
+        let mut ran = ExecutionResult {
             instructions,
             work,
             result: Ok(sandbox::Response::None),
@@ -493,7 +501,7 @@ impl<'a> Machine<'a> {
     fn request(
         &self,
         execution: &ExecutionState,
-        begun: Begun,
+        begun: ExecutionInput,
         heap: Option<AppendTarget>,
         stable: Option<AppendTarget>,
     ) -> Result<Request, FatalError> {
@@ -562,7 +570,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-impl Ran {
+impl ExecutionResult {
     pub(crate) fn failed(reject: Reject) -> Self {
         Self {
             instructions: 0,
@@ -602,7 +610,7 @@ fn balance_after(
 }
 
 /// Callees up to which the list of a caller's remaining calls is complete.
-const CALLEES_TOLD: usize = 256;
+const CALLEES_LISTED_MAX: usize = 256;
 
 /// Number of calls that a message may make towards each callee.
 struct QueueSlots {
@@ -616,10 +624,10 @@ impl QueueSlots {
     /// For a canister with thousands of callees the list contains only those with many open calls,
     /// because each message carries the list; towards any other it has fewer than [`CROWD`] open
     /// calls, and one message may make that many fewer.
-    fn of(canister: &CanisterState, slots: u64) -> Self {
+    fn for_canister(canister: &CanisterState, slots: u64) -> Self {
         let calls = &canister.calls;
         let left = |(callee, open)| (callee, slots.saturating_sub(open));
-        if calls.callees() <= CALLEES_TOLD || slots < 4 * CROWD {
+        if calls.callees() <= CALLEES_LISTED_MAX || slots < 4 * CROWD {
             return Self { left: calls.towards().map(left).collect(), others: slots };
         }
         Self { left: calls.crowded().map(left).collect(), others: slots - (CROWD - 1) }
@@ -637,7 +645,7 @@ pub(crate) fn system_context(
 ) -> SystemContext {
     let limits = core.limits();
     let settings = &canister.settings;
-    let slots = QueueSlots::of(canister, limits.subnet.queue_slots);
+    let slots = QueueSlots::for_canister(canister, limits.subnet.queue_slots);
     SystemContext {
         canister_id: canister.id,
         subnet_id: core.config.subnet_of(&canister.id),
@@ -744,7 +752,7 @@ mod tests {
         for number in 0..256 {
             open(&mut canister, context, number);
         }
-        let slots = QueueSlots::of(&canister, 500);
+        let slots = QueueSlots::for_canister(&canister, 500);
         assert_eq!((slots.left.len(), slots.left[&callee(7)], slots.others), (256, 499, 500));
         // One callee more than a complete list may have.
         let last = open(&mut canister, context, 256);
@@ -752,21 +760,21 @@ mod tests {
         for _ in 0..14 {
             open(&mut canister, context, 8);
         }
-        let slots = QueueSlots::of(&canister, 500);
+        let slots = QueueSlots::for_canister(&canister, 500);
         assert_eq!((slots.left, slots.others), ([(callee(7), 480)].into(), 485));
         // Fifteen are open towards the other, which has no more than all slots then.
         open(&mut canister, context, 8);
-        let slots = QueueSlots::of(&canister, 500);
+        let slots = QueueSlots::for_canister(&canister, 500);
         assert_eq!(slots.left, [(callee(7), 480), (callee(8), 484)].into());
         for call in often.into_iter().take(5) {
             canister.calls.close_callback(call);
         }
-        let slots = QueueSlots::of(&canister, 500);
+        let slots = QueueSlots::for_canister(&canister, 500);
         assert_eq!(slots.left, [(callee(8), 484)].into());
         // With few slots the list has all callees, as it has with few callees.
-        let few = QueueSlots::of(&canister, 20);
+        let few = QueueSlots::for_canister(&canister, 20);
         assert_eq!((few.left.len(), few.left[&callee(7)], few.others), (257, 5, 20));
         canister.calls.close_callback(last);
-        assert_eq!(QueueSlots::of(&canister, 500).left.len(), 256);
+        assert_eq!(QueueSlots::for_canister(&canister, 500).left.len(), 256);
     }
 }

@@ -8,7 +8,7 @@ use disk::SharedDisk;
 use pages::{HeldLayout, MemoryId};
 use state::manifest::Header;
 use state::{BlobHash, ManifestPace, RoundCost};
-use statesync::{Job, LocalState, Pinned, Snapshot, SnapshotSource, held};
+use statesync::{Job, LocalState, PinnedFiles, Snapshot, SnapshotSource, hold_newest_layout};
 
 use crate::config::FatalError;
 use crate::executor::Executor;
@@ -129,26 +129,26 @@ impl Executor {
     }
 
     /// The files behind the state as it is now. Only between rounds.
-    fn pinned(&self) -> Result<Pinned, FatalError> {
+    fn pinned(&self) -> Result<PinnedFiles, FatalError> {
         // As many as there are memories: they are allocated where the canisters are.
-        let _here = state::heap::enter();
+        let _here = state::state_heap::enter();
         let mut layouts: BTreeMap<MemoryId, HeldLayout> = BTreeMap::new();
         let mut blobs: BTreeSet<BlobHash> = BTreeSet::new();
         for canister in self.state.canisters() {
             blobs.extend(canister.paused.iter().filter_map(|paused| paused.module).map(|m| m.0));
             blobs.extend(canister.chunks_and_snapshots());
             for memory in canister.snapshots.iter().flat_map(|(_, snapshot)| snapshot.memories()) {
-                layouts.insert(memory, held(&self.core.pages, memory)?);
+                layouts.insert(memory, hold_newest_layout(&self.core.pages, memory)?);
             }
             let Some(execution) = &canister.execution else { continue };
             blobs.insert(execution.module.hash.0);
             for memory in [&execution.heap, &execution.stable] {
-                layouts.insert(memory.id, held(&self.core.pages, memory.id)?);
+                layouts.insert(memory.id, hold_newest_layout(&self.core.pages, memory.id)?);
             }
         }
         let mut payloads: Vec<_> = self.state.payloads().cloned().collect();
         payloads.sort_unstable_by_key(|payload| payload.number);
-        Ok(Pinned {
+        Ok(PinnedFiles {
             layouts,
             blobs,
             blob_store: Arc::clone(&self.core.blobs),

@@ -1,8 +1,8 @@
 //! One message of one canister: its checks, its price, its answer.
 //!
-//! A [`Turn`] works only on canisters it was handed, so that turns on different canisters can run
-//! in parallel. Effects on others (calls, answers, statuses of ingress messages) are collected in
-//! [`Effects`] and merged later, in an order that does not depend on timing.
+//! A [`MessageExecutor`] works only on canisters it was handed, so that those of different
+//! canisters can run in parallel. Effects on others (calls, answers, statuses of ingress messages)
+//! are collected in [`Effects`] and merged later, in an order that does not depend on timing.
 //!
 //! Every message is prepaid for all the instructions it may use; the unused part is returned. A
 //! call context that is neither answered nor waiting for anything is answered by the system. So
@@ -11,13 +11,15 @@
 use sandbox::{Call, CallbackKind, Entry, MessageLimits, Response};
 use state::{
     CallContextId, CallRequest, CallResponse, Callback, CanisterState, CanisterStatus, Cycles,
-    Fault, HookTurn, Ingress, Input, LowMemoryHook, Origin, Payload, Reject, RequestId, SenderInfo,
-    Shared, StoredPayload, SubnetCall, Taken, Time, heap,
+    Fault, HookTurn, Ingress, Input, LowMemoryHook, Origin, Payload, PoppedMessage, Reject,
+    RequestId, SenderInfo, StateArc, StoredPayload, SubnetCall, Time, state_heap,
 };
 
 use crate::config::FatalError;
 use crate::core::{Core, RoundFacts};
-use crate::machine::{CALL_TIMEOUT_SECONDS_MAX, Invocation, Machine, Ran, Targets, watch_memory};
+use crate::machine::{
+    CALL_TIMEOUT_SECONDS_MAX, ExecutionResult, Invocation, Machine, Targets, watch_memory,
+};
 use crate::reject;
 use crate::retry::ExecutionPoint;
 use crate::slices::Task;
@@ -61,7 +63,7 @@ pub(crate) struct Effects {
 
 /// How far a message was when its slice began.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Before {
+pub(crate) struct SliceStart {
     pub(crate) instructions: u64,
     pub(crate) work: u64,
     pub(crate) grown_bytes: u64,
@@ -78,7 +80,7 @@ impl Effects {
     /// Answers the caller. Returns the cycles that could not be refunded.
     pub(crate) fn answer(&mut self, origin: &Origin, payload: Payload, refund: Cycles) -> Cycles {
         // Effects wait until an iteration's are merged, and answers until they are taken.
-        let payload = payload.kept();
+        let payload = payload.in_state_heap();
         self.payload_bytes += payload.len();
         match origin {
             Origin::Ingress { request_id, .. } => {
@@ -106,7 +108,7 @@ impl Effects {
 
 /// A canister's state in the current round.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Seat {
+pub(crate) struct CanisterRoundState {
     /// Messages and tasks started so far.
     pub(crate) ordinal: u64,
     /// The heartbeat ran.
@@ -128,7 +130,7 @@ pub(crate) enum Step {
 }
 
 /// Executes messages of canisters, one after the other, on one worker.
-pub(crate) struct Turn<'a> {
+pub(crate) struct MessageExecutor<'a> {
     pub(crate) machine: Machine<'a>,
     pub(crate) effects: Effects,
     /// Bytes that memories of canisters without allocation may still grow by.
@@ -136,28 +138,28 @@ pub(crate) struct Turn<'a> {
 }
 
 /// A call about to be executed.
-struct Work {
+struct PreparedCall {
     origin: Origin,
     method_name: String,
     arg: Vec<u8>,
     cycles: Cycles,
-    source: Source,
+    source: MessageSource,
 }
 
 /// The message that is executed, and the location of its payload.
 #[derive(Clone, Debug)]
-pub(crate) struct Source {
+pub(crate) struct MessageSource {
     pub(crate) number: u64,
-    pub(crate) payload: Option<Shared<StoredPayload>>,
+    pub(crate) payload: Option<StateArc<StoredPayload>>,
 }
 
-impl Source {
-    fn of<T>(taken: &Taken<T>) -> Self {
+impl MessageSource {
+    fn from_popped<T>(taken: &PoppedMessage<T>) -> Self {
         Self { number: taken.number, payload: taken.payload.clone() }
     }
 }
 
-impl<'a> Turn<'a> {
+impl<'a> MessageExecutor<'a> {
     pub(crate) fn new(
         core: &'a Core,
         round: &'a RoundFacts,
@@ -184,20 +186,24 @@ impl<'a> Turn<'a> {
     pub(crate) fn step(
         &mut self,
         canister: &mut CanisterState,
-        seat: &mut Seat,
+        round_state: &mut CanisterRoundState,
     ) -> Result<Step, FatalError> {
-        self.machine.place = self.machine.round.place(canister.id, seat.ordinal);
+        self.machine.place = self.machine.round.place(canister.id, round_state.ordinal);
         let (running, lane) = (&self.machine.core.running, self.machine.lane);
         running.begin(lane, self.machine.place.clone(), "");
-        let step = self.choose(canister, seat);
+        let step = self.choose(canister, round_state);
         running.end(lane);
         step
     }
 
     /// Counts the message that is started now. Returns whether an operator decided to reject it.
-    pub(crate) fn take_up(&mut self, canister: &CanisterState, seat: &mut Seat) -> bool {
-        let verdict = self.machine.round.verdict(canister.id, seat.ordinal);
-        seat.ordinal += 1;
+    pub(crate) fn advance_ordinal(
+        &mut self,
+        canister: &CanisterState,
+        round_state: &mut CanisterRoundState,
+    ) -> bool {
+        let verdict = self.machine.round.verdict(canister.id, round_state.ordinal);
+        round_state.ordinal += 1;
         self.effects.verdicts.extend(verdict.clone());
         verdict.is_some()
     }
@@ -205,7 +211,7 @@ impl<'a> Turn<'a> {
     fn choose(
         &mut self,
         canister: &mut CanisterState,
-        seat: &mut Seat,
+        round_state: &mut CanisterRoundState,
     ) -> Result<Step, FatalError> {
         let running = canister.status == CanisterStatus::Running;
         if running && let Some(module) = canister.module() {
@@ -213,14 +219,14 @@ impl<'a> Turn<'a> {
             let timer_due = canister.global_timer.0 != 0
                 && canister.global_timer <= self.time()
                 && hooks.global_timer
-                && !seat.timer_done;
+                && !round_state.timer_done;
             // A hook that cannot be paid waits; other work continues, and most of it will be
             // refused for the same reason.
             if hooks.on_low_wasm_memory
                 && canister.low_memory_hook == LowMemoryHook::Ready
                 && self.core().affords_task(canister)
             {
-                return self.system_task(canister, seat, Entry::OnLowWasmMemory);
+                return self.system_task(canister, round_state, Entry::OnLowWasmMemory);
             }
             let messages = !canister.queues.is_empty();
             let (heartbeat_waits, timer_waits) = match canister.hook_turn {
@@ -228,15 +234,15 @@ impl<'a> Turn<'a> {
                 HookTurn::Timer => (timer_due || messages, false),
                 HookTurn::Message => (messages, messages),
             };
-            if hooks.heartbeat && !seat.heartbeat_done && !heartbeat_waits {
+            if hooks.heartbeat && !round_state.heartbeat_done && !heartbeat_waits {
                 canister.hook_turn = HookTurn::Any;
-                return self.system_task(canister, seat, Entry::Heartbeat);
+                return self.system_task(canister, round_state, Entry::Heartbeat);
             }
             if timer_due && !timer_waits {
                 if canister.hook_turn == HookTurn::Timer {
                     canister.hook_turn = HookTurn::Message;
                 }
-                return self.system_task(canister, seat, Entry::GlobalTimer);
+                return self.system_task(canister, round_state, Entry::GlobalTimer);
             }
         }
         if canister.queues.is_empty() {
@@ -253,7 +259,7 @@ impl<'a> Turn<'a> {
         match input {
             None => return Ok(Step::Idle),
             Some(input) => {
-                let ruled_out = self.take_up(canister, seat);
+                let ruled_out = self.advance_ordinal(canister, round_state);
                 canister.hook_turn = HookTurn::Any;
                 match input {
                     Input::Ingress(ingress) => self.ingress(canister, ingress, ruled_out)?,
@@ -282,7 +288,7 @@ impl<'a> Turn<'a> {
     fn ingress(
         &mut self,
         canister: &mut CanisterState,
-        taken: Taken<Ingress>,
+        taken: PoppedMessage<Ingress>,
         ruled_out: bool,
     ) -> Result<(), FatalError> {
         let message = taken.message();
@@ -299,15 +305,15 @@ impl<'a> Turn<'a> {
             self.effects.answer(&origin, Payload::Reject(reject), 0);
             return Ok(());
         }
-        let source = Source::of(&taken);
-        let Ingress { method_name, arg, .. } = self.machine.whole(taken)?;
-        self.call(canister, Work { origin, method_name, arg, cycles: 0, source })
+        let source = MessageSource::from_popped(&taken);
+        let Ingress { method_name, arg, .. } = self.machine.load_message(taken)?;
+        self.call(canister, PreparedCall { origin, method_name, arg, cycles: 0, source })
     }
 
     fn request(
         &mut self,
         canister: &mut CanisterState,
-        taken: Taken<CallRequest>,
+        taken: PoppedMessage<CallRequest>,
         ruled_out: bool,
     ) -> Result<(), FatalError> {
         let request = taken.message();
@@ -333,9 +339,9 @@ impl<'a> Turn<'a> {
             self.effects.answer(&origin, Payload::Reject(reject), request.cycles);
             return Ok(());
         }
-        let source = Source::of(&taken);
-        let CallRequest { method_name, arg, cycles, .. } = self.machine.whole(taken)?;
-        self.call(canister, Work { origin, method_name, arg, cycles, source })
+        let source = MessageSource::from_popped(&taken);
+        let CallRequest { method_name, arg, cycles, .. } = self.machine.load_message(taken)?;
+        self.call(canister, PreparedCall { origin, method_name, arg, cycles, source })
     }
 
     /// Whether the canister takes the call up, as far as that does not depend on what it carries.
@@ -347,7 +353,7 @@ impl<'a> Turn<'a> {
     }
 
     /// A call of a public method.
-    fn call(&mut self, canister: &mut CanisterState, work: Work) -> Result<(), FatalError> {
+    fn call(&mut self, canister: &mut CanisterState, work: PreparedCall) -> Result<(), FatalError> {
         let limits = self.core().message_limits();
         let prepaid = self.core().costs_of(&canister.id).execution(limits.instructions);
         let callable = find_method(canister, &work.method_name)
@@ -391,7 +397,7 @@ impl<'a> Turn<'a> {
     fn response(
         &mut self,
         canister: &mut CanisterState,
-        taken: Taken<CallResponse>,
+        taken: PoppedMessage<CallResponse>,
         ruled_out: bool,
     ) -> Result<(), FatalError> {
         let core = self.core();
@@ -422,12 +428,12 @@ impl<'a> Turn<'a> {
         if ruled_out {
             // Its cleanup is part of the same message.
             canister.credit(execution_prepaid);
-            let ran = Ran::failed(reject::ruled_out(&canister.id));
+            let ran = ExecutionResult::failed(reject::ruled_out(&canister.id));
             self.conclude(canister, callback.context, canister.version, ran);
             return Ok(());
         }
-        let source = Source::of(&taken);
-        let response = self.machine.whole(taken)?;
+        let source = MessageSource::from_popped(&taken);
+        let response = self.machine.load_message(taken)?;
         let reject_code = match &response.payload {
             Payload::Reply(_) => 0,
             Payload::Reject(reject) => reject.code as u32,
@@ -474,17 +480,17 @@ impl<'a> Turn<'a> {
     fn system_task(
         &mut self,
         canister: &mut CanisterState,
-        seat: &mut Seat,
+        round_state: &mut CanisterRoundState,
         entry: Entry,
     ) -> Result<Step, FatalError> {
         let limits = self.core().message_limits();
         let prepaid = self.core().costs_of(&canister.id).execution(limits.instructions);
         let affordable = self.core().affords_task(canister);
-        let ruled_out = self.take_up(canister, seat);
+        let ruled_out = self.advance_ordinal(canister, round_state);
         match entry {
-            Entry::Heartbeat => seat.heartbeat_done = true,
+            Entry::Heartbeat => round_state.heartbeat_done = true,
             Entry::GlobalTimer => {
-                seat.timer_done = true;
+                round_state.timer_done = true;
                 if affordable {
                     canister.global_timer = Time(0);
                 }
@@ -516,16 +522,16 @@ impl<'a> Turn<'a> {
     }
 
     /// Commits what a message wrote, settles what it cost, and takes over what it did with cycles.
-    /// Calls are left in the changes. `before` are the instructions and the growth that were counted
-    /// when it was paused.
+    /// Calls are left in the changes. `before` are the instructions and the growth that were
+    /// counted when it was paused.
     pub(crate) fn settle(
         &mut self,
         canister: &mut CanisterState,
-        mut ran: Ran,
+        mut ran: ExecutionResult,
         targets: Option<Targets>,
         prepaid: Cycles,
-        before: Before,
-    ) -> Result<Ran, FatalError> {
+        before: SliceStart,
+    ) -> Result<ExecutionResult, FatalError> {
         let taken_before = canister.memory_taken();
         if let Some((changes, targets)) = ran.changes.as_ref().zip(targets) {
             ran.delta_bytes = self.machine.commit(canister, changes, targets)?;
@@ -561,7 +567,7 @@ impl<'a> Turn<'a> {
         canister: &mut CanisterState,
         id: CallContextId,
         version: u64,
-        ran: Ran,
+        ran: ExecutionResult,
     ) {
         let mut accepted = 0;
         if let Some(changes) = ran.changes {
@@ -632,8 +638,8 @@ impl<'a> Turn<'a> {
             sender_version: version,
             receiver: call.callee,
             callback,
-            method_name: heap::kept_text(call.method_name),
-            arg: heap::kept(call.arg),
+            method_name: state_heap::move_text(call.method_name),
+            arg: state_heap::move_bytes(call.arg),
             cycles: call.cycles,
             deadline,
         });

@@ -17,7 +17,7 @@ use ic_principal::Principal;
 use limits::{SMALL_MANAGEMENT_CALLS_BYTES, SubnetLimits};
 use state::{
     CallRequest, CallResponse, CanisterId, CanisterState, CanisterStatus, MESSAGE_OVERHEAD_BYTES,
-    Origin, Payload, Reject, ReplicatedState, Shared, SubnetCall, Time, heap,
+    Origin, Payload, Reject, ReplicatedState, StateArc, SubnetCall, Time, state_heap,
 };
 
 use crate::core::Core;
@@ -41,7 +41,7 @@ pub(crate) struct MessageMemory {
 
 impl MessageMemory {
     /// The current use; the indexes must be fresh.
-    pub(crate) fn of(state: &ReplicatedState) -> Self {
+    pub(crate) fn from_state(state: &ReplicatedState) -> Self {
         let totals = state.totals();
         let bytes = |from_user: bool| -> u64 {
             let calls = state.subnet.waiting_calls();
@@ -205,7 +205,7 @@ pub(crate) fn release(state: &mut ReplicatedState, all: &mut [Effects]) {
         .iter_mut()
         .rev()
         .flat_map(|effects| std::mem::take(&mut effects.management).into_iter().rev());
-    heap::within(|| released.for_each(|call| state.subnet.calls.push_front(call)));
+    state_heap::within(|| released.for_each(|call| state.subnet.calls.push_front(call)));
 }
 
 /// Merges effects into the state.
@@ -256,7 +256,7 @@ fn route(
     }
     let number = state.number_message();
     match state.get_mut(&request.receiver) {
-        Some(callee) => callee.queues.push_request(number, Shared::new(request)),
+        Some(callee) => callee.queues.push_request(number, StateArc::new(request)),
         None => {
             let call = SubnetCall {
                 origin: Origin::Canister {
@@ -270,7 +270,7 @@ fn route(
                 cycles: request.cycles,
                 released_by: None,
             };
-            heap::within(|| state.subnet.calls.push_back(call));
+            state_heap::within(|| state.subnet.calls.push_back(call));
         }
     }
 }
@@ -300,7 +300,7 @@ pub(crate) fn deliver(
     match state.get_mut(&response.originator) {
         Some(caller) => {
             if caller.calls.mark_answered(response.callback) {
-                caller.queues.push_response(number, Shared::new(response));
+                caller.queues.push_response(number, StateArc::new(response));
             } else {
                 caller.credit(refund);
             }
@@ -323,7 +323,7 @@ pub(crate) fn expire_calls(state: &mut ReplicatedState, now: Time) {
             let (callee, deadline) = (callback.callee, callback.deadline);
             callees.insert(callee);
             caller.calls.mark_answered(callback_id);
-            let response = Shared::new(CallResponse {
+            let response = StateArc::new(CallResponse {
                 originator: id,
                 callback: callback_id,
                 payload: Payload::Reject(reject::reject(

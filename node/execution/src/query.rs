@@ -25,8 +25,8 @@ use budget::Pool;
 use envelope::candid_wire::Cost;
 use ic_principal::Principal;
 use sandbox::{
-    Call, CallbackKind, Entry, Lane, MessageLimits, Mount, Outcome, Request, Response, Timed,
-    WorkerTrouble,
+    Call, CallbackKind, Entry, Lane, MessageLimits, Mount, Outcome, Request, Response,
+    TimedOutcome, WorkerTrouble,
 };
 use state::{
     CanisterId, CanisterState, CanisterStatus, CertifiedReader, CertifiedState, Height, Ingress,
@@ -141,7 +141,7 @@ struct Session<'a> {
 }
 
 /// A query or call within a session.
-struct Asked {
+struct QueryCall {
     caller: Principal,
     caller_info: Option<SenderInfo>,
     canister_id: CanisterId,
@@ -201,7 +201,7 @@ impl QueryService {
     }
 
     /// Counts a query that was ended by its deadline.
-    fn note_end(&self, session: &Session<'_>) {
+    fn record_deadline(&self, session: &Session<'_>) {
         if !session.overdue {
             return;
         }
@@ -281,15 +281,15 @@ impl QueryService {
         let permit = self.acquire(request.canister_id)?;
         let mut session = self.begin(&state, &permit, request.canister_id);
         session.tally = self.tally.as_deref();
-        let asked = Asked {
+        let method_call = QueryCall {
             caller: request.sender,
             caller_info: request.sender_info.clone(),
             canister_id: request.canister_id,
             method_name: request.method_name.clone(),
             arg: request.arg.clone(),
         };
-        let result = session.evaluate(asked, 0);
-        self.note_end(&session);
+        let result = session.evaluate(method_call, 0);
+        self.record_deadline(&session);
         let bytes = result?;
         if let Some((cache, key, canister)) = &asked_before
             && session.repeatable
@@ -323,15 +323,15 @@ impl QueryService {
             }
             let permit = self.acquire(canister_id)?;
             let mut session = self.begin(&state, &permit, canister_id);
-            let asked = Asked {
+            let method_call = QueryCall {
                 caller: Principal::management_canister(),
                 caller_info: None,
                 canister_id,
                 method_name: method_name.to_owned(),
                 arg: arg.to_vec(),
             };
-            let result = session.evaluate(asked, 0);
-            self.note_end(&session);
+            let result = session.evaluate(method_call, 0);
+            self.record_deadline(&session);
             died = session.died;
             result
         };
@@ -398,7 +398,7 @@ impl QueryService {
             )
         };
         let executed = session.execute(&canister, invocation, None, None);
-        self.note_end(&session);
+        self.record_deadline(&session);
         let outcome = executed?;
         match outcome.result {
             Err(trap) => Err(reject::of_trap(&canister, &ingress.sender, trap)),
@@ -460,11 +460,11 @@ impl Session<'_> {
     /// Evaluates a query or composite query and the calls it makes, and counts each for its
     /// canister. A query that began no execution does not count: the method does not exist, the
     /// canister is stopped or cannot pay, this machine has a fault.
-    fn evaluate(&mut self, asked: Asked, depth: u64) -> Result<Vec<u8>, Reject> {
-        let (id, request_bytes) = (asked.canister_id, asked.arg.len() as u64);
+    fn evaluate(&mut self, method_call: QueryCall, depth: u64) -> Result<Vec<u8>, Reject> {
+        let (id, request_bytes) = (method_call.canister_id, method_call.arg.len() as u64);
         let (before, counted) = (self.instructions, self.counted);
         let mut began = false;
-        let result = self.evaluate_method(asked, depth, &mut began);
+        let result = self.evaluate_method(method_call, depth, &mut began);
         let all = self.instructions - before;
         // Those of methods that it called were counted for their canisters.
         let own = all - (self.counted - counted);
@@ -482,17 +482,17 @@ impl Session<'_> {
 
     fn evaluate_method(
         &mut self,
-        asked: Asked,
+        method_call: QueryCall,
         depth: u64,
         began: &mut bool,
     ) -> Result<Vec<u8>, Reject> {
-        let id = asked.canister_id;
+        let id = method_call.canister_id;
         let canister = self.state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))?;
         if canister.status == CanisterStatus::Stopped {
             return Err(reject::stopped_for_queries(&id));
         }
         check_callable(self.core, &canister)?;
-        let (entry, composite) = find_method(&canister, &asked.method_name)?;
+        let (entry, composite) = find_method(&canister, &method_call.method_name)?;
         self.repeatable &= !composite;
         // Only the canister that was asked can show what is certified of it, and only before it
         // calls anyone.
@@ -504,9 +504,9 @@ impl Session<'_> {
             ]])
         });
         let invocation = Invocation {
-            caller: asked.caller,
-            caller_info: asked.caller_info,
-            arg: asked.arg,
+            caller: method_call.caller,
+            caller_info: method_call.caller_info,
+            arg: method_call.arg,
             already_responded: false,
             keeps_changes: false,
             growable_bytes: self.core.limits().subnet.memory_capacity_bytes,
@@ -608,14 +608,14 @@ impl Session<'_> {
                 ),
             ));
         }
-        let asked = Asked {
+        let method_call = QueryCall {
             caller: canister.id,
             caller_info: None,
             canister_id: call.callee,
             method_name: call.method_name.clone(),
             arg: call.arg.clone(),
         };
-        let answer = self.evaluate(asked, depth + 1);
+        let answer = self.evaluate(method_call, depth + 1);
         // A bound of the whole query was reached below: no caller in the chain may continue. The
         // nesting depth is a bound of the single call: its caller gets the error.
         match answer {
@@ -686,9 +686,9 @@ impl Session<'_> {
             }
             let lane = Lane::Query(self.lane);
             match self.core.sandbox.execute_until(lane, request, self.deadline) {
-                Ok(Timed::Ended(outcome)) => return Ok(Ok(*outcome)),
-                Ok(Timed::Overdue) => return Err(self.ended_by_deadline()),
-                Ok(Timed::Unprepared) => self.compile(request.module, canister_id)?,
+                Ok(TimedOutcome::Ended(outcome)) => return Ok(Ok(*outcome)),
+                Ok(TimedOutcome::Overdue) => return Err(self.ended_by_deadline()),
+                Ok(TimedOutcome::Unprepared) => self.compile(request.module, canister_id)?,
                 Err(trouble) => return Ok(Err(trouble)),
             }
         }

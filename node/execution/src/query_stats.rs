@@ -47,12 +47,12 @@ pub struct QueryTally {
     shards: [Mutex<Table>; SHARDS],
     /// Canisters in all shards; a few more while several are new at once, none of which is kept.
     held: AtomicU64,
-    closed: Mutex<Closed>,
+    closed: Mutex<ClosedPeriod>,
 }
 
 /// Counts of the last completed period that are in no executed block.
 #[derive(Default)]
-struct Closed {
+struct ClosedPeriod {
     /// The one that runs.
     period: u64,
     table: Table,
@@ -66,7 +66,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl QueryTally {
     /// Of this node, which executed rounds up to `height`.
     pub(crate) fn new(node: Principal, limits: &ExecutionLimits, height: Height) -> Self {
-        let closed = Closed { period: period(height, limits), table: Table::new() };
+        let closed = ClosedPeriod { period: period(height, limits), table: Table::new() };
         Self {
             node,
             limits: limits.clone(),
@@ -114,7 +114,7 @@ impl QueryTally {
         let mut closed = lock(&self.closed);
         if closed.period != period {
             // Unreported counts are dropped before new ones are collected.
-            *closed = Closed { period, table: Table::new() };
+            *closed = ClosedPeriod { period, table: Table::new() };
             closed.table = self.close();
         }
         if let Some(report) = batch.queries.as_ref().filter(|report| report.node == self.node) {

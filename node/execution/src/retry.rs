@@ -53,7 +53,7 @@ impl fmt::Display for ExecutionPoint {
 
 /// A step of a round that failed for reasons of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
+pub struct LocalFault {
     /// The round, and the message where the step concerns a single one.
     pub place: ExecutionPoint,
     /// The failure, with the limit and its value where there is one.
@@ -64,7 +64,7 @@ pub struct Trouble {
     pub runs_message: bool,
 }
 
-impl Trouble {
+impl LocalFault {
     /// Whether an operator may have to decide: the message may be what ends its workers. Then the
     /// arguments of `thimble reject` that name it.
     pub fn awaits_verdict(&self) -> Option<String> {
@@ -73,7 +73,7 @@ impl Trouble {
     }
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for LocalFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.place, self.what)
     }
@@ -91,10 +91,10 @@ pub trait RetryPolicy: Send + Sync {
     ///
     /// # Errors
     /// When the node is closing.
-    fn wait(&self, trouble: &Trouble) -> Result<(), Closing>;
+    fn wait(&self, trouble: &LocalFault) -> Result<(), Closing>;
 
     /// The step succeeded, or is not tried any more. Called once for each step that waited.
-    fn over(&self, trouble: &Trouble);
+    fn resolved(&self, trouble: &LocalFault);
 }
 
 /// Tries again at once and for ever. For tests and simulations, where other threads make the
@@ -103,12 +103,12 @@ pub trait RetryPolicy: Send + Sync {
 pub struct Persistent;
 
 impl RetryPolicy for Persistent {
-    fn wait(&self, _: &Trouble) -> Result<(), Closing> {
+    fn wait(&self, _: &LocalFault) -> Result<(), Closing> {
         std::thread::yield_now();
         Ok(())
     }
 
-    fn over(&self, _: &Trouble) {}
+    fn resolved(&self, _: &LocalFault) {}
 }
 
 /// An error that says whether it can be over at the next attempt.
@@ -144,7 +144,7 @@ impl Transient for FatalError {
 pub(crate) struct Attempts<'a> {
     retry: &'a Arc<dyn RetryPolicy>,
     sandbox: &'a dyn Sandbox,
-    trouble: Trouble,
+    trouble: LocalFault,
     /// Attempts that the machine failed before the message could begin.
     of_machine: u32,
 }
@@ -158,7 +158,7 @@ impl<'a> Attempts<'a> {
         Self {
             retry,
             sandbox,
-            trouble: Trouble { place, what: String::new(), attempt: 0, runs_message: false },
+            trouble: LocalFault { place, what: String::new(), attempt: 0, runs_message: false },
             of_machine: 0,
         }
     }
@@ -201,7 +201,7 @@ impl<'a> Attempts<'a> {
         self.trouble.what = what;
         self.trouble.attempt = self.trouble.attempt.saturating_add(1);
         // Room that this node has taken itself is not what it should wait for.
-        self.sandbox.give_room();
+        self.sandbox.free_memory();
         self.retry.wait(&self.trouble).map_err(|Closing| FatalError::Closing)
     }
 }
@@ -209,7 +209,7 @@ impl<'a> Attempts<'a> {
 impl Drop for Attempts<'_> {
     fn drop(&mut self) {
         if self.trouble.attempt > 0 || self.of_machine > 0 {
-            self.retry.over(&self.trouble);
+            self.retry.resolved(&self.trouble);
         }
     }
 }

@@ -27,12 +27,12 @@ use state::{
 use crate::config::{FatalError, unwound};
 use crate::core::{Core, RoundFacts};
 use crate::induction;
+use crate::lane_pool::LanePool;
 use crate::management::{self, Dispatcher, STOP_TIMEOUT_SECONDS};
-use crate::message::{Effects, Seat};
+use crate::message::{CanisterRoundState, Effects};
 use crate::messaging::{self, MessageMemory};
-use crate::pool::LanePool;
 use crate::retry::ExecutionPoint;
-use crate::scheduler::{self, LaneBudget, Served, VIRTUAL_LANES};
+use crate::scheduler::{self, IterationResult, LaneBudget, VIRTUAL_LANES};
 
 /// Storage and allocations are paid this often.
 const CHARGE_SECONDS: u64 = 600;
@@ -65,7 +65,7 @@ pub(crate) struct Round<'a> {
     pool: &'a LanePool,
     state: &'a mut ReplicatedState,
     facts: Arc<RoundFacts>,
-    seats: BTreeMap<CanisterId, Seat>,
+    round_states: BTreeMap<CanisterId, CanisterRoundState>,
     work: RoundWork,
     /// Instructions and overheads so far, those of paused messages up to half of a round.
     spent: u64,
@@ -75,14 +75,14 @@ pub(crate) struct Round<'a> {
     /// stay in files until the round is over.
     payload_spent: u64,
     /// Management calls started so far.
-    desk_ordinal: u64,
+    management_ordinal: u64,
     /// Canisters run before the management calls, once.
     canisters_first: bool,
     /// The most lanes of an iteration.
     lanes_most: usize,
     /// No management call is started: paused messages wrote so much that an upgrade would find no
     /// room in the delta log.
-    desk_is_closed: bool,
+    management_blocked: bool,
 }
 
 /// Executes `batch` on `state`.
@@ -118,20 +118,20 @@ pub(crate) fn run(
         pool,
         state,
         facts,
-        seats: BTreeMap::new(),
+        round_states: BTreeMap::new(),
         work: RoundWork::default(),
         spent: 0,
         delta_spent: 0,
         payload_spent: 0,
-        desk_ordinal: 0,
+        management_ordinal: 0,
         canisters_first,
         lanes_most: VIRTUAL_LANES,
-        desk_is_closed: false,
+        management_blocked: false,
     };
     if batch.time < time_before {
-        round.end_waits()?;
+        round.expire_all_waits()?;
     }
-    round.let_time_pass(&batch.randomness)?;
+    round.expire_and_charge(&batch.randomness)?;
     let effects = management::outcalls::answer(round.state, batch.outcalls, batch.time);
     round.merge_one(effects)?;
     round.spent += induction::induct(core, round.state, batch.ingress);
@@ -157,10 +157,10 @@ fn paid_seconds(seconds: u64, owed: Cycles, paid: Cycles) -> u64 {
 }
 
 impl Round<'_> {
-    fn let_time_pass(&mut self, randomness: &[u8; 32]) -> Result<(), FatalError> {
+    fn expire_and_charge(&mut self, randomness: &[u8; 32]) -> Result<(), FatalError> {
         let now = self.facts.time;
         self.state.history.expire(now);
-        self.hand_out_randomness(randomness)?;
+        self.deliver_randomness(randomness)?;
         self.charge(now)?;
         messaging::expire_calls(self.state, now);
         messaging::expire_ingress(self.state, now);
@@ -169,7 +169,7 @@ impl Round<'_> {
     }
 
     /// Block time was set back: what waits for a time that is far away now ends as if it had come.
-    fn end_waits(&mut self) -> Result<(), FatalError> {
+    fn expire_all_waits(&mut self) -> Result<(), FatalError> {
         let latest = Time(u64::MAX);
         self.state.history.expire(latest);
         messaging::expire_calls(self.state, latest);
@@ -179,7 +179,7 @@ impl Round<'_> {
         self.merge_one(effects)
     }
 
-    fn hand_out_randomness(&mut self, randomness: &[u8; 32]) -> Result<(), FatalError> {
+    fn deliver_randomness(&mut self, randomness: &[u8; 32]) -> Result<(), FatalError> {
         let mut effects = Effects::default();
         let waiters = std::mem::take(&mut self.state.subnet.randomness_waiters);
         for (number, waiter) in waiters.into_iter().enumerate() {
@@ -274,7 +274,7 @@ impl Round<'_> {
             ids.iter().copied().partition(installs);
         for id in installations {
             if limits.has_room_for_upgrade(self.delta_spent) {
-                self.go_on_install(&id)?;
+                self.resume_install(&id)?;
             }
         }
         messages.truncate(usize::try_from(limits.paused_beside(self.delta_spent)).unwrap_or(0));
@@ -284,20 +284,20 @@ impl Round<'_> {
             .filter_map(|id| self.state.take(id))
             .map(|canister| {
                 let (core, facts) = (Arc::clone(self.core), Arc::clone(&self.facts));
-                let seated = (canister, Seat::default());
+                let unstarted = (canister, CanisterRoundState::default());
                 move |worker: usize| {
-                    scheduler::run_paused(&core, &facts, worker, seated, growable_bytes)
+                    scheduler::run_paused(&core, &facts, worker, unstarted, growable_bytes)
                 }
             })
             .collect();
-        let mut served: Vec<Served> = Vec::with_capacity(jobs.len());
+        let mut served: Vec<IterationResult> = Vec::with_capacity(jobs.len());
         for one in self.pool.run(jobs)? {
             served.push(one?);
         }
         served.sort_by_key(|served| served.canister.id);
         let mut all = Vec::with_capacity(served.len());
-        for Served { canister, seat, effects } in served {
-            self.seats.insert(canister.id, seat);
+        for IterationResult { canister, round_state, effects } in served {
+            self.round_states.insert(canister.id, round_state);
             all.extend(effects);
             self.state.put(canister);
         }
@@ -309,7 +309,7 @@ impl Round<'_> {
         // log's reserve has room for both together.
         self.lanes_most =
             usize::try_from(limits.lanes_beside(self.delta_spent)).unwrap_or(VIRTUAL_LANES);
-        self.desk_is_closed = !limits.has_room_for_upgrade(self.delta_spent);
+        self.management_blocked = !limits.has_room_for_upgrade(self.delta_spent);
         self.spent = self.spent.min(limits.execution.instructions_per_round / 2);
         let half = limits.execution.heap_delta_bytes_per_round / 2;
         self.delta_spent = self.delta_spent.min(half);
@@ -318,12 +318,12 @@ impl Round<'_> {
     }
 
     /// Grants a slice to the paused installation of a canister.
-    fn go_on_install(&mut self, id: &CanisterId) -> Result<(), FatalError> {
+    fn resume_install(&mut self, id: &CanisterId) -> Result<(), FatalError> {
         let running = &self.core.running;
         let mut dispatcher = self.dispatcher();
         let place = dispatcher.place.clone();
         running.begin(ROUND_THREAD, place.clone(), "a slice of an installation");
-        unwound(|| dispatcher.go_on_install(id)).map_err(|panic| FatalError::Panicked {
+        unwound(|| dispatcher.resume_install(id)).map_err(|panic| FatalError::Panicked {
             place,
             what: format!("the installation of canister {id}: {panic}"),
         })??;
@@ -337,8 +337,8 @@ impl Round<'_> {
 
     /// For one more call of the management canister.
     fn dispatcher(&mut self) -> Dispatcher<'_> {
-        let place = self.facts.place(CanisterId::management_canister(), self.desk_ordinal);
-        self.desk_ordinal += 1;
+        let place = self.facts.place(CanisterId::management_canister(), self.management_ordinal);
+        self.management_ordinal += 1;
         Dispatcher {
             place,
             core: self.core,
@@ -360,12 +360,12 @@ impl Round<'_> {
         loop {
             let canisters_first = std::mem::take(&mut self.canisters_first);
             if !canisters_first {
-                self.serve_desk()?;
+                self.run_management_calls()?;
             }
             if self.is_used_up() {
                 return Ok(());
             }
-            let ids = scheduler::active(self.core, self.state, &self.seats, &self.facts);
+            let ids = scheduler::active(self.core, self.state, &self.round_states, &self.facts);
             if !ids.is_empty() {
                 self.iterate(ids)?;
             } else if !canisters_first {
@@ -386,8 +386,8 @@ impl Round<'_> {
     }
 
     /// Management calls, until none is left or the round is used up.
-    fn serve_desk(&mut self) -> Result<(), FatalError> {
-        while !self.is_used_up() && !self.desk_is_closed {
+    fn run_management_calls(&mut self) -> Result<(), FatalError> {
+        while !self.is_used_up() && !self.management_blocked {
             let Some(call) = self.state.subnet.calls.pop_front() else { return Ok(()) };
             // Processes that it starts, for a compilation for example, need not run on this
             // processor.
@@ -435,7 +435,7 @@ impl Round<'_> {
                     .filter_map(|id| {
                         Some((
                             self.state.take(&id)?,
-                            self.seats.get(&id).copied().unwrap_or_default(),
+                            self.round_states.get(&id).copied().unwrap_or_default(),
                         ))
                     })
                     .collect();
@@ -443,7 +443,7 @@ impl Round<'_> {
                 move |worker: usize| scheduler::run_lane(&core, &facts, worker, canisters, budget)
             })
             .collect();
-        let mut served: Vec<Served> = Vec::with_capacity(order.len());
+        let mut served: Vec<IterationResult> = Vec::with_capacity(order.len());
         for lane in self.pool.run(jobs)? {
             served.extend(lane?);
         }
@@ -451,8 +451,8 @@ impl Round<'_> {
 
         let mut all = Vec::with_capacity(served.len());
         let mut unserved = BTreeSet::new();
-        for Served { canister, seat, effects } in served {
-            self.seats.insert(canister.id, seat);
+        for IterationResult { canister, round_state, effects } in served {
+            self.round_states.insert(canister.id, round_state);
             match effects {
                 Some(effects) => {
                     all.push(effects);
@@ -479,7 +479,7 @@ impl Round<'_> {
     fn merge(&mut self, mut all: Vec<Effects>) -> Result<(), FatalError> {
         self.state.refresh();
         messaging::release(self.state, &mut all);
-        let mut memory = MessageMemory::of(self.state);
+        let mut memory = MessageMemory::from_state(self.state);
         memory.release(self.core, all.iter().flat_map(|effects| &effects.requests));
         for mut effects in all {
             self.work.instructions += effects.instructions;
@@ -530,13 +530,13 @@ impl Round<'_> {
             .with_work()
             .iter()
             .any(|id| self.state.get(id).is_some_and(|canister| !canister.queues.is_empty()));
-        let timers = self
-            .state
-            .due_timers()
-            .iter()
-            .any(|id| !self.seats.get(id).is_some_and(|seat| seat.timer_done));
+        let timers =
+            self.state.due_timers().iter().any(|id| {
+                !self.round_states.get(id).is_some_and(|round_state| round_state.timer_done)
+            });
         let paused = self.state.paused().next().is_some();
-        self.state.subnet.calls_first = self.desk_is_closed && !self.state.subnet.calls.is_empty();
+        self.state.subnet.calls_first =
+            self.management_blocked && !self.state.subnet.calls.is_empty();
         self.work.more = waits || queued || timers || paused;
         Ok(self.work)
     }

@@ -19,7 +19,7 @@ use state::{CanisterId, CanisterState, ReplicatedState, Time};
 
 use crate::config::{FatalError, unwound};
 use crate::core::{Core, RoundFacts};
-use crate::message::{Effects, Seat, Step, Turn};
+use crate::message::{CanisterRoundState, Effects, MessageExecutor, Step};
 
 /// Lanes of an iteration.
 pub(crate) const VIRTUAL_LANES: usize = limits::VIRTUAL_LANES as usize;
@@ -40,9 +40,9 @@ pub(crate) struct LaneBudget {
 }
 
 /// A canister after an iteration.
-pub(crate) struct Served {
+pub(crate) struct IterationResult {
     pub(crate) canister: CanisterState,
-    pub(crate) seat: Seat,
+    pub(crate) round_state: CanisterRoundState,
     /// `None`: its lane's budget was used up before its turn.
     pub(crate) effects: Option<Effects>,
 }
@@ -59,19 +59,19 @@ pub(crate) fn is_active(
     core: &Core,
     state: &ReplicatedState,
     id: &CanisterId,
-    seat: Seat,
+    round_state: CanisterRoundState,
     round: &RoundFacts,
 ) -> bool {
     let Some(canister) = state.get(id) else { return false };
-    if seat.paused || canister.is_held() {
+    if round_state.paused || canister.is_held() {
         return false;
     }
     let per_round = core.limits().execution.heap_delta_bytes_per_canister_round;
     if delta_debit(canister, round.height.0, per_round) >= per_round {
         return false;
     }
-    let heartbeat = !seat.heartbeat_done && state.heartbeats().contains(id);
-    let timer = !seat.timer_done && timer_due(canister, round.time);
+    let heartbeat = !round_state.heartbeat_done && state.heartbeats().contains(id);
+    let timer = !round_state.timer_done && timer_due(canister, round.time);
     // A canister that has work but no message has a hook to run, if it can pay for it.
     let work = state.with_work().contains(id)
         && (!canister.queues.is_empty() || core.affords_task(canister));
@@ -89,7 +89,7 @@ fn timer_due(canister: &CanisterState, now: Time) -> bool {
 pub(crate) fn active(
     core: &Core,
     state: &ReplicatedState,
-    seats: &BTreeMap<CanisterId, Seat>,
+    round_states: &BTreeMap<CanisterId, CanisterRoundState>,
     round: &RoundFacts,
 ) -> Vec<CanisterId> {
     // There may be as many as there are canisters; only as many are visited as it takes to find
@@ -99,10 +99,10 @@ pub(crate) fn active(
     let behind = last.map_or(Bound::Unbounded, Bound::Excluded);
     let first = union(sets, (behind, Bound::Unbounded));
     let then = last.map(|last| union(sets, (Bound::Unbounded, Bound::Included(last))));
-    let seat = |id: &CanisterId| seats.get(id).copied().unwrap_or_default();
+    let round_state = |id: &CanisterId| round_states.get(id).copied().unwrap_or_default();
     first
         .chain(then.into_iter().flatten())
-        .filter(|id| is_active(core, state, id, seat(id), round))
+        .filter(|id| is_active(core, state, id, round_state(id), round))
         .take(CANISTERS_PER_ITERATION)
         .collect()
 }
@@ -152,49 +152,49 @@ pub(crate) fn run_lane(
     core: &Arc<Core>,
     round: &Arc<RoundFacts>,
     worker: usize,
-    canisters: Vec<(CanisterState, Seat)>,
+    canisters: Vec<(CanisterState, CanisterRoundState)>,
     budget: LaneBudget,
-) -> Result<Vec<Served>, FatalError> {
+) -> Result<Vec<IterationResult>, FatalError> {
     let limits = core.limits();
     let per_round = limits.execution.heap_delta_bytes_per_canister_round;
     let slice = limits.execution.instructions_per_slice.max(1);
     let mut served = Vec::with_capacity(canisters.len());
     let (mut work, mut delta_bytes, mut growable_bytes) = (0u64, 0u64, budget.growable_bytes);
     let mut payload_bytes = 0;
-    for (mut canister, mut seat) in canisters {
+    for (mut canister, mut round_state) in canisters {
         let is_used_up = work >= budget.work || delta_bytes >= budget.delta_bytes;
         if is_used_up || payload_bytes >= LANE_PAYLOAD_BYTES {
-            served.push(Served { canister, seat, effects: None });
+            served.push(IterationResult { canister, round_state, effects: None });
             continue;
         }
         canister.delta_debit = delta_debit(&canister, round.height.0, per_round);
         canister.delta_height = round.height.0;
-        let mut turn = Turn::new(core, round, worker, growable_bytes);
+        let mut executor = MessageExecutor::new(core, round, worker, growable_bytes);
         let mut progressed = false;
         for _ in 0..MESSAGES_PER_TURN {
-            let (id, ordinal) = (canister.id, seat.ordinal);
-            let step = unwound(|| turn.step(&mut canister, &mut seat))
+            let (id, ordinal) = (canister.id, round_state.ordinal);
+            let step = unwound(|| executor.step(&mut canister, &mut round_state))
                 .map_err(|what| FatalError::Panicked { place: round.place(id, ordinal), what })??;
             progressed |= step == Step::Done;
-            let used = &turn.effects;
+            let used = &executor.effects;
             let over = work + used.work >= budget.work
                 || delta_bytes + used.delta_bytes >= budget.delta_bytes
                 || payload_bytes + used.payload_bytes >= LANE_PAYLOAD_BYTES;
             if canister.delta_debit >= per_round {
-                seat.paused = true;
+                round_state.paused = true;
             }
-            let ends = seat.paused || canister.paused.is_some();
+            let ends = round_state.paused || canister.paused.is_some();
             if step != Step::Done || ends || over || used.work >= slice {
                 break;
             }
         }
         // Nothing it could do now becomes possible by asking again in the same round.
-        seat.paused |= !progressed;
-        growable_bytes = turn.growable_bytes;
-        work += turn.effects.work;
-        delta_bytes += turn.effects.delta_bytes;
-        payload_bytes += turn.effects.payload_bytes;
-        served.push(Served { canister, seat, effects: Some(turn.effects) });
+        round_state.paused |= !progressed;
+        growable_bytes = executor.growable_bytes;
+        work += executor.effects.work;
+        delta_bytes += executor.effects.delta_bytes;
+        payload_bytes += executor.effects.payload_bytes;
+        served.push(IterationResult { canister, round_state, effects: Some(executor.effects) });
     }
     Ok(served)
 }
@@ -204,19 +204,19 @@ pub(crate) fn run_paused(
     core: &Arc<Core>,
     round: &Arc<RoundFacts>,
     worker: usize,
-    (mut canister, mut seat): (CanisterState, Seat),
+    (mut canister, mut round_state): (CanisterState, CanisterRoundState),
     growable_bytes: u64,
-) -> Result<Served, FatalError> {
+) -> Result<IterationResult, FatalError> {
     let per_round = core.limits().execution.heap_delta_bytes_per_canister_round;
     canister.delta_debit = delta_debit(&canister, round.height.0, per_round);
     canister.delta_height = round.height.0;
-    let mut turn = Turn::new(core, round, worker, growable_bytes);
-    let place = round.place(canister.id, seat.ordinal);
+    let mut executor = MessageExecutor::new(core, round, worker, growable_bytes);
+    let place = round.place(canister.id, round_state.ordinal);
     core.running.begin(worker, place.clone(), "a slice of a paused message");
-    unwound(|| turn.go_on(&mut canister, &mut seat))
+    unwound(|| executor.resume(&mut canister, &mut round_state))
         .map_err(|what| FatalError::Panicked { place, what })??;
     core.running.end(worker);
-    Ok(Served { canister, seat, effects: Some(turn.effects) })
+    Ok(IterationResult { canister, round_state, effects: Some(executor.effects) })
 }
 
 #[cfg(test)]

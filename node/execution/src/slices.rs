@@ -32,13 +32,17 @@ use sandbox::{Entry, Grant, Progress, SlicedName};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 use state::{
-    CallContextId, CanisterState, Cycles, Height, HookTurn, Origin, PausedMessage, Reject, Shared,
-    StoredPayload, SubnetCall, WASM_PAGE_BYTES, heap, is_large,
+    CallContextId, CanisterState, Cycles, Height, HookTurn, Origin, PausedMessage, Reject,
+    StateArc, StoredPayload, SubnetCall, WASM_PAGE_BYTES, is_large, state_heap,
 };
 
 use crate::config::FatalError;
-use crate::machine::{Attempted, Begun, Invocation, Ran, Targets, foreign_payload};
-use crate::message::{Before, MESSAGE_OVERHEAD_INSTRUCTIONS, Seat, Source, Turn};
+use crate::machine::{
+    ExecutionInput, ExecutionResult, Invocation, SliceOutcome, Targets, foreign_payload,
+};
+use crate::message::{
+    CanisterRoundState, MESSAGE_OVERHEAD_INSTRUCTIONS, MessageExecutor, MessageSource, SliceStart,
+};
 use crate::reject;
 
 /// Version of [`Record`]. The record does not include a large payload.
@@ -63,9 +67,9 @@ pub(crate) enum Task {
 pub(crate) struct Running {
     pub(crate) task: Task,
     pub(crate) context: CallContextId,
-    pub(crate) begun: Begun,
+    pub(crate) begun: ExecutionInput,
     /// The message of a queue that it began with.
-    source: Option<Source>,
+    source: Option<MessageSource>,
     /// Cycles taken from the balance for it.
     pub(crate) prepaid: Cycles,
     since: Height,
@@ -81,7 +85,7 @@ pub(crate) struct Running {
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     task: Task,
-    begun: Begun,
+    begun: ExecutionInput,
 }
 
 impl Running {
@@ -101,7 +105,7 @@ impl Running {
         };
         let Record { task, mut begun } =
             postcard::from_bytes(record).map_err(|error| unreadable(error.to_string()))?;
-        begun.told_by(canister, queue_slots);
+        begun.restore_canister_context(canister, queue_slots);
         Ok(Self {
             task,
             context: paused.context.ok_or_else(|| unreadable("it has no context".into()))?,
@@ -109,7 +113,7 @@ impl Running {
             source: paused
                 .payload
                 .clone()
-                .map(|payload| Source { number: payload.number, payload: Some(payload) }),
+                .map(|payload| MessageSource { number: payload.number, payload: Some(payload) }),
             prepaid: paused.prepaid,
             since: paused.since,
             granted: paused.granted,
@@ -127,14 +131,14 @@ fn encode(record: &Record) -> Result<Vec<u8>, postcard::Error> {
     postcard::to_extend(record, vec![RECORD_VERSION])
 }
 
-impl Turn<'_> {
+impl MessageExecutor<'_> {
     /// Runs the first slice of a message of `context`, whose execution is prepaid.
     pub(crate) fn begin(
         &mut self,
         canister: &mut CanisterState,
         task: Task,
         context: CallContextId,
-        (invocation, source): (Invocation, Option<Source>),
+        (invocation, source): (Invocation, Option<MessageSource>),
         prepaid: Cycles,
     ) -> Result<(), FatalError> {
         self.core().running.name(self.machine.lane, &invocation.entry);
@@ -153,22 +157,22 @@ impl Turn<'_> {
     }
 
     /// Grants a slice to the paused message of `canister` and runs it.
-    pub(crate) fn go_on(
+    pub(crate) fn resume(
         &mut self,
         canister: &mut CanisterState,
-        seat: &mut Seat,
+        round_state: &mut CanisterRoundState,
     ) -> Result<(), FatalError> {
-        self.machine.place = self.machine.round.place(canister.id, seat.ordinal);
+        self.machine.place = self.machine.round.place(canister.id, round_state.ordinal);
         let Some(paused) = canister.paused.take() else { return Ok(()) };
         let queue_slots = self.core().limits().subnet.queue_slots;
         let mut running = Running::restore(canister, &paused, queue_slots)?;
         let entry = running.begun.entry.clone();
         self.core().running.name(self.machine.lane, &entry);
-        let ruled_out = self.take_up(canister, seat);
+        let ruled_out = self.advance_ordinal(canister, round_state);
         self.effects.work += MESSAGE_OVERHEAD_INSTRUCTIONS;
         if ruled_out {
             self.core().sandbox.abandon(&running.name(canister));
-            let ran = Ran::failed(reject::ruled_out(&canister.id));
+            let ran = ExecutionResult::failed(reject::ruled_out(&canister.id));
             if let Task::Callback { on_cleanup, .. } = &mut running.task {
                 *on_cleanup = None;
             }
@@ -183,14 +187,14 @@ impl Turn<'_> {
             self.run(canister, running)?;
         }
         if canister.paused.is_none() {
-            stand_back(&entry, canister, seat);
+            yield_turn(&entry, canister, round_state);
         }
         match &mut canister.paused {
             Some(still) => still.waiting = paused.waiting,
             // A snapshot may still hold them: a copy is allocated in the same heap.
-            None => heap::within(|| {
+            None => state_heap::within(|| {
                 canister.released = paused.waiting.len() as u64;
-                let released = paused.waiting.into_iter().map(Shared::take);
+                let released = paused.waiting.into_iter().map(StateArc::take);
                 let released_by = Some(canister.id);
                 let released = released.map(|call| SubnetCall { released_by, ..call });
                 self.effects.management.extend(released);
@@ -219,19 +223,19 @@ impl Turn<'_> {
         let (begun, attempted) = self.machine.attempt(canister, begun, targets, Some(&grant))?;
         let running = Running { begun, ..running };
         match attempted {
-            Attempted::Paused(progress) => {
+            SliceOutcome::Paused(progress) => {
                 let pages = progress.heap_wasm_pages.saturating_add(progress.stable_wasm_pages);
                 // Growth that will be dropped takes no room.
                 let grown_bytes = if keeps_changes { grown_bytes(canister, pages) } else { 0 };
                 if let Err(reject) = self.check_growth(canister, &running, grown_bytes) {
                     self.core().sandbox.abandon(&grant.name);
-                    let mut ran = Ran::failed(reject);
+                    let mut ran = ExecutionResult::failed(reject);
                     (ran.instructions, ran.work) = (progress.instructions, progress.work);
                     return self.end(canister, running, ran, None);
                 }
                 self.pause(canister, running, progress, grown_bytes)
             }
-            Attempted::Ended(mut ran, targets) => {
+            SliceOutcome::Ended(mut ran, targets) => {
                 let mut targets = targets;
                 if let Some(changes) = &ran.changes {
                     let pages = changes.heap_wasm_pages.saturating_add(changes.stable_wasm_pages);
@@ -308,8 +312,8 @@ impl Turn<'_> {
             _ => 0,
         };
         let message_bytes = begun.message_bytes() + reject_bytes;
-        let (begun, payload) = self.put_payload_away(begun, source)?;
-        let begun = begun.without_what_its_canister_tells();
+        let (begun, payload) = self.move_payload_to_file(begun, source)?;
+        let begun = begun.without_canister_context();
         let record = encode(&Record { task, begun }).map_err(|error| FatalError::Record {
             what: format!("the paused message of canister {}", canister.id),
             reason: error.to_string(),
@@ -326,18 +330,18 @@ impl Turn<'_> {
             message_bytes,
             is_guaranteed,
             payload,
-            record: Shared::new(ByteBuf::from(heap::kept(record))),
+            record: StateArc::new(ByteBuf::from(state_heap::move_bytes(record))),
             waiting: Vec::new(),
         });
         Ok(())
     }
 
     /// Removes a large payload from a message that pauses: it is in a file, or is written to one.
-    fn put_payload_away(
+    fn move_payload_to_file(
         &self,
-        begun: Begun,
-        source: Option<Source>,
-    ) -> Result<(Begun, Option<Shared<StoredPayload>>), FatalError> {
+        begun: ExecutionInput,
+        source: Option<MessageSource>,
+    ) -> Result<(ExecutionInput, Option<StateArc<StoredPayload>>), FatalError> {
         let parts = begun.payload_parts();
         let Some(source) =
             source.filter(|_| is_large(parts.iter().map(|part| part.len() as u64).sum()))
@@ -356,10 +360,10 @@ impl Turn<'_> {
         &mut self,
         canister: &mut CanisterState,
         running: Running,
-        ran: Ran,
+        ran: ExecutionResult,
         targets: Option<Targets>,
     ) -> Result<(), FatalError> {
-        let before = Before {
+        let before = SliceStart {
             instructions: running.counted,
             work: self.worked_before(&running),
             grown_bytes: running.grown_bytes,
@@ -381,7 +385,7 @@ impl Turn<'_> {
                 }
                 // The result of the callback; the calls of a cleanup, which makes none, do not
                 // count.
-                let mut failed = Ran::failed(reject);
+                let mut failed = ExecutionResult::failed(reject);
                 failed.instructions = instructions.saturating_add(ran.instructions);
                 self.conclude(canister, context, version, failed);
             }
@@ -394,8 +398,8 @@ impl Turn<'_> {
         &mut self,
         canister: &mut CanisterState,
         context: CallContextId,
-        callback: Begun,
-        ran: Ran,
+        callback: ExecutionInput,
+        ran: ExecutionResult,
         ((fun, env), reject_code): ((u64, u64), u32),
     ) -> Result<(), FatalError> {
         let instructions = self.cleanup_instructions();
@@ -417,14 +421,14 @@ impl Turn<'_> {
 /// A hook that took longer than a slice is over: it does not begin again before others had their
 /// turn. Otherwise one that takes a slice and a half and is due in each round would be all that its
 /// canister ever runs.
-fn stand_back(hook: &Entry, canister: &mut CanisterState, seat: &mut Seat) {
+fn yield_turn(hook: &Entry, canister: &mut CanisterState, round_state: &mut CanisterRoundState) {
     match hook {
         Entry::Heartbeat => {
-            seat.heartbeat_done = true;
+            round_state.heartbeat_done = true;
             canister.hook_turn = HookTurn::Timer;
         }
         Entry::GlobalTimer => {
-            (seat.heartbeat_done, seat.timer_done) = (true, true);
+            (round_state.heartbeat_done, round_state.timer_done) = (true, true);
             canister.hook_turn = HookTurn::Message;
         }
         _ => {}
@@ -453,7 +457,7 @@ pub(crate) mod tests {
 
     const PINNED: &str = "a9ac8f03a1bd124b63325b32dcbe81e8";
 
-    pub(crate) fn begun(entry: Entry) -> Begun {
+    pub(crate) fn begun(entry: Entry) -> ExecutionInput {
         let principal = |byte| Principal::from_slice(&[byte, 1]);
         let context = SystemContext {
             canister_id: principal(1),
@@ -504,7 +508,7 @@ pub(crate) mod tests {
             stable_max_bytes: 43,
             log_max_bytes: 44,
         };
-        Begun { entry, context, limits, grows_frozen: true, keeps_changes: true }
+        ExecutionInput { entry, context, limits, grows_frozen: true, keeps_changes: true }
     }
 
     #[test]
@@ -568,7 +572,7 @@ pub(crate) mod tests {
             message_bytes: 0,
             is_guaranteed: false,
             payload: None,
-            record: Shared::new(ByteBuf::from(record)),
+            record: StateArc::new(ByteBuf::from(record)),
             waiting: Vec::new(),
         };
         let record = Record { task: Task::System, begun: begun(Entry::Heartbeat) };

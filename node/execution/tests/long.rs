@@ -160,7 +160,7 @@ fn ten_long_messages_at_once_take_turns_and_all_end() {
 
 // Promise: P13 - The oldest paused messages continue when new ones begin.
 #[test]
-fn the_oldest_go_on_however_many_begin() {
+fn the_oldest_paused_messages_are_resumed_first() {
     let mut node = Node::with(short_slices());
     let ids: Vec<_> = (0..6).map(|_| node.deploy(&Spec::default())).collect();
     let first = begin(&mut node, ids[5], 8, &[Op::Reply(vec![])]);

@@ -469,7 +469,7 @@ fn canisters_create_look_at_and_pay_for_others() {
 }
 
 #[test]
-fn what_this_subnet_does_not_offer_is_said_to_canisters_in_the_usual_codes() {
+fn unsupported_methods_are_rejected_with_standard_codes() {
     let mut node = Node::new();
     let a = node.deploy(&Spec::default());
     for (method, code) in [

@@ -515,7 +515,7 @@ fn users_messages_beyond_the_pool_are_refused_by_name() {
 
 /// The argument of methods about one canister.
 #[derive(candid::CandidType)]
-struct Named {
+struct CanisterArgument {
     canister_id: Principal,
 }
 
@@ -653,7 +653,7 @@ fn a_canister_with_ten_thousand_open_calls_is_stopped_emptied_and_deleted() {
     node.executor.checkpoint().unwrap();
     // It gets a stop request, which cannot complete while calls are open. Then its code is removed:
     // the callees continue, and responses are dropped as they arrive.
-    let argument = Named { canister_id: caller };
+    let argument = CanisterArgument { canister_id: caller };
     let (aaaaa, arg) = (Principal::management_canister(), candid::encode_one(&argument).unwrap());
     let stop = node.ingress(user(1), aaaaa, caller, "stop_canister", arg.clone());
     let empty = node.ingress(user(1), aaaaa, caller, "uninstall_code", arg);

@@ -120,7 +120,7 @@ fn a_request_waits_for_its_answer_and_is_answered_once() {
 }
 
 #[test]
-fn an_answer_to_another_request_or_over_the_bounds_of_this_is_none() {
+fn mismatched_or_oversized_answers_are_ignored() {
     let mut node = node(10);
     let a = node.deploy(&Spec::default());
     let call = ask(&mut node, a, PRICE);
@@ -182,7 +182,7 @@ fn no_more_requests_are_open_than_may_be_and_no_canister_has_all_places() {
 }
 
 #[test]
-fn the_member_that_asks_alone_is_one_of_the_subnets() {
+fn a_non_replicated_outcall_is_assigned_to_a_member() {
     let mut node = node(10);
     let a = node.deploy(&Spec::default());
     node.send(a, &[request(argument(Method::put, Some(false)), PRICE)]);

@@ -222,7 +222,7 @@ fn counts(calls: u64) -> QueryCounts {
 // Promise: P9 - Of `3f+1` members, `f` faulty ones inflate totals to at most `f` times an honest
 //   report.
 #[test]
-fn of_four_members_one_that_lies_adds_no_more_than_another_saw() {
+fn one_faulty_member_of_four_cannot_inflate_totals() {
     let config = subnet_config(short_periods());
     let nodes: Vec<_> = config.subnet.nodes.iter().map(|node| node.node_id).collect();
     let mut members = [(); 2].map(|()| Node::with_config(config.clone(), None));

@@ -205,7 +205,7 @@ fn code_may_go_as_its_snapshot_is_taken() {
 }
 
 #[test]
-fn ten_are_kept_and_one_may_take_the_place_of_another() {
+fn a_canister_has_at_most_ten_snapshots_and_can_replace_one() {
     let mut node = Node::new();
     let id = deployed(&mut node);
     let all: Vec<_> = (0..10).map(|_| take(&mut node, id)).collect();
@@ -264,7 +264,7 @@ fn a_snapshot_is_loaded_onto_another_canister_by_who_controls_both() {
 }
 
 #[test]
-fn who_may_do_what_follows_from_controllers_and_visibility() {
+fn snapshot_access_requires_controller_or_visibility() {
     let mut node = Node::new();
     let id = deployed(&mut node);
     let snapshot = take(&mut node, id);

@@ -20,8 +20,8 @@ use sha2::{Digest, Sha256};
 use state::manifest::{Body, CHUNK_BYTES_MAX, Header, LEAF_BYTES, encode_leaf, piece_hash};
 use state::{Batch, CanisterId, ChunkId, Height, ObjectId};
 use statesync::{
-    InstallError, LocalState, OfferError, Rejected, ServeError, SnapshotSource, StateInstaller,
-    complete_install, complete_install_on,
+    ChunkRejection, InstallError, LocalState, OfferError, ServeError, SnapshotSource,
+    StateInstaller, complete_install, complete_install_on,
 };
 use testing::SmallDisk;
 
@@ -506,7 +506,10 @@ fn wrong_chunks_are_refused_and_cost_nothing() {
                 ChunkId::Leaf(object, index) => ChunkId::Leaf(object, index + 1_000_000),
             };
             let error = installer.offer(elsewhere, &bytes).unwrap_err();
-            assert!(matches!(error, OfferError::Rejected(Rejected::NotWanted { .. })), "{error}");
+            assert!(
+                matches!(error, OfferError::Rejected(ChunkRejection::NotWanted { .. })),
+                "{error}"
+            );
             assert!(!error.is_peer_fault());
             installer.offer(chunk, &bytes).unwrap();
             let again = installer.offer(chunk, &bytes).unwrap_err();

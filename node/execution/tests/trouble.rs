@@ -10,11 +10,11 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use common::{CallOp, Node, Op, Spec, encode, limits, user};
 use disk::{SharedDisk, SimulatedDisk};
-use execution::{Closing, FatalError, QueryRequest, Trouble};
+use execution::{Closing, FatalError, LocalFault, QueryRequest};
 use ic_management_canister_types::{CanisterInstallMode, TakeCanisterSnapshotArgs};
 use ic_principal::Principal;
 use limits::Limits;
-use state::heap::StateHeap;
+use state::state_heap::StateHeap;
 use state::{Batch, CanisterId, Fault, RejectCode};
 
 const MIB: u64 = 1 << 20;
@@ -171,7 +171,7 @@ fn a_worker_that_dies_is_waited_for_and_leaves_no_trace() {
     let troubles = unlucky.retry.troubles();
     assert_eq!(troubles.len(), 7);
     let message = format!("{} {} 0", batch.height.0, ids[1]);
-    let verdicts: Vec<_> = troubles.iter().map(Trouble::awaits_verdict).collect();
+    let verdicts: Vec<_> = troubles.iter().map(LocalFault::awaits_verdict).collect();
     assert_eq!(verdicts[1], None, "two deaths say nothing of the message");
     assert_eq!(verdicts[2], Some(message));
     assert_eq!(unlucky.retry.over.load(Relaxed), 1);
@@ -248,7 +248,7 @@ fn a_verdict_on_an_answer_ends_its_call_and_nothing_else() {
 
 // Promise: P7 - A panic names its message, and a verdict lets the node continue.
 #[test]
-fn a_panic_stops_the_node_in_words_and_a_verdict_lets_it_go_on() {
+fn a_panic_stops_the_node_with_an_error_and_a_verdict_resumes_it() {
     let (mut node, ids) = writers(limits());
     let request = node.send(ids[1], &[Op::Panic]);
     let batch = node.batch();
@@ -463,7 +463,12 @@ fn a_disk_that_has_no_room_for_the_state_s_heap_is_waited_for() {
             }
         })
     };
-    state::heap::install(StateHeap { switch: |heap| heap, number: 0, holds: |_| true, ready });
+    state::state_heap::install(StateHeap {
+        switch: |heap| heap,
+        number: 0,
+        holds: |_| true,
+        ready,
+    });
     let (mut node, ids) = writers(limits());
     let (mut other, _) = writers(limits());
     for round in 0..3 {
@@ -475,7 +480,7 @@ fn a_disk_that_has_no_room_for_the_state_s_heap_is_waited_for() {
     let troubles = node.retry.troubles();
     // Retried once before it counts as trouble.
     assert_eq!(troubles.len(), 3, "{troubles:?}");
-    let name = |trouble: &Trouble| trouble.to_string().contains("heap");
+    let name = |trouble: &LocalFault| trouble.to_string().contains("heap");
     assert!(troubles.iter().all(name), "{troubles:?}");
     assert!(troubles.iter().all(|trouble| trouble.awaits_verdict().is_none()));
     assert_eq!(node.retry.over.load(Relaxed), 1, "the end of the trouble is reported");
@@ -517,7 +522,7 @@ fn a_round_that_brings_much_writes_it_before_it_is_over() {
 
 // Promise: P6 - A damaged payload stops the node with an error message.
 #[test]
-fn a_payload_that_is_not_what_it_was_ends_the_node_in_words() {
+fn a_corrupt_payload_file_stops_the_node_with_an_error() {
     let mut node = Node::new();
     large_calls(&mut node, 6);
     node.round();

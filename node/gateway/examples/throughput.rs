@@ -19,7 +19,7 @@ use std::{
 use budget::Pool;
 use gateway::{
     CertifiedView, Gateway, GatewayConfig, Health, Node, QueryRequest, Refusal, RequestFacts,
-    Submitted, Waiters,
+    SubmitOutcome, Waiters,
 };
 use ic_agent::{Identity, identity};
 use ic_principal::Principal;
@@ -54,8 +54,8 @@ impl CertifiedView for AtOnce {
 }
 
 impl Node for AtOnce {
-    fn submit(&self, _: Ingress, _: SignedIngress, _: Validity) -> Result<Submitted, Refusal> {
-        Ok(Submitted::Accepted)
+    fn submit(&self, _: Ingress, _: SignedIngress, _: Validity) -> Result<SubmitOutcome, Refusal> {
+        Ok(SubmitOutcome::Accepted)
     }
     fn inspect(&self, _: &Ingress) -> Result<(), Reject> {
         Ok(())
@@ -92,7 +92,7 @@ fn config() -> GatewayConfig {
         ingress_expiry: Duration::from_secs(300),
         ingress_drift: Duration::from_secs(60),
         host_names: vec![],
-        queries: gateway::QueryPlaces {
+        queries: gateway::QueryConcurrency {
             threads: 1,
             per_canister: 1,
             wait: Duration::from_secs(15),

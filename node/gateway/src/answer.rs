@@ -58,7 +58,7 @@ impl Answer {
 
 /// A request that is not served: the response it gets, and the label it is counted under.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refused {
+pub(crate) struct ErrorResponse {
     pub(crate) status: StatusCode,
     /// Label for metrics.
     pub(crate) reason: &'static str,
@@ -72,7 +72,7 @@ pub(crate) struct Refused {
     pub(crate) close: bool,
 }
 
-impl Refused {
+impl ErrorResponse {
     /// A refusal that retrying does not change.
     pub(crate) fn new(
         status: StatusCode,
@@ -90,7 +90,7 @@ impl Refused {
     }
 
     /// A refusal with status 400 (Bad Request).
-    pub(crate) fn bad(reason: &'static str, message: impl ToString) -> Self {
+    pub(crate) fn bad_request(reason: &'static str, message: impl ToString) -> Self {
         Self::new(StatusCode::BAD_REQUEST, reason, message.to_string())
     }
 
@@ -182,8 +182,8 @@ impl From<Answer> for Response<Body> {
     }
 }
 
-impl From<Refused> for Response<Body> {
-    fn from(refused: Refused) -> Self {
+impl From<ErrorResponse> for Response<Body> {
+    fn from(refused: ErrorResponse) -> Self {
         let mut response = Response::new(Full::new(Bytes::from(refused.message)));
         *response.status_mut() = refused.status;
         let headers = response.headers_mut();

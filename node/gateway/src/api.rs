@@ -34,7 +34,7 @@ pub struct QueryRequest {
 
 /// Outcome of an ingress message that was not refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Submitted {
+pub enum SubmitOutcome {
     /// It waits for a block.
     Accepted,
     /// The very same message already waits for a block.
@@ -75,7 +75,7 @@ pub enum Refusal {
 
 /// Why the node does not say where its memory went. The text is shown to who asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NoProfile {
+pub enum HeapProfileError {
     /// It was not started to know: 404.
     Off(String),
     /// It just said so, or does: 503.
@@ -224,7 +224,7 @@ pub trait Node: Send + Sync + 'static {
         ingress: Ingress,
         signed: SignedIngress,
         validity: Validity,
-    ) -> Result<Submitted, Refusal>;
+    ) -> Result<SubmitOutcome, Refusal>;
     /// The non-replicated check of a call before it is submitted. May block.
     fn inspect(&self, ingress: &Ingress) -> Result<(), Reject>;
     /// Runs a query on the newest certified state. May block.
@@ -250,7 +250,7 @@ pub trait Node: Send + Sync + 'static {
     fn report(&self) -> Report;
     /// Content of `/debug/heap`: memory by allocation site, compressed, in bounded memory. May
     /// block.
-    fn heap_profile(&self) -> Result<Vec<u8>, NoProfile> {
-        Err(NoProfile::Off("this node does not sample its allocations".to_owned()))
+    fn heap_profile(&self) -> Result<Vec<u8>, HeapProfileError> {
+        Err(HeapProfileError::Off("this node does not sample its allocations".to_owned()))
     }
 }

@@ -5,10 +5,10 @@
 //! - it has not sent a whole request head within the read timeout, from its first byte or from
 //!   being accepted;
 //! - it has been idle for [`IDLE`] with no request being served;
-//! - its peer takes a response more slowly than [`dashboard::paced::WRITE_RATE_MIN`] allows (a
-//!   stalled reader would pin the response's memory). Two clocks say so: one runs while the socket
-//!   takes nothing, the other for each response from its making to its last byte, because an HTTP/2
-//!   peer that grants no window keeps the socket as free as it likes;
+//! - its peer takes a response more slowly than [`dashboard::stall_guard::WRITE_RATE_MIN`] allows
+//!   (a stalled reader would pin the response's memory). Two clocks say so: one runs while the
+//!   socket takes nothing, the other for each response from its making to its last byte, because
+//!   an HTTP/2 peer that grants no window keeps the socket as free as it likes;
 //! - it is idle, and a new connection takes its slot ([`dashboard::connections`]);
 //! - the gateway drains: then requests in flight finish, and new ones are refused by closing.
 //!
@@ -36,7 +36,7 @@ use std::{
 use bytes::Bytes;
 use dashboard::{
     connections::Slot,
-    paced::{Paced, Progress, at_least_rate},
+    stall_guard::{Progress, StallGuard, at_least_rate},
 };
 use http_body_util::{BodyExt, Full};
 use hyper::{
@@ -55,12 +55,12 @@ use tokio::{
 };
 
 /// Who answers the requests of connections.
-pub trait Answers: Send + Sync + 'static {
+pub trait HttpHandler: Send + Sync + 'static {
     /// State of one connection.
-    type Guest: Send + Sync + 'static;
+    type ConnectionState: Send + Sync + 'static;
 
     /// A new connection.
-    fn guest(&self) -> Self::Guest;
+    fn connection_state(&self) -> Self::ConnectionState;
     /// Requests at once on one HTTP/2 connection.
     fn streams_max(&self) -> u32 {
         STREAMS_MAX
@@ -70,15 +70,15 @@ pub trait Answers: Send + Sync + 'static {
     /// Name and value of the limit on connections.
     fn connections_limit(&self) -> (&'static str, u64);
     /// Counts a connection that was not served.
-    fn refused(&self, reason: &'static str);
+    fn count_refusal(&self, reason: &'static str);
     /// Counts an idle connection that is closed for a new one.
-    fn evicted(&self);
+    fn count_eviction(&self);
     /// Answers one request. The effects of the call take place even if the peer is gone; the future
     /// may be dropped at any time, polled or not.
     fn answer(
         self: Arc<Self>,
         request: Request<Incoming>,
-        guest: Arc<Self::Guest>,
+        connection_state: Arc<Self::ConnectionState>,
     ) -> impl Future<Output = Response<Outgoing>> + Send;
 }
 
@@ -96,7 +96,7 @@ const IDLE: Duration = Duration::from_secs(60);
 /// A connection asked to close is dropped after this.
 const CLOSING: Duration = Duration::from_secs(2);
 /// A reader may stall a response this long, and then must take
-/// [`dashboard::paced::WRITE_RATE_MIN`].
+/// [`dashboard::stall_guard::WRITE_RATE_MIN`].
 const WRITE_STALL: Duration = Duration::from_secs(20);
 /// Request head, and HTTP/1 read buffer. Also the HTTP/1 write buffer for heads.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
@@ -255,7 +255,7 @@ impl Drop for Active {
 }
 
 /// A response body as hyper takes it.
-enum Written {
+enum ResponseBody {
     Whole(Full<Bytes>),
     Pieces(Pieces),
 }
@@ -270,7 +270,7 @@ struct Pieces {
     active: Active,
 }
 
-impl Written {
+impl ResponseBody {
     fn new(outgoing: Outgoing, active: Active) -> Self {
         match outgoing {
             Outgoing::Whole(body) => Self::Whole(body),
@@ -320,7 +320,7 @@ impl Drop for Pieces {
     }
 }
 
-impl Body for Written {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -373,7 +373,7 @@ fn builder(streams_max: u32) -> auto::Builder<TokioExecutor> {
 }
 
 /// Serves one connection until it ends, or is evicted.
-pub(crate) async fn serve<A: Answers>(
+pub(crate) async fn serve<A: HttpHandler>(
     stream: TcpStream,
     service: Arc<A>,
     mut slot: Slot,
@@ -383,13 +383,13 @@ pub(crate) async fn serve<A: Answers>(
     let read_timeout = service.read_timeout();
     let builder = builder(service.streams_max());
     let (serving, requests) = (activity.clone(), slot.requests());
-    let guest = Arc::new(service.guest());
+    let connection_state = Arc::new(service.connection_state());
     let answer = service_fn(move |request: Request<Incoming>| {
         let begun = requests.begin().map(|guard| {
             serving.request_begins(request.version());
             // Called here and not where it is awaited: hyper drops an unpolled future when the peer
             // has closed the connection behind its request.
-            let answer = service.clone().answer(request, guest.clone());
+            let answer = service.clone().answer(request, connection_state.clone());
             (guard, Active(serving.clone()), answer)
         });
         async move {
@@ -404,11 +404,11 @@ pub(crate) async fn serve<A: Answers>(
                 }
                 pieces => pieces,
             };
-            let body = guard.body(Written::new(body, active));
+            let body = guard.body(ResponseBody::new(body, active));
             Ok::<_, Infallible>(Response::from_parts(head, body))
         }
     });
-    let guarded = TokioIo::new(Paced::new(stream, activity.clone(), WRITE_STALL));
+    let guarded = TokioIo::new(StallGuard::new(stream, activity.clone(), WRITE_STALL));
     let mut connection = std::pin::pin!(builder.serve_connection(guarded, answer));
     let mut closing: Option<Instant> = None;
     loop {
@@ -456,16 +456,16 @@ mod tests {
         let activity = Arc::new(Activity::new());
         let (sender, pieces) = mpsc::channel(1);
         let outgoing = Outgoing::Pieces(pieces, None);
-        let mut body = Written::new(outgoing, Active(activity.clone()));
+        let mut body = ResponseBody::new(outgoing, Active(activity.clone()));
         // A second's worth each time, for which the peer takes three.
-        let piece = Bytes::from(vec![0; dashboard::paced::WRITE_RATE_MIN as usize]);
+        let piece = Bytes::from(vec![0; dashboard::stall_guard::WRITE_RATE_MIN as usize]);
         let (second, mut count) = (Duration::from_secs(1), 0);
         loop {
             sender.send(Ok(piece.clone())).await.unwrap();
             let frame = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
             drop(frame.unwrap().unwrap());
             count += 1;
-            let Written::Pieces(pieces) = &mut body else { panic!("it comes in pieces") };
+            let ResponseBody::Pieces(pieces) = &mut body else { panic!("it comes in pieces") };
             let (_, since) = pieces.taken.as_mut().unwrap();
             *since -= 3 * second;
             if pieces.patience <= 3 * second {

@@ -16,7 +16,7 @@ use std::{
 use bytes::Bytes;
 use envelope::{
     Envelope, EnvelopeError, MethodCall, Request,
-    auth::{self, AuthError, Authenticated},
+    auth::{self, AuthError, AuthenticatedSender},
     canonical,
     effective::{self, Effective, EffectiveError},
     ingress,
@@ -25,10 +25,10 @@ use hyper::StatusCode;
 use state::{Ingress, Reject, RequestId, SignedIngress, Validity};
 
 use crate::{
-    answer::{self, Answer, Refused},
+    answer::{self, Answer, ErrorResponse},
     api::{NO_QUERY_WORKER, QueryRequest, Refusal},
     paths::{self, PathError, Scope},
-    service::{ReceivedBody, Service, Work, no_query_worker},
+    service::{JobKind, ReceivedBody, Service, no_query_worker},
 };
 
 /// Bodies up to this are decoded without changing threads: a fraction of a millisecond at worst.
@@ -37,32 +37,32 @@ const INLINE_BYTES: usize = 16 * 1024;
 const INLINE_PATHS: usize = 16;
 
 /// Result of a query thread.
-enum Ran {
+enum QueryThreadOutcome {
     /// A short outcome, not signed yet.
     Short(Result<Vec<u8>, Reject>),
     /// The signed answer to a long one, in the pool of responses.
-    Answered(Result<Answer, Refused>),
+    Answered(Result<Answer, ErrorResponse>),
 }
 
-impl From<EnvelopeError> for Refused {
+impl From<EnvelopeError> for ErrorResponse {
     fn from(error: EnvelopeError) -> Self {
-        Self::bad("envelope", error)
+        Self::bad_request("envelope", error)
     }
 }
 
-impl From<AuthError> for Refused {
+impl From<AuthError> for ErrorResponse {
     fn from(error: AuthError) -> Self {
-        Self::bad(error.reason(), error)
+        Self::bad_request(error.reason(), error)
     }
 }
 
-impl From<EffectiveError> for Refused {
+impl From<EffectiveError> for ErrorResponse {
     fn from(error: EffectiveError) -> Self {
-        Self::bad("effective_id", error)
+        Self::bad_request("effective_id", error)
     }
 }
 
-impl From<PathError> for Refused {
+impl From<PathError> for ErrorResponse {
     fn from(error: PathError) -> Self {
         let status =
             if error.is_forbidden() { StatusCode::FORBIDDEN } else { StatusCode::BAD_REQUEST };
@@ -70,7 +70,7 @@ impl From<PathError> for Refused {
     }
 }
 
-impl From<Refusal> for Refused {
+impl From<Refusal> for ErrorResponse {
     fn from(refusal: Refusal) -> Self {
         match refusal {
             Refusal::Full { message, retry_after_seconds } => Self::busy(
@@ -79,7 +79,7 @@ impl From<Refusal> for Refused {
                 message,
                 retry_after_seconds,
             ),
-            Refusal::Invalid { message } => Self::bad("ingress", message),
+            Refusal::Invalid { message } => Self::bad_request("ingress", message),
             Refusal::Unavailable { message } => {
                 Self::busy(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message, 5)
             }
@@ -88,8 +88,8 @@ impl From<Refusal> for Refused {
 }
 
 /// Whom a request comes from, and whether it belongs at the URL.
-struct Checked {
-    authenticated: Authenticated,
+struct RequestCheck {
+    authenticated: AuthenticatedSender,
     /// A call of the management canister from whose argument no destination can be read. Such a
     /// call is rejected by the subnet, not by the endpoint (interface specification, "Effective
     /// canister id"); should the subnet find nothing wrong with it, this is the answer.
@@ -104,7 +104,7 @@ enum Kind {
     ReadState,
 }
 
-fn check_kind(request: &Request, kind: Kind) -> Result<(), Refused> {
+fn check_kind(request: &Request, kind: Kind) -> Result<(), ErrorResponse> {
     let (expected, fits) = match kind {
         Kind::Call => ("call", matches!(request, Request::Call(_))),
         Kind::Query => ("query", matches!(request, Request::Query(_))),
@@ -114,7 +114,7 @@ fn check_kind(request: &Request, kind: Kind) -> Result<(), Refused> {
         return Ok(());
     }
     let found = request.request_type();
-    Err(Refused::bad(
+    Err(ErrorResponse::bad_request(
         "request_type",
         format!(
             "`request_type` is \"{found}\", but this endpoint takes \"{expected}\"; send it to \
@@ -130,7 +130,7 @@ impl Service {
         effective: Effective,
         kind: Kind,
         body: Bytes,
-    ) -> Result<(Envelope, Checked), Refused> {
+    ) -> Result<(Envelope, RequestCheck), ErrorResponse> {
         let mut decoded = None;
         if body.len() <= INLINE_BYTES {
             let envelope = Envelope::decode(&body, &self.bounds)?;
@@ -141,7 +141,7 @@ impl Service {
             decoded = Some(envelope);
         }
         let service = self.clone();
-        self.on_thread(Work::Verify, move || {
+        self.on_thread(JobKind::Verify, move || {
             let envelope = match decoded {
                 Some(envelope) => envelope,
                 None => Envelope::decode(&body, &service.bounds)?,
@@ -157,7 +157,7 @@ impl Service {
         effective: Effective,
         kind: Kind,
         envelope: &Envelope,
-    ) -> Result<Checked, Refused> {
+    ) -> Result<RequestCheck, ErrorResponse> {
         let request = &envelope.content.request;
         check_kind(request, kind)?;
         let authenticated = match kind {
@@ -180,15 +180,15 @@ impl Service {
             Err(error @ EffectiveError::NoDestination { .. }) => Some(error),
             Err(error) => return Err(error.into()),
         };
-        Ok(Checked { authenticated, without_destination })
+        Ok(RequestCheck { authenticated, without_destination })
     }
 
     /// The refusal of a call with an unsuitable expiry also states the fault of this node's clock,
     /// if there is one.
-    pub(crate) fn with_clock_fault(&self, error: AuthError) -> Refused {
+    pub(crate) fn with_clock_fault(&self, error: AuthError) -> ErrorResponse {
         let is_expiry = matches!(error, AuthError::Expired { .. } | AuthError::TooFarAhead { .. });
         let fault = self.node.clock_fault().filter(|_| is_expiry);
-        let mut refused = Refused::from(error);
+        let mut refused = ErrorResponse::from(error);
         if let Some(fault) = fault {
             refused.message = format!("{} This node's clock: {fault}", refused.message);
         }
@@ -196,12 +196,12 @@ impl Service {
     }
 
     /// Whether the call fits a message.
-    fn check_size(&self, call: &MethodCall) -> Result<(), Refused> {
+    fn check_size(&self, call: &MethodCall) -> Result<(), ErrorResponse> {
         let bytes = (call.arg.len() + call.method_name.len()) as u64;
         if bytes <= self.call_bytes {
             return Ok(());
         }
-        Err(Refused::new(
+        Err(ErrorResponse::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             "message_payload_bytes",
             format!(
@@ -219,15 +219,15 @@ impl Service {
         effective: Effective,
         waits_since: Option<Instant>,
         body: ReceivedBody,
-    ) -> Result<Answer, Refused> {
+    ) -> Result<Answer, ErrorResponse> {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
-        let (envelope, Checked { authenticated, without_destination }) =
+        let (envelope, RequestCheck { authenticated, without_destination }) =
             self.authenticate(effective, Kind::Call, bytes.clone()).await?;
         let (id, expiry) = (envelope.request_id, envelope.content.ingress_expiry);
         let validity = auth::validity(&envelope, &self.auth);
         let Request::Call(call) = envelope.content.request else {
-            return Err(Refused::bad("request_type", "this endpoint takes \"call\""));
+            return Err(ErrorResponse::bad_request("request_type", "this endpoint takes \"call\""));
         };
         let effective_id = effective::of_call(&call, effective.id());
         // No view is held while waiting: it would keep an old state alive.
@@ -236,15 +236,15 @@ impl Service {
             drop(reservation);
             return match (waits_since, known.terminal) {
                 (None, _) => Ok(Answer::accepted()),
-                (Some(_), true) => self.certified(&id),
-                (Some(_), false) => self.wait(id, None).await,
+                (Some(_), true) => self.certified_answer(&id),
+                (Some(_), false) => self.wait_for_certificate(id, None).await,
             };
         }
         self.check_size(&call)?;
         let ingress = ingress(id, expiry, effective_id, call, authenticated);
         let node = self.node.clone();
         let (ingress, inspected) = self
-            .on_thread(Work::Inspect(effective_id), move || {
+            .on_thread(JobKind::Inspect(effective_id), move || {
                 let inspected = node.inspect(&ingress);
                 (ingress, inspected)
             })
@@ -253,8 +253,8 @@ impl Service {
             if reject.error_code == NO_QUERY_WORKER {
                 return Err(no_query_worker(self.query_wait, StatusCode::SERVICE_UNAVAILABLE));
             }
-            self.metrics.refused("inspect");
-            return self.accounted(answer::rejected_call(&reject, waits_since.is_some()));
+            self.metrics.count_refusal("inspect");
+            return self.reserve_cbor(answer::rejected_call(&reject, waits_since.is_some()));
         }
         if let Some(error) = without_destination {
             return Err(error.into());
@@ -264,7 +264,7 @@ impl Service {
         // waits.
         let envelope = Bytes::from(canonical(&bytes, &self.bounds)?);
         if envelope.len() as u64 > self.limits.body_bytes {
-            return Err(Refused::bad(
+            return Err(ErrorResponse::bad_request(
                 "envelope",
                 format!(
                     "the envelope takes {} bytes in canonical form, over the limit \
@@ -282,7 +282,7 @@ impl Service {
             self.node.submit(ingress, signed, validity)?;
             return Ok(Answer::accepted());
         };
-        let answer = self.wait(id, Some((ingress, signed, validity))).await?;
+        let answer = self.wait_for_certificate(id, Some((ingress, signed, validity))).await?;
         // A call that was known before is no measure: it is answered at once, or started earlier
         // than this.
         if answer.status == StatusCode::OK {
@@ -292,23 +292,23 @@ impl Service {
     }
 
     /// Submits a call, if it is not known yet, and waits until it is certified or the wait is over.
-    async fn wait(
+    async fn wait_for_certificate(
         self: &Arc<Self>,
         id: RequestId,
         call: Option<(Ingress, SignedIngress, Validity)>,
-    ) -> Result<Answer, Refused> {
+    ) -> Result<Answer, ErrorResponse> {
         let waiter = self.waiters.register(id);
         if let Some((ingress, signed, validity)) = call {
             self.node.submit(ingress, signed, validity)?;
         }
         let Some(mut waiter) = waiter else {
             // The call is on its way; only the waiting is refused.
-            self.metrics.refused("sync_calls_waiting");
+            self.metrics.count_refusal("sync_calls_waiting");
             return Ok(Answer::accepted());
         };
         if !self.is_finished(&id) {
             tokio::select! {
-                () = waiter.certified() => {}
+                () = waiter.wait_certified() => {}
                 () = tokio::time::sleep(Duration::from_millis(self.limits.sync_call_wait_millis)) => {}
                 () = self.draining() => {}
             }
@@ -316,19 +316,19 @@ impl Service {
                 return Ok(Answer::accepted());
             }
         }
-        self.certified(&id)
+        self.certified_answer(&id)
     }
 
     fn is_finished(&self, id: &RequestId) -> bool {
         self.node.latest().and_then(|view| view.request(id)).is_some_and(|facts| facts.terminal)
     }
 
-    fn certified(&self, id: &RequestId) -> Result<Answer, Refused> {
+    fn certified_answer(&self, id: &RequestId) -> Result<Answer, ErrorResponse> {
         let certificate =
             self.latest()?.certificate(&[vec![b"request_status".to_vec(), id.0.to_vec()]]);
         // Without room for the certificate the call is still accepted; the client polls for it.
-        self.accounted(answer::certified_call(&certificate)).or_else(|refused| {
-            self.metrics.refused(refused.reason);
+        self.reserve_cbor(answer::certified_call(&certificate)).or_else(|refused| {
+            self.metrics.count_refusal(refused.reason);
             Ok(Answer::accepted())
         })
     }
@@ -338,13 +338,16 @@ impl Service {
         self: &Arc<Self>,
         effective: Effective,
         body: ReceivedBody,
-    ) -> Result<Answer, Refused> {
+    ) -> Result<Answer, ErrorResponse> {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
-        let (envelope, Checked { authenticated, without_destination }) =
+        let (envelope, RequestCheck { authenticated, without_destination }) =
             self.authenticate(effective, Kind::Query, bytes).await?;
         let Request::Query(call) = envelope.content.request else {
-            return Err(Refused::bad("request_type", "this endpoint takes \"query\""));
+            return Err(ErrorResponse::bad_request(
+                "request_type",
+                "this endpoint takes \"query\"",
+            ));
         };
         let id = envelope.request_id;
         let query = QueryRequest {
@@ -356,25 +359,25 @@ impl Service {
             sender_info: authenticated.sender_info,
         };
         let service = self.clone();
-        let ran = self.on_thread(Work::Query(effective.id()), move || {
+        let ran = self.on_thread(JobKind::Query(effective.id()), move || {
             let _reservation = reservation;
             match (service.node.query(&query), without_destination) {
                 (Err(reject), _) if reject.error_code == NO_QUERY_WORKER => {
                     let status = StatusCode::TOO_MANY_REQUESTS;
-                    Ran::Answered(Err(no_query_worker(service.query_wait, status)))
+                    QueryThreadOutcome::Answered(Err(no_query_worker(service.query_wait, status)))
                 }
-                (Ok(_), Some(error)) => Ran::Answered(Err(error.into())),
+                (Ok(_), Some(error)) => QueryThreadOutcome::Answered(Err(error.into())),
                 // No long reply is held outside the pool of responses: the thread continues with
                 // the next query, whether or not this one's reply is taken.
                 (Ok(reply), None) if reply.len() > INLINE_BYTES => {
-                    Ran::Answered(service.query_answer(&id, &Ok(reply)))
+                    QueryThreadOutcome::Answered(service.query_answer(&id, &Ok(reply)))
                 }
-                (outcome, _) => Ran::Short(outcome),
+                (outcome, _) => QueryThreadOutcome::Short(outcome),
             }
         });
         match ran.await? {
-            Ran::Answered(answer) => answer,
-            Ran::Short(outcome) => self.query_answer(&id, &outcome),
+            QueryThreadOutcome::Answered(answer) => answer,
+            QueryThreadOutcome::Short(outcome) => self.query_answer(&id, &outcome),
         }
     }
 
@@ -382,8 +385,8 @@ impl Service {
         &self,
         id: &RequestId,
         outcome: &Result<Vec<u8>, Reject>,
-    ) -> Result<Answer, Refused> {
-        self.accounted(self.signer.query_response(id, outcome, self.node.now()))
+    ) -> Result<Answer, ErrorResponse> {
+        self.reserve_cbor(self.signer.query_response(id, outcome, self.node.now()))
     }
 
     /// Serves `read_state`: a certificate of the paths, if the sender may see all of them.
@@ -392,13 +395,16 @@ impl Service {
         effective: Effective,
         v2: bool,
         body: ReceivedBody,
-    ) -> Result<Answer, Refused> {
+    ) -> Result<Answer, ErrorResponse> {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
-        let (envelope, Checked { authenticated, .. }) =
+        let (envelope, RequestCheck { authenticated, .. }) =
             self.authenticate(effective, Kind::ReadState, bytes).await?;
         let Request::ReadState(paths) = envelope.content.request else {
-            return Err(Refused::bad("request_type", "this endpoint takes \"read_state\""));
+            return Err(ErrorResponse::bad_request(
+                "request_type",
+                "this endpoint takes \"read_state\"",
+            ));
         };
         let hosted = match &effective {
             Effective::Canister(id) => self.node.hosts(id),
@@ -417,8 +423,8 @@ impl Service {
                 hosted,
             };
             let paths = paths::permitted(paths, &scope, &authenticated, view.as_ref())?;
-            service.accounted(answer::certificate(&view.certificate(&paths)))
+            service.reserve_cbor(answer::certificate(&view.certificate(&paths)))
         };
-        if many { self.on_thread(Work::Verify, certify).await? } else { certify() }
+        if many { self.on_thread(JobKind::Verify, certify).await? } else { certify() }
     }
 }

@@ -26,11 +26,11 @@ const BUCKETS: usize = ((CEILING_BITS - FLOOR_BITS) << STEP_BITS) as usize;
 /// The recorder. Clones share it.
 #[derive(Clone, Default)]
 pub struct Latencies {
-    shared: Arc<Shared>,
+    shared: Arc<Histograms>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct Histograms {
     updates: Histogram,
     queries: Histogram,
 }
@@ -154,9 +154,12 @@ mod tests {
 
     use super::*;
 
-    fn near(told: Option<f64>, exact: Duration) {
-        let (told, exact) = (told.unwrap(), exact.as_secs_f64() * 1e3);
-        assert!((told - exact).abs() <= exact * 0.05, "{told} ms is reported for {exact} ms");
+    fn near(reported: Option<f64>, exact: Duration) {
+        let (reported, exact) = (reported.unwrap(), exact.as_secs_f64() * 1e3);
+        assert!(
+            (reported - exact).abs() <= exact * 0.05,
+            "{reported} ms is reported for {exact} ms"
+        );
     }
 
     #[test]
@@ -202,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn taking_starts_anew() {
+    fn take_resets_the_window() {
         let latencies = Latencies::default();
         assert_eq!(latencies.take(), LatencyWindow::default());
         latencies.clone().record_query(Duration::from_millis(3));
@@ -216,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_lost_or_counted_twice_while_others_record() {
+    fn concurrent_records_are_counted_exactly_once() {
         const THREADS: u64 = 4;
         const EACH: u64 = 50_000;
         let latencies = Latencies::default();

@@ -30,12 +30,12 @@ mod answer;
 mod api;
 mod connection;
 mod endpoints;
+mod job_queue;
 mod latencies;
 mod listener;
 mod metrics;
 mod page;
 mod paths;
-mod places;
 pub mod report;
 mod routes;
 mod service;
@@ -43,13 +43,13 @@ mod waiters;
 mod web;
 
 pub use api::{
-    CertifiedView, Health, NO_QUERY_WORKER, NoProfile, Node, Outcome, PublicMetadata,
-    QUERY_OVERDUE, QueryRequest, Refusal, RequestFacts, RequestKind, Submitted,
+    CertifiedView, Health, HeapProfileError, NO_QUERY_WORKER, Node, Outcome, PublicMetadata,
+    QUERY_OVERDUE, QueryRequest, Refusal, RequestFacts, RequestKind, SubmitOutcome,
 };
-pub use connection::{Answers, Outgoing};
+pub use connection::{HttpHandler, Outgoing};
 pub use latencies::{Latencies, LatencyWindow};
 pub use listener::{
     Gateway, GatewayConfig, GatewayError, GatewayHandle, HttpGatewayConfig, OtherListener,
-    QueryPlaces,
+    QueryConcurrency,
 };
 pub use waiters::Waiters;

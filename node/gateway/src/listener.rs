@@ -35,9 +35,9 @@ use tokio::{
 
 use crate::{
     Latencies, Node, Waiters,
-    connection::{self, Answers, Outgoing, Stage},
+    connection::{self, HttpHandler, Outgoing, Stage},
     metrics::Metrics,
-    service::{Permits, Service, Shared, permits},
+    service::{Permits, Service, ServiceParts, permits},
     web::Web,
 };
 
@@ -65,7 +65,7 @@ pub struct GatewayConfig {
     /// Clock drift allowed on top of it (`consensus.ingress_drift_seconds`).
     pub ingress_drift: Duration,
     /// Queries run at once, and calls inspected at once.
-    pub queries: QueryPlaces,
+    pub queries: QueryConcurrency,
     /// Envelopes verified at once: the machine's cores, or fewer to leave room for others.
     pub verify_threads: u64,
     /// Pool of the buffers of open connections: [`limits::CONNECTION_BYTES`] each.
@@ -92,7 +92,7 @@ pub struct GatewayConfig {
 
 /// How many queries run at once, and how long others wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueryPlaces {
+pub struct QueryConcurrency {
     /// `execution.query_threads`.
     pub threads: u64,
     /// `execution.query_threads_per_canister`.
@@ -101,7 +101,7 @@ pub struct QueryPlaces {
     pub wait: Duration,
 }
 
-impl From<&ExecutionLimits> for QueryPlaces {
+impl From<&ExecutionLimits> for QueryConcurrency {
     fn from(limits: &ExecutionLimits) -> Self {
         Self {
             threads: limits.query_threads,
@@ -150,27 +150,27 @@ pub struct Gateway;
 pub struct GatewayHandle {
     local_addr: SocketAddr,
     stage: watch::Sender<Stage>,
-    doors: Vec<Door>,
+    listeners: Vec<OpenListener>,
     service: Arc<Service>,
     grace: Duration,
 }
 
 /// A listener, and its connections.
 #[derive(Debug)]
-struct Door {
+struct OpenListener {
     listener: JoinHandle<()>,
     connections: Connections,
 }
 
-impl Door {
+impl OpenListener {
     /// Accepts connections for as long as the gateway serves.
-    fn open<A: Answers>(
+    fn open<A: HttpHandler>(
         listener: TcpListener,
         service: Arc<A>,
         connections: Connections,
-        stages: watch::Receiver<Stage>,
+        stage_rx: watch::Receiver<Stage>,
     ) -> Self {
-        let accepting = accept(listener, service, connections.clone(), stages);
+        let accepting = accept(listener, service, connections.clone(), stage_rx);
         Self { listener: tokio::spawn(accepting), connections }
     }
 }
@@ -190,9 +190,10 @@ impl Gateway {
         let (limit, buffers) = (config.limits.connections, config.connections.clone());
         let connections = Connections::new(permits(limit), buffers, CONNECTION_BYTES);
         let mut gateway = Self::build(config, node, waiters, &registry, connections.clone())?;
-        let stages = gateway.stage.subscribe();
-        let door = Door::open(listener, gateway.service.clone(), connections, stages);
-        gateway.doors.push(door);
+        let stage_rx = gateway.stage.subscribe();
+        let open_listener =
+            OpenListener::open(listener, gateway.service.clone(), connections, stage_rx);
+        gateway.listeners.push(open_listener);
         tracing::info!(%local_addr, "the public interface is open");
         Ok(gateway)
     }
@@ -222,7 +223,7 @@ impl Gateway {
     ) -> Result<GatewayHandle, GatewayError> {
         let root_key =
             nidkg::public_key_from_der(&config.root_key_der).map_err(GatewayError::RootKey)?;
-        let (stage, stages) = watch::channel(Stage::Serving);
+        let (stage, stage_rx) = watch::channel(Stage::Serving);
         let permits = Permits::new(
             &config.limits,
             &config.queries,
@@ -234,18 +235,18 @@ impl Gateway {
         let metrics =
             Metrics::new(&mut registry.lock().unwrap_or_else(PoisonError::into_inner), gauges);
         let (grace, local_addr) = (config.shutdown_grace, config.listen);
-        let shared = Shared {
+        let parts = ServiceParts {
             node,
             waiters,
             metrics,
             registry: registry.clone(),
-            stage: stages,
+            stage: stage_rx,
             auth: AuthConfig::new(root_key, config.ingress_expiry, config.ingress_drift),
             permits,
         };
         let root_subnet_id = Principal::self_authenticating(&config.root_key_der);
-        let service = Arc::new(Service::new(config, root_subnet_id, shared));
-        Ok(GatewayHandle { local_addr, stage, doors: Vec::new(), service, grace })
+        let service = Arc::new(Service::new(config, root_subnet_id, parts));
+        Ok(GatewayHandle { local_addr, stage, listeners: Vec::new(), service, grace })
     }
 }
 
@@ -279,9 +280,9 @@ impl GatewayHandle {
         let (limits, buffers) = (&config.limits, config.connections.clone());
         let connections =
             Connections::new(permits(limits.connections), buffers, limits.connection_bytes());
-        let stages = self.stage.subscribe();
+        let stage_rx = self.stage.subscribe();
         let web = Arc::new(Web::new(self.service.clone(), config));
-        self.doors.push(Door::open(listener, web, connections, stages));
+        self.listeners.push(OpenListener::open(listener, web, connections, stage_rx));
         tracing::info!(%local_addr, "the HTTP gateway is open");
         Ok(local_addr)
     }
@@ -291,11 +292,11 @@ impl GatewayHandle {
     pub async fn shutdown(mut self) -> bool {
         self.stage.send_replace(Stage::Draining);
         let finishing = async {
-            for door in &mut self.doors {
+            for open_listener in &mut self.listeners {
                 // The listener ends at the stage's change; an error would mean that it ended
                 // already.
-                let _ = (&mut door.listener).await;
-                door.connections.drained().await;
+                let _ = (&mut open_listener.listener).await;
+                open_listener.connections.drained().await;
             }
         };
         let finished = timeout(self.grace, finishing).await.is_ok();
@@ -307,8 +308,8 @@ impl GatewayHandle {
 impl Drop for GatewayHandle {
     fn drop(&mut self) {
         self.stage.send_replace(Stage::Closed);
-        for door in &self.doors {
-            door.listener.abort();
+        for open_listener in &self.listeners {
+            open_listener.listener.abort();
         }
     }
 }
@@ -319,7 +320,7 @@ impl Drop for GatewayHandle {
 pub struct OtherListener {
     local_addr: SocketAddr,
     stage: watch::Sender<Stage>,
-    door: Door,
+    open_listener: OpenListener,
 }
 
 impl OtherListener {
@@ -328,17 +329,17 @@ impl OtherListener {
     ///
     /// # Errors
     /// When the address cannot be bound.
-    pub async fn start<A: Answers>(
+    pub async fn start<A: HttpHandler>(
         listen: SocketAddr,
         answers: Arc<A>,
         buffers: Pool,
     ) -> Result<Self, GatewayError> {
         let (listener, local_addr) = bind(listen).await?;
-        let (stage, stages) = watch::channel(Stage::Serving);
+        let (stage, stage_rx) = watch::channel(Stage::Serving);
         let limit = permits(answers.connections_limit().1);
         let connections = Connections::new(limit, buffers, CONNECTION_BYTES);
-        let door = Door::open(listener, answers, connections, stages);
-        Ok(Self { local_addr, stage, door })
+        let open_listener = OpenListener::open(listener, answers, connections, stage_rx);
+        Ok(Self { local_addr, stage, open_listener })
     }
 
     /// Where it listens.
@@ -351,8 +352,8 @@ impl OtherListener {
         self.stage.send_replace(Stage::Draining);
         let finishing = async {
             // It ends at the stage's change; an error would mean that it ended already.
-            let _ = (&mut self.door.listener).await;
-            self.door.connections.drained().await;
+            let _ = (&mut self.open_listener.listener).await;
+            self.open_listener.connections.drained().await;
         };
         // Connections that have not finished by then are closed.
         let _ = timeout(grace, finishing).await;
@@ -363,28 +364,28 @@ impl OtherListener {
 impl Drop for OtherListener {
     fn drop(&mut self) {
         self.stage.send_replace(Stage::Closed);
-        self.door.listener.abort();
+        self.open_listener.listener.abort();
     }
 }
 
-async fn accept<A: Answers>(
+async fn accept<A: HttpHandler>(
     listener: TcpListener,
     service: Arc<A>,
     connections: Connections,
-    mut stages: watch::Receiver<Stage>,
+    mut stage_rx: watch::Receiver<Stage>,
 ) {
     let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            _ = stages.wait_for(|stage| *stage > Stage::Serving) => return,
+            _ = stage_rx.wait_for(|stage| *stage > Stage::Serving) => return,
         };
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
                 // Either the peer was gone before it was accepted, or descriptors or memory ran
                 // out, which a pause lets recover.
-                service.refused("accept_error");
+                service.count_refusal("accept_error");
                 tracing::debug!(%error, "a connection could not be accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
@@ -394,12 +395,12 @@ async fn accept<A: Answers>(
         // costs nothing but that delay.
         let _ = stream.set_nodelay(true);
         // The pool is as large as all slots need, unless an operator made it smaller.
-        if let Ok(slot) = connections.admit(|| service.evicted()).await {
-            tokio::spawn(connection::serve(stream, service.clone(), slot, stages.clone()));
+        if let Ok(slot) = connections.admit(|| service.count_eviction()).await {
+            tokio::spawn(connection::serve(stream, service.clone(), slot, stage_rx.clone()));
             continue;
         }
         let limit = service.connections_limit();
-        service.refused(limit.0);
+        service.count_refusal(limit.0);
         if let Ok(permit) = refusals.clone().try_acquire_owned() {
             tokio::spawn(async move {
                 let _permit = permit;

@@ -104,18 +104,18 @@ impl Metrics {
     }
 
     /// Counts an answered request.
-    pub(crate) fn answered(&self, route: &'static str, status: u16, took: Duration) {
+    pub(crate) fn record_response(&self, route: &'static str, status: u16, took: Duration) {
         self.requests.get_or_create(&RequestLabels { route, status }).inc();
         self.latency.get_or_create(&RouteLabels { route }).observe(took.as_secs_f64());
     }
 
     /// Counts a refusal.
-    pub(crate) fn refused(&self, reason: &'static str) {
+    pub(crate) fn count_refusal(&self, reason: &'static str) {
         self.refusals.get_or_create(&ReasonLabels { reason }).inc();
     }
 
     /// Counts an idle connection that is closed for a new one.
-    pub(crate) fn evicted(&self) {
+    pub(crate) fn count_eviction(&self) {
         self.connections_evicted.inc();
     }
 }

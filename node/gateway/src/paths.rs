@@ -8,7 +8,7 @@
 //! the paths below it that may be seen. The tree of this node names its own subnet only, so that is
 //! the subnet such a replacement speaks of.
 
-use envelope::{auth::Authenticated, effective::Effective};
+use envelope::{auth::AuthenticatedSender, effective::Effective};
 use ic_principal::Principal;
 use state::RequestId;
 use thiserror::Error;
@@ -111,7 +111,7 @@ fn show(path: &[Vec<u8>]) -> String {
 pub(crate) fn permitted(
     paths: Vec<Path>,
     scope: &Scope<'_>,
-    sender: &Authenticated,
+    sender: &AuthenticatedSender,
     view: &dyn CertifiedView,
 ) -> Result<Vec<Path>, PathError> {
     let mut request: Option<RequestId> = None;
@@ -169,7 +169,7 @@ pub(crate) fn permitted(
 }
 
 impl Scope<'_> {
-    fn may_see(&self, facts: &RequestFacts, sender: &Authenticated) -> bool {
+    fn may_see(&self, facts: &RequestFacts, sender: &AuthenticatedSender) -> bool {
         let targeted = sender.may_target(&facts.canister_id);
         // A call that makes a canister is asked about wherever it was sent, and one envelope may be
         // sent to many places.
@@ -235,7 +235,7 @@ impl Scope<'_> {
         canister: &[u8],
         below: &[&[u8]],
         path: &Path,
-        sender: &Authenticated,
+        sender: &AuthenticatedSender,
         view: &dyn CertifiedView,
     ) -> Result<(), PathError> {
         let Effective::Canister(effective) = self.effective else {
@@ -333,7 +333,7 @@ mod tests {
         let (own, root) = (id(100), id(root));
         let scope =
             Scope { effective: &effective, v2, own_subnet: &own, root_subnet: &root, hosted };
-        let sender = Authenticated { sender: id(sender), targets: None, sender_info: None };
+        let sender = AuthenticatedSender { sender: id(sender), targets: None, sender_info: None };
         permitted(texts.iter().map(|text| path(text)).collect(), &scope, &sender, &View(facts))
     }
 

@@ -8,7 +8,7 @@ use ic_principal::Principal;
 
 use envelope::effective::Effective;
 
-use crate::answer::Refused;
+use crate::answer::ErrorResponse;
 
 /// The endpoint that a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,10 +54,10 @@ const ENDPOINTS: &str = "GET /api/v2/status, GET /health, GET /metrics, GET /sta
                          canister id>/read_state, POST /api/{v2,v3}/subnet/<subnet id>/read_state";
 
 /// A match: the label its metrics go under, and the endpoint or why there is none.
-pub(crate) type Matched = (&'static str, Result<Route, Refused>);
+pub(crate) type RouteMatch = (&'static str, Result<Route, ErrorResponse>);
 
 /// Finds the endpoint of a path and checks its method.
-pub(crate) fn find(method: &Method, path: &str) -> Matched {
+pub(crate) fn find(method: &Method, path: &str) -> RouteMatch {
     let mut segments = path.trim_start_matches('/').splitn(6, '/');
     let segments: [&str; 6] = std::array::from_fn(|_| segments.next().unwrap_or_default());
     match segments {
@@ -73,7 +73,7 @@ pub(crate) fn find(method: &Method, path: &str) -> Matched {
         }
         _ => (
             "none",
-            Err(Refused::new(
+            Err(ErrorResponse::new(
                 StatusCode::NOT_FOUND,
                 "not_found",
                 format!("there is no endpoint at this path; there are: {ENDPOINTS}"),
@@ -82,25 +82,25 @@ pub(crate) fn find(method: &Method, path: &str) -> Matched {
     }
 }
 
-fn version_of(what: &str, version: &str, versions: &str) -> Refused {
+fn version_of(what: &str, version: &str, versions: &str) -> ErrorResponse {
     let version: String = version.chars().take(16).collect();
-    Refused::new(
+    ErrorResponse::new(
         StatusCode::NOT_FOUND,
         "not_found",
         format!("{what} is not served under /api/{version}; use {versions}"),
     )
 }
 
-fn wrong_method(method: &Method, allow: &'static str) -> Refused {
+fn wrong_method(method: &Method, allow: &'static str) -> ErrorResponse {
     let method: String = method.as_str().chars().take(16).collect();
     let message = format!("this endpoint does not take {method}; it takes {allow}");
-    Refused {
+    ErrorResponse {
         allow: Some(allow),
-        ..Refused::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+        ..ErrorResponse::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
     }
 }
 
-fn get(method: &Method, route: Route) -> Result<Route, Refused> {
+fn get(method: &Method, route: Route) -> Result<Route, ErrorResponse> {
     if matches!(*method, Method::GET | Method::HEAD) {
         Ok(route)
     } else {
@@ -115,7 +115,13 @@ struct Operation {
     route: fn(Effective, &str) -> Option<Route>,
 }
 
-fn operation_of(method: &Method, version: &str, scope: &str, id: &str, operation: &str) -> Matched {
+fn operation_of(
+    method: &Method,
+    version: &str,
+    scope: &str,
+    id: &str,
+    operation: &str,
+) -> RouteMatch {
     let canister = scope == "canister";
     let operation = match (operation, canister) {
         ("call", true) => Operation {
@@ -156,14 +162,14 @@ fn operation_of(method: &Method, version: &str, scope: &str, id: &str, operation
             let message = format!(
                 "after the id must come call, query or read_state; the endpoints are: {ENDPOINTS}"
             );
-            return ("none", Err(Refused::new(StatusCode::NOT_FOUND, "not_found", message)));
+            return ("none", Err(ErrorResponse::new(StatusCode::NOT_FOUND, "not_found", message)));
         }
     };
     let id = match Principal::from_text(id) {
         Ok(id) => id,
         Err(error) => {
             let message = format!("the id after /{scope}/ is no textual principal: {error}");
-            return (operation.label, Err(Refused::bad("effective_id", message)));
+            return (operation.label, Err(ErrorResponse::bad_request("effective_id", message)));
         }
     };
     let effective = if canister { Effective::Canister(id) } else { Effective::Subnet(id) };
@@ -221,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn misses_teach() {
+    fn unknown_path_or_method_is_refused_with_the_endpoints() {
         let refused = |method: &Method, path: &str| find(method, path).1.unwrap_err();
         for endpoint in ["/api/v2/status", "/status.json", "/dashboard"] {
             assert!(refused(&Method::GET, "/").message.contains(endpoint));

@@ -14,7 +14,7 @@
 //!
 //! Work that takes a thread (signatures, inspection, queries, scrapes, reports) runs on the
 //! runtime's blocking threads, each kind in places of its own, those of queries and inspections
-//! shared fairly between canisters (see [`Places`]). So blocking threads
+//! shared fairly between canisters (see [`JobQueue`]). So blocking threads
 //! are bounded even when clients leave while their work runs.
 
 use std::{
@@ -28,7 +28,7 @@ use budget::{Pool, Reservation};
 use bytes::Bytes;
 use dashboard::{
     connections::Connections,
-    origin::{Sent, is_link, is_own_request},
+    origin::{OriginHeaders, is_link, is_own_request},
 };
 use envelope::{EnvelopeBounds, auth::AuthConfig};
 use http_body_util::BodyExt;
@@ -43,14 +43,14 @@ use prometheus_client::registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
 
 use crate::{
-    answer::{self, Answer, Body, NodeSigner, Readers, Refused},
-    api::{CertifiedView, NoProfile, Node, RequestKind},
-    connection::{Answers, Outgoing, Stage},
+    answer::{self, Answer, Body, ErrorResponse, NodeSigner, Readers},
+    api::{CertifiedView, HeapProfileError, Node, RequestKind},
+    connection::{HttpHandler, Outgoing, Stage},
+    job_queue::{JobError, JobQueue},
     latencies::Latencies,
-    listener::QueryPlaces,
+    listener::QueryConcurrency,
     metrics::{Metrics, Pools},
     page,
-    places::{Places, Unfinished},
     routes::{self, Route},
     waiters::Waiters,
 };
@@ -107,19 +107,19 @@ pub(crate) struct Service {
 pub(crate) struct Permits {
     pub(crate) requests: Arc<Semaphore>,
     pub(crate) queries: Arc<Semaphore>,
-    pub(crate) query_threads: Arc<Places>,
-    pub(crate) inspect_threads: Arc<Places>,
-    pub(crate) verify_threads: Arc<Places>,
-    pub(crate) scrapes: Arc<Places>,
-    pub(crate) reports: Arc<Places>,
-    pub(crate) heap_profiles: Arc<Places>,
+    pub(crate) query_threads: Arc<JobQueue>,
+    pub(crate) inspect_threads: Arc<JobQueue>,
+    pub(crate) verify_threads: Arc<JobQueue>,
+    pub(crate) scrapes: Arc<JobQueue>,
+    pub(crate) reports: Arc<JobQueue>,
+    pub(crate) heap_profiles: Arc<JobQueue>,
     pub(crate) bodies: Pool,
     pub(crate) responses: Pool,
 }
 
 /// A kind of work that takes a thread.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Work {
+pub(crate) enum JobKind {
     /// Decoding and authenticating.
     Verify,
     /// Inspecting a call of a canister.
@@ -137,25 +137,25 @@ pub(crate) enum Work {
 impl Permits {
     pub(crate) fn new(
         limits: &GatewayLimits,
-        queries: &QueryPlaces,
+        queries: &QueryConcurrency,
         verify_threads: u64,
         bodies: Pool,
         responses: Pool,
     ) -> Self {
         let semaphore = |places: u64| Arc::new(Semaphore::new(permits(places)));
-        let beside_workers = |in_flight: u64| {
+        let for_workers = |in_flight: u64| {
             let queued = permits(queued_max(in_flight));
-            Places::beside_workers(permits(queries.threads), permits(queries.per_canister), queued)
+            JobQueue::for_workers(permits(queries.threads), permits(queries.per_canister), queued)
         };
         Self {
             requests: semaphore(limits.requests_in_flight),
             queries: semaphore(limits.queries_in_flight),
-            query_threads: beside_workers(limits.queries_in_flight),
-            inspect_threads: beside_workers(limits.requests_in_flight),
-            verify_threads: Places::new(permits(verify_threads)),
-            scrapes: Places::new(SCRAPES_MAX),
-            reports: Places::new(REPORTS_MAX),
-            heap_profiles: Places::new(HEAP_PROFILES_MAX),
+            query_threads: for_workers(limits.queries_in_flight),
+            inspect_threads: for_workers(limits.requests_in_flight),
+            verify_threads: JobQueue::new(permits(verify_threads)),
+            scrapes: JobQueue::new(SCRAPES_MAX),
+            reports: JobQueue::new(REPORTS_MAX),
+            heap_profiles: JobQueue::new(HEAP_PROFILES_MAX),
             bodies,
             responses,
         }
@@ -191,55 +191,55 @@ pub(crate) fn permits(limit: u64) -> usize {
 }
 
 /// A response body that holds its share of the pool until hyper has written it.
-struct Accounted<B, R> {
+struct ReservedBytes<B, R> {
     bytes: B,
     _reservation: R,
 }
 
 /// Bytes that hold their reservation for as long as a part of them is in use.
-pub(crate) fn held<B, R>(bytes: B, reservation: R) -> Bytes
+pub(crate) fn with_reservation<B, R>(bytes: B, reservation: R) -> Bytes
 where
     B: AsRef<[u8]> + Send + 'static,
     R: Send + 'static,
 {
-    Bytes::from_owner(Accounted { bytes, _reservation: reservation })
+    Bytes::from_owner(ReservedBytes { bytes, _reservation: reservation })
 }
 
-impl<B: AsRef<[u8]>, R> AsRef<[u8]> for Accounted<B, R> {
+impl<B: AsRef<[u8]>, R> AsRef<[u8]> for ReservedBytes<B, R> {
     fn as_ref(&self) -> &[u8] {
         self.bytes.as_ref()
     }
 }
 
 /// Where a body is counted while it is read.
-pub(crate) trait BodyRoom: Send {
+pub(crate) trait BodyBudget: Send {
     /// Counts a body of which `received` bytes have arrived, in buffers of `buffers` bytes.
-    fn hold(
+    fn resize(
         &mut self,
         received: u64,
         buffers: u64,
-    ) -> impl Future<Output = Result<(), Refused>> + Send;
+    ) -> impl Future<Output = Result<(), ErrorResponse>> + Send;
 
     /// Counts nothing any more.
-    fn give_back(&mut self);
+    fn release(&mut self);
 }
 
 /// In the pool of bodies.
-struct BodiesRoom(Reservation);
+struct BodyPoolBudget(Reservation);
 
-impl BodyRoom for BodiesRoom {
-    async fn hold(&mut self, received: u64, _buffers: u64) -> Result<(), Refused> {
+impl BodyBudget for BodyPoolBudget {
+    async fn resize(&mut self, received: u64, _buffers: u64) -> Result<(), ErrorResponse> {
         self.0.try_resize(received).map_err(bodies_full)
     }
 
-    fn give_back(&mut self) {
+    fn release(&mut self) {
         self.0.shrink(self.0.bytes());
     }
 }
 
-fn bodies_full(full: budget::PoolFull) -> Refused {
+fn bodies_full(full: budget::PoolFull) -> ErrorResponse {
     let message = format!("{full}; retry in a second");
-    Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "bodies_bytes", message, 1)
+    ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "bodies_bytes", message, 1)
 }
 
 /// A request body and its share of the pool.
@@ -253,17 +253,17 @@ impl Service {
     pub(crate) fn new(
         config: crate::GatewayConfig,
         root_subnet_id: Principal,
-        shared: Shared,
+        parts: ServiceParts,
     ) -> Self {
         Self {
-            node: shared.node,
-            waiters: shared.waiters,
+            node: parts.node,
+            waiters: parts.waiters,
             signer: NodeSigner::new(config.node_key, config.node_id),
-            metrics: shared.metrics,
+            metrics: parts.metrics,
             latencies: config.latencies,
-            registry: shared.registry,
-            stage: shared.stage,
-            auth: shared.auth,
+            registry: parts.registry,
+            stage: parts.stage,
+            auth: parts.auth,
             bounds: EnvelopeBounds::new(&config.limits),
             limits: config.limits,
             call_bytes: config.call_bytes,
@@ -275,7 +275,7 @@ impl Service {
             listen: config.listen,
             host_names: config.host_names,
             verify_threads: config.verify_threads,
-            permits: shared.permits,
+            permits: parts.permits,
         }
     }
 
@@ -291,20 +291,20 @@ impl Service {
         let is_at_root = dashboard::page::is_where_a_browser_starts(&request);
         let is_for_operators = is_at_root || routes::is_for_operators(request.uri().path());
         if is_for_operators && let Err(refused) = self.check_origin(&request) {
-            self.metrics.refused(refused.reason);
+            self.metrics.count_refusal(refused.reason);
             let response: Response<Body> = with_unread(request, refused).await.into();
-            self.metrics.answered("none", response.status().as_u16(), started.elapsed());
+            self.metrics.record_response("none", response.status().as_u16(), started.elapsed());
             return answer::with_common_headers(response, Readers::SameOrigin);
         }
         if request.method() == Method::OPTIONS {
-            self.metrics.answered("preflight", 204, started.elapsed());
+            self.metrics.record_response("preflight", 204, started.elapsed());
             return match is_for_operators {
                 true => answer::with_common_headers(answer::options(), Readers::SameOrigin),
                 false => answer::with_common_headers(answer::preflight(), Readers::Anyone),
             };
         }
         if is_at_root {
-            self.metrics.answered("dashboard", 303, started.elapsed());
+            self.metrics.record_response("dashboard", 303, started.elapsed());
             return answer::with_common_headers(page::redirect().into(), Readers::SameOrigin);
         }
         let (label, found) = routes::find(request.method(), request.uri().path());
@@ -320,23 +320,23 @@ impl Service {
         let response: Response<Body> = match outcome {
             Ok(answer) => answer.into(),
             Err(refused) => {
-                self.metrics.refused(refused.reason);
+                self.metrics.count_refusal(refused.reason);
                 refused.into()
             }
         };
-        self.metrics.answered(label, response.status().as_u16(), started.elapsed());
+        self.metrics.record_response(label, response.status().as_u16(), started.elapsed());
         answer::with_common_headers(response, readers)
     }
 
     /// Refuses a request for an operator page that another web page may have sent.
-    fn check_origin(&self, request: &Request<Incoming>) -> Result<(), Refused> {
-        let mut sent = Sent::of(request);
+    fn check_origin(&self, request: &Request<Incoming>) -> Result<(), ErrorResponse> {
+        let mut sent = OriginHeaders::from_request(request);
         if is_link(request) {
             sent.site = None;
         }
         is_own_request(sent, self.listen, &self.host_names, false).map_err(|refusal| {
             let message = refusal.message("this page", "host_names (--host-name NAME)");
-            Refused::new(refusal.status(), refusal.reason(), message)
+            ErrorResponse::new(refusal.status(), refusal.reason(), message)
         })
     }
 
@@ -344,7 +344,7 @@ impl Service {
         self: &Arc<Self>,
         route: Route,
         request: Request<Incoming>,
-    ) -> Result<Answer, Refused> {
+    ) -> Result<Answer, ErrorResponse> {
         match route {
             Route::Status => return Ok(self.status()),
             Route::Health => return Ok(self.health()),
@@ -388,7 +388,7 @@ impl Service {
         &self,
         route: &Route,
         request: &Request<Incoming>,
-    ) -> Result<OwnedSemaphorePermit, Refused> {
+    ) -> Result<OwnedSemaphorePermit, ErrorResponse> {
         let place = self.enter(
             &self.permits.requests,
             "requests_in_flight",
@@ -406,7 +406,7 @@ impl Service {
         }
         if let Some(Err(refusal)) = kind.map(|kind| self.node.check_load(kind)) {
             // A query is answered like one beyond `queries_in_flight`.
-            let mut refused = Refused::from(refusal);
+            let mut refused = ErrorResponse::from(refusal);
             if kind == Some(RequestKind::Query) && refused.status == StatusCode::SERVICE_UNAVAILABLE
             {
                 refused.status = StatusCode::TOO_MANY_REQUESTS;
@@ -417,7 +417,7 @@ impl Service {
         Ok(place)
     }
 
-    fn enter_query(&self) -> Result<OwnedSemaphorePermit, Refused> {
+    fn enter_query(&self) -> Result<OwnedSemaphorePermit, ErrorResponse> {
         self.enter(
             &self.permits.queries,
             "queries_in_flight",
@@ -428,13 +428,13 @@ impl Service {
 
     pub(crate) fn enter(
         &self,
-        door: &Arc<Semaphore>,
+        semaphore: &Arc<Semaphore>,
         limit: &'static str,
         status: StatusCode,
         value: u64,
-    ) -> Result<OwnedSemaphorePermit, Refused> {
-        door.clone().try_acquire_owned().map_err(|error| match error {
-            TryAcquireError::NoPermits => Refused::busy(
+    ) -> Result<OwnedSemaphorePermit, ErrorResponse> {
+        semaphore.clone().try_acquire_owned().map_err(|error| match error {
+            TryAcquireError::NoPermits => ErrorResponse::busy(
                 status,
                 limit,
                 format!(
@@ -448,9 +448,9 @@ impl Service {
     }
 
     /// Reads the body within its limit, the pool's and the read timeout.
-    async fn read_body(&self, body: Incoming) -> Result<ReceivedBody, Refused> {
+    async fn read_body(&self, body: Incoming) -> Result<ReceivedBody, ErrorResponse> {
         let reserved = self.permits.bodies.try_reserve(0).map_err(bodies_full);
-        let mut room = BodiesRoom(reserved.map_err(|refused| refused.closing(&body))?);
+        let mut room = BodyPoolBudget(reserved.map_err(|refused| refused.closing(&body))?);
         let limit = ("body_bytes", self.limits.body_bytes);
         let bytes = self.read_body_into(body, &mut room, limit).await?;
         Ok(ReceivedBody { bytes, reservation: room.0 })
@@ -460,37 +460,40 @@ impl Service {
     pub(crate) async fn read_body_into(
         &self,
         mut body: Incoming,
-        room: &mut impl BodyRoom,
+        room: &mut impl BodyBudget,
         (name, limit): (&'static str, u64),
-    ) -> Result<Bytes, Refused> {
+    ) -> Result<Bytes, ErrorResponse> {
         let too_large = |bytes: u64| {
             let message =
                 format!("the body has {bytes} bytes or more; the limit {name} is {limit}");
-            Refused::new(StatusCode::PAYLOAD_TOO_LARGE, name, message)
+            ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, name, message)
         };
         let announced = body.size_hint().lower();
         if announced > limit {
             let is_read = discard(&mut body, limit).await;
-            return Err(Refused { close: !is_read, ..too_large(announced) });
+            return Err(ErrorResponse { close: !is_read, ..too_large(announced) });
         }
         let reading = async {
             let mut first = Bytes::new();
             let mut joined = Vec::new();
             while let Some(frame) = body.frame().await {
                 let frame = frame.map_err(|error| {
-                    Refused::bad("body", format!("the body could not be read to its end: {error}"))
+                    ErrorResponse::bad_request(
+                        "body",
+                        format!("the body could not be read to its end: {error}"),
+                    )
                 })?;
                 let Ok(data) = frame.into_data() else { continue };
                 let total = (first.len() + joined.len() + data.len()) as u64;
                 if total > limit {
                     drop((first, joined));
-                    room.give_back();
+                    room.release();
                     discard(&mut body, limit).await;
                     return Err(too_large(total));
                 }
                 // Most bodies come in one piece, which is taken as it is.
                 if first.is_empty() && joined.is_empty() {
-                    room.hold(total, 0).await?;
+                    room.resize(total, 0).await?;
                     first = data;
                     continue;
                 }
@@ -499,14 +502,14 @@ impl Service {
                     let capacity = total.saturating_mul(2).min(most);
                     // Both are there while one goes over into the other.
                     let before = (joined.capacity() + first.len()) as u64;
-                    room.hold(total, before.saturating_add(capacity)).await?;
+                    room.resize(total, before.saturating_add(capacity)).await?;
                     let mut larger = Vec::with_capacity(usize::try_from(capacity).unwrap_or(0));
                     larger.extend_from_slice(&std::mem::take(&mut first));
                     larger.extend_from_slice(&joined);
                     joined = larger;
-                    room.hold(total, capacity).await?;
+                    room.resize(total, capacity).await?;
                 } else {
-                    room.hold(total, joined.capacity() as u64).await?;
+                    room.resize(total, joined.capacity() as u64).await?;
                 }
                 joined.extend_from_slice(&data);
             }
@@ -519,7 +522,8 @@ impl Service {
                 let message = format!(
                     "the body did not arrive within the limit read_timeout_millis = {millis}"
                 );
-                let refused = Refused::new(StatusCode::REQUEST_TIMEOUT, "read_timeout", message);
+                let refused =
+                    ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, "read_timeout", message);
                 Err(refused.closing(&body))
             }
         }
@@ -529,26 +533,26 @@ impl Service {
     /// wait until the result is taken, so long results must be in a pool already.
     pub(crate) async fn on_thread<T: Send + 'static>(
         &self,
-        kind: Work,
+        kind: JobKind,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Refused> {
+    ) -> Result<T, ErrorResponse> {
         let places = match kind {
-            Work::Inspect(canister) => {
+            JobKind::Inspect(canister) => {
                 let places = &self.permits.inspect_threads;
                 let status = StatusCode::SERVICE_UNAVAILABLE;
                 let limit = ("gateway.requests_in_flight", self.limits.requests_in_flight);
                 return self.on_workers(places, canister, (status, limit), work).await;
             }
-            Work::Query(canister) => {
+            JobKind::Query(canister) => {
                 let places = &self.permits.query_threads;
                 let status = StatusCode::TOO_MANY_REQUESTS;
                 let limit = ("gateway.queries_in_flight", self.limits.queries_in_flight);
                 return self.on_workers(places, canister, (status, limit), work).await;
             }
-            Work::Verify => &self.permits.verify_threads,
-            Work::Scrape => &self.permits.scrapes,
-            Work::Report => &self.permits.reports,
-            Work::HeapProfile => &self.permits.heap_profiles,
+            JobKind::Verify => &self.permits.verify_threads,
+            JobKind::Scrape => &self.permits.scrapes,
+            JobKind::Report => &self.permits.reports,
+            JobKind::HeapProfile => &self.permits.heap_profiles,
         };
         self.on_places(places, work).await
     }
@@ -556,55 +560,55 @@ impl Service {
     /// Runs work of a canister that a query worker does, unless the wait for a place is too long.
     async fn on_workers<T: Send + 'static>(
         &self,
-        places: &Arc<Places>,
+        places: &Arc<JobQueue>,
         canister: Principal,
         (status, limit): (StatusCode, (&'static str, u64)),
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Refused> {
+    ) -> Result<T, ErrorResponse> {
         let done = places.run_for(canister, Some(self.query_wait), work).await;
         done.map_err(|unfinished| match unfinished {
-            Unfinished::Overdue => no_query_worker(self.query_wait, status),
-            Unfinished::Crowded => crowded(status, limit),
-            Unfinished::Failed => unfinished_work(),
+            JobError::Overdue => no_query_worker(self.query_wait, status),
+            JobError::Crowded => crowded(status, limit),
+            JobError::Failed => unfinished_work(),
         })
     }
 
     /// The same in the given places.
     pub(crate) async fn on_places<T: Send + 'static>(
         &self,
-        places: &Arc<Places>,
+        places: &Arc<JobQueue>,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Refused> {
+    ) -> Result<T, ErrorResponse> {
         places.run(work).await.map_err(|_| unfinished_work())
     }
 
     /// A CBOR answer that is charged to the pool of responses until it is written.
-    pub(crate) fn accounted(&self, bytes: Vec<u8>) -> Result<Answer, Refused> {
-        self.charged(bytes).map(Answer::cbor)
+    pub(crate) fn reserve_cbor(&self, bytes: Vec<u8>) -> Result<Answer, ErrorResponse> {
+        self.reserve_response(bytes).map(Answer::cbor)
     }
 
     /// Bytes that are charged to the pool of responses until they are written.
-    fn charged(&self, bytes: Vec<u8>) -> Result<Bytes, Refused> {
+    fn reserve_response(&self, bytes: Vec<u8>) -> Result<Bytes, ErrorResponse> {
         let reserved = self.permits.responses.try_reserve(bytes.capacity() as u64);
         let reservation = reserved.map_err(|full| {
-            Refused::busy(
+            ErrorResponse::busy(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "responses_bytes",
                 format!("{full}; retry in a second"),
                 1,
             )
         })?;
-        Ok(held(bytes, reservation))
+        Ok(with_reservation(bytes, reservation))
     }
 
     /// The newest certified state, or why there is none.
-    pub(crate) fn latest(&self) -> Result<Arc<dyn CertifiedView>, Refused> {
+    pub(crate) fn latest(&self) -> Result<Arc<dyn CertifiedView>, ErrorResponse> {
         self.node.latest().ok_or_else(|| {
             let message = format!(
                 "the node has no certified state yet (it is {}); retry in a second",
                 self.node.health().client_status
             );
-            Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "no_certified_state", message, 1)
+            ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "no_certified_state", message, 1)
         })
     }
 
@@ -630,9 +634,9 @@ impl Service {
         Answer::new(status, "application/json", body.to_string())
     }
 
-    async fn scrape(&self) -> Result<Answer, Refused> {
+    async fn scrape(&self) -> Result<Answer, ErrorResponse> {
         let registry = self.registry.clone();
-        let text = self.on_thread(Work::Scrape, move || {
+        let text = self.on_thread(JobKind::Scrape, move || {
             let mut text = String::new();
             let registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
             prometheus_client::encoding::text::encode(&mut text, &registry).map(|()| text)
@@ -643,34 +647,36 @@ impl Service {
         Ok(Answer::new(StatusCode::OK, content_type, text))
     }
 
-    async fn report(self: &Arc<Self>) -> Result<Answer, Refused> {
+    async fn report(self: &Arc<Self>) -> Result<Answer, ErrorResponse> {
         let service = self.clone();
-        let json = self.on_thread(Work::Report, move || {
+        let json = self.on_thread(JobKind::Report, move || {
             let json = serde_json::to_vec(&service.node.report())
                 .map_err(|error| internal(format!("the report could not be encoded: {error}")))?;
-            service.charged(json)
+            service.reserve_response(json)
         });
         Ok(Answer::new(StatusCode::OK, "application/json", json.await??))
     }
 }
 
 impl Service {
-    async fn heap_profile(self: &Arc<Self>) -> Result<Answer, Refused> {
+    async fn heap_profile(self: &Arc<Self>) -> Result<Answer, ErrorResponse> {
         let service = self.clone();
-        let making = self.on_thread(Work::HeapProfile, move || {
-            service.node.heap_profile().map(|profile| service.charged(profile))
+        let making = self.on_thread(JobKind::HeapProfile, move || {
+            service.node.heap_profile().map(|profile| service.reserve_response(profile))
         });
         let busy = |message: String| {
-            Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "heap_profile", message, 1)
+            ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "heap_profile", message, 1)
         };
         let made = tokio::time::timeout(HEAP_PROFILE_TIME, making).await.map_err(|_| {
             busy(format!("it was not made within {} s; try again", HEAP_PROFILE_TIME.as_secs()))
         })?;
         let profile = made?.map_err(|none| match none {
-            NoProfile::Off(message) => Refused::new(StatusCode::NOT_FOUND, "heap_profile", message),
-            NoProfile::Busy(message) => busy(message),
-            NoProfile::Failed(message) => {
-                Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "heap_profile", message)
+            HeapProfileError::Off(message) => {
+                ErrorResponse::new(StatusCode::NOT_FOUND, "heap_profile", message)
+            }
+            HeapProfileError::Busy(message) => busy(message),
+            HeapProfileError::Failed(message) => {
+                ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, "heap_profile", message)
             }
         })?;
         Ok(Answer::new(StatusCode::OK, "application/octet-stream", profile?))
@@ -684,7 +690,7 @@ impl fmt::Debug for Service {
 }
 
 /// What is made before the service.
-pub(crate) struct Shared {
+pub(crate) struct ServiceParts {
     pub(crate) node: Arc<dyn Node>,
     pub(crate) waiters: Waiters,
     pub(crate) metrics: Metrics,
@@ -694,8 +700,8 @@ pub(crate) struct Shared {
     pub(crate) permits: Permits,
 }
 
-impl Answers for Service {
-    type Guest = ();
+impl HttpHandler for Service {
+    type ConnectionState = ();
 
     fn read_timeout(&self) -> Duration {
         Duration::from_millis(self.limits.read_timeout_millis)
@@ -705,59 +711,59 @@ impl Answers for Service {
         ("connections", self.limits.connections)
     }
 
-    fn refused(&self, reason: &'static str) {
-        self.metrics.refused(reason);
+    fn count_refusal(&self, reason: &'static str) {
+        self.metrics.count_refusal(reason);
     }
 
-    fn evicted(&self) {
-        self.metrics.evicted();
+    fn count_eviction(&self) {
+        self.metrics.count_eviction();
     }
 
-    fn guest(&self) {}
+    fn connection_state(&self) {}
 
     async fn answer(
         self: Arc<Self>,
         request: Request<Incoming>,
-        _guest: Arc<()>,
+        _state: Arc<()>,
     ) -> Response<Outgoing> {
         self.serve(request).await.map(Outgoing::Whole)
     }
 }
 
-fn unfinished_work() -> Refused {
+fn unfinished_work() -> ErrorResponse {
     tracing::error!("work for a request did not finish");
     internal("the node failed while serving this request; its log says more".to_owned())
 }
 
 /// The refusal of a query, or of a call that is not inspected, after the longest wait.
 /// More queries wait than may, and as many for this canister as for any other.
-fn crowded(status: StatusCode, (limit, value): (&'static str, u64)) -> Refused {
+fn crowded(status: StatusCode, (limit, value): (&'static str, u64)) -> ErrorResponse {
     let message = format!(
         "{} requests wait for a query worker, which is as many as may of {limit} = {value}, and no \
          canister has more of them than this one; retry in a second",
         queued_max(value)
     );
-    Refused::busy(status, "query_queue", message, 1)
+    ErrorResponse::busy(status, "query_queue", message, 1)
 }
 
-pub(crate) fn no_query_worker(wait: Duration, status: StatusCode) -> Refused {
+pub(crate) fn no_query_worker(wait: Duration, status: StatusCode) -> ErrorResponse {
     let message = format!(
         "no query worker became free within the limit execution.query_wait_seconds = {}; retry in \
          a second",
         wait.as_secs()
     );
-    Refused::busy(status, "query_wait", message, 1)
+    ErrorResponse::busy(status, "query_wait", message, 1)
 }
 
-fn internal(message: String) -> Refused {
-    Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+fn internal(message: String) -> ErrorResponse {
+    ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
 }
 
-pub(crate) fn stopping() -> Refused {
-    Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the node is stopping", 5)
+pub(crate) fn stopping() -> ErrorResponse {
+    ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the node is stopping", 5)
 }
 
-fn check_content_type(request: &Request<Incoming>) -> Result<(), Refused> {
+fn check_content_type(request: &Request<Incoming>) -> Result<(), ErrorResponse> {
     let found = request
         .headers()
         .get(header::CONTENT_TYPE)
@@ -769,7 +775,7 @@ fn check_content_type(request: &Request<Incoming>) -> Result<(), Refused> {
     }
     let found: String = found.chars().take(64).collect();
     let message = format!("the content type is \"{found}\"; this endpoint takes application/cbor");
-    Err(Refused::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message))
+    Err(ErrorResponse::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message))
 }
 
 /// Reads what a client still sends of a body that is refused, so that it gets to read the refusal:
@@ -792,7 +798,10 @@ async fn discard(body: &mut Incoming, limit: u64) -> bool {
 
 /// The refusal of a request whose body was not read. A short body on its way is read and thrown
 /// away, so that the connection can be used again; otherwise the answer announces its end.
-pub(crate) async fn with_unread(request: Request<Incoming>, refused: Refused) -> Refused {
+pub(crate) async fn with_unread(
+    request: Request<Incoming>,
+    refused: ErrorResponse,
+) -> ErrorResponse {
     let is_awaited = request.headers().contains_key(header::EXPECT);
     let version = request.version();
     let mut body = request.into_body();
@@ -806,5 +815,5 @@ pub(crate) async fn with_unread(request: Request<Incoming>, refused: Refused) ->
             return refused;
         }
     }
-    Refused { close: true, ..refused }
+    ErrorResponse { close: true, ..refused }
 }

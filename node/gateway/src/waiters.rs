@@ -1,10 +1,11 @@
 //! Synchronous calls that wait for their certificate.
 //!
 //! A call registers its request id before it reads the certified state, so that an answer certified
-//! between reading and waiting is never missed. The node calls [`Waiters::certified`] after it
-//! published a height, with the requests that height finished. Waiting is bounded by a count; a
-//! call that finds no room is answered as an asynchronous one. A waiter that stops waiting
-//! (timeout, client gone) leaves the map by being dropped.
+//! between reading and waiting is never missed. The node calls
+//! [`Waiters::notify_certified`] after it published a height, with the requests that height
+//! finished. Waiting is bounded by a count; a call that finds no room is answered as an
+//! asynchronous one. A waiter that stops waiting (timeout, client gone) leaves the map by being
+//! dropped.
 
 use std::{
     collections::HashMap,
@@ -16,16 +17,16 @@ use tokio::sync::oneshot;
 
 /// All waiting calls. Cheap to clone; clones share the same map.
 #[derive(Clone, Debug)]
-pub struct Waiters(Arc<Shared>);
+pub struct Waiters(Arc<WaiterTable>);
 
 #[derive(Debug)]
-struct Shared {
+struct WaiterTable {
     limit: usize,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<WaitingCalls>,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct WaitingCalls {
     next: u64,
     count: usize,
     /// Several clients may wait for the same request.
@@ -45,21 +46,21 @@ impl Waiters {
     /// Room for `limit` waiting calls.
     pub fn new(limit: u64) -> Self {
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        Self(Arc::new(Shared { limit, waiting: Mutex::default() }))
+        Self(Arc::new(WaiterTable { limit, waiting: Mutex::default() }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, WaitingCalls> {
         self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notifies the calls in `finished` that their answers are in the newest published state. Call
     /// it after publishing.
-    pub fn certified(&self, finished: &[RequestId]) {
+    pub fn notify_certified(&self, finished: &[RequestId]) {
         let mut waiting = self.lock();
         for id in finished {
-            let told = waiting.by_request.remove(id).unwrap_or_default();
-            waiting.count -= told.len();
-            for (_, waiter) in told {
+            let notified = waiting.by_request.remove(id).unwrap_or_default();
+            waiting.count -= notified.len();
+            for (_, waiter) in notified {
                 // The client may have gone in this moment.
                 let _ = waiter.send(());
             }
@@ -98,7 +99,7 @@ impl Waiters {
 
 impl Waiter {
     /// Completes when the request was certified.
-    pub(crate) async fn certified(&mut self) {
+    pub(crate) async fn wait_certified(&mut self) {
         // The sender is dropped only by sending or with this waiter.
         let _ = (&mut self.certified).await;
     }
@@ -127,15 +128,15 @@ mod tests {
     const OTHER: RequestId = RequestId([2; 32]);
 
     #[tokio::test]
-    async fn all_who_wait_for_a_request_are_told_once() {
+    async fn all_waiters_of_a_request_are_notified_once() {
         let waiters = Waiters::new(3);
         let mut first = waiters.register(ID).unwrap();
         let mut second = waiters.register(ID).unwrap();
         let other = waiters.register(OTHER).unwrap();
         assert!(waiters.register(OTHER).is_none());
-        waiters.certified(&[ID, RequestId([3; 32])]);
-        first.certified().await;
-        second.certified().await;
+        waiters.notify_certified(&[ID, RequestId([3; 32])]);
+        first.wait_certified().await;
+        second.wait_certified().await;
         assert_eq!(waiters.len(), 1);
         drop((first, second));
         assert_eq!(waiters.len(), 1);
@@ -145,15 +146,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn leaving_makes_room() {
+    async fn dropped_waiter_frees_its_slot() {
         let waiters = Waiters::new(2);
         let first = waiters.register(ID).unwrap();
         let mut second = waiters.register(ID).unwrap();
         drop(first);
         let third = waiters.register(ID).unwrap();
         assert!(waiters.register(ID).is_none());
-        waiters.certified(&[ID]);
-        second.certified().await;
+        waiters.notify_certified(&[ID]);
+        second.wait_certified().await;
         drop(third);
         assert!(waiters.is_empty());
     }

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gateway::QueryPlaces;
+use gateway::QueryConcurrency;
 use ic_agent::{Identity, identity::AnonymousIdentity};
 use ic_principal::Principal;
 use ic_transport_types::EnvelopeContent;
@@ -616,7 +616,7 @@ async fn shutting_down_does_not_wait_for_ever() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_canisters_queries_leave_places_to_others_and_do_not_wait_for_ever() {
     let wait = Duration::from_secs(1);
-    let queries = QueryPlaces { threads: 2, per_canister: 1, wait };
+    let queries = QueryConcurrency { threads: 2, per_canister: 1, wait };
     let world = World::with_queries(gateway_limits(), queries).await;
     let release = world.script.hold_queries();
     let hold = anonymous(query(Principal::anonymous(), "hold"));

@@ -18,7 +18,7 @@ use gateway::{HttpGatewayConfig, QueryRequest};
 use ic_http_certification::HttpRequest;
 use limits::HttpGatewayLimits;
 use serde_bytes::ByteBuf;
-use support::{Answered, World, canister, receive};
+use support::{TestResponse, World, canister, receive};
 use testing::until_async;
 
 /// Bytes of a response that is not small.
@@ -56,7 +56,7 @@ fn page(body: Vec<u8>, callback: Option<&str>) -> Vec<u8> {
 }
 
 /// The canister: what it says follows from the path.
-fn says(query: &QueryRequest) -> Vec<u8> {
+fn page_response(query: &QueryRequest) -> Vec<u8> {
     let piece = |bytes: usize, token: Option<u64>| {
         Encode!(&Piece { body: ByteBuf::from(vec![b'#'; bytes]), token }).unwrap()
     };
@@ -109,7 +109,7 @@ fn limits() -> HttpGatewayLimits {
 impl Site {
     async fn start() -> Self {
         let mut world = World::start().await;
-        *world.script.pages.lock().unwrap() = Some(Arc::new(|query| Ok(says(query))));
+        *world.script.pages.lock().unwrap() = Some(Arc::new(|query| Ok(page_response(query))));
         let limits = limits();
         let connections = limits.connections * limits.connection_bytes();
         let requests = Pool::standalone("http_requests", limits.requests_bytes);
@@ -133,7 +133,7 @@ impl Site {
         tokio::task::spawn_blocking(move || story(address)).await.unwrap()
     }
 
-    async fn get(&self, path: &'static str) -> Answered {
+    async fn get(&self, path: &'static str) -> TestResponse {
         self.blocking(move |address| {
             let mut stream = connect(address);
             stream.write_all(&head("GET", path, "")).unwrap();

@@ -19,7 +19,7 @@ use gateway::{
 use ic_agent::{Identity, identity::AnonymousIdentity};
 use ic_principal::Principal;
 use ic_transport_types::EnvelopeContent;
-use support::{Answered, World, call, canister, ed25519, gateway_limits, query, sign};
+use support::{TestResponse, World, call, canister, ed25519, gateway_limits, query, sign};
 use testing::until_async;
 
 /// As large as a report gets.
@@ -89,13 +89,13 @@ fn largest() -> Report {
     }
 }
 
-async fn get_with(world: &World, path: &str, headers: &str) -> Answered {
+async fn get_with(world: &World, path: &str, headers: &str) -> TestResponse {
     let request =
         format!("GET {path} HTTP/1.1\r\nhost: node\r\n{headers}connection: close\r\n\r\n");
     world.send(request.into_bytes()).await
 }
 
-fn header<'a>(answered: &'a Answered, name: &str) -> &'a str {
+fn header<'a>(answered: &'a TestResponse, name: &str) -> &'a str {
     answered.headers.get(name).map_or("", String::as_str)
 }
 

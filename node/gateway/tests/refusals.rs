@@ -10,7 +10,7 @@ use gateway::Refusal;
 use ic_agent::{Identity, identity::AnonymousIdentity};
 use ic_principal::Principal;
 use ic_transport_types::EnvelopeContent;
-use support::{Answered, World, call, canister, ed25519, now, post, query, read_state, sign};
+use support::{TestResponse, World, call, canister, ed25519, now, post, query, read_state, sign};
 
 fn body(identity: &dyn Identity, content: EnvelopeContent) -> Vec<u8> {
     sign(identity, content).encode_bytes()
@@ -25,14 +25,14 @@ fn path(operation: &str) -> String {
 }
 
 /// Status and a part of the text.
-fn told(answered: &Answered, status: u16, part: &str) {
+fn assert_refusal(answered: &TestResponse, status: u16, part: &str) {
     assert_eq!(answered.status, status, "{}", answered.text());
     assert!(answered.text().contains(part), "{} lacks {part}", answered.text());
     assert_eq!(answered.headers.get("access-control-allow-origin").map(String::as_str), Some("*"));
 }
 
 /// Like `told`, where no page of another origin may read it.
-fn closed(answered: &Answered, status: u16, part: &str) {
+fn assert_closed(answered: &TestResponse, status: u16, part: &str) {
     assert_eq!(answered.status, status, "{}", answered.text());
     assert!(answered.text().contains(part), "{} lacks {part}", answered.text());
     assert!(!answered.headers.contains_key("access-control-allow-origin"));
@@ -134,32 +134,40 @@ async fn requests_at_the_wrong_place() {
     let identity = ed25519(1);
     let me = identity.sender().unwrap();
     let good = anonymous(query(Principal::anonymous(), "echo"));
-    told(&world.get("/").await, 404, "/api/v2/status");
-    told(&world.get("/api/v2/stat").await, 404, "/api/v2/status");
-    told(&world.get("/api/v3/status").await, 404, "use v2");
-    told(&world.get(&path("query")).await, 405, "it takes POST");
+    assert_refusal(&world.get("/").await, 404, "/api/v2/status");
+    assert_refusal(&world.get("/api/v2/stat").await, 404, "/api/v2/status");
+    assert_refusal(&world.get("/api/v3/status").await, 404, "use v2");
+    assert_refusal(&world.get(&path("query")).await, 405, "it takes POST");
     assert_eq!(world.get(&path("query")).await.headers["allow"], "POST, OPTIONS");
-    told(&world.post("/health", &good).await, 405, "GET");
-    told(&world.post("/api/v4/canister/aaaaa-aa/query", &good).await, 404, "v2 or v3");
-    told(&world.post("/api/v3/canister/nonsense/query", &good).await, 400, "no textual principal");
-    told(
+    assert_refusal(&world.post("/health", &good).await, 405, "GET");
+    assert_refusal(&world.post("/api/v4/canister/aaaaa-aa/query", &good).await, 404, "v2 or v3");
+    assert_refusal(
+        &world.post("/api/v3/canister/nonsense/query", &good).await,
+        400,
+        "no textual principal",
+    );
+    assert_refusal(
         &world.send(post(&path("query"), "application/json", &good)).await,
         415,
         "takes application/cbor",
     );
-    told(&world.send(post(&path("query"), "text/plain", &good)).await, 415, "\"text/plain\"");
+    assert_refusal(
+        &world.send(post(&path("query"), "text/plain", &good)).await,
+        415,
+        "\"text/plain\"",
+    );
     assert_eq!(
         world.send(post(&path("query"), "Application/CBOR; charset=x", &good)).await.status,
         200
     );
 
-    told(&world.post(&path("call"), &good).await, 400, "send it to the query endpoint");
-    told(
+    assert_refusal(&world.post(&path("call"), &good).await, 400, "send it to the query endpoint");
+    assert_refusal(
         &world.post(&path("query"), &anonymous(read_state(Principal::anonymous(), &[]))).await,
         400,
         "send it to the read_state endpoint",
     );
-    told(
+    assert_refusal(
         &world.post(&format!("/api/v3/canister/{}/query", canister(2)), &good).await,
         400,
         &format!("use {} as the effective", canister(1)),
@@ -167,19 +175,19 @@ async fn requests_at_the_wrong_place() {
     let mut elsewhere = query(Principal::anonymous(), "echo");
     let EnvelopeContent::Query { canister_id, .. } = &mut elsewhere else { panic!("a query") };
     *canister_id = canister(200);
-    told(
+    assert_refusal(
         &world
             .post(&format!("/api/v3/canister/{}/query", canister(200)), &anonymous(elsewhere))
             .await,
         400,
         "in no canister range",
     );
-    told(
+    assert_refusal(
         &world.post(&format!("/api/v3/subnet/{}/query", world.script.key.id()), &good).await,
         400,
         "only serves `list_canisters`",
     );
-    told(
+    assert_refusal(
         &world
             .post(
                 &format!("/api/v4/subnet/{}/call", world.script.key.id()),
@@ -190,12 +198,12 @@ async fn requests_at_the_wrong_place() {
         "`create_canister`",
     );
     let time = anonymous(read_state(Principal::anonymous(), &[&[b"time"]]));
-    told(
+    assert_refusal(
         &world.post(&format!("/api/v3/subnet/{}/read_state", canister(1)), &time).await,
         400,
         "this node belongs to subnet",
     );
-    told(
+    assert_refusal(
         &world.post("/api/v2/canister/aaaaa-aa/read_state", &time).await,
         400,
         "in no canister range",
@@ -204,8 +212,12 @@ async fn requests_at_the_wrong_place() {
     let ask = |identity: &dyn Identity, paths: &[&[&[u8]]]| {
         body(identity, read_state(identity.sender().unwrap(), paths))
     };
-    told(&world.post(&path("read_state"), &ask(&identity, &[&[]])).await, 400, "the whole tree");
-    told(
+    assert_refusal(
+        &world.post(&path("read_state"), &ask(&identity, &[&[]])).await,
+        400,
+        "the whole tree",
+    );
+    assert_refusal(
         &world
             .post(
                 &path("read_state"),
@@ -215,7 +227,7 @@ async fn requests_at_the_wrong_place() {
         400,
         "cannot be requested",
     );
-    told(
+    assert_refusal(
         &world
             .post(
                 &path("read_state"),
@@ -225,7 +237,7 @@ async fn requests_at_the_wrong_place() {
         400,
         "another canister",
     );
-    told(
+    assert_refusal(
         &world
             .post(
                 &path("read_state"),
@@ -235,7 +247,7 @@ async fn requests_at_the_wrong_place() {
         403,
         "only controllers",
     );
-    told(
+    assert_refusal(
         &world
             .post(
                 &path("read_state"),
@@ -245,12 +257,12 @@ async fn requests_at_the_wrong_place() {
         400,
         "same request id",
     );
-    told(
+    assert_refusal(
         &world.post(&path("read_state"), &ask(&identity, &[&[&b"time"[..]][..]; 101])).await,
         400,
         "101 exceeds the limit of 100",
     );
-    told(
+    assert_refusal(
         &world.post(&path("read_state"), &ask(&identity, &[&[&b"a"[..]; 17][..]])).await,
         400,
         "17 exceeds the limit of 16",
@@ -267,7 +279,7 @@ async fn requests_that_are_not_authentic() {
     let EnvelopeContent::Call { ingress_expiry, .. } = &mut expired else { panic!("a call") };
     *ingress_expiry = now().0 - 1;
     let answered = world.post(&path("call"), &body(&identity, expired)).await;
-    told(&answered, 400, "before this node's time");
+    assert_refusal(&answered, 400, "before this node's time");
     assert!(
         answered.text().starts_with("Invalid request expiry: "),
         "clients resynchronise on this"
@@ -275,16 +287,20 @@ async fn requests_that_are_not_authentic() {
     let mut far = call(me, "echo");
     let EnvelopeContent::Call { ingress_expiry, .. } = &mut far else { panic!("a call") };
     *ingress_expiry = now().0 + 3_600_000_000_000;
-    told(&world.post(&path("call"), &body(&identity, far)).await, 400, "more than 360 s after");
+    assert_refusal(
+        &world.post(&path("call"), &body(&identity, far)).await,
+        400,
+        "more than 360 s after",
+    );
     let mut forged = sign(&identity, call(me, "echo"));
     forged.sender_sig.as_mut().unwrap()[0] ^= 1;
-    told(
+    assert_refusal(
         &world.post(&path("call"), &forged.encode_bytes()).await,
         400,
         "no valid Ed25519 signature",
     );
     let stranger = ed25519(2).sender().unwrap();
-    told(
+    assert_refusal(
         &world.post(&path("call"), &body(&identity, call(stranger, "echo"))).await,
         400,
         "is not the principal of",
@@ -306,7 +322,7 @@ async fn a_call_larger_than_a_message_may_be_is_refused_at_once() {
     let EnvelopeContent::Call { arg, .. } = &mut large else { panic!("a call") };
     *arg = vec![7; 200_001];
     let answered = world.post(&path("call"), &body(&identity, large)).await;
-    told(&answered, 413, "message_payload_bytes = 200000");
+    assert_refusal(&answered, 413, "message_payload_bytes = 200000");
     assert_eq!(world.script.submitted.load(Ordering::SeqCst), 0);
 }
 
@@ -339,15 +355,19 @@ async fn what_the_node_refuses_is_passed_on() {
         retry_after_seconds: 3,
     });
     let full = world.post(&path("call"), &body(&identity, call(me, "echo"))).await;
-    told(&full, 503, "4096 of 4096");
+    assert_refusal(&full, 503, "4096 of 4096");
     assert_eq!(full.headers["retry-after"], "3");
     assert!(world.script.waiters.is_empty());
     *world.script.refuse.lock().unwrap() =
         Some(Refusal::Invalid { message: "too large".to_owned() });
-    told(&world.post(&path("call"), &body(&identity, call(me, "echo"))).await, 400, "too large");
+    assert_refusal(
+        &world.post(&path("call"), &body(&identity, call(me, "echo"))).await,
+        400,
+        "too large",
+    );
     *world.script.refuse.lock().unwrap() =
         Some(Refusal::Unavailable { message: "the disk is full".to_owned() });
-    told(
+    assert_refusal(
         &world.post(&path("call"), &body(&identity, call(me, "echo"))).await,
         503,
         "the disk is full",
@@ -363,7 +383,7 @@ async fn what_the_node_refuses_is_passed_on() {
         assert_eq!((answered.status, map.len()), (200, entries), "{version}");
     }
     // A node that fails costs the request, not the gateway.
-    told(
+    assert_refusal(
         &world.post(&path("query"), &anonymous(query(Principal::anonymous(), "panic"))).await,
         500,
         "failed while serving",
@@ -379,7 +399,7 @@ async fn a_node_without_a_certified_state_says_so() {
     let world = World::start().await;
     world.script.starting.store(true, Ordering::SeqCst);
     let health = world.get("/health").await;
-    closed(&health, 503, "\"starting in ");
+    assert_closed(&health, 503, "\"starting in ");
     assert_eq!(health.headers["content-type"], "application/json");
     for (operation, content) in [
         ("query", query(Principal::anonymous(), "echo")),
@@ -387,7 +407,7 @@ async fn a_node_without_a_certified_state_says_so() {
         ("read_state", read_state(Principal::anonymous(), &[])),
     ] {
         let answered = world.post(&path(operation), &anonymous(content)).await;
-        told(&answered, 503, "no certified state yet");
+        assert_refusal(&answered, 503, "no certified state yet");
         assert_eq!(answered.headers["retry-after"], "1");
     }
     let status = world.get("/api/v2/status").await;
@@ -515,14 +535,14 @@ async fn operator_pages_are_refused_to_other_web_pages() {
             assert!(!answered.headers.contains_key("access-control-allow-origin"), "{path}");
         }
         let refused = get(path, foreign).await;
-        closed(&refused, 403, "https://evil.example");
+        assert_closed(&refused, 403, "https://evil.example");
         // The attacker's name, made to resolve to this address.
         let refused = get(path, "host: evil.example:8080\r\n").await;
-        closed(&refused, 421, "host_names (--host-name NAME)");
+        assert_closed(&refused, 421, "host_names (--host-name NAME)");
         // Embedded in a page of another site, which sends no `Origin`.
         let embedded = "host: localhost\r\nsec-fetch-site: cross-site\r\nsec-fetch-mode: no-cors\r\n\
                         sec-fetch-dest: image\r\n";
-        closed(&get(path, embedded).await, 403, "pages of other sites");
+        assert_closed(&get(path, embedded).await, 403, "pages of other sites");
         let link = "host: localhost\r\nsec-fetch-site: cross-site\r\nsec-fetch-mode: navigate\r\n\
                     sec-fetch-dest: document\r\n";
         assert_eq!(get(path, link).await.status, 200, "{path}");
@@ -532,9 +552,9 @@ async fn operator_pages_are_refused_to_other_web_pages() {
         assert_eq!(preflight.status, 204);
         assert!(!preflight.headers.contains_key("access-control-allow-origin"));
     }
-    closed(&get("/debug/heap", foreign).await, 403, "evil.example");
+    assert_closed(&get("/debug/heap", foreign).await, 403, "evil.example");
     let browser = "host: evil.example\r\naccept: text/html\r\n";
-    closed(&get("/", browser).await, 421, "evil.example");
+    assert_closed(&get("/", browser).await, 421, "evil.example");
     // Probes have any host; pages of other origins learn nothing.
     let health = get("/health", "host: evil.example\r\n").await;
     assert_eq!(health.status, 200);

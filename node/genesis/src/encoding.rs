@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn file_round_trips() {
         let file = File {
             version: 1,
             key: Hex([1, 255]),

@@ -32,7 +32,7 @@ pub struct Genesis {
 }
 
 /// A genesis of which everything was checked.
-pub struct Verified {
+pub struct VerifiedGenesis {
     plan: Plan,
     dealers: Vec<NodeIndex>,
     transcript: Transcript,
@@ -59,7 +59,7 @@ impl Genesis {
         plan: Plan,
         dealings: Vec<SignedDealing>,
         rng: &mut (impl RngCore + CryptoRng),
-    ) -> Result<(Self, Verified), GenesisError> {
+    ) -> Result<(Self, VerifiedGenesis), GenesisError> {
         let mut placed = dealings
             .into_iter()
             .map(|dealing| Ok((dealing.check(&plan)?, dealing)))
@@ -68,7 +68,7 @@ impl Genesis {
         let dealings: Vec<_> = placed.into_iter().map(|(_, dealing)| dealing).collect();
         let transcript = transcript(engine, &plan, &dealings, rng)?;
         let genesis = Self { plan, dealings, transcript: transcript.to_bytes() };
-        let verified = genesis.clone().verified(transcript);
+        let verified = genesis.clone().into_verified(transcript);
         Ok((genesis, verified))
     }
 
@@ -105,16 +105,16 @@ impl Genesis {
         self,
         engine: &Engine,
         rng: &mut (impl RngCore + CryptoRng),
-    ) -> Result<Verified, GenesisError> {
+    ) -> Result<VerifiedGenesis, GenesisError> {
         let transcript = transcript(engine, &self.plan, &self.dealings, rng)?;
         if transcript.to_bytes() != self.transcript {
             return Err(GenesisError::WrongTranscript);
         }
-        Ok(self.verified(transcript))
+        Ok(self.into_verified(transcript))
     }
 
     /// The genesis as verified, with its transcript.
-    fn verified(self, transcript: Transcript) -> Verified {
+    fn into_verified(self, transcript: Transcript) -> VerifiedGenesis {
         let head = Message::new("thimble-genesis")
             .number(u64::from(VERSION))
             .part(self.plan.hash())
@@ -122,7 +122,12 @@ impl Genesis {
         let message =
             self.dealings.iter().fold(head, |message, dealing| dealing.hash_into(message));
         let hash = message.part(&self.transcript).digest();
-        Verified { plan: self.plan, dealers: transcript.dealers().collect(), transcript, hash }
+        VerifiedGenesis {
+            plan: self.plan,
+            dealers: transcript.dealers().collect(),
+            transcript,
+            hash,
+        }
     }
 }
 
@@ -163,7 +168,7 @@ fn transcript(
     Ok(create_transcript_from_all(engine, plan.session(), &verified)?)
 }
 
-impl Verified {
+impl VerifiedGenesis {
     /// The nodes, and when their subnet begins.
     pub fn plan(&self) -> &Plan {
         &self.plan

@@ -17,9 +17,9 @@
 //!    signatures, proofs, and the transcript, which must match byte for byte. The genesis hash
 //!    covers all of it.
 //!
-//! Then each node opens its share with its own encryption key ([`Verified::open_share`]). The key
-//! is secret as long as one dealer of those in the genesis was honest; one more than may be faulty
-//! is the least number of dealings, all is better.
+//! Then each node opens its share with its own encryption key ([`VerifiedGenesis::open_share`]). The
+//! key is secret as long as one dealer of those in the genesis was honest; one more than may be
+//! faulty is the least number of dealings, all is better.
 //!
 //! From then on the key is reshared in every epoch of agreement, by its holders to those of the
 //! next epoch, who may be other nodes: [`Summary`] is the common record of it on all nodes,
@@ -51,14 +51,14 @@ pub use bytes::BytesError;
 pub use dealing::{DEALING_BYTES_MAX, SignedDealing};
 pub use encoding::VERSION;
 pub use error::GenesisError;
-pub use genesis::{GENESIS_BYTES_MAX, Genesis, Verified};
+pub use genesis::{GENESIS_BYTES_MAX, Genesis, VerifiedGenesis};
 pub use membership::{CHANGE_BYTES_MAX, ChangeError, MembershipChange};
 pub use payload::{PAYLOAD_BYTES_MAX, Payload, PayloadError};
 pub use plan::{PLAN_BYTES_MAX, Plan, faulty, threshold};
 pub use record::{
     ADDRESS_BYTES_MAX, NodeRecord, RECORD_BYTES_MAX, check_address, node_id, node_key_der,
 };
-pub use summary::{Checked, SUMMARY_BYTES_MAX, Summary, SummaryError};
+pub use summary::{CheckedPayload, SUMMARY_BYTES_MAX, Summary, SummaryError};
 
 /// Nodes a ceremony may have. The key generation could do with twice as many; files and times stay
 /// handy with these.

@@ -140,7 +140,7 @@ impl NodeRecord {
 
     /// Reads the output of [`Self::write`], and checks all of it.
     pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Self, GenesisError> {
-        let unchecked = Unchecked {
+        let unchecked = UncheckedRecord {
             node_key: reader.array("a node key")?,
             encryption_key: reader.array("an encryption key")?,
             address: text(reader.part("an address", ADDRESS_BYTES_MAX)?)?,
@@ -192,7 +192,7 @@ impl TryFrom<RecordFile> for NodeRecord {
                 found: file.version,
             });
         }
-        let unchecked = Unchecked {
+        let unchecked = UncheckedRecord {
             node_key: file.node_key.0,
             encryption_key: file.encryption_key.0,
             address: file.address,
@@ -210,14 +210,14 @@ impl TryFrom<RecordFile> for NodeRecord {
 }
 
 /// Fields of a record from any source, unchecked.
-struct Unchecked {
+struct UncheckedRecord {
     node_key: [u8; 32],
     encryption_key: [u8; EncryptionPublicKey::LENGTH],
     address: String,
     signature: [u8; 64],
 }
 
-impl Unchecked {
+impl UncheckedRecord {
     fn key(&self) -> Result<VerifyingKey, GenesisError> {
         // Keys of small order verify any message; they identify no signer.
         VerifyingKey::from_bytes(&self.node_key)

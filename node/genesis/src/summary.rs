@@ -47,7 +47,7 @@ use thiserror::Error;
 
 use crate::{
     BytesError, ChangeError, GENESIS_EPOCH, GenesisError, MembershipChange, NODES_MAX, NodeRecord,
-    PAYLOAD_BYTES_MAX, Payload, PayloadError, Verified,
+    PAYLOAD_BYTES_MAX, Payload, PayloadError, VerifiedGenesis,
     bytes::{Reader, Writer},
     hash::Message,
     membership::{check_members, read_records, write_records},
@@ -211,7 +211,7 @@ pub enum SummaryError {
 
 impl Summary {
     /// Of the first epoch of a subnet that came out of a ceremony.
-    pub fn genesis(verified: &Verified) -> Self {
+    pub fn genesis(verified: &VerifiedGenesis) -> Self {
         Self::first(verified.plan().nodes().to_vec(), verified.committee().clone())
     }
 
@@ -361,9 +361,9 @@ impl Summary {
         leader: NodeIndex,
         payload: &[u8],
         rng: &mut (impl RngCore + CryptoRng),
-    ) -> Result<Checked, SummaryError> {
-        let judged = self.judge(engine, leader, payload, rng)?;
-        Ok(Checked { epoch: self.epoch, leader, judged })
+    ) -> Result<CheckedPayload, SummaryError> {
+        let effect = self.evaluate_payload(engine, leader, payload, rng)?;
+        Ok(CheckedPayload { epoch: self.epoch, leader, effect })
     }
 
     /// The same as [`Self::apply`] of a payload that this node checked. A payload checked in
@@ -373,20 +373,20 @@ impl Summary {
         &mut self,
         engine: &Engine,
         payload: &[u8],
-        checked: &Checked,
+        checked: &CheckedPayload,
         rng: &mut (impl RngCore + CryptoRng),
     ) -> bool {
         if self.epoch != checked.epoch {
             return self.apply(engine, checked.leader, payload, rng);
         }
-        let wanted = match &checked.judged {
-            Judged::Members(_) => self.accepted.is_none(),
-            Judged::Dealing(_) => self.wants_dealing(checked.leader),
+        let wanted = match &checked.effect {
+            PayloadEffect::Members(_) => self.accepted.is_none(),
+            PayloadEffect::Dealing(_) => self.wants_dealing(checked.leader),
         };
         if !wanted {
             return false;
         }
-        self.take(engine, checked.leader, checked.judged.clone(), rng);
+        self.apply_effect(engine, checked.leader, checked.effect.clone(), rng);
         true
     }
 
@@ -399,21 +399,21 @@ impl Summary {
         payload: &[u8],
         rng: &mut (impl RngCore + CryptoRng),
     ) -> bool {
-        let Ok(judged) = self.judge(engine, leader, payload, rng) else { return false };
-        self.take(engine, leader, judged, rng);
+        let Ok(effect) = self.evaluate_payload(engine, leader, payload, rng) else { return false };
+        self.apply_effect(engine, leader, effect, rng);
         true
     }
 
-    fn take(
+    fn apply_effect(
         &mut self,
         engine: &Engine,
         leader: NodeIndex,
-        judged: Judged,
+        effect: PayloadEffect,
         rng: &mut (impl RngCore + CryptoRng),
     ) {
-        match judged {
-            Judged::Members(members) => self.accepted = Some(members),
-            Judged::Dealing(dealing) => {
+        match effect {
+            PayloadEffect::Members(members) => self.accepted = Some(members),
+            PayloadEffect::Dealing(dealing) => {
                 if let Progress::Dealings(dealings) = &mut self.progress {
                     dealings.insert(leader.0, Dealt::Verified(dealing));
                 }
@@ -443,7 +443,7 @@ impl Summary {
     }
 
     /// Opens the share of member `me` with its encryption key, and checks it. Shares of a genesis
-    /// are not here: see [`Verified::open_share`].
+    /// are not here: see [`VerifiedGenesis::open_share`].
     pub fn open_share(
         &self,
         engine: &Engine,
@@ -470,13 +470,13 @@ impl Summary {
     }
 
     /// The effect of a payload, before it is applied.
-    fn judge(
+    fn evaluate_payload(
         &self,
         engine: &Engine,
         leader: NodeIndex,
         payload: &[u8],
         rng: &mut (impl RngCore + CryptoRng),
-    ) -> Result<Judged, SummaryError> {
+    ) -> Result<PayloadEffect, SummaryError> {
         self.is_member(leader)?;
         match Payload::from_bytes(payload)? {
             Payload::Dealing { target, dealing } => {
@@ -486,7 +486,7 @@ impl Summary {
                 }
                 self.wanted(leader)?;
                 let dealing = verify_dealing(engine, &self.session()?, leader, *dealing, rng)?;
-                Ok(Judged::Dealing(Arc::new(dealing)))
+                Ok(PayloadEffect::Dealing(Arc::new(dealing)))
             }
             Payload::Change(change) => {
                 let members = self.members_after(&change)?;
@@ -494,7 +494,7 @@ impl Summary {
                 if have < need as usize {
                     return Err(ChangeError::Unsigned { have, need }.into());
                 }
-                Ok(Judged::Members(members))
+                Ok(PayloadEffect::Members(members))
             }
         }
     }
@@ -644,12 +644,12 @@ impl Summary {
         };
         let next_members = match reader.tag("the next members", 1)? {
             0 => members.clone(),
-            _ => others(&mut reader, &members)?,
+            _ => read_other_members(&mut reader, &members)?,
         };
         let accepted = match reader.tag("the accepted members", 2)? {
             0 => None,
             1 => Some(members.clone()),
-            _ => Some(others(&mut reader, &members)?),
+            _ => Some(read_other_members(&mut reader, &members)?),
         };
         let none = Progress::Dealings(BTreeMap::new());
         let mut summary =
@@ -666,14 +666,14 @@ impl Summary {
 
 /// A payload that was found good, of a block of one leader in one epoch.
 #[derive(Clone)]
-pub struct Checked {
+pub struct CheckedPayload {
     epoch: u64,
     leader: NodeIndex,
-    judged: Judged,
+    effect: PayloadEffect,
 }
 
 #[derive(Clone)]
-enum Judged {
+enum PayloadEffect {
     Dealing(Arc<VerifiedDealing>),
     Members(Vec<NodeRecord>),
 }
@@ -740,7 +740,7 @@ fn fits(
     target: u32,
     receivers: &[NodeRecord],
 ) -> Result<(), SummaryError> {
-    let is_one = transcript.is_of(&session(previous, target, receivers)?)
+    let is_one = transcript.matches_session(&session(previous, target, receivers)?)
         && transcript.committee().public_key == previous.public_key
         && transcript.dealers().count() == previous.threshold as usize
         && transcript.dealers().all(|dealer| (dealer.0 as usize) < previous.shares.len());
@@ -774,7 +774,7 @@ fn read_committee(reader: &mut Reader<'_>) -> Result<Committee, SummaryError> {
 }
 
 /// Members that are not those of this epoch.
-fn others(
+fn read_other_members(
     reader: &mut Reader<'_>,
     members: &[NodeRecord],
 ) -> Result<Vec<NodeRecord>, SummaryError> {

@@ -11,7 +11,7 @@ use common::{ENGINE, Node, node, rng};
 use ed25519_dalek::SigningKey;
 use genesis::{
     DEALING_BYTES_MAX, GENESIS_BYTES_MAX, Genesis, NODES_MAX, NodeRecord, PLAN_BYTES_MAX, Plan,
-    RECORD_BYTES_MAX, SignedDealing, Verified, check_address, node_id,
+    RECORD_BYTES_MAX, SignedDealing, VerifiedGenesis, check_address, node_id,
 };
 use nidkg::{combine, generate_key_pair, verify};
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ static STAGE: LazyLock<Stage> = LazyLock::new(|| {
     Stage { nodes, plan, dealings, genesis }
 });
 
-fn check(text: &str) -> Result<Verified, genesis::GenesisError> {
+fn check(text: &str) -> Result<VerifiedGenesis, genesis::GenesisError> {
     Genesis::from_json(text.as_bytes())?.verify(&ENGINE, &mut rng(9))
 }
 

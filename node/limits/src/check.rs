@@ -5,7 +5,7 @@
 //! checked for every program alike ([`sheet::check`]).
 
 use budget::MIB;
-use sheet::{GRANULE_BYTES, Named, Rules, limit};
+use sheet::{GRANULE_BYTES, LimitValue, Rules, limit};
 
 use crate::{
     CONNECTION_BYTES, HTTP_PIECE_BYTES, HTTP_REQUEST_BYTES, Limits, OUTCALL_CONTEXT_BYTES,
@@ -33,7 +33,8 @@ impl Limits {
     }
 
     fn check_heap(&self, rules: &mut Rules) {
-        let half = Named::size("process.node_base_bytes / 2", self.process.node_base_bytes / 2);
+        let half =
+            LimitValue::size("process.node_base_bytes / 2", self.process.node_base_bytes / 2);
         self.heap.check(rules, limit!(self.gateway.responses_bytes), half);
     }
 
@@ -124,13 +125,13 @@ impl Limits {
             "a message longer than a slice could never finish",
         );
         rules.within(
-            Named::number(
+            LimitValue::number(
                 "execution.paused_executions x execution.instructions_per_slice",
                 self.execution
                     .paused_executions
                     .saturating_mul(self.execution.instructions_per_slice),
             ),
-            Named::number(
+            LimitValue::number(
                 "execution.instructions_per_round (or one slice)",
                 self.execution.instructions_per_round.max(self.execution.instructions_per_slice),
             ),
@@ -220,7 +221,7 @@ impl Limits {
             .response_callback_reservation_bytes
             .saturating_mul(self.execution.threads);
         rules.within(
-            Named::size(
+            LimitValue::size(
                 "execution.response_callback_reservation_bytes x execution.threads",
                 reserved,
             ),
@@ -275,7 +276,7 @@ impl Limits {
         let reserve = limit!(self.pages.delta_reserve_bytes);
         let round = self.execution.heap_delta_bytes_per_round;
         rules.within(reserve, capacity, "a reserve is a part of the capacity");
-        let open = Named::size(
+        let open = LimitValue::size(
             "pages.delta_capacity_bytes - pages.delta_reserve_bytes",
             capacity.value().saturating_sub(reserve.value()),
         );
@@ -362,13 +363,13 @@ impl Limits {
         );
         let needed = compile_need_bytes(uncompressed.value());
         rules.within(
-            Named::size("20 MiB + 28 x module.wasm_uncompressed_bytes", needed),
+            LimitValue::size("20 MiB + 28 x module.wasm_uncompressed_bytes", needed),
             limit!(self.sandbox.compile_memory_bytes),
             "a module that is accepted must compile",
         );
         let peak = compile_peak_bytes(&self.module);
         rules.within(
-            Named::size(
+            LimitValue::size(
                 "4 MiB + 3 x module.wasm_uncompressed_bytes + 256 x (module.function_weight + module.weight)",
                 peak,
             ),
@@ -388,7 +389,10 @@ impl Limits {
         );
         rules.within(
             limit!(self.module.function_bytes),
-            Named::size("module.wasm_uncompressed_bytes (or 1 MiB)", uncompressed.value().max(MIB)),
+            LimitValue::size(
+                "module.wasm_uncompressed_bytes (or 1 MiB)",
+                uncompressed.value().max(MIB),
+            ),
             "a function is a part of the module",
         );
         rules.within(
@@ -559,7 +563,7 @@ impl Limits {
         );
         rules.within(
             limit!(self.gateway.sync_call_wait_millis),
-            Named::number(
+            LimitValue::number(
                 "consensus.ingress_expiry_seconds x 1000",
                 self.consensus.ingress_expiry_seconds.saturating_mul(1000),
             ),

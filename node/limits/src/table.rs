@@ -66,7 +66,7 @@ impl Limits {
 
     /// The budget sheet of this table.
     pub fn sheet(&self) -> Sheet {
-        Sheet::of(self)
+        Sheet::for_table(self)
     }
 
     /// The pools that hold the node to the sheet. Lines that are not pools are taken off the budget

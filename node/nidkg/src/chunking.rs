@@ -23,7 +23,7 @@ use crate::{
     curve::{G1, G1Affine, Scalar},
     encoding::{DecodeError, Reader, Writer},
     engine::{Base, Engine},
-    fold::{Folded, weight},
+    fold::{FoldedEquations, weight},
     oracle::Oracle,
     parameters::{CHUNKS, Parameters, REPETITIONS, response_bound, sum_bound},
 };
@@ -132,7 +132,7 @@ pub(crate) fn prove(
         let both: Vec<_> = beta
             .par_iter()
             .map(|beta| {
-                engine.breathe();
+                engine.yield_if_configured();
                 (parameters.g1_table.mul(beta), parameters.y0_table.mul(beta))
             })
             .collect();
@@ -182,7 +182,7 @@ pub(crate) fn prove(
             .par_iter()
             .enumerate()
             .map(|(index, delta)| {
-                engine.breathe();
+                engine.yield_if_configured();
                 let under = match index.checked_sub(1) {
                     None => parameters.y0_table.mul(delta),
                     Some(receiver) => receivers[receiver].mul(delta),
@@ -219,7 +219,7 @@ impl ChunkingProof {
         &self,
         instance: &[u8; 32],
         ciphertext: &Ciphertext,
-        folded: &mut Folded,
+        folded: &mut FoldedEquations,
         chunk_scalars: &mut [[Scalar; CHUNKS]],
         rng: &mut impl RngCore,
     ) -> bool {

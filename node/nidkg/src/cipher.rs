@@ -118,7 +118,7 @@ pub(crate) fn encrypt(
         let rows = || -> Vec<Row> {
             let each = receivers.par_iter().zip(chunks.par_iter());
             each.map(|(receiver, chunks)| {
-                engine.breathe();
+                engine.yield_if_configured();
                 let mut points = Zeroizing::new([G1::identity(); CHUNKS]);
                 for ((point, r), chunk) in points.iter_mut().zip(r.iter()).zip(chunks) {
                     *point = receiver.mul(r).add(&parameters.g1_table.mul_u24(*chunk));
@@ -152,7 +152,7 @@ fn row_of(points: &[G1Affine]) -> Row {
 }
 
 /// One receiver's part of one ciphertext: its own row, the shared points, and the hash.
-pub(crate) struct Received {
+pub(crate) struct ReceiverCiphertext {
     pub(crate) row: Row,
     pub(crate) r: Row,
     pub(crate) s: Row,
@@ -182,8 +182,8 @@ impl<'a> Opener<'a> {
 
     /// `e(g1, g2)` to the sum over the ciphertexts of chunk `chunk`. The pairings of all
     /// ciphertexts share their second arguments, so they are five whatever their number.
-    pub(crate) fn open_sum(&self, received: &[&Received], chunk: usize) -> Gt {
-        let sum = |part: fn(&Received) -> &Row| {
+    pub(crate) fn open_sum(&self, received: &[&ReceiverCiphertext], chunk: usize) -> Gt {
+        let sum = |part: fn(&ReceiverCiphertext) -> &Row| {
             received
                 .iter()
                 .fold(G1::identity(), |sum, one| sum.add_affine(&part(one)[chunk]))

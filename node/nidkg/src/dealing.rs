@@ -21,7 +21,7 @@ use crate::{
     curve::{G1Affine, G2, G2Affine, Scalar, evaluate, subgroup},
     encoding::{DecodeError, Kind, Reader, Writer},
     engine::Engine,
-    fold::{self, Folded, weight},
+    fold::{self, FoldedEquations, weight},
     oracle::Oracle,
     parameters::{CHUNKS, Parameters, RECEIVERS_MAX},
     session::{Session, Source},
@@ -278,7 +278,8 @@ pub fn verify_dealings(
         dealings.iter().map(|(dealer, dealing)| shape(session, *dealer, dealing)).collect();
     let candidates: Vec<usize> =
         (0..dealings.len()).filter(|index| shapes[*index].is_ok()).collect();
-    let verdicts = Batch { engine, session, dealings: &dealings }.judge(&candidates, rng);
+    let verdicts =
+        Batch { engine, session, dealings: &dealings }.find_failed_checks(&candidates, rng);
     let mut results: Vec<_> = shapes;
     for (index, verdict) in candidates.into_iter().zip(verdicts) {
         let dealer = dealings[index].0;
@@ -314,7 +315,7 @@ struct Batch<'a> {
 
 impl Batch<'_> {
     /// For each candidate the first check it fails, if any.
-    fn judge(
+    fn find_failed_checks(
         &self,
         candidates: &[usize],
         rng: &mut (impl RngCore + CryptoRng),
@@ -323,12 +324,12 @@ impl Batch<'_> {
             .iter()
             .map(|_| (crate::oracle::seeded(rng), crate::oracle::seeded(rng)))
             .collect();
-        let (members, folded): (Vec<bool>, Vec<Option<Folded>>) = self.engine.run(|| {
+        let (members, folded): (Vec<bool>, Vec<Option<FoldedEquations>>) = self.engine.run(|| {
             candidates
                 .par_iter()
                 .zip(seeds)
                 .map(|(index, (mut of_members, mut of_equations))| {
-                    self.engine.breathe();
+                    self.engine.yield_if_configured();
                     let all = [Check::Integrity, Check::Chunking, Check::Sharing];
                     rayon::join(
                         || self.is_member(*index, &mut of_members),
@@ -351,15 +352,20 @@ impl Batch<'_> {
         let sound: Vec<usize> =
             (0..candidates.len()).filter(|place| verdicts[*place].is_none()).collect();
         let folded: Vec<_> = sound.iter().map(|place| folded[*place].as_ref()).collect();
-        for place in self.culprits(&(0..sound.len()).collect::<Vec<_>>(), &folded) {
-            verdicts[sound[place]] = Some(self.name(candidates[sound[place]], rng));
+        for place in self.find_failing_dealings(&(0..sound.len()).collect::<Vec<_>>(), &folded) {
+            verdicts[sound[place]] = Some(self.find_failed_check(candidates[sound[place]], rng));
         }
         verdicts
     }
 
     /// Places whose equations do not hold, found by halving.
-    fn culprits(&self, places: &[usize], folded: &[Option<&Folded>]) -> Vec<usize> {
-        let all: Option<Vec<&Folded>> = places.iter().map(|place| folded[*place]).collect();
+    fn find_failing_dealings(
+        &self,
+        places: &[usize],
+        folded: &[Option<&FoldedEquations>],
+    ) -> Vec<usize> {
+        let all: Option<Vec<&FoldedEquations>> =
+            places.iter().map(|place| folded[*place]).collect();
         let keys = self.session.keys();
         if all.is_some_and(|all| fold::holds(self.engine, &keys, self.session.epoch(), all)) {
             return Vec::new();
@@ -368,13 +374,13 @@ impl Batch<'_> {
             return places.to_vec();
         }
         let (left, right) = places.split_at(places.len() / 2);
-        let mut culprits = self.culprits(left, folded);
-        culprits.extend(self.culprits(right, folded));
-        culprits
+        let mut failing = self.find_failing_dealings(left, folded);
+        failing.extend(self.find_failing_dealings(right, folded));
+        failing
     }
 
     /// Which check a culprit fails.
-    fn name(&self, index: usize, rng: &mut (impl RngCore + CryptoRng)) -> Check {
+    fn find_failed_check(&self, index: usize, rng: &mut (impl RngCore + CryptoRng)) -> Check {
         let keys = self.session.keys();
         [Check::Integrity, Check::Chunking]
             .into_iter()
@@ -411,12 +417,17 @@ impl Batch<'_> {
     }
 
     /// The equations of the named checks. `None` if an error is not in an equation.
-    fn fold(&self, index: usize, checks: &[Check], rng: &mut impl RngCore) -> Option<Folded> {
+    fn fold(
+        &self,
+        index: usize,
+        checks: &[Check],
+        rng: &mut impl RngCore,
+    ) -> Option<FoldedEquations> {
         let (dealer, dealing) = &self.dealings[index];
         let ciphertext = &dealing.ciphertext;
         let context = self.session.context(*dealer);
         let instance = instance(&context, &dealing.coefficients, ciphertext);
-        let mut folded = Folded::new(ciphertext.rows.len());
+        let mut folded = FoldedEquations::new(ciphertext.rows.len());
         let mut chunk_scalars = vec![[Scalar::zero(); CHUNKS]; ciphertext.rows.len()];
         if checks.contains(&Check::Integrity) {
             let hash = ciphertext.hash(&context);

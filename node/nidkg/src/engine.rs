@@ -74,7 +74,7 @@ pub fn share_of_cores(cores: usize, percent: usize) -> NonZeroUsize {
 /// longest time slice. A thread that wakes up to answer a request has a shorter one, and need not
 /// wait until this one has used up its slice. A kernel without slices per task still takes the
 /// niceness; if lowering the priority is not permitted, the thread works at its old one.
-fn step_back(nice: i32) {
+fn lower_priority(nice: i32) {
     let nice = nice.clamp(0, 19);
     if nice == 0 {
         return;
@@ -125,11 +125,11 @@ pub struct Engine {
     pool: ThreadPool,
     yields: bool,
     memory: Pool,
-    receivers: Mutex<BTreeMap<[u8; 48], Kept>>,
+    receivers: Mutex<BTreeMap<[u8; 48], CachedTable>>,
     logarithms: OnceLock<Table>,
 }
 
-struct Kept {
+struct CachedTable {
     table: Arc<FixedBase<G1>>,
     last_use: u64,
     _reservation: Reservation,
@@ -158,7 +158,7 @@ impl Engine {
         let pool = ThreadPoolBuilder::new()
             .num_threads(config.threads.get())
             .thread_name(|index| format!("nidkg-{index}"))
-            .start_handler(move |_| step_back(nice))
+            .start_handler(move |_| lower_priority(nice))
             .build()?;
         Ok(Self {
             pool,
@@ -181,7 +181,7 @@ impl Engine {
 
     /// Frees all tables. They are made again when needed.
     pub fn drop_tables(&mut self) {
-        self.kept().clear();
+        self.lock_tables().clear();
         self.logarithms.take();
     }
 
@@ -191,7 +191,7 @@ impl Engine {
     }
 
     /// Between two items of work.
-    pub(crate) fn breathe(&self) {
+    pub(crate) fn yield_if_configured(&self) {
         if self.yields {
             thread::yield_now();
         }
@@ -206,7 +206,7 @@ impl Engine {
         self.logarithms.get_or_init(|| Table::small(&self.memory))
     }
 
-    fn kept(&self) -> MutexGuard<'_, BTreeMap<[u8; 48], Kept>> {
+    fn lock_tables(&self) -> MutexGuard<'_, BTreeMap<[u8; 48], CachedTable>> {
         // A panic while holding the lock leaves a map that is still a map.
         self.receivers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -218,26 +218,26 @@ impl Engine {
         let names: Vec<_> = keys.iter().map(|key| key.to_compressed()).collect();
         let mut room = Vec::new();
         {
-            let mut kept = self.kept();
-            let now = kept.values().map(|entry| entry.last_use).max().unwrap_or(0) + 1;
+            let mut cached = self.lock_tables();
+            let now = cached.values().map(|entry| entry.last_use).max().unwrap_or(0) + 1;
             for name in &names {
-                if let Some(entry) = kept.get_mut(name) {
+                if let Some(entry) = cached.get_mut(name) {
                     entry.last_use = now;
                 }
             }
             for name in names
                 .iter()
-                .filter(|name| !kept.contains_key(*name))
+                .filter(|name| !cached.contains_key(*name))
                 .collect::<std::collections::BTreeSet<_>>()
             {
                 let mut reservation = self.memory.try_reserve(bytes);
                 while reservation.is_err() {
-                    let oldest = kept
+                    let oldest = cached
                         .iter()
                         .filter(|(_, entry)| entry.last_use < now)
                         .min_by_key(|(_, entry)| entry.last_use);
                     let Some(oldest) = oldest.map(|(name, _)| *name) else { break };
-                    kept.remove(&oldest);
+                    cached.remove(&oldest);
                     reservation = self.memory.try_reserve(bytes);
                 }
                 let Ok(reservation) = reservation else { break };
@@ -250,15 +250,15 @@ impl Engine {
         let made: Vec<_> = self.run(|| {
             room.into_par_iter()
                 .map(|(name, reservation, last_use)| {
-                    self.breathe();
+                    self.yield_if_configured();
                     let table = Arc::new(FixedBase::new(by_name[&name]));
-                    (name, Kept { table, last_use, _reservation: reservation })
+                    (name, CachedTable { table, last_use, _reservation: reservation })
                 })
                 .collect()
         });
-        let mut kept = self.kept();
-        kept.extend(made);
-        let table = |name| kept.get(name).map(|entry| entry.table.clone());
+        let mut cached = self.lock_tables();
+        cached.extend(made);
+        let table = |name| cached.get(name).map(|entry| entry.table.clone());
         names
             .iter()
             .zip(keys)

@@ -44,7 +44,7 @@ impl<P: Copy> Sum<P> {
 
 /// The remaining equations of one dealing.
 #[derive(Clone)]
-pub(crate) struct Folded {
+pub(crate) struct FoldedEquations {
     /// Coefficients of the generator of G1, of `y_0`, and of the receivers' keys.
     pub(crate) g1: Scalar,
     pub(crate) y0: Scalar,
@@ -60,7 +60,7 @@ pub(crate) struct Folded {
     pub(crate) own_g2: Sum<G2Affine>,
 }
 
-impl Folded {
+impl FoldedEquations {
     pub(crate) fn new(receivers: usize) -> Self {
         Self {
             g1: Scalar::zero(),
@@ -100,10 +100,10 @@ pub(crate) fn holds<'a>(
     engine: &Engine,
     receivers: &[G1Affine],
     epoch: Epoch,
-    folded: impl IntoIterator<Item = &'a Folded>,
+    folded: impl IntoIterator<Item = &'a FoldedEquations>,
 ) -> bool {
     let parameters = Parameters::get();
-    let mut all = Folded::new(receivers.len());
+    let mut all = FoldedEquations::new(receivers.len());
     folded.into_iter().for_each(|one| all.append(one));
     all.own.push(G1Affine::generator(), all.g1);
     all.own.push(parameters.y0, all.y0);
@@ -112,10 +112,12 @@ pub(crate) fn holds<'a>(
     all.own_g2.push(G2Affine::generator(), all.g2);
 
     engine.run(|| {
-        let in_g1 =
-            |sum: &Sum<G1Affine>| G1::msm_by_digits(&sum.points, &sum.scalars, || engine.breathe());
-        let in_g2 =
-            |sum: &Sum<G2Affine>| G2::msm_by_digits(&sum.points, &sum.scalars, || engine.breathe());
+        let in_g1 = |sum: &Sum<G1Affine>| {
+            G1::msm_by_digits(&sum.points, &sum.scalars, || engine.yield_if_configured())
+        };
+        let in_g2 = |sum: &Sum<G2Affine>| {
+            G2::msm_by_digits(&sum.points, &sum.scalars, || engine.yield_if_configured())
+        };
         let with = |sum: &Sum<G1Affine>| in_g1(sum).to_affine();
         // All at once: the large sum alone would leave other threads with nothing to do at its end,
         // and every small one too.

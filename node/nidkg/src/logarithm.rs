@@ -162,7 +162,7 @@ pub(crate) fn solve_cheated(
         (1..=divisors).find_map(|divisor| {
             let scaled = element.power(divisor);
             let found = (0..steps.div_ceil(SEGMENT)).into_par_iter().find_map_any(|segment| {
-                engine.breathe();
+                engine.yield_if_configured();
                 table.segment(&scaled, segment * SEGMENT, ((segment + 1) * SEGMENT - 1).min(steps))
             })?;
             Some(Scalar::from_i64(found).mul(&Scalar::from_u64(divisor).inverse_of_public()))

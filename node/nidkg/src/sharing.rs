@@ -16,7 +16,7 @@ use crate::{
     curve::{G1, G1Affine, G2Affine, Scalar},
     encoding::{DecodeError, Reader, Writer},
     engine::{Base, Engine},
-    fold::{Folded, weight},
+    fold::{FoldedEquations, weight},
     oracle::Oracle,
     parameters::{CHUNKS, Parameters},
 };
@@ -65,7 +65,7 @@ pub(crate) fn prove(
     let powers = first_challenge(instance, shares.len());
     let product = engine.run(|| {
         let parts = receivers.par_iter().zip(&powers).map(|(receiver, power)| {
-            engine.breathe();
+            engine.yield_if_configured();
             receiver.mul(&power.mul(&rho))
         });
         let sum = parts.reduce(G1::identity, |left, right| left.add(&right));
@@ -95,7 +95,7 @@ impl SharingProof {
         instance: &[u8; 32],
         coefficients: &[G2Affine],
         ciphertext: &Ciphertext,
-        folded: &mut Folded,
+        folded: &mut FoldedEquations,
         chunk_scalars: &mut [[Scalar; CHUNKS]],
         rng: &mut impl RngCore,
     ) {

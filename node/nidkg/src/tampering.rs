@@ -63,7 +63,7 @@ fn moved_g2(point: &mut G2Affine) {
     *point = point.to_point().add_affine(&G2Affine::generator()).to_affine();
 }
 
-fn moved(scalar: &mut Scalar) {
+fn increment_scalar(scalar: &mut Scalar) {
     *scalar = scalar.add(&Scalar::one());
 }
 
@@ -95,13 +95,15 @@ fn every_field_that_is_changed_is_noticed() {
         ("a response beyond its range", Check::Chunking, |dealing| {
             dealing.chunking.responses[0] = response_bound(NODES as usize);
         }),
-        ("z_r", Check::Chunking, |dealing| moved(&mut dealing.chunking.randomness[2])),
-        ("z_beta", Check::Chunking, |dealing| moved(&mut dealing.chunking.beta)),
+        ("z_r", Check::Chunking, |dealing| increment_scalar(&mut dealing.chunking.randomness[2])),
+        ("z_beta", Check::Chunking, |dealing| increment_scalar(&mut dealing.chunking.beta)),
         ("F", Check::Sharing, |dealing| moved_g1(&mut dealing.sharing.randomness_mask)),
         ("A", Check::Sharing, |dealing| moved_g2(&mut dealing.sharing.share_mask)),
         ("Y of sharing", Check::Sharing, |dealing| moved_g1(&mut dealing.sharing.product)),
-        ("z_r of sharing", Check::Sharing, |dealing| moved(&mut dealing.sharing.randomness)),
-        ("z_a", Check::Sharing, |dealing| moved(&mut dealing.sharing.share)),
+        ("z_r of sharing", Check::Sharing, |dealing| {
+            increment_scalar(&mut dealing.sharing.randomness)
+        }),
+        ("z_a", Check::Sharing, |dealing| increment_scalar(&mut dealing.sharing.share)),
     ];
     let mut stage = stage(1);
     let good = stage.dealing();

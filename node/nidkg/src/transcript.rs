@@ -13,7 +13,7 @@ use thiserror::Error;
 use zeroize::{Zeroize, Zeroizing};
 
 use crate::{
-    cipher::{Opener, Received, chunk_weights, ciphertext_hash, compressed_g1},
+    cipher::{Opener, ReceiverCiphertext, chunk_weights, ciphertext_hash, compressed_g1},
     curve::{G1Affine, G2, G2Affine, Scalar, lagrange_at_zero},
     dealing::VerifiedDealing,
     encoding::{DecodeError, Kind, Reader, Writer},
@@ -35,12 +35,12 @@ const SHARED: usize = 2 * ROW + CHUNKS * G2Affine::COMPRESSED;
 pub struct Transcript {
     session: [u8; 32],
     committee: Committee,
-    ciphertexts: Vec<Sealed>,
+    ciphertexts: Vec<CiphertextBytes>,
 }
 
 /// A ciphertext as bytes.
 #[derive(Clone, PartialEq, Eq)]
-struct Sealed {
+struct CiphertextBytes {
     dealer: NodeIndex,
     /// `R`, `S`, `Z`, then one row per receiver.
     bytes: Vec<u8>,
@@ -147,7 +147,7 @@ fn transcript(
         let coefficients: Vec<G2> = (0..session.threshold() as usize)
             .into_par_iter()
             .map(|index| {
-                engine.breathe();
+                engine.yield_if_configured();
                 let points: Vec<_> =
                     used.iter().map(|dealing| dealing.dealing.coefficients[index]).collect();
                 match &weights {
@@ -160,7 +160,7 @@ fn transcript(
         let shares: Vec<G2> = (1..=session.receivers().len() as u64)
             .into_par_iter()
             .map(|place| {
-                engine.breathe();
+                engine.yield_if_configured();
                 coefficients.iter().rev().fold(G2::identity(), |sum, coefficient| {
                     sum.mul_public_u64(place).add(coefficient)
                 })
@@ -179,7 +179,8 @@ fn transcript(
     {
         return Err(TranscriptError::KeyChanged);
     }
-    let ciphertexts = engine.run(|| used.par_iter().map(|dealing| Sealed::new(dealing)).collect());
+    let ciphertexts =
+        engine.run(|| used.par_iter().map(|dealing| CiphertextBytes::new(dealing)).collect());
     Ok(Transcript { session: *session.digest(), committee, ciphertexts })
 }
 
@@ -190,7 +191,7 @@ fn weights(session: &Session, dealers: &[NodeIndex]) -> Option<Vec<Scalar>> {
     })
 }
 
-impl Sealed {
+impl CiphertextBytes {
     fn new(dealing: &VerifiedDealing) -> Self {
         let ciphertext = &dealing.dealing.ciphertext;
         let mut bytes = Vec::with_capacity(SHARED + ciphertext.rows.len() * ROW);
@@ -203,11 +204,11 @@ impl Sealed {
 
     /// The part that `receiver` needs. Verification established membership in the group; the
     /// pairing ignores only inputs that verification would have refused.
-    fn received(
+    fn for_receiver(
         &self,
         session: &Session,
         receiver: NodeIndex,
-    ) -> Result<Received, TranscriptError> {
+    ) -> Result<ReceiverCiphertext, TranscriptError> {
         let (shared, rows) = self.bytes.split_at(SHARED);
         let (r, rest) = shared.split_at(ROW);
         let (s, z) = rest.split_at(ROW);
@@ -227,7 +228,7 @@ impl Sealed {
             *point =
                 G2Affine::from_compressed_on_curve(bytes).ok_or(DecodeError::NotAPoint { what })?;
         }
-        Ok(Received {
+        Ok(ReceiverCiphertext {
             row: points(own, "a chunk")?,
             r: points(r, "a randomizer R")?,
             s: points(s, "a randomizer S")?,
@@ -245,12 +246,13 @@ impl Transcript {
 
     /// Dealers of its dealings.
     pub fn dealers(&self) -> impl Iterator<Item = NodeIndex> + '_ {
-        self.ciphertexts.iter().map(|sealed| sealed.dealer)
+        self.ciphertexts.iter().map(|ciphertext| ciphertext.dealer)
     }
 
     /// Points are compressed: 48 bytes in G1, 96 in G2.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let ciphertexts: usize = self.ciphertexts.iter().map(|sealed| sealed.bytes.len() + 4).sum();
+        let ciphertexts: usize =
+            self.ciphertexts.iter().map(|ciphertext| ciphertext.bytes.len() + 4).sum();
         let mut writer =
             Writer::new(Kind::Transcript, 200 + self.committee.shares.len() * 96 + ciphertexts);
         writer.bytes(&self.session);
@@ -259,15 +261,15 @@ impl Transcript {
         writer.bytes(self.committee.public_key.as_bytes());
         self.committee.shares.iter().for_each(|share| writer.bytes(share.as_bytes()));
         writer.u32(self.ciphertexts.len() as u32);
-        for sealed in &self.ciphertexts {
-            writer.u32(sealed.dealer.0);
-            writer.bytes(&sealed.bytes);
+        for ciphertext in &self.ciphertexts {
+            writer.u32(ciphertext.dealer.0);
+            writer.bytes(&ciphertext.bytes);
         }
         writer.finish()
     }
 
     /// Whether it is the outcome of this session.
-    pub fn is_of(&self, session: &Session) -> bool {
+    pub fn matches_session(&self, session: &Session) -> bool {
         self.session == *session.digest()
             && self.committee.shares.len() == session.receivers().len()
     }
@@ -275,17 +277,17 @@ impl Transcript {
     /// Checks the public keys and all lengths; ciphertexts stay bytes until their receiver opens
     /// them.
     pub fn from_bytes(engine: &Engine, bytes: &[u8]) -> Result<Self, DecodeError> {
-        let undecoded = Undecoded::read(bytes)?;
-        let keys = engine.run(|| undecoded.keys.par_iter().map(key).collect::<Result<_, _>>())?;
-        Ok(undecoded.with(keys))
+        let partial = PartialTranscript::read(bytes)?;
+        let keys = engine.run(|| partial.keys.par_iter().map(key).collect::<Result<_, _>>())?;
+        Ok(partial.with(keys))
     }
 
     /// The same on the thread that calls, for callers without an engine: a tenth of a millisecond
     /// for each receiver.
     pub fn from_bytes_here(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let undecoded = Undecoded::read(bytes)?;
-        let keys = undecoded.keys.iter().map(key).collect::<Result<_, _>>()?;
-        Ok(undecoded.with(keys))
+        let partial = PartialTranscript::read(bytes)?;
+        let keys = partial.keys.iter().map(key).collect::<Result<_, _>>()?;
+        Ok(partial.with(keys))
     }
 
     /// Opens the share of `receiver` and checks it against its public key.
@@ -305,12 +307,12 @@ impl Transcript {
         }
         let epoch_key = key.for_epoch(session.epoch())?;
         let opener = Opener::new(&epoch_key);
-        let received: Vec<Received> = engine.run(|| {
+        let received: Vec<ReceiverCiphertext> = engine.run(|| {
             self.ciphertexts
                 .par_iter()
-                .map(|sealed| {
-                    engine.breathe();
-                    sealed.received(session, receiver)
+                .map(|ciphertext| {
+                    engine.yield_if_configured();
+                    ciphertext.for_receiver(session, receiver)
                 })
                 .collect::<Result<_, _>>()
         })?;
@@ -336,7 +338,7 @@ impl Transcript {
         &self,
         engine: &Engine,
         opener: &Opener<'_>,
-        received: &[Received],
+        received: &[ReceiverCiphertext],
     ) -> Option<Zeroizing<Scalar>> {
         let all: Vec<_> = received.iter().collect();
         let high = received.len() as i64 * ((1 << CHUNK_BITS) - 1);
@@ -345,7 +347,7 @@ impl Transcript {
             (0..CHUNKS)
                 .into_par_iter()
                 .map(|chunk| {
-                    engine.breathe();
+                    engine.yield_if_configured();
                     table.solve(&opener.open_sum(&all, chunk), 0, high).map(Scalar::from_i64)
                 })
                 .collect()
@@ -358,7 +360,7 @@ impl Transcript {
         &self,
         engine: &Engine,
         opener: &Opener<'_>,
-        received: &[Received],
+        received: &[ReceiverCiphertext],
         weights: Option<&[Scalar]>,
     ) -> Result<Zeroizing<Scalar>, TranscriptError> {
         let table = engine.logarithms();
@@ -369,7 +371,7 @@ impl Transcript {
             places
                 .par_iter()
                 .map(|(dealing, chunk)| {
-                    engine.breathe();
+                    engine.yield_if_configured();
                     let element = opener.open_sum(&[&received[*dealing]], *chunk);
                     table
                         .solve(&element, 0, (1 << CHUNK_BITS) - 1)
@@ -403,19 +405,19 @@ impl Transcript {
 }
 
 /// A transcript whose public keys are still bytes.
-struct Undecoded<'a> {
+struct PartialTranscript<'a> {
     session: [u8; 32],
     threshold: u32,
     /// The subnet's, then those of the shares.
     keys: &'a [[u8; G2Affine::COMPRESSED]],
-    ciphertexts: Vec<Sealed>,
+    ciphertexts: Vec<CiphertextBytes>,
 }
 
 fn key(bytes: &[u8; G2Affine::COMPRESSED]) -> Result<PublicKey, DecodeError> {
     PublicKey::from_bytes(bytes).map_err(|_| DecodeError::NotAPoint { what: "a public key" })
 }
 
-impl<'a> Undecoded<'a> {
+impl<'a> PartialTranscript<'a> {
     fn read(bytes: &'a [u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(Kind::Transcript, bytes)?;
         let session = reader.array("the session")?;
@@ -426,14 +428,14 @@ impl<'a> Undecoded<'a> {
             .as_chunks()
             .0;
         let count = reader.u32_within("the number of dealings", 1, RECEIVERS_MAX)?;
-        let mut ciphertexts: Vec<Sealed> = Vec::with_capacity(count as usize);
+        let mut ciphertexts: Vec<CiphertextBytes> = Vec::with_capacity(count as usize);
         let mut lowest = 0;
         for _ in 0..count {
             // Rising: one set of dealings has one encoding.
             let dealer = reader.u32_within("the index of a dealer", lowest, RECEIVERS_MAX - 1)?;
             lowest = dealer + 1;
             let bytes = reader.take(SHARED + receivers as usize * ROW, "a ciphertext")?.to_vec();
-            ciphertexts.push(Sealed { dealer: NodeIndex(dealer), bytes });
+            ciphertexts.push(CiphertextBytes { dealer: NodeIndex(dealer), bytes });
         }
         reader.finish()?;
         Ok(Self { session, threshold, keys, ciphertexts })
@@ -449,8 +451,8 @@ impl<'a> Undecoded<'a> {
 
 /// The share that these chunks make.
 fn assemble(mut chunks: Vec<Scalar>) -> Zeroizing<Scalar> {
-    let undecoded = chunks.iter().zip(chunk_weights());
-    let share = undecoded.fold(Scalar::zero(), |sum, (chunk, weight)| sum.add(&chunk.mul(&weight)));
+    let weighted = chunks.iter().zip(chunk_weights());
+    let share = weighted.fold(Scalar::zero(), |sum, (chunk, weight)| sum.add(&chunk.mul(&weight)));
     chunks.zeroize();
     Zeroizing::new(share)
 }
@@ -465,13 +467,13 @@ impl Transcript {
         receiver: NodeIndex,
         opener: &Opener<'_>,
     ) -> Vec<bool> {
-        let one = |sealed: &Sealed| {
-            let received = sealed.received(session, receiver)?;
+        let one = |ciphertext: &CiphertextBytes| {
+            let received = ciphertext.for_receiver(session, receiver)?;
             let element = opener.open_sum(&[&received], 0);
             Ok::<_, TranscriptError>(
                 engine.logarithms().solve(&element, 0, (1 << CHUNK_BITS) - 1).is_some(),
             )
         };
-        self.ciphertexts.iter().map(|sealed| one(sealed).unwrap_or(false)).collect()
+        self.ciphertexts.iter().map(|ciphertext| one(ciphertext).unwrap_or(false)).collect()
     }
 }

@@ -33,11 +33,11 @@ use tokio_rustls::TlsConnector;
 use url::Host;
 
 use crate::{
-    Allowed, Failure,
+    AccessPolicy, Failure,
     addresses::is_allowed,
     reply::{HEADERS_MAX, body_bytes_max},
+    semaphore::{CanisterPermit, CanisterSemaphore},
     target::{Target, prepare},
-    turns::{Turn, Turns},
 };
 
 /// Bytes of a response that are read before its headers are complete.
@@ -67,8 +67,8 @@ pub(crate) enum Error {
 #[derive(Clone)]
 pub struct Client {
     tls: TlsConnector,
-    allowed: Arc<Allowed>,
-    resolving: Turns,
+    allowed: Arc<AccessPolicy>,
+    resolver_permits: CanisterSemaphore,
     has_refused: Arc<AtomicBool>,
 }
 
@@ -77,7 +77,7 @@ impl Client {
     ///
     /// # Errors
     /// When an authority's certificate cannot be used.
-    pub fn new(allowed: Allowed) -> Result<Self, String> {
+    pub fn new(allowed: AccessPolicy) -> Result<Self, String> {
         let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
         for certificate in &allowed.roots {
             roots.add(certificate.clone()).map_err(|error| error.to_string())?;
@@ -92,7 +92,7 @@ impl Client {
         Ok(Self {
             tls: TlsConnector::from(Arc::new(config)),
             allowed: Arc::new(allowed),
-            resolving: Turns::new(RESOLVING_MAX),
+            resolver_permits: CanisterSemaphore::new(RESOLVING_MAX),
             has_refused: Arc::default(),
         })
     }
@@ -113,30 +113,30 @@ impl Client {
     }
 
     /// Makes the request, and reads the response. Ends by itself, in this time after the wait for a
-    /// turn at the resolver: turns of others are not a property of the server.
-    pub(crate) async fn ask(
+    /// permit of the resolver: waits for others are not a property of the server.
+    pub(crate) async fn send_request(
         &self,
         outcall: &Outcall,
         time: Duration,
     ) -> Result<HttpRequestResult, Error> {
         let (target, request) = prepare(outcall, self.allowed.http)?;
-        let turn = match &target.host {
-            Host::Domain(_) => Some(self.resolving.take(outcall.caller()).await),
+        let permit = match &target.host {
+            Host::Domain(_) => Some(self.resolver_permits.acquire(outcall.caller()).await),
             Host::Ipv4(_) | Host::Ipv6(_) => None,
         };
-        let asked = self.exchange((&target, turn), request, outcall.response_bytes_max());
+        let asked = self.exchange((&target, permit), request, outcall.response_bytes_max());
         timeout(time, asked).await.unwrap_or(Err(Failure::Time.into()))
     }
 
     async fn exchange(
         &self,
-        (target, turn): (&Target, Option<Turn>),
+        (target, permit): (&Target, Option<CanisterPermit>),
         request: Request<Full<Bytes>>,
         bytes_max: u64,
     ) -> Result<HttpRequestResult, Error> {
-        let stream = self.connect(target, turn).await?;
+        let stream = self.connect(target, permit).await?;
         if !target.is_tls {
-            return converse(stream, target, request, bytes_max).await;
+            return exchange_http(stream, target, request, bytes_max).await;
         }
         let name = match &target.host {
             Host::Domain(name) => ServerName::try_from(name.clone()),
@@ -148,15 +148,20 @@ impl Client {
             tracing::debug!(server = target.name(), %error, "an outcall failed in its TLS handshake");
             Failure::Tls(target.name())
         })?;
-        converse(stream, target, request, bytes_max).await
+        exchange_http(stream, target, request, bytes_max).await
     }
 
     /// The addresses of a name, as the system has them.
-    async fn resolve(name: &str, port: u16, turn: Option<Turn>) -> io::Result<Vec<SocketAddr>> {
+    async fn resolve(
+        name: &str,
+        port: u16,
+        permit: Option<CanisterPermit>,
+    ) -> io::Result<Vec<SocketAddr>> {
         let name = name.to_owned();
-        // If the caller no longer waits, the thread runs to its end, and keeps its turn until then.
+        // If the caller no longer waits, the thread runs to its end, and keeps its permit until
+        // then.
         let found = spawn_blocking(move || {
-            let _turn = turn;
+            let _permit = permit;
             (name.as_str(), port).to_socket_addrs().map(Iterator::collect)
         });
         match timeout(RESOLVE_TIME, found).await {
@@ -166,17 +171,21 @@ impl Client {
     }
 
     /// Connects to a checked address, IPv6 first.
-    async fn connect(&self, target: &Target, turn: Option<Turn>) -> Result<TcpStream, Error> {
+    async fn connect(
+        &self,
+        target: &Target,
+        permit: Option<CanisterPermit>,
+    ) -> Result<TcpStream, Error> {
         let failed = |error: io::Error| {
             tracing::debug!(server = target.name(), %error, "an outcall cannot connect");
-            if is_of_this_machine(&error) {
+            if is_local_shortage(&error) {
                 Error::Trouble(error)
             } else {
                 Failure::Connect(target.name()).into()
             }
         };
         let mut found: Vec<SocketAddr> = match &target.host {
-            Host::Domain(name) => Self::resolve(name, target.port, turn).await.map_err(failed)?,
+            Host::Domain(name) => Self::resolve(name, target.port, permit).await.map_err(failed)?,
             Host::Ipv4(address) => vec![(*address, target.port).into()],
             Host::Ipv6(address) => vec![(*address, target.port).into()],
         };
@@ -203,14 +212,14 @@ impl Client {
 }
 
 /// Whether the error is a shortage of this machine, independent of the server.
-fn is_of_this_machine(error: &io::Error) -> bool {
+fn is_local_shortage(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let own = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS].map(Errno::raw_os_error);
     error.raw_os_error().is_some_and(|number| own.contains(&number))
 }
 
 /// Sends the request and reads the response.
-async fn converse(
+async fn exchange_http(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     target: &Target,
     request: Request<Full<Bytes>>,
@@ -257,12 +266,12 @@ async fn read(
     let left = body_bytes_max(&headers, bytes_max)?;
     let left = usize::try_from(left).unwrap_or(usize::MAX);
     // As much as the server announces; else it grows, to no more than there may be.
-    let said = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
-    if said.is_some_and(|said| said > left) {
+    let announced = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
+    if announced.is_some_and(|announced| announced > left) {
         return Err(Failure::BodyBytes(bytes_max).into());
     }
     let mut bytes = Vec::new();
-    bytes.reserve_exact(said.unwrap_or_default());
+    bytes.reserve_exact(announced.unwrap_or_default());
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(&failed)?.into_data() else { continue };
         if data.len() > left - bytes.len() {

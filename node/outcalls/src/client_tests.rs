@@ -19,7 +19,7 @@ const TIME: Duration = Duration::from_secs(20);
 /// A server that sends every client the same response, and reports the requests it got.
 struct Server {
     port: u16,
-    asked: mpsc::Receiver<String>,
+    requests_rx: mpsc::Receiver<String>,
 }
 
 /// Reads a request up to its body, answers, and closes, or waits forever if it is not to close.
@@ -51,10 +51,10 @@ async fn serve(says: impl Into<Vec<u8>>, closes: bool, tls: Option<TlsAcceptor>)
     let says = says.into();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let (tell, asked) = mpsc::channel(8);
+    let (requests_tx, requests_rx) = mpsc::channel(8);
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let (says, tls, tell) = (says.clone(), tls.clone(), tell.clone());
+            let (says, tls, requests_tx) = (says.clone(), tls.clone(), requests_tx.clone());
             tokio::spawn(async move {
                 let heard = match tls {
                     Some(tls) => match tls.accept(stream).await {
@@ -63,11 +63,11 @@ async fn serve(says: impl Into<Vec<u8>>, closes: bool, tls: Option<TlsAcceptor>)
                     },
                     None => talk(stream, says, closes).await,
                 };
-                let _ = tell.send(heard).await;
+                let _ = requests_tx.send(heard).await;
             });
         }
     });
-    Server { port, asked }
+    Server { port, requests_rx }
 }
 
 fn outcall(url: String) -> Outcall {
@@ -89,7 +89,7 @@ fn outcall(url: String) -> Outcall {
 fn client(networks: &[&str], roots: &[u8]) -> Client {
     let networks = networks.iter().map(|text| text.parse().unwrap()).collect();
     let roots = if roots.is_empty() { vec![] } else { certificates(roots).unwrap() };
-    Client::new(Allowed { http: true, networks, roots, ..Allowed::default() }).unwrap()
+    Client::new(AccessPolicy { http: true, networks, roots, ..AccessPolicy::default() }).unwrap()
 }
 
 fn local() -> Client {
@@ -102,7 +102,7 @@ async fn plain(says: impl Into<Vec<u8>>) -> Result<HttpRequestResult, Failure> {
 }
 
 async fn ask(client: &Client, outcall: &Outcall) -> Result<HttpRequestResult, Failure> {
-    match client.ask(outcall, TIME).await {
+    match client.send_request(outcall, TIME).await {
         Ok(response) => Ok(response),
         Err(Error::Failed(failure)) => Err(failure),
         Err(Error::Trouble(error)) => panic!("{error}"),
@@ -134,14 +134,14 @@ async fn a_response_comes_as_the_server_sent_it() {
 }
 
 #[tokio::test]
-async fn the_server_is_asked_what_the_canister_says() {
+async fn request_has_the_canisters_method_headers_and_body() {
     let mut server = serve(response("200 OK", b""), true, None).await;
     let mut outcall = outcall(format!("http://127.0.0.1:{}/path?q=1", server.port));
     outcall.method = OutcallMethod::Post;
     outcall.headers = vec![("X-Own".into(), "yes".into())];
     outcall.body = b"body".to_vec();
     ask(&local(), &outcall).await.unwrap();
-    let asked = server.asked.recv().await.unwrap().to_lowercase();
+    let asked = server.requests_rx.recv().await.unwrap().to_lowercase();
     assert!(asked.starts_with("post /path?q=1 http/1.1\r\n"), "{asked}");
     let host = format!("host: 127.0.0.1:{}\r\n", server.port);
     for line in ["x-own: yes\r\n", "content-length: 4\r\n", "user-agent: ic/1.0\r\n", &host] {
@@ -180,13 +180,13 @@ async fn a_body_without_end_is_cut_off() {
 }
 
 #[tokio::test]
-async fn what_is_no_response_or_ends_early_or_never_comes_is_told_apart() {
+async fn client_distinguishes_malformed_truncated_and_late_responses() {
     for nonsense in ["", "nonsense\r\n\r\n", "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nshort"] {
         assert!(matches!(plain(nonsense).await, Err(Failure::Http(_))), "{nonsense}");
     }
     let server = serve("HTTP/1.1 200 OK\r\n", false, None).await;
     let slow = outcall(format!("http://127.0.0.1:{}/", server.port));
-    let ended = local().ask(&slow, Duration::from_millis(200)).await;
+    let ended = local().send_request(&slow, Duration::from_millis(200)).await;
     assert!(matches!(ended, Err(Error::Failed(Failure::Time))));
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let nobody = outcall(format!("http://{nobody}/"));
@@ -208,7 +208,7 @@ async fn addresses_that_are_not_public_are_refused_by_name_and_by_number() {
         let refused = ask(&refusing, &outcall).await;
         assert!(matches!(refused, Err(Failure::Address(..))), "{host}: {refused:?}");
     }
-    assert!(server.asked.try_recv().is_err(), "nobody connected");
+    assert!(server.requests_rx.try_recv().is_err(), "nobody connected");
     ask(&local(), &outcall(format!("http://localhost:{port}/"))).await.unwrap();
 }
 
@@ -263,7 +263,7 @@ async fn certificates_count_by_authority_and_name() {
 }
 
 #[test]
-fn a_file_without_a_certificate_is_none() {
+fn certificates_rejects_a_file_without_any() {
     assert!(certificates(b"").is_err() && certificates(b"nonsense").is_err());
     let broken = b"-----BEGIN CERTIFICATE-----\n!!!\n-----END CERTIFICATE-----\n";
     assert!(certificates(broken).is_err());
@@ -272,16 +272,16 @@ fn a_file_without_a_certificate_is_none() {
 }
 
 #[tokio::test]
-async fn the_wait_for_the_resolver_is_no_time_of_the_request() {
+async fn request_timeout_starts_after_the_resolver_permit() {
     let client = local();
     let caller = outcall(String::new()).caller();
-    let turn = client.resolving.take(caller).await;
+    let permit = client.resolver_permits.acquire(caller).await;
     let outcall = outcall("https://localhost:1/".into());
-    let asked = client.ask(&outcall, Duration::from_millis(1));
+    let asked = client.send_request(&outcall, Duration::from_millis(1));
     let told = timeout(Duration::from_millis(200), asked).await;
     assert!(told.is_err(), "it waits, and has no result: {told:?}");
-    drop(turn);
-    assert!(client.ask(&outcall, Duration::from_millis(1)).await.is_err());
+    drop(permit);
+    assert!(client.send_request(&outcall, Duration::from_millis(1)).await.is_err());
 }
 
 #[tokio::test]

@@ -30,20 +30,20 @@ mod addresses;
 mod client;
 mod failure;
 pub mod reply;
+mod semaphore;
 mod service;
 mod target;
-mod turns;
 
 use ipnet::IpNet;
 use rustls_pki_types::{CertificateDer, pem::PemObject as _};
 
 pub use client::Client;
 pub use failure::Failure;
-pub use service::{Answers, NotTransformed, Service, Transform};
+pub use service::{AnswerSink, NotTransformed, Service, Transform};
 
 /// Requests that an operator allows beyond those to public addresses by HTTPS.
 #[derive(Clone, Debug, Default)]
-pub struct Allowed {
+pub struct AccessPolicy {
     /// Plain HTTP too, which anybody on the way can read and change.
     pub http: bool,
     /// Networks that may be reached although they are not public.

@@ -19,7 +19,7 @@ const ENCODING_BESIDE_BYTES: usize = 512;
 
 /// The next step for a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Handed<'a> {
+pub enum ResponseStep<'a> {
     /// The canister gets it so.
     Reply(Vec<u8>),
     /// The canister's transform is asked with these bytes; what it replies goes through
@@ -58,14 +58,18 @@ pub(crate) fn body_bytes_max(headers: &[HttpHeader], bytes_max: u64) -> Result<u
 ///
 /// # Errors
 /// When it has no encoding: that is the answer.
-pub fn handed(outcall: &Outcall, response: HttpRequestResult) -> Result<Handed<'_>, Reject> {
+pub fn next_step(
+    outcall: &Outcall,
+    response: HttpRequestResult,
+) -> Result<ResponseStep<'_>, Reject> {
     let bytes = response_bytes(&response);
     let Some(transform) = &outcall.transform else {
-        return encode(response, bytes).map(Handed::Reply);
+        return encode(response, bytes).map(ResponseStep::Reply);
     };
     let context = transform.context.clone();
     let bytes = bytes + context.len();
-    encode(TransformArgs { response, context }, bytes).map(|arg| Handed::Transform(transform, arg))
+    encode(TransformArgs { response, context }, bytes)
+        .map(|arg| ResponseStep::Transform(transform, arg))
 }
 
 /// The result for the canister of its transform's reply.
@@ -135,19 +139,20 @@ mod tests {
 
     #[test]
     fn a_response_is_within_every_bound_or_says_which_it_is_over() {
-        let told = |headers: &[(usize, usize)], body, most| check(&response(headers, body), most);
-        assert_eq!(told(&[(4, 6)], 90, 100), Ok(()));
-        assert_eq!(told(&[(4, 6)], 91, 100), Err(Failure::BodyBytes(100)));
-        assert_eq!(told(&[(40, 61)], 0, 100), Err(Failure::HeaderBytes(100)));
-        assert_eq!(told(&[], 0, 0), Ok(()));
+        let checked =
+            |headers: &[(usize, usize)], body, most| check(&response(headers, body), most);
+        assert_eq!(checked(&[(4, 6)], 90, 100), Ok(()));
+        assert_eq!(checked(&[(4, 6)], 91, 100), Err(Failure::BodyBytes(100)));
+        assert_eq!(checked(&[(40, 61)], 0, 100), Err(Failure::HeaderBytes(100)));
+        assert_eq!(checked(&[], 0, 0), Ok(()));
         let most = 1 << 20;
-        assert_eq!(told(&[(1, 1); HEADERS_MAX], 0, most), Ok(()));
-        assert_eq!(told(&[(1, 1); HEADERS_MAX + 1], 0, most), Err(Failure::Headers));
-        assert_eq!(told(&[(1, HEADER_PART_BYTES_MAX)], 0, most), Ok(()));
-        assert_eq!(told(&[(1, HEADER_PART_BYTES_MAX + 1)], 0, most), Err(Failure::Headers));
-        assert_eq!(told(&[(8 << 10, 8 << 10); 3], 0, most), Ok(()), "48 KiB");
+        assert_eq!(checked(&[(1, 1); HEADERS_MAX], 0, most), Ok(()));
+        assert_eq!(checked(&[(1, 1); HEADERS_MAX + 1], 0, most), Err(Failure::Headers));
+        assert_eq!(checked(&[(1, HEADER_PART_BYTES_MAX)], 0, most), Ok(()));
+        assert_eq!(checked(&[(1, HEADER_PART_BYTES_MAX + 1)], 0, most), Err(Failure::Headers));
+        assert_eq!(checked(&[(8 << 10, 8 << 10); 3], 0, most), Ok(()), "48 KiB");
         assert_eq!(
-            told(&[(8 << 10, 8 << 10), (8 << 10, 8 << 10), (8 << 10, 8 << 10), (1, 0)], 0, most),
+            checked(&[(8 << 10, 8 << 10), (8 << 10, 8 << 10), (8 << 10, 8 << 10), (1, 0)], 0, most),
             Err(Failure::Headers)
         );
     }

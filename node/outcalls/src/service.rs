@@ -1,7 +1,7 @@
-//! Which request is made when: those that are open and this node's to make, as many as there are places
-//! and memory for, of each canister in turn its oldest.
+//! Schedules this node's open requests: canisters in turn, the oldest request of each first, as many
+//! as there are slots and memory for.
 //!
-//! No canister has more than a quarter of the places, nor of the memory while others wait, but one
+//! No canister has more than a quarter of the slots, nor of the memory while others wait, but one
 //! request in any case.
 
 use std::{
@@ -30,21 +30,21 @@ use tokio::{
 use crate::{
     Client,
     client::Error,
-    reply::{self, Handed},
-    turns::Turns,
+    reply::{self, ResponseStep},
+    semaphore::CanisterSemaphore,
 };
 
 /// Pause between the first two attempts after a shortage of this machine; doubled after each
 /// further one.
-const AGAIN: Duration = Duration::from_millis(500);
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// And no longer.
-const AGAIN_MOST: Duration = Duration::from_secs(8);
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(8);
 /// Tries of a transform in which workers ended. Then this node has no answer.
 const DEATHS_MAX: u32 = 2;
-/// A canister may take one `PARTS`th of the places, and of the memory.
-const PARTS: u64 = 4;
-/// Between two looks for room, while requests wait for some.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// A canister may take one `SHARE_DENOMINATOR`th of the slots, and of the memory.
+const SHARE_DENOMINATOR: u64 = 4;
+/// Between two attempts to reserve memory, while requests wait for it.
+const ROOM_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Transforms that run or wait for a query worker: each holds a thread.
 const TRANSFORMS_MAX: usize = 2;
 
@@ -68,14 +68,14 @@ pub trait Transform: Send + Sync {
     /// See [`NotTransformed`].
     fn transform(
         &self,
-        asked: (CanisterId, Height),
+        target: (CanisterId, Height),
         method_name: &str,
         arg: &[u8],
     ) -> Result<Vec<u8>, NotTransformed>;
 }
 
 /// Takes this node's answer, with the memory that it holds.
-pub trait Answers: Send + Sync {
+pub trait AnswerSink: Send + Sync {
     /// See the trait.
     fn answer(&self, answer: OutcallAnswer, held: Reservation);
 
@@ -94,7 +94,7 @@ struct Inner {
     // Interfaces.
     client: Client,
     transform: Arc<dyn Transform>,
-    answers: Arc<dyn Answers>,
+    answers: Arc<dyn AnswerSink>,
     room: Pool,
     // Configuration.
     limits: OutcallLimits,
@@ -102,19 +102,19 @@ struct Inner {
     // State.
     open: Mutex<Arc<Open>>,
     running: AtomicU64,
-    transforms: Turns,
-    news: Notify,
+    transform_permits: CanisterSemaphore,
+    work_available: Notify,
 }
 
 /// A started request, until it is no longer open.
-struct Begun {
+struct ActiveRequest {
     caller: CanisterId,
     task: JoinHandle<()>,
     /// Memory that it holds; its answer takes it over at the end.
     bytes: Arc<AtomicU64>,
 }
 
-impl Drop for Begun {
+impl Drop for ActiveRequest {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -122,15 +122,15 @@ impl Drop for Begun {
 
 /// Started requests, and the canister of the last one.
 #[derive(Default)]
-struct Begins {
-    begun: BTreeMap<OutcallId, Begun>,
+struct ActiveRequests {
+    requests: BTreeMap<OutcallId, ActiveRequest>,
     last: Option<CanisterId>,
 }
 
-/// A canister's use of places and memory.
+/// A canister's use of slots and memory.
 #[derive(Clone, Copy, Default)]
-struct Part {
-    places: u64,
+struct CanisterUsage {
+    slots: u64,
     bytes: u64,
 }
 
@@ -138,7 +138,7 @@ impl Service {
     /// A service of the node `me`, whose requests hold memory of `room`.
     pub fn new(
         client: Client,
-        (transform, answers): (Arc<dyn Transform>, Arc<dyn Answers>),
+        (transform, answers): (Arc<dyn Transform>, Arc<dyn AnswerSink>),
         (limits, room): (OutcallLimits, Pool),
         me: Principal,
     ) -> Self {
@@ -151,8 +151,8 @@ impl Service {
             me,
             open: Mutex::default(),
             running: AtomicU64::new(0),
-            transforms: Turns::new(TRANSFORMS_MAX),
-            news: Notify::new(),
+            transform_permits: CanisterSemaphore::new(TRANSFORMS_MAX),
+            work_available: Notify::new(),
         }))
     }
 
@@ -164,7 +164,7 @@ impl Service {
         }
         *known = Arc::new(open.clone());
         drop(known);
-        self.0.news.notify_one();
+        self.0.work_available.notify_one();
     }
 
     /// Requests that are being made.
@@ -174,32 +174,32 @@ impl Service {
 
     /// Makes requests, until the task is aborted; then those under way are given up.
     pub async fn run(self) {
-        let mut begins = Begins::default();
+        let mut active = ActiveRequests::default();
         loop {
             let open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            begins.begun.retain(|id, _| open.contains_key(id));
-            if self.begin(&open, &mut begins) {
-                self.0.news.notified().await;
+            active.requests.retain(|id, _| open.contains_key(id));
+            if self.start_requests(&open, &mut active) {
+                self.0.work_available.notified().await;
             } else {
                 tokio::select! {
-                    () = self.0.news.notified() => {},
-                    () = sleep(LOOK_AGAIN) => {},
+                    () = self.0.work_available.notified() => {},
+                    () = sleep(ROOM_POLL_INTERVAL) => {},
                 }
             }
         }
     }
 
     /// Starts requests that have room. Returns whether none waits.
-    fn begin(&self, open: &Open, begins: &mut Begins) -> bool {
+    fn start_requests(&self, open: &Open, active: &mut ActiveRequests) -> bool {
         let mut waiting: BTreeMap<CanisterId, VecDeque<OutcallId>> = BTreeMap::new();
         for (id, outcall) in open {
             let is_mine = outcall.node.is_none_or(|node| node == self.0.me);
-            if is_mine && !begins.begun.contains_key(id) {
+            if is_mine && !active.requests.contains_key(id) {
                 waiting.entry(outcall.caller()).or_default().push_back(*id);
             }
         }
-        let mut parts = begins.parts();
-        while let Some(caller) = self.next_caller(&waiting, &parts, begins.last) {
+        let mut usages = active.usages();
+        while let Some(caller) = self.next_caller(&waiting, &usages, active.last) {
             if self.0.running.load(Relaxed) >= self.0.limits.in_flight {
                 return false;
             }
@@ -207,17 +207,17 @@ impl Service {
             let Some((id, outcall)) = ids.front().and_then(|id| open.get_key_value(id)) else {
                 break;
             };
-            let part = parts.entry(caller).or_default();
+            let usage = usages.entry(caller).or_default();
             let bytes = bytes_held(outcall).min(self.0.room.cap_bytes());
             // Those behind it wait too, or a large one would never find room.
             let Some(held) = self.room(bytes) else { return false };
-            (part.places, part.bytes) = (part.places + 1, part.bytes + bytes);
+            (usage.slots, usage.bytes) = (usage.slots + 1, usage.bytes + bytes);
             let holds = Arc::new(AtomicU64::new(bytes));
-            let place = Place::take(self.0.clone(), holds.clone());
+            let slot = RequestSlot::acquire(self.0.clone(), holds.clone());
             let (id, outcall) = (*id, outcall.clone());
-            let task = tokio::spawn(async move { place.make(id, &outcall, held).await });
-            begins.begun.insert(id, Begun { caller, task, bytes: holds });
-            begins.last = Some(caller);
+            let task = tokio::spawn(async move { slot.run(id, &outcall, held).await });
+            active.requests.insert(id, ActiveRequest { caller, task, bytes: holds });
+            active.last = Some(caller);
             ids.pop_front();
             if ids.is_empty() {
                 waiting.remove(&caller);
@@ -237,16 +237,18 @@ impl Service {
     fn next_caller(
         &self,
         waiting: &BTreeMap<CanisterId, VecDeque<OutcallId>>,
-        parts: &BTreeMap<CanisterId, Part>,
+        usages: &BTreeMap<CanisterId, CanisterUsage>,
         last: Option<CanisterId>,
     ) -> Option<CanisterId> {
-        let (places_max, bytes_max) =
-            ((self.0.limits.in_flight / PARTS).max(1), self.0.room.cap_bytes() / PARTS);
+        let (slots_max, bytes_max) = (
+            (self.0.limits.in_flight / SHARE_DENOMINATOR).max(1),
+            self.0.room.cap_bytes() / SHARE_DENOMINATOR,
+        );
         let others_wait = waiting.len() > 1;
         let may_begin = |caller: &&CanisterId| {
-            let part = parts.get(*caller).copied().unwrap_or_default();
-            let has_room = !others_wait || part.bytes < bytes_max;
-            part.places < places_max && has_room
+            let usage = usages.get(*caller).copied().unwrap_or_default();
+            let has_room = !others_wait || usage.bytes < bytes_max;
+            usage.slots < slots_max && has_room
         };
         let is_behind = |caller: &&CanisterId| last.is_none_or(|last| **caller > last);
         let behind = waiting.keys().filter(is_behind).find(may_begin);
@@ -254,15 +256,15 @@ impl Service {
     }
 }
 
-impl Begins {
-    fn parts(&self) -> BTreeMap<CanisterId, Part> {
-        let mut parts: BTreeMap<_, Part> = BTreeMap::new();
-        for Begun { caller, task, bytes } in self.begun.values() {
-            let part = parts.entry(*caller).or_default();
-            part.places += u64::from(!task.is_finished());
-            part.bytes += bytes.load(Relaxed);
+impl ActiveRequests {
+    fn usages(&self) -> BTreeMap<CanisterId, CanisterUsage> {
+        let mut usages: BTreeMap<_, CanisterUsage> = BTreeMap::new();
+        for ActiveRequest { caller, task, bytes } in self.requests.values() {
+            let usage = usages.entry(*caller).or_default();
+            usage.slots += u64::from(!task.is_finished());
+            usage.bytes += bytes.load(Relaxed);
         }
-        parts
+        usages
     }
 }
 
@@ -272,8 +274,8 @@ fn bytes_held(outcall: &Outcall) -> u64 {
     OutcallLimits::request_bytes(outcall.body.len() as u64, outcall.response_bytes_max(), context)
 }
 
-/// One of the requests that are made at once.
-struct Place {
+/// The slot of a request that is being made, released when it is dropped.
+struct RequestSlot {
     inner: Arc<Inner>,
     bytes: Arc<AtomicU64>,
 }
@@ -284,21 +286,21 @@ struct Backoff(Duration);
 impl Backoff {
     async fn wait(&mut self) {
         sleep(self.0).await;
-        self.0 = (2 * self.0).min(AGAIN_MOST);
+        self.0 = (2 * self.0).min(RETRY_DELAY_MAX);
     }
 }
 
-impl Place {
-    fn take(inner: Arc<Inner>, bytes: Arc<AtomicU64>) -> Self {
+impl RequestSlot {
+    fn acquire(inner: Arc<Inner>, bytes: Arc<AtomicU64>) -> Self {
         inner.running.fetch_add(1, Relaxed);
         Self { inner, bytes }
     }
 
-    async fn make(&self, id: OutcallId, outcall: &Shared<Outcall>, mut held: Reservation) {
+    async fn run(&self, id: OutcallId, outcall: &Shared<Outcall>, mut held: Reservation) {
         let time = Duration::from_millis(self.inner.limits.request_millis);
-        let mut backoff = Backoff(AGAIN);
+        let mut backoff = Backoff(RETRY_DELAY);
         let response = loop {
-            match self.inner.client.ask(outcall, time).await {
+            match self.inner.client.send_request(outcall, time).await {
                 Ok(response) => break Ok(response),
                 Err(Error::Failed(failure)) => break Err(failure),
                 Err(Error::Trouble(error)) => {
@@ -334,9 +336,9 @@ impl Place {
         response: HttpRequestResult,
         held: &mut Reservation,
     ) -> Option<Result<Vec<u8>, Reject>> {
-        let (transform, arg) = match reply::handed(outcall, response) {
-            Ok(Handed::Reply(bytes)) => return Some(Ok(bytes)),
-            Ok(Handed::Transform(transform, arg)) => (transform, arg),
+        let (transform, arg) = match reply::next_step(outcall, response) {
+            Ok(ResponseStep::Reply(bytes)) => return Some(Ok(bytes)),
+            Ok(ResponseStep::Transform(transform, arg)) => (transform, arg),
             Err(reject) => return Some(Err(reject)),
         };
         let reply = self.transform(id, outcall, transform, arg.into(), held).await?;
@@ -352,20 +354,21 @@ impl Place {
         arg: Arc<[u8]>,
         held: &mut Reservation,
     ) -> Option<Result<Vec<u8>, Reject>> {
-        let (mut backoff, mut deaths) = (Backoff(AGAIN), 0);
+        let (mut backoff, mut deaths) = (Backoff(RETRY_DELAY), 0);
         let (canister_id, since) = (outcall.caller(), outcall.height);
         loop {
-            let turn = self.inner.transforms.take(canister_id).await;
+            let permit = self.inner.transform_permits.acquire(canister_id).await;
             let (runs, name, arg) =
                 (self.inner.transform.clone(), transform.method_name.clone(), arg.clone());
-            // A request that is given up meanwhile has its memory and its turn until the thread is back.
+            // A request that is given up meanwhile keeps its memory and its permit until the thread
+            // is back.
             let kept = held.split(held.bytes());
             let ran = spawn_blocking(move || {
                 let run = || runs.transform((canister_id, since), &name, &arg);
                 let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
                     Err(NotTransformed::Died("a defect of the node; see its log".into()))
                 });
-                drop(turn);
+                drop(permit);
                 (result, kept)
             });
             let what = match ran.await {
@@ -399,10 +402,10 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for RequestSlot {
     fn drop(&mut self) {
         self.inner.running.fetch_sub(1, Relaxed);
-        self.inner.news.notify_one();
+        self.inner.work_available.notify_one();
     }
 }
 

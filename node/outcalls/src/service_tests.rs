@@ -6,12 +6,12 @@ use limits::Limits;
 use state::{CallbackId, Origin, OutcallMethod, Time};
 
 use super::*;
-use crate::Allowed;
+use crate::AccessPolicy;
 
 /// Ends every transform with the configured result.
-struct Told(NotTransformed, AtomicU32);
+struct FailingTransform(NotTransformed, AtomicU32);
 
-impl Transform for Told {
+impl Transform for FailingTransform {
     fn transform(
         &self,
         (_, since): (CanisterId, Height),
@@ -24,9 +24,9 @@ impl Transform for Told {
     }
 }
 
-struct Nobody;
+struct DiscardedAnswers;
 
-impl Answers for Nobody {
+impl AnswerSink for DiscardedAnswers {
     fn answer(&self, _: OutcallAnswer, _: Reservation) {}
 
     fn make_room(&self, _: u64) {}
@@ -34,18 +34,18 @@ impl Answers for Nobody {
 
 /// Keeps the answers, and releases its extra memory when a request needs it.
 #[derive(Default)]
-struct Kept {
+struct AnswerRecorder {
     answers: Mutex<Vec<OutcallAnswer>>,
-    besides: Mutex<Option<Reservation>>,
+    extra_memory: Mutex<Option<Reservation>>,
 }
 
-impl Answers for Kept {
+impl AnswerSink for AnswerRecorder {
     fn answer(&self, answer: OutcallAnswer, _: Reservation) {
         self.answers.lock().unwrap().push(answer);
     }
 
     fn make_room(&self, _: u64) {
-        drop(self.besides.lock().unwrap().take());
+        drop(self.extra_memory.lock().unwrap().take());
     }
 }
 
@@ -74,23 +74,23 @@ fn outcall(number: u8) -> Outcall {
 }
 
 fn service(transform: Arc<dyn Transform>, in_flight: u64, room: Pool) -> Service {
-    service_for(Arc::new(Nobody), transform, in_flight, room)
+    service_for(Arc::new(DiscardedAnswers), transform, in_flight, room)
 }
 
 fn service_for(
-    answers: Arc<dyn Answers>,
+    answers: Arc<dyn AnswerSink>,
     transform: Arc<dyn Transform>,
     in_flight: u64,
     room: Pool,
 ) -> Service {
-    let client = Client::new(Allowed::default()).unwrap();
+    let client = Client::new(AccessPolicy::default()).unwrap();
     let mut limits = Limits::derive(512 << 20).unwrap().outcalls;
     limits.in_flight = in_flight;
     Service::new(client, (transform, answers), (limits, room), Principal::anonymous())
 }
 
 fn idle() -> Arc<dyn Transform> {
-    Arc::new(Told(NotTransformed::Trouble("none".into()), AtomicU32::new(0)))
+    Arc::new(FailingTransform(NotTransformed::Trouble("none".into()), AtomicU32::new(0)))
 }
 
 fn open(callers: &[u8]) -> Open {
@@ -99,61 +99,61 @@ fn open(callers: &[u8]) -> Open {
 }
 
 /// Callers of started requests. None of them runs before this task waits.
-fn begun(begins: &Begins) -> Vec<u8> {
-    begins.begun.values().map(|begun| begun.caller.as_slice()[0]).collect()
+fn active_callers(active: &ActiveRequests) -> Vec<u8> {
+    active.requests.values().map(|request| request.caller.as_slice()[0]).collect()
 }
 
 // Promise: P12 - A canister has at most a quarter of the places.
 #[tokio::test]
-async fn a_canister_has_a_quarter_of_the_places_and_each_its_turn() {
+async fn canister_has_at_most_a_quarter_of_the_slots() {
     let service = service(idle(), 8, Pool::standalone("outcalls", 1 << 30));
-    let mut begins = Begins::default();
+    let mut active = ActiveRequests::default();
     // The first asked before all others, and for more than there is.
-    assert!(!service.begin(&open(&[1, 1, 1, 1, 1, 1, 1, 1, 1]), &mut begins));
-    assert_eq!(begun(&begins), [1, 1]);
+    assert!(!service.start_requests(&open(&[1, 1, 1, 1, 1, 1, 1, 1, 1]), &mut active));
+    assert_eq!(active_callers(&active), [1, 1]);
     let open = open(&[1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 3, 4, 5, 5]);
-    assert!(!service.begin(&open, &mut begins));
-    assert_eq!(begun(&begins), [1, 1, 2, 2, 3, 4, 5, 5]);
+    assert!(!service.start_requests(&open, &mut active));
+    assert_eq!(active_callers(&active), [1, 1, 2, 2, 3, 4, 5, 5]);
 }
 
 #[tokio::test]
-async fn a_canister_has_a_quarter_of_the_room_while_others_wait() {
+async fn canister_has_at_most_a_quarter_of_the_memory_while_others_wait() {
     let one = bytes_held(&outcall(1));
     let service = service(idle(), 100, Pool::standalone("outcalls", 8 * one));
-    let mut begins = Begins::default();
-    service.begin(&open(&[1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3]), &mut begins);
-    let [first, second, third] =
-        [1, 2, 3].map(|number| begun(&begins).iter().filter(|caller| **caller == number).count());
+    let mut active = ActiveRequests::default();
+    service.start_requests(&open(&[1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3]), &mut active);
+    let [first, second, third] = [1, 2, 3]
+        .map(|number| active_callers(&active).iter().filter(|caller| **caller == number).count());
     assert_eq!((first, second, third), (2, 2, 1));
     let few = Pool::standalone("outcalls", one);
     let service = self::service(idle(), 1, few);
-    let mut begins = Begins::default();
-    service.begin(&open(&[1, 1, 2]), &mut begins);
-    assert_eq!(begun(&begins), [1], "one in any case");
+    let mut active = ActiveRequests::default();
+    service.start_requests(&open(&[1, 1, 2]), &mut active);
+    assert_eq!(active_callers(&active), [1], "one in any case");
 }
 
 // Promise: P12 - A request starts only with its memory reserved.
 #[tokio::test]
-async fn a_request_takes_the_room_of_what_can_go() {
+async fn request_without_memory_starts_after_the_sink_releases_some() {
     let one = bytes_held(&outcall(1));
     let room = Pool::standalone("outcalls", one);
-    let answers = Arc::new(Kept::default());
-    *answers.besides.lock().unwrap() = Some(room.try_reserve(1).unwrap());
+    let answers = Arc::new(AnswerRecorder::default());
+    *answers.extra_memory.lock().unwrap() = Some(room.try_reserve(1).unwrap());
     let service = service_for(answers, idle(), 4, room);
-    let mut begins = Begins::default();
-    assert!(service.begin(&open(&[1]), &mut begins));
-    assert_eq!(begun(&begins), [1]);
+    let mut active = ActiveRequests::default();
+    assert!(service.start_requests(&open(&[1]), &mut active));
+    assert_eq!(active_callers(&active), [1]);
 }
 
 #[tokio::test]
-async fn a_failure_with_a_long_name_is_an_answer() {
+async fn reject_with_a_long_host_name_is_within_the_agreed_size() {
     let room = Pool::standalone("outcalls", 1 << 20);
-    let answers = Arc::new(Kept::default());
+    let answers = Arc::new(AnswerRecorder::default());
     let service = service_for(answers.clone(), idle(), 4, room.clone());
-    let place = Place::take(service.0.clone(), Arc::default());
+    let slot = RequestSlot::acquire(service.0.clone(), Arc::default());
     let mut long = outcall(1);
     long.url = format!("https://{}", "a".repeat(state::OUTCALL_REJECT_BYTES_MAX - 8));
-    place.make(OutcallId(1), &Shared::new(long), room.try_reserve(1 << 20).unwrap()).await;
+    slot.run(OutcallId(1), &Shared::new(long), room.try_reserve(1 << 20).unwrap()).await;
     let answers = answers.answers.lock().unwrap();
     let state::Payload::Reject(reject) = &answers[0].payload else { panic!("a reply") };
     assert!(answers[0].is_within(0), "{} bytes", reject.message.len());
@@ -161,9 +161,9 @@ async fn a_failure_with_a_long_name_is_an_answer() {
 }
 
 /// Meets a defect.
-struct Panics;
+struct PanickingTransform;
 
-impl Transform for Panics {
+impl Transform for PanickingTransform {
     fn transform(
         &self,
         _: (CanisterId, Height),
@@ -177,25 +177,26 @@ impl Transform for Panics {
 #[tokio::test]
 async fn a_transform_that_meets_a_defect_is_no_answer_and_keeps_its_memory() {
     let room = Pool::standalone("outcalls", 1 << 20);
-    let service = service(Arc::new(Panics), 4, room.clone());
-    let place = Place::take(service.0.clone(), Arc::default());
+    let service = service(Arc::new(PanickingTransform), 4, room.clone());
+    let slot = RequestSlot::acquire(service.0.clone(), Arc::default());
     let transform = OutcallTransform { method_name: "t".into(), context: vec![] };
     let mut held = room.try_reserve(100).unwrap();
     let arg: Arc<[u8]> = vec![].into();
-    let result = place.transform(OutcallId(1), &outcall(1), &transform, arg, &mut held).await;
+    let result = slot.transform(OutcallId(1), &outcall(1), &transform, arg, &mut held).await;
     assert_eq!((result, held.bytes(), room.used_bytes()), (None, 100, 100));
 }
 
 #[tokio::test]
 async fn a_transform_whose_workers_end_twice_is_no_answer_and_is_not_tried_again() {
-    let told = Arc::new(Told(NotTransformed::Died("killed".into()), AtomicU32::new(0)));
+    let failing =
+        Arc::new(FailingTransform(NotTransformed::Died("killed".into()), AtomicU32::new(0)));
     let room = Pool::standalone("outcalls", 1 << 20);
-    let service = service(told.clone(), 4, room.clone());
-    let place = Place::take(service.0.clone(), Arc::default());
+    let service = service(failing.clone(), 4, room.clone());
+    let slot = RequestSlot::acquire(service.0.clone(), Arc::default());
     let transform = OutcallTransform { method_name: "t".into(), context: vec![] };
     let mut held = room.try_reserve(100).unwrap();
     let arg: Arc<[u8]> = vec![].into();
-    let result = place.transform(OutcallId(1), &outcall(1), &transform, arg, &mut held).await;
-    assert_eq!((result, told.1.load(Relaxed)), (None, DEATHS_MAX));
+    let result = slot.transform(OutcallId(1), &outcall(1), &transform, arg, &mut held).await;
+    assert_eq!((result, failing.1.load(Relaxed)), (None, DEATHS_MAX));
     assert_eq!(held.bytes(), 100);
 }

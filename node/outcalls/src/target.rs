@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_https_url_is_told_apart() {
+    fn target_rejects_urls_that_are_not_https() {
         let told = |url: &str, http| prepare(&outcall(url, &[]), http).unwrap_err();
         assert_eq!(told("nonsense", false), Failure::Url);
         assert_eq!(told("https://", false), Failure::Url);

@@ -19,10 +19,10 @@ use std::{
 
 use crate::{
     BaseId, MemoryId, MemoryIndex, PageFile, PagesError, Result,
+    cow_copy::UnsyncedFiles,
     files::{self, Dir, Name},
-    lend::Unsynced,
-    memory::{Forgotten, Memory, Sealed},
-    shared::{Retired, SharedSegment},
+    memory::{DroppedSegment, Memory, SealedSegment},
+    shared::{RetiredRefs, SharedSegment},
     store::{PageStore, lock},
 };
 
@@ -37,15 +37,15 @@ pub(crate) struct Pending {
     /// Files that the newest ticket syncs.
     files: Vec<SyncFile>,
     /// Files that the newest ticket's indexes do not name.
-    doomed: Vec<Doomed>,
-    /// Files of memories removed since that ticket was begun; the next one dooms them.
-    doomed_next: Vec<Doomed>,
+    deletes: Vec<PendingDelete>,
+    /// Files of memories removed since that ticket was begun; the next one deletes them.
+    next_deletes: Vec<PendingDelete>,
     /// Files that the next ticket syncs, even if the memories that made them are removed: a copy
     /// references them.
     early: Vec<SyncFile>,
     /// Files that no durable index names and that could not be deleted: layouts name them, most
     /// likely those of the state that is published, and as many are open for layouts as may be.
-    deferred: VecDeque<Doomed>,
+    deferred: VecDeque<PendingDelete>,
     /// Length of the base of each removed memory that a durable index may still name.
     removed: BTreeMap<MemoryId, u64>,
 }
@@ -86,7 +86,7 @@ impl SyncFile {
         Self { name: Name::Base(id), file, was_closed: false, segment_bytes: None }
     }
 
-    fn segment(id: MemoryId, sealed: Sealed) -> Self {
+    fn segment(id: MemoryId, sealed: SealedSegment) -> Self {
         Self {
             name: Name::Segment(id, sealed.id),
             file: sealed.file,
@@ -107,7 +107,7 @@ impl SyncFile {
 
 /// Files to delete once no durable index names them.
 #[derive(Debug)]
-enum Doomed {
+enum PendingDelete {
     /// A file to delete.
     File {
         name: Name,
@@ -119,7 +119,7 @@ enum Doomed {
         shared: Option<(Arc<SharedSegment>, MemoryId)>,
     },
     /// Pages of a base file.
-    Pages(Retired),
+    Pages(RetiredRefs),
 }
 
 /// Outcome of a deletion.
@@ -134,7 +134,7 @@ enum Deletion {
     Failed,
 }
 
-impl Doomed {
+impl PendingDelete {
     /// The name of a file that goes for certain.
     fn last_name(&self) -> Option<Name> {
         match self {
@@ -153,12 +153,12 @@ impl Doomed {
         let PageStore { dir, shared: files, .. } = store;
         let stays = match self {
             Self::Pages(retired) if retired.is_read() => {
-                retired.hold();
+                retired.pin();
                 return Deletion::Waits;
             }
             Self::Pages(retired) => files.release(dir, retired).map(|()| true),
             Self::File { name, file, shared, .. } => {
-                keep(file, given_up).and_then(|()| match shared {
+                hold_open(file, given_up).and_then(|()| match shared {
                     Some((shared, memory)) => files.leave_segment(dir, shared, *memory),
                     None => dir.unlink(&dir.path_of(*name)).map(|()| false),
                 })
@@ -175,13 +175,13 @@ impl Doomed {
     }
 }
 
-fn keep(file: &Weak<PageFile>, given_up: bool) -> Result<()> {
+fn hold_open(file: &Weak<PageFile>, given_up: bool) -> Result<()> {
     let Some(file) = file.upgrade() else { return Ok(()) };
-    match file.keep() {
+    match file.hold_open() {
         // The file is unreadable already.
         Err(PagesError::Gone { .. } | PagesError::MissingFile { .. }) => Ok(()),
         Err(_) if given_up => {
-            file.give_up();
+            file.mark_gone();
             Ok(())
         }
         kept => kept,
@@ -211,8 +211,8 @@ impl Pending {
         self.removed.contains_key(&id)
     }
 
-    /// Closes files of tickets that were given up, beyond `open_files`: such tickets may follow each
-    /// other for as long as the disk is full.
+    /// Closes files of tickets that were given up, beyond `open_files`: such tickets may follow
+    /// each other for as long as the disk is full.
     fn close_some(&mut self, open_files: u64) {
         let open = self.files.iter().filter(|file| file.file.is_some()).count() as u64;
         let mut excess = open.saturating_sub(open_files);
@@ -226,28 +226,33 @@ impl Pending {
     }
 
     /// A memory was taken out of the store.
-    pub(crate) fn removed(&mut self, memory: &mut Memory, segments: Vec<Forgotten>) {
+    pub(crate) fn removed(&mut self, memory: &mut Memory, segments: Vec<DroppedSegment>) {
         self.removed.insert(memory.id, memory.base_bytes);
         let pages = memory.base_pages();
         match memory.sharing.take() {
             Some(mut sharing) => {
                 let retired = sharing.retire_all(pages);
-                self.doomed_next.extend(retired.into_iter().map(Doomed::Pages));
+                self.next_deletes.extend(retired.into_iter().map(PendingDelete::Pages));
             }
             None => {
-                let (name, file) = (Name::Base(BaseId::of(memory.id)), memory.base_in_use());
-                self.doomed_next.push(Doomed::File { name, delta_bytes: 0, file, shared: None });
+                let (name, file) = (Name::Base(BaseId::initial(memory.id)), memory.base_in_use());
+                self.next_deletes.push(PendingDelete::File {
+                    name,
+                    delta_bytes: 0,
+                    file,
+                    shared: None,
+                });
             }
         }
-        self.doomed_next.extend(doomed(memory.id, segments));
+        self.next_deletes.extend(pending_deletes(memory.id, segments));
     }
 
     /// Has the next ticket sync what a copy references.
-    pub(crate) fn sync_early(&mut self, unsynced: Unsynced) {
-        let Unsynced { owner, base, segment, cleared } = unsynced;
+    pub(crate) fn sync_early(&mut self, unsynced: UnsyncedFiles) {
+        let UnsyncedFiles { owner, base, segment, cleared } = unsynced;
         self.early.extend(cleared.map(|base| SyncFile::base(base, None)));
         if let Some(file) = base {
-            self.early.push(SyncFile::base(BaseId::of(owner), file));
+            self.early.push(SyncFile::base(BaseId::initial(owner), file));
         }
         self.early.extend(segment.map(|sealed| SyncFile::segment(owner, sealed)));
         let open = self.early.iter().filter(|file| file.file.is_some()).count();
@@ -257,11 +262,11 @@ impl Pending {
     }
 }
 
-fn doomed(
+fn pending_deletes(
     id: MemoryId,
-    segments: impl IntoIterator<Item = Forgotten>,
-) -> impl Iterator<Item = Doomed> {
-    segments.into_iter().map(move |segment| Doomed::File {
+    segments: impl IntoIterator<Item = DroppedSegment>,
+) -> impl Iterator<Item = PendingDelete> {
+    segments.into_iter().map(move |segment| PendingDelete::File {
         name: segment.shared.as_ref().map_or(Name::Segment(id, segment.id), |of| of.name()),
         delta_bytes: segment.bytes,
         file: segment.file,
@@ -287,7 +292,7 @@ impl PageStore {
         let pending = &mut *pending;
         let generation = self.progress.generation.fetch_add(1, Relaxed) + 1;
         pending.changed.append(&mut newly_changed);
-        pending.doomed.append(&mut pending.doomed_next);
+        pending.deletes.append(&mut pending.next_deletes);
         let sealed: u64 = pending.early.iter().filter_map(|file| file.segment_bytes).sum();
         self.accounts.open.fetch_sub(sealed, Relaxed);
         pending.files.append(&mut pending.early);
@@ -300,8 +305,8 @@ impl PageStore {
             };
             let mut memory = lock(memory);
             if std::mem::take(&mut memory.base_unsynced) {
-                let file = memory.take_fresh_file(&self.accounts);
-                pending.files.push(SyncFile::base(BaseId::of(id), file));
+                let file = memory.take_initial_file(&self.accounts);
+                pending.files.push(SyncFile::base(BaseId::initial(id), file));
             }
             if let Some(sealed) = memory.seal(&self.accounts, generation) {
                 self.accounts.open.fetch_sub(sealed.bytes, Relaxed);
@@ -312,9 +317,11 @@ impl PageStore {
                 written.push((id, pages));
             }
             let dead = memory.take_releasable();
-            pending.doomed.extend(doomed(id, dead));
+            pending.deletes.extend(pending_deletes(id, dead));
             if let Some(sharing) = &mut memory.sharing {
-                pending.doomed.extend(sharing.take_retired().into_iter().map(Doomed::Pages));
+                pending
+                    .deletes
+                    .extend(sharing.take_retired().into_iter().map(PendingDelete::Pages));
             }
             changed.push((id, Some(memory.index()), memory.base_bytes));
         }
@@ -323,11 +330,12 @@ impl PageStore {
         lock(&self.opened).retain(|id| {
             let Some(memory) = memories.get(id) else { return false };
             let mut memory = lock(memory);
-            pending.doomed.extend(doomed(*id, memory.take_empty(&self.accounts)));
+            pending.deletes.extend(pending_deletes(*id, memory.take_empty(&self.accounts)));
             memory.is_open()
         });
-        let doomed: BTreeSet<Name> = pending.doomed.iter().filter_map(Doomed::last_name).collect();
-        pending.files.retain(|file| !doomed.contains(&file.name));
+        let deleted_names: BTreeSet<Name> =
+            pending.deletes.iter().filter_map(PendingDelete::last_name).collect();
+        pending.files.retain(|file| !deleted_names.contains(&file.name));
         pending.close_some(self.open_files_max);
         self.crowded.store(false, Relaxed);
         Ok(CheckpointTicket {
@@ -346,18 +354,18 @@ impl PageStore {
     /// changes nothing. A file that cannot be deleted is tried again between rounds, see
     /// [`PageStore::check_room`].
     pub fn finish_checkpoint(&self, ticket: CheckpointTicket) {
-        let (changed, doomed) = {
+        let (changed, deletes) = {
             let mut pending = lock(&self.checkpoint);
             if ticket.is_stale() || !ticket.synced.load(Relaxed) {
                 return;
             }
             pending.files.clear();
-            let doomed = std::mem::take(&mut pending.doomed);
-            pending.deferred.extend(doomed);
+            let deletes = std::mem::take(&mut pending.deletes);
+            pending.deferred.extend(deletes);
             (std::mem::take(&mut pending.changed), pending.deferred.len())
         };
         let given_up = self.readers_given_up.swap(false, Relaxed);
-        let failed = self.delete_deferred(doomed, given_up);
+        let failed = self.delete_deferred(deletes, given_up);
         self.accounts.unlink_failures.fetch_add(failed, Relaxed);
         let memories = self.read();
         for id in changed {
@@ -387,15 +395,15 @@ impl PageStore {
         let mut failed = 0;
         for _ in 0..count {
             let next = lock(&self.checkpoint).deferred.pop_front();
-            let Some(mut doomed) = next else { break };
-            let deletion = doomed.delete(self, given_up);
+            let Some(mut pending) = next else { break };
+            let deletion = pending.delete(self, given_up);
             if let Deletion::Done { frees_delta } = deletion {
-                let bytes = doomed.delta_bytes();
+                let bytes = pending.delta_bytes();
                 self.accounts.delta.fetch_sub(if frees_delta { bytes } else { 0 }, Relaxed);
                 self.accounts.releasable.fetch_sub(bytes, Relaxed);
             } else {
                 failed += u64::from(deletion == Deletion::Failed);
-                lock(&self.checkpoint).deferred.push_back(doomed);
+                lock(&self.checkpoint).deferred.push_back(pending);
             }
         }
         failed

@@ -1,12 +1,12 @@
 //! Memories that begin as copies: what a version of one memory holds, in another.
 //!
 //! A copy of the newest version takes no disk space and negligible time on any file system: it
-//! references the same pages of the same files ([`Memory::lend`]), and each of the two memories
-//! gets pages of its own where it writes, when they are folded. Any other version, and one whose
-//! pages are spread over too many files already, is copied into the base file of the new memory, by
-//! the file system if it can: XFS and btrfs share blocks. Holes stay holes, as far as the file
-//! system reports them. The copied bytes are not delta: they are synced with the first checkpoint
-//! that names the memory.
+//! references the same pages of the same files ([`Memory::share_pages`]), and each of the two
+//! memories gets pages of its own where it writes, when they are folded. Any other version, and one
+//! whose pages are spread over too many files already, is copied into the base file of the new
+//! memory, by the file system if it can: XFS and btrfs share blocks. Holes stay holes, as far as
+//! the file system reports them. The copied bytes are not delta: they are synced with the first
+//! checkpoint that names the memory.
 //!
 //! In both cases that checkpoint reports all pages that hold data as written
 //! ([`crate::CheckpointTicket::written`]). This module must not know what is copied, or why.
@@ -23,15 +23,15 @@ use disk::DiskFile;
 
 use crate::{
     BaseId, MemoryId, MemoryLayout, PAGE_BYTES, PageFile, PagesError, Result, Run,
-    files::{self, Dir, Name, Named},
-    heap,
-    memory::{self, Fresh, Memory},
+    files::{self, Dir, Name, NamedFile},
+    memory::{self, InitialPages, Memory},
     read::{pages_of, read_pages, segment_of},
+    state_heap,
     store::{PageStore, lock},
 };
 
 /// Number of segments from which a memory that is copied requests a checkpoint, so that they are
-/// folded: each copy may seal one more, and their number is bounded ([`Memory::can_lend`]).
+/// folded: each copy may seal one more, and their number is bounded ([`Memory::can_share_pages`]).
 const SEGMENTS_FOLDED_FROM: usize = 16;
 /// Ranges of written pages that are remembered until the next checkpoint; more become fewer and
 /// longer ones.
@@ -40,8 +40,8 @@ const RANGES_MAX: usize = 4096;
 impl PageStore {
     /// Creates a memory that may grow to `base_bytes` and holds the first `bytes` bytes of a
     /// version of another (or as many as that has); the rest is zero. Costs in the number of that
-    /// memory's runs and parts if it is the newest version and its append target is not out; else it
-    /// takes as long as copying takes. The source may be folded meanwhile if it is the newest
+    /// memory's runs and parts if it is the newest version and its append target is not out; else
+    /// it takes as long as copying takes. The source may be folded meanwhile if it is the newest
     /// version, or held.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl PageStore {
         memory.base_unsynced = true;
         let layout = memory.layout(&self.dir);
         let mut memories = self.memories.write().unwrap_or_else(PoisonError::into_inner);
-        heap::within(|| memories.insert(id, Mutex::new(memory)));
+        state_heap::within(|| memories.insert(id, Mutex::new(memory)));
         lock(&self.changed).insert(id);
         Ok(layout)
     }
@@ -88,8 +88,8 @@ impl PageStore {
         from: &MemoryLayout,
         pages: u64,
     ) -> Result<Option<Memory>> {
-        let lent = self.with(from.id, |source| {
-            if source.version != from.version || !source.can_lend() {
+        let shared_copy = self.with(from.id, |source| {
+            if source.version != from.version || !source.can_share_pages() {
                 return Ok(None);
             }
             if source.segments.len() >= SEGMENTS_FOLDED_FROM {
@@ -98,20 +98,21 @@ impl PageStore {
             // Sealed by whatever checkpoint is begun next.
             let generation = self.progress.next();
             let copy = Memory::new(id, base_bytes);
-            let lent = source.lend(copy, pages, &self.shared, &self.accounts, generation);
-            let (memory, unsynced) = lent;
+            let shared_copy =
+                source.share_pages(copy, pages, &self.shared, &self.accounts, generation);
+            let (memory, unsynced) = shared_copy;
             // Before another checkpoint can be begun, which names what is not synced.
             lock(&self.checkpoint).sync_early(unsynced);
             Ok(Some(memory))
         });
-        let mut memory = match lent {
-            Ok(Some(lent)) => lent,
+        let mut memory = match shared_copy {
+            Ok(Some(shared_copy)) => shared_copy,
             // A layout of a memory that is gone can still be read.
             Ok(None) | Err(PagesError::UnknownMemory(_)) => return Ok(None),
             Err(error) => return Err(error),
         };
         let pages = self.data_of(&memory);
-        memory.fresh = Some(Fresh { file: None, pages });
+        memory.initial = Some(InitialPages { file: None, pages });
         Ok(Some(memory))
     }
 
@@ -123,22 +124,22 @@ impl PageStore {
         for part in parts {
             let pages = part.start_page..part.start_page + part.pages;
             if !open.iter().any(|(base, _)| *base == part.base)
-                && let Ok(source) = Source::of(&self.dir, part.base)
+                && let Ok(source) = Source::open_base(&self.dir, part.base)
             {
                 open.push((part.base, source));
             }
             let source = open.iter().find(|(base, _)| *base == part.base).map(|(_, source)| source);
             let found = source.map(|source| {
                 source.data(pages.clone(), |range| {
-                    ranges.note(range);
-                    Ok(ranges.looked < RANGES_MAX)
+                    ranges.add(range);
+                    Ok(ranges.recorded < RANGES_MAX)
                 })
             });
             match found {
                 Some(Ok(end)) if end >= pages.end => {}
                 // Looking further takes longer than hashing what is left.
-                Some(Ok(end)) => ranges.note(end..pages.end),
-                _ => ranges.note(pages),
+                Some(Ok(end)) => ranges.add(end..pages.end),
+                _ => ranges.add(pages),
             }
         }
         ranges.pages
@@ -162,7 +163,7 @@ impl PageStore {
         // Open until it is synced, so that an error of the kernel's own writeback is not missed.
         self.accounts.open_files.fetch_add(1, Relaxed);
         let mut memory = Memory::new(id, base_bytes);
-        memory.fresh = Some(Fresh { file: Some(Arc::new(file)), pages });
+        memory.initial = Some(InitialPages { file: Some(Arc::new(file)), pages });
         Ok(memory)
     }
 
@@ -218,7 +219,7 @@ impl Source {
     }
 
     /// A base file.
-    pub(crate) fn of(dir: &Dir, base: BaseId) -> Result<Self> {
+    pub(crate) fn open_base(dir: &Dir, base: BaseId) -> Result<Self> {
         let path = dir.path_of(Name::Base(base));
         Ok(Self { file: Arc::new(dir.open_read(&path)?), path })
     }
@@ -233,7 +234,7 @@ impl Source {
         let end = pages.end * PAGE_BYTES;
         let mut at = pages.start;
         while at < pages.end {
-            let from = Named { file: &self.file, path: &self.path };
+            let from = NamedFile { file: &self.file, path: &self.path };
             let data = files::next_data(from, at * PAGE_BYTES, end)?;
             // Whole pages, whatever the file system's blocks are.
             let (first, last) = (data.start / PAGE_BYTES, data.end.div_ceil(PAGE_BYTES));
@@ -297,7 +298,7 @@ impl<'a> Copier<'a> {
             (at, to) = (at + done, to + done);
             self.bytes += done;
         }
-        self.written.note(pages);
+        self.written.add(pages);
         Ok(())
     }
 }
@@ -307,12 +308,12 @@ impl<'a> Copier<'a> {
 struct Ranges {
     pages: Vec<Range<u64>>,
     /// Number of recorded ranges.
-    looked: usize,
+    recorded: usize,
 }
 
 impl Ranges {
-    fn note(&mut self, pages: Range<u64>) {
-        self.looked += 1;
+    fn add(&mut self, pages: Range<u64>) {
+        self.recorded += 1;
         match self.pages.last_mut() {
             Some(last) if last.end >= pages.start => last.end = last.end.max(pages.end),
             _ => self.pages.push(pages),

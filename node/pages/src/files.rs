@@ -45,7 +45,7 @@ impl Name {
         let (id, kind) = name.split_once('.')?;
         let id = MemoryId(canonical(id)?);
         match kind {
-            "base" => Some(Self::Base(BaseId::of(id))),
+            "base" => Some(Self::Base(BaseId::initial(id))),
             other => match other.strip_prefix("base") {
                 Some(number) => {
                     let number = canonical(number).filter(|number| *number > 0)?;
@@ -70,26 +70,26 @@ pub(crate) struct Dir {
     path: PathBuf,
     lock: Lock,
     /// For layouts, which outlive the lock.
-    pub(crate) place: Arc<Place>,
+    pub(crate) reader_dir: Arc<ReaderDir>,
 }
 
 /// Location of the files, for readers, and the number of unlinked files that stay open for layouts.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ReaderDir {
     path: PathBuf,
     kept: AtomicU64,
     kept_max: u64,
 }
 
-impl Place {
+impl ReaderDir {
     /// Counts a file that is open although its name goes, unless there are as many as may be.
-    pub(crate) fn keeps_one_more(&self) -> bool {
+    pub(crate) fn reserve_unlinked(&self) -> bool {
         let one_more = |kept: u64| (kept < self.kept_max).then_some(kept + 1);
         self.kept.fetch_update(Relaxed, Relaxed, one_more).is_ok()
     }
 
     /// One of those was closed.
-    pub(crate) fn keeps_one_less(&self) {
+    pub(crate) fn release_unlinked(&self) {
         self.kept.fetch_sub(1, Relaxed);
     }
 
@@ -142,16 +142,16 @@ impl Dir {
         .map_err(|e| PagesError::io("write to", path, e.into()))?;
         let path = path.to_path_buf();
         let kept_max = open_files_max(open_files);
-        let place = Place { path: path.clone(), kept: AtomicU64::new(0), kept_max };
-        Ok(Self { disk, path, lock, place: Arc::new(place) })
+        let reader_dir = ReaderDir { path: path.clone(), kept: AtomicU64::new(0), kept_max };
+        Ok(Self { disk, path, lock, reader_dir: Arc::new(reader_dir) })
     }
 
     pub(crate) fn path_of(&self, name: Name) -> PathBuf {
-        self.place.path_of(name)
+        self.reader_dir.path_of(name)
     }
 
     pub(crate) fn base_path(&self, id: MemoryId) -> PathBuf {
-        self.path_of(Name::Base(BaseId::of(id)))
+        self.path_of(Name::Base(BaseId::initial(id)))
     }
 
     pub(crate) fn segment_path(&self, id: MemoryId, segment: SegmentId) -> PathBuf {
@@ -187,9 +187,9 @@ impl Dir {
         Ok(file)
     }
 
-    /// See [`Place::open_read`].
+    /// See [`ReaderDir::open_read`].
     pub(crate) fn open_read(&self, path: &Path) -> Result<File> {
-        self.place.open_read(path)
+        self.reader_dir.open_read(path)
     }
 
     pub(crate) fn open_write(&self, path: &Path) -> Result<File> {
@@ -203,7 +203,7 @@ impl Dir {
             let (mut at, end) = (range.start * PAGE_BYTES, range.end * PAGE_BYTES);
             // Holes are not touched: where the file system cannot make any, zeros are written.
             while at < end {
-                let data = next_data(Named { file, path }, at, end)?;
+                let data = next_data(NamedFile { file, path }, at, end)?;
                 on_disk
                     .clear(data.start, data.end - data.start)
                     .map_err(|e| PagesError::io("clear", path, e))?;
@@ -292,7 +292,7 @@ pub(crate) fn read_exact(file: &File, path: &Path, buf: &mut [u8], offset: u64) 
 
 /// The first byte at or after `at` that may be data, and the end of the data there, both at most
 /// `end`.
-pub(crate) fn next_data(from: Named, at: u64, end: u64) -> Result<Range<u64>> {
+pub(crate) fn next_data(from: NamedFile, at: u64, end: u64) -> Result<Range<u64>> {
     let start = match seek(from.file, SeekFrom::Data(at)) {
         Ok(start) => start,
         // Nothing but a hole.
@@ -311,14 +311,14 @@ pub(crate) fn next_data(from: Named, at: u64, end: u64) -> Result<Range<u64>> {
 
 /// An open file and its name for errors.
 #[derive(Clone, Copy)]
-pub(crate) struct Named<'a> {
+pub(crate) struct NamedFile<'a> {
     pub(crate) file: &'a File,
     pub(crate) path: &'a Path,
 }
 
 /// Copies `pages` pages, a buffer at a time.
 pub(crate) fn copy_pages(
-    from: Named,
+    from: NamedFile,
     from_page: u64,
     (to, to_path): (&dyn DiskFile, &Path),
     to_page: u64,

@@ -14,11 +14,11 @@ use std::{
 use crate::{
     BaseId, MemoryId, PAGE_BYTES, PagesError, Result, Run, SegmentId,
     copy::{Copier, Source},
-    files::{self, Dir, Name, Named},
-    fold_plan::{FoldPlan, FoldSource, FoldWork, Readers, Surroundings},
-    heap,
+    files::{self, Dir, Name, NamedFile},
+    fold_plan::{FoldContext, FoldPlan, FoldSource, FoldWork, Readers},
     memory::Memory,
     sharing::Move,
+    state_heap,
     store::{FoldQueue, PageStore, lock},
 };
 
@@ -49,23 +49,23 @@ impl FoldProgress {
 }
 
 /// Pages copied into base files that are not synced yet.
-struct Copied {
+struct UnsyncedFold {
     id: MemoryId,
-    bases: Vec<Written>,
+    bases: Vec<OpenBase>,
     plan: FoldPlan,
     moved_bytes: u64,
 }
 
 /// A base file that was written to.
-struct Written {
+struct OpenBase {
     id: BaseId,
     path: PathBuf,
     file: File,
 }
 
-impl Written {
+impl OpenBase {
     /// The file of this name among those that are open, opened if it is not.
-    fn of<'a>(open: &'a mut Vec<Self>, dir: &Dir, id: BaseId) -> Result<&'a Self> {
+    fn find_or_open<'a>(open: &'a mut Vec<Self>, dir: &Dir, id: BaseId) -> Result<&'a Self> {
         let at = match open.iter().position(|file| file.id == id) {
             Some(at) => at,
             None => {
@@ -93,7 +93,7 @@ impl PageStore {
 
     /// [`PageStore::fold`] without waiting for readers: layouts of older versions are cut off
     /// ([`crate::MemoryLayout::is_cut_off`]), except held ones ([`crate::HeldLayout`]), whose
-    /// memories are skipped. Claims that only a checkpoint releases still block the fold: where
+    /// memories are skipped. References that only a checkpoint releases still block the fold: where
     /// pages are shared, a checkpoint and another fold are needed.
     pub fn fold_over_readers(&self, budget_bytes: u64) -> Result<FoldProgress> {
         self.step(budget_bytes, Readers::CutOff)
@@ -110,7 +110,7 @@ impl PageStore {
         // Files that other memories than those of this step may reference.
         let mut taken = BTreeSet::new();
         for _ in 0..visits_max {
-            let open: usize = copied.iter().map(|part: &Copied| part.bases.len()).sum();
+            let open: usize = copied.iter().map(|part: &UnsyncedFold| part.bases.len()).sum();
             if pages_left == 0 || open >= FILES_PER_STEP {
                 break;
             }
@@ -156,7 +156,7 @@ impl PageStore {
         for part in copied {
             // One that was made for this has its length to be synced as well; its name is by the
             // checkpoint that names it.
-            let synced = part.bases.iter().try_for_each(|Written { path, file, .. }| {
+            let synced = part.bases.iter().try_for_each(|OpenBase { path, file, .. }| {
                 let synced = self.dir.on_disk(path, file).sync_data();
                 synced.map_err(|e| PagesError::io("sync", path, e))
             });
@@ -165,7 +165,7 @@ impl PageStore {
                 // The runs stay in the index, so they are copied anew: nothing depends on what the
                 // kernel kept of this attempt.
                 Err(e) => {
-                    self.give_back(&part.plan, true);
+                    self.release_plan(&part.plan, true);
                     result = Err(e);
                 }
             }
@@ -186,42 +186,47 @@ impl PageStore {
         let memories = &*self.read();
         // Removed meanwhile.
         let Some(memory) = memories.get(&id) else { return Ok(FoldWork::None) };
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         let mut memory = lock(memory);
         if memory.shared_bases().any(|base| taken.contains(&base)) {
             return Ok(FoldWork::Later);
         }
         let (dir, shared, accounts) = (&self.dir, &self.shared, &self.accounts);
-        let around = Surroundings { dir, shared, accounts, memories, readers };
-        let work = memory.plan_fold(around, pages_max)?;
+        let context = FoldContext { dir, shared, accounts, memories, readers };
+        let work = memory.plan_fold(context, pages_max)?;
         if matches!(work, FoldWork::Plan(_)) {
-            // Its own too: it may be lent before it is written.
-            taken.insert(BaseId::of(id));
+            // Its own too: it may be shared before it is written.
+            taken.insert(BaseId::initial(id));
             taken.extend(memory.shared_bases());
         }
         Ok(work)
     }
 
-    fn copy_into_bases(&self, id: MemoryId, plan: FoldPlan, buf: &mut [u8]) -> Result<Copied> {
+    fn copy_into_bases(
+        &self,
+        id: MemoryId,
+        plan: FoldPlan,
+        buf: &mut [u8],
+    ) -> Result<UnsyncedFold> {
         let mut bases = Vec::new();
-        let copied = self.carry_out(&plan.moves, &mut bases).and_then(|moved| {
+        let copied = self.copy_moves(&plan.moves, &mut bases).and_then(|moved| {
             self.write_runs(&plan.runs, &plan.segments, &mut bases, buf).map(|()| moved)
         });
         match copied {
-            Ok(moved_bytes) => Ok(Copied { id, bases, plan, moved_bytes }),
+            Ok(moved_bytes) => Ok(UnsyncedFold { id, bases, plan, moved_bytes }),
             Err(error) => {
-                self.give_back(&plan, true);
+                self.release_plan(&plan, true);
                 Err(error)
             }
         }
     }
 
     /// Copies the pages to be moved. Returns the number of bytes.
-    fn carry_out(&self, moves: &[Move], bases: &mut Vec<Written>) -> Result<u64> {
+    fn copy_moves(&self, moves: &[Move], bases: &mut Vec<OpenBase>) -> Result<u64> {
         let mut moved_bytes = 0;
         for Move { pages, from, to } in moves {
-            let from = Source::of(&self.dir, from.id)?;
-            let Written { path, file, .. } = Written::of(bases, &self.dir, to.id)?;
+            let from = Source::open_base(&self.dir, from.id)?;
+            let OpenBase { path, file, .. } = OpenBase::find_or_open(bases, &self.dir, to.id)?;
             // Removes remains of an attempt before a crash.
             self.dir.clear(path, file, slice::from_ref(pages))?;
             let to = self.dir.on_disk(path, file);
@@ -236,17 +241,17 @@ impl PageStore {
         &self,
         runs: &[(Run, BaseId)],
         segments: &[FoldSource],
-        bases: &mut Vec<Written>,
+        bases: &mut Vec<OpenBase>,
         buf: &mut [u8],
     ) -> Result<()> {
         for (run, base) in runs {
             let Some(source) = segments.iter().find(|source| source.id == run.segment) else {
                 continue;
             };
-            let Written { path, file, .. } = Written::of(bases, &self.dir, *base)?;
+            let OpenBase { path, file, .. } = OpenBase::find_or_open(bases, &self.dir, *base)?;
             let to = self.dir.on_disk(path, file);
             files::copy_pages(
-                Named { file: &source.file, path: &source.path },
+                NamedFile { file: &source.file, path: &source.path },
                 run.offset_page,
                 (to.as_ref(), path),
                 run.start_page,
@@ -257,16 +262,16 @@ impl PageStore {
         Ok(())
     }
 
-    fn apply(&self, part: Copied, progress: &mut FoldProgress) {
-        let Copied { id, plan, moved_bytes, .. } = part;
+    fn apply(&self, part: UnsyncedFold, progress: &mut FoldProgress) {
+        let UnsyncedFold { id, plan, moved_bytes, .. } = part;
         let bytes = pages(&plan.runs) * PAGE_BYTES;
         self.accounts.folded.fetch_add(bytes, Relaxed);
         self.accounts.moved.fetch_add(moved_bytes, Relaxed);
         progress.copied_bytes += bytes;
         progress.moved_bytes += moved_bytes;
-        // While the places are claimed for the memory itself, whatever became of that.
+        // While the places are reserved for the memory itself, whatever became of that.
         for (other, names) in sharers(id, &plan) {
-            self.fold_in(other, |memory| memory.fold_along(&self.accounts, &plan, &names));
+            self.fold_in(other, |memory| memory.apply_shared_fold(&self.accounts, &plan, &names));
         }
         let runs: Vec<_> = plan.runs.iter().map(|(run, _)| *run).collect();
         let is_there = self.fold_in(id, |memory| {
@@ -274,7 +279,7 @@ impl PageStore {
             true
         });
         // A memory that was removed meanwhile has no index any more.
-        self.give_back(&plan, !is_there);
+        self.release_plan(&plan, !is_there);
     }
 
     /// Changes a memory by what was folded. Whether it was changed.
@@ -293,12 +298,12 @@ impl PageStore {
     }
 
     /// Returns the places that a plan wrote to, and those of moves if they were not carried out.
-    fn give_back(&self, plan: &FoldPlan, also_moves: bool) {
+    fn release_plan(&self, plan: &FoldPlan, also_moves: bool) {
         let moves = plan.moves.iter().filter(|_| also_moves);
         let moves = moves.map(|moved| (&moved.to, slice::from_ref(&moved.pages)));
-        let kept = plan.kept.iter().map(|(file, pages)| (file, pages.as_slice()));
-        for (file, pages) in kept.chain(moves) {
-            if self.shared.give_back(&self.dir, file, pages).is_err() {
+        let in_place = plan.in_place.iter().map(|(file, pages)| (file, pages.as_slice()));
+        for (file, pages) in in_place.chain(moves) {
+            if self.shared.cancel_refs(&self.dir, file, pages).is_err() {
                 // The next start finds what is left.
                 self.accounts.unlink_failures.fetch_add(1, Relaxed);
             }

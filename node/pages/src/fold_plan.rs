@@ -1,7 +1,7 @@
 //! Plans which pages of one memory can be folded now, and to which file. Pages are written to the
 //! base file they are in if this memory alone references them there, or if all memories that do
-//! have the same data to write (see `together.rs`). Otherwise they move to another file, with the
-//! pages around them. The crate's documentation explains why each case is safe.
+//! have the same data to write (see `shared_fold.rs`). Otherwise they move to another file, with
+//! the pages around them. The crate's documentation explains why each case is safe.
 
 use std::{
     ops::Range,
@@ -14,9 +14,9 @@ use crate::{
     files::Dir,
     memory::{Accounts, Memory, Segment},
     shared::{BaseFile, SharedFiles, SharedSegment},
+    shared_fold::CoReferrers,
     sharing::Move,
     store::Memories,
-    together::Company,
 };
 
 /// Pages that one step moves in one memory, unless more have to go at once.
@@ -35,7 +35,7 @@ pub(crate) enum Readers {
 
 /// Input of a plan.
 #[derive(Clone, Copy)]
-pub(crate) struct Surroundings<'a> {
+pub(crate) struct FoldContext<'a> {
     pub(crate) dir: &'a Arc<Dir>,
     pub(crate) shared: &'a SharedFiles,
     pub(crate) accounts: &'a Accounts,
@@ -50,9 +50,9 @@ pub(crate) struct FoldPlan {
     pub(crate) runs: Vec<(Run, BaseId)>,
     /// To be done before.
     pub(crate) moves: Vec<Move>,
-    /// Pages written in place in files that others may reference: claimed, so that the place is not
-    /// allocated again before it is written, even if the memory is removed.
-    pub(crate) kept: Vec<(Arc<BaseFile>, Vec<Range<u64>>)>,
+    /// Pages written in place in files that others may reference: reserved, so that the place is
+    /// not allocated again before it is written, even if the memory is removed.
+    pub(crate) in_place: Vec<(Arc<BaseFile>, Vec<Range<u64>>)>,
     pub(crate) segments: Vec<FoldSource>,
 }
 
@@ -101,11 +101,11 @@ impl Memory {
         (before - self.older.len()) as u64
     }
 
-    /// Up to `pages_max` pages that may be copied into base files now. Places that are written to are
-    /// claimed.
-    pub(crate) fn plan_fold(&mut self, around: Surroundings, pages_max: u64) -> Result<FoldWork> {
-        if around.readers == Readers::CutOff {
-            around.accounts.cut_off.fetch_add(self.cut_off_readers(), Relaxed);
+    /// Up to `pages_max` pages that may be copied into base files now. Places that are written to
+    /// are reserved.
+    pub(crate) fn plan_fold(&mut self, context: FoldContext, pages_max: u64) -> Result<FoldWork> {
+        if context.readers == Readers::CutOff {
+            context.accounts.cut_off.fetch_add(self.cut_off_readers(), Relaxed);
         }
         self.older.retain(|(_, pin)| pin.strong_count() > 0);
         let oldest_read =
@@ -123,14 +123,14 @@ impl Memory {
             return Ok(if self.has_durable_delta() { FoldWork::Blocked } else { FoldWork::None });
         }
         let open = |&id: &SegmentId| {
-            let path = around.dir.path_of(self.segment_name(id));
+            let path = context.dir.path_of(self.segment_name(id));
             let shared = self.segments.get(&id).and_then(|segment| segment.shared.clone());
-            Ok(FoldSource { id, path, file: self.segment_handle(around.dir, id).open()?, shared })
+            Ok(FoldSource { id, path, file: self.segment_handle(context.dir, id).open()?, shared })
         };
         let segments = candidates.iter().map(open).collect::<Result<_>>()?;
         let mut moves = Vec::new();
         let runs = self.runs_to_fold(&candidates, pages_max, |memory, run| {
-            memory.target(around, run, &mut moves)
+            memory.target(context, run, &mut moves)
         });
         let mut runs = match runs {
             Ok(runs) => runs,
@@ -138,7 +138,7 @@ impl Memory {
                 for Move { pages, to, .. } in &moves {
                     // The error that matters is the first one; what is left is found at the start.
                     let pages = std::slice::from_ref(pages);
-                    let _ = around.shared.give_back(around.dir, to, pages);
+                    let _ = context.shared.cancel_refs(context.dir, to, pages);
                 }
                 return Err(error);
             }
@@ -153,37 +153,37 @@ impl Memory {
             let within = within.take_while(|(run, _)| run.start_page < pages.end);
             within.filter(|(_, base)| *base == from.id).for_each(|(_, base)| *base = to.id);
         }
-        let kept = self.keep_places(&runs, &moves);
-        Ok(FoldWork::Plan(FoldPlan { runs, moves, kept, segments }))
+        let in_place = self.reserve_in_place(&runs, &moves);
+        Ok(FoldWork::Plan(FoldPlan { runs, moves, in_place, segments }))
     }
 
-    /// Claims pages that are written and were not moved, in files that others may reference.
-    fn keep_places(
+    /// Reserves pages that are written and were not moved, in files that others may reference.
+    fn reserve_in_place(
         &self,
         runs: &[(Run, BaseId)],
         moves: &[Move],
     ) -> Vec<(Arc<BaseFile>, Vec<Range<u64>>)> {
-        let mut kept: Vec<(Arc<BaseFile>, Vec<Range<u64>>)> = Vec::new();
-        let Some(sharing) = &self.sharing else { return kept };
+        let mut in_place: Vec<(Arc<BaseFile>, Vec<Range<u64>>)> = Vec::new();
+        let Some(sharing) = &self.sharing else { return in_place };
         let is_moved = |page: u64| {
             let next = moves.partition_point(|moved| moved.pages.end <= page);
             moves.get(next).is_some_and(|moved| moved.pages.start <= page)
         };
         for (run, base) in runs.iter().filter(|(run, _)| !is_moved(run.start_page)) {
             let pages = run.start_page..run.start_page + run.pages;
-            match kept.iter_mut().find(|(file, _)| file.id == *base) {
+            match in_place.iter_mut().find(|(file, _)| file.id == *base) {
                 Some((_, ranges)) => ranges.push(pages),
                 None => {
                     let file = sharing.file(*base).cloned();
-                    kept.extend(file.map(|file| (file, vec![pages])));
+                    in_place.extend(file.map(|file| (file, vec![pages])));
                 }
             }
         }
-        for (file, ranges) in &kept {
-            let mut claims = file.claims();
-            ranges.iter().for_each(|pages| claims.add(pages));
+        for (file, ranges) in &in_place {
+            let mut refs = file.refs();
+            ranges.iter().for_each(|pages| refs.add(pages));
         }
-        kept
+        in_place
     }
 
     /// The base files that it references and that others may reference.
@@ -191,7 +191,8 @@ impl Memory {
         self.sharing.iter().flat_map(|sharing| sharing.files().map(|file| file.id))
     }
 
-    /// Runs of these segments, cut where their targets change, of at most `pages_max` pages in total.
+    /// Runs of these segments, cut where their targets change, of at most `pages_max` pages in
+    /// total.
     fn runs_to_fold(
         &mut self,
         candidates: &[SegmentId],
@@ -229,8 +230,9 @@ impl Memory {
     }
 
     /// Where the first page of this run goes.
-    fn target(&mut self, around: Surroundings, run: Run, moves: &mut Vec<Move>) -> Result<Target> {
-        let (page, end, own) = (run.start_page, run.start_page + run.pages, BaseId::of(self.id));
+    fn target(&mut self, context: FoldContext, run: Run, moves: &mut Vec<Move>) -> Result<Target> {
+        let (page, end, own) =
+            (run.start_page, run.start_page + run.pages, BaseId::initial(self.id));
         let (id, memory_pages, base_bytes) = (self.id, self.base_pages(), self.base_bytes);
         let Some(sharing) = self.sharing.as_mut() else { return Ok(Target::To(own, end)) };
         if let Some(last) = moves.last().filter(|last| last.pages.contains(&page)) {
@@ -240,7 +242,7 @@ impl Memory {
             return Ok(Target::Waits(end));
         };
         let file = Arc::clone(file);
-        let (counts, until) = file.claims().counts(page, end.min(extent.end));
+        let (counts, until) = file.refs().counts(page, end.min(extent.end));
         if counts.is_sole() {
             return Ok(Target::To(file.id, until));
         }
@@ -248,21 +250,21 @@ impl Memory {
         // At most up to where the rest would move with it, if it has to move.
         let pages = page..until.min(unit.end);
         let segment = self.segments.get(&run.segment).and_then(|of| of.shared.as_deref());
-        let company = match counts.live {
-            0 | 1 => Company { count: 0, is_ready: true, until: pages.end },
-            _ => around.company(id, segment, run.offset_page, &pages, file.id),
+        let co_referrers = match counts.current {
+            0 | 1 => CoReferrers { count: 0, is_ready: true, until: pages.end },
+            _ => context.co_referrers(id, segment, run.offset_page, &pages, file.id),
         };
-        if company.count + 1 >= counts.live {
+        if co_referrers.count + 1 >= counts.current {
             // No memory's newest version will reference other data here.
-            let is_ready = company.is_ready && counts.held == 0;
-            match (counts.retired, is_ready, around.readers) {
-                (0, true, _) => return Ok(Target::To(file.id, company.until)),
+            let is_ready = co_referrers.is_ready && counts.pinned == 0;
+            match (counts.retired, is_ready, context.readers) {
+                (0, true, _) => return Ok(Target::To(file.id, co_referrers.until)),
                 (0, false, Readers::CutOff) => {}
-                _ => return Ok(Target::Waits(company.until)),
+                _ => return Ok(Target::Waits(co_referrers.until)),
             }
         }
         // Pages that are written in place, maybe by this very plan, do not move.
-        let unit = file.claims().not_sole(page, &unit);
+        let unit = file.refs().not_sole(page, &unit);
         let moved: u64 = moves.iter().map(|moved| moved.pages.end - moved.pages.start).sum();
         if moved > 0 && moved + (unit.end - unit.start) > MOVED_PAGES_MAX {
             return Ok(Target::Full);
@@ -275,7 +277,7 @@ impl Memory {
                 Some(to) => Arc::clone(to),
                 None => {
                     let base = sharing.next_base();
-                    around.shared.create_base(around.dir, base, base_bytes, &unit)?
+                    context.shared.create_base(context.dir, base, base_bytes, &unit)?
                 }
             },
         };

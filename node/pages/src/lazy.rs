@@ -5,7 +5,7 @@
 //! concurrent users share the descriptor.
 //!
 //! A file that is about to be unlinked while a layout still names it is opened before, and stays
-//! open until the last such layout is dropped ([`PageFile::keep`]).
+//! open until the last such layout is dropped ([`PageFile::hold_open`]).
 
 use std::{
     fs::File,
@@ -16,7 +16,7 @@ use std::{
 
 use crate::{
     PagesError, Result,
-    files::{Name, Place},
+    files::{Name, ReaderDir},
     store::lock,
 };
 
@@ -24,7 +24,7 @@ use crate::{
 #[derive(Debug)]
 pub struct PageFile {
     /// Where it is opened; none of a file that is kept from the beginning.
-    place: Option<(Arc<Place>, Name)>,
+    dir: Option<(Arc<ReaderDir>, Name)>,
     handle: Mutex<Handle>,
 }
 
@@ -37,13 +37,13 @@ struct Handle {
 }
 
 impl PageFile {
-    pub(crate) fn new(place: &Arc<Place>, name: Name) -> Self {
-        Self { place: Some((Arc::clone(place), name)), handle: Mutex::default() }
+    pub(crate) fn new(dir: &Arc<ReaderDir>, name: Name) -> Self {
+        Self { dir: Some((Arc::clone(dir), name)), handle: Mutex::default() }
     }
 
     /// One that is open already, and stays open.
-    pub fn of(file: Arc<File>) -> Self {
-        Self { place: None, handle: Mutex::new(Handle { kept: Some(file), ..Handle::default() }) }
+    pub fn from_file(file: Arc<File>) -> Self {
+        Self { dir: None, handle: Mutex::new(Handle { kept: Some(file), ..Handle::default() }) }
     }
 
     /// The file, open until its last holder drops it.
@@ -58,10 +58,10 @@ impl PageFile {
         if let Some(file) = handle.kept.clone().or_else(|| handle.used.upgrade()) {
             return Ok(file);
         }
-        let Some((place, name)) = self.place.as_ref().filter(|_| !handle.is_gone) else {
+        let Some((dir, name)) = self.dir.as_ref().filter(|_| !handle.is_gone) else {
             return Err(PagesError::Gone { path: self.path() });
         };
-        let file = Arc::new(place.open_read(&place.path_of(*name))?);
+        let file = Arc::new(dir.open_read(&dir.path_of(*name))?);
         handle.used = Arc::downgrade(&file);
         Ok(file)
     }
@@ -70,25 +70,25 @@ impl PageFile {
     ///
     /// # Errors
     /// The errors of opening it, and too many open files if the maximum are kept open already
-    /// ([`Place::keeps_one_more`]).
-    pub(crate) fn keep(&self) -> Result<()> {
-        let Some((place, name)) = &self.place else { return Ok(()) };
+    /// ([`ReaderDir::reserve_unlinked`]).
+    pub(crate) fn hold_open(&self) -> Result<()> {
+        let Some((dir, name)) = &self.dir else { return Ok(()) };
         let mut handle = lock(&self.handle);
         if handle.kept.is_some() {
             return Ok(());
         }
-        if !place.keeps_one_more() {
+        if !dir.reserve_unlinked() {
             let error = io::Error::from_raw_os_error(libc::EMFILE);
-            return Err(PagesError::io("keep open", &place.path_of(*name), error));
+            return Err(PagesError::io("keep open", &dir.path_of(*name), error));
         }
-        let file = self.open_locked(&mut handle).inspect_err(|_| place.keeps_one_less())?;
+        let file = self.open_locked(&mut handle).inspect_err(|_| dir.release_unlinked())?;
         handle.kept = Some(file);
         Ok(())
     }
 
     /// Unlinks the file for good: it cannot be opened any more. Its readers were given up, and no
     /// descriptor is left to keep it.
-    pub(crate) fn give_up(&self) {
+    pub(crate) fn mark_gone(&self) {
         lock(&self.handle).is_gone = true;
     }
 
@@ -99,21 +99,21 @@ impl PageFile {
 
     /// Whether its descriptor gives no right to write.
     pub fn is_read_only(&self) -> bool {
-        self.place.is_some()
+        self.dir.is_some()
     }
 
     /// For errors.
     pub(crate) fn path(&self) -> PathBuf {
-        self.place.as_ref().map_or_else(PathBuf::new, |(place, name)| place.path_of(*name))
+        self.dir.as_ref().map_or_else(PathBuf::new, |(dir, name)| dir.path_of(*name))
     }
 }
 
 impl Drop for PageFile {
     fn drop(&mut self) {
-        if let Some((place, _)) = &self.place
+        if let Some((dir, _)) = &self.dir
             && lock(&self.handle).kept.is_some()
         {
-            place.keeps_one_less();
+            dir.release_unlinked();
         }
     }
 }

@@ -10,7 +10,7 @@
 //!
 //! - `<id>.base`: sparse and as long as the memory may ever grow, from creation on. Page `n` of the
 //!   memory is at offset `n * 4096`, so base pages need no index and growth maps nothing new.
-//!   `<id>.base1` and so on: further base files of a memory that was copied ([`Part`]).
+//!   `<id>.base1` and so on: further base files of a memory that was copied ([`BaseRun`]).
 //! - `<id>.<segment>`: delta. A worker appends the pages that a message dirtied; [`Run`]s say which
 //!   pages of the memory they are.
 //!
@@ -54,49 +54,50 @@
 //!
 //! A memory may begin as a copy of the newest version of another ([`PageStore::create_copy`]).
 //! Nothing is copied: both reference the same base pages, and the copy's index names the segments
-//! of the other ([`Borrowed`]), of which the open one is sealed. Each base file keeps, for ranges
-//! of its pages, how many memories reference them (a *claim*): newest versions, those that a
-//! durable index still needs, and those that only a reader does. Claims are not stored: they are
-//! counted from the durable indexes when the store is opened. The claims on a page determine how it
-//! is folded:
+//! of the other ([`BorrowedSegment`]), of which the open one is sealed. Each base file keeps, for
+//! ranges of its pages, how many memories reference them (its *references*): newest versions, those
+//! that a durable index still needs, and those that only a reader does. References are not stored:
+//! they are counted from the durable indexes when the store is opened. The references to a page
+//! determine how it is folded:
 //!
 //! - one memory references it, and no other may: it is overwritten in place, as above;
 //! - the newest versions of several memories do, and all of them find the same page of the same
 //!   segment above it, as a copy does with delta that was not folded when it was made: it is
-//!   overwritten in place, once, and the run is removed from all their indexes (`together.rs`);
+//!   overwritten in place, once, and the run is removed from all their indexes (`shared_fold.rs`);
 //! - the newest versions of several memories do, and one of them will have other data there: the
-//!   memory's pages around it ([`Part`]) are first copied to an unclaimed place in another base
-//!   file of the memory and synced; the memory references that place from then on, and so do the
-//!   others that have the same data to fold there. Data that is not in a durable index yet needs no
-//!   claim: a restart before the next checkpoint finds the old pages, which were not written to,
-//!   and clears the half-made copy;
+//!   memory's pages around it ([`BaseRun`]) are first copied to an unreferenced place in another
+//!   base file of the memory and synced; the memory references that place from then on, and so do
+//!   the others that have the same data to fold there. Data that is not in a durable index yet
+//!   needs no reference: a restart before the next checkpoint finds the old pages, which were not
+//!   written to, and clears the half-made copy;
 //! - others do only until a checkpoint is durable: folding waits for it, also `fold_over_readers`,
 //!   because moving would create pages that are not needed. So of memories that differ the last one
 //!   never moves: after the next checkpoint it is the only one that references the place;
 //! - others do only until a reader releases them: folding waits, or moves the pages where it may
 //!   not wait (`fold_over_readers`).
 //!
-//! A claim that ended is released by the checkpoint that does not name it, once no layout that was
-//! taken before is alive: the last claim returns the pages to the file system, or deletes the file.
-//! So each page is on disk once for each content that memories have there, with those around it,
-//! and the base files take no more than the sizes of the memories together, what was removed or
-//! moved since the last durable checkpoint, and what readers of earlier versions still reference.
-//! That holds for any number of copies made in one round, whether or not their delta was folded.
+//! A reference that ended is released by the checkpoint that does not name it, once no layout that
+//! was taken before is alive: the last reference returns the pages to the file system, or deletes
+//! the file. So each page is on disk once for each content that memories have there, with those
+//! around it, and the base files take no more than the sizes of the memories together, what was
+//! removed or moved since the last durable checkpoint, and what readers of earlier versions still
+//! reference. That holds for any number of copies made in one round, whether or not their delta was
+//! folded.
 //!
 //! Invariants:
 //!
-//! - The newest version of a memory, every durable index that may be opened, and every layout has a
-//!   claim on each base page that it references.
-//! - A page that is claimed more than once is written only where every claim belongs to a newest
-//!   version, and every version of those memories that is being read, and every durable index,
-//!   finds the written data above it.
-//! - A place is claimed before it is written and remains claimed until it is; an unclaimed place
-//!   holds no data. The data is durable with the first checkpoint that names the place: pages that
-//!   are moved there are synced, and a place behind the end of a copy is synced with that
+//! - The newest version of a memory, every durable index that may be opened, and every layout
+//!   counts as a reference to each base page that it uses.
+//! - A page that is referenced more than once is written only where every reference belongs to a
+//!   newest version, and every version of those memories that is being read, and every durable
+//!   index, finds the written data above it.
+//! - A place is reserved before it is written and remains reserved until it is; an unreferenced
+//!   place holds no data. The data is durable with the first checkpoint that names the place: pages
+//!   that are moved there are synced, and a place behind the end of a copy is synced with that
 //!   checkpoint.
 //! - Of the memories that reference one base file only one is folded per step, so the state that a
 //!   plan relies on does not change until it is carried out.
-//! - Ending a claim, or dropping the name of a segment, and deciding whether it was the last,
+//! - Ending a reference, or dropping the name of a segment, and deciding whether it was the last,
 //!   happen under one lock.
 //!
 //! Pages move in units of some hundred KiB, not whole memories: otherwise one page could cause a
@@ -140,13 +141,14 @@
 //!   as pages in the log without its reserve, which [`PageStore::check_room`] ensures (a copy has
 //!   the entries of its source until these are folded); a round adds at most one for each page of
 //!   the reserve, and those of the copies that it makes. A fixed part per memory is in the state's
-//!   heap ([`heap`]). Parts and claims are for memories that share pages: at most some hundred for
-//!   each GiB of them, and 2,000 for the largest. Nothing else grows with the size of the state.
+//!   heap ([`state_heap`]). Parts and references are for memories that share pages: at most some
+//!   hundred for each GiB of them, and 2,000 for the largest. Nothing else grows with the size of
+//!   the state.
 //! - Descriptors: one per memory changed since the last checkpoint, at most a quarter of what the
 //!   process may have (others are closed meanwhile); the same again while a checkpoint syncs; those
 //!   that are being used; and those of deleted files that a layout still names ([`PageFile`]), at
-//!   most a quarter as well. A file that cannot be kept for its readers is deleted later, or, if they
-//!   were cut off, without regard to them.
+//!   most a quarter as well. A file that cannot be kept for its readers is deleted later, or, if
+//!   they were cut off, without regard to them.
 //! - Time: a commit costs in the number of runs committed (times the logarithm of the index),
 //!   [`PageStore::layout`] and a copy in the number of runs and parts of that memory, a checkpoint
 //!   in what changed, and a fold step in its budget and 16 MiB of pages to be moved for each memory
@@ -160,24 +162,24 @@
 //! its I/O takes.
 
 mod checkpoint;
-mod claims;
 mod copy;
+mod cow_copy;
 mod error;
+mod extent_refs;
 mod files;
 mod fold;
 mod fold_plan;
-pub mod heap;
 mod index;
 mod lazy;
-mod lend;
 mod memory;
 mod read;
 mod recover;
 mod shared;
+mod shared_fold;
 mod sharing;
 mod staging;
+pub mod state_heap;
 mod store;
-mod together;
 mod types;
 
 pub use checkpoint::CheckpointTicket;

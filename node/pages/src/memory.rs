@@ -21,13 +21,13 @@ use std::{
 };
 
 use crate::{
-    AppendTarget, BaseId, BasePart, Borrowed, IndexFault, MemoryId, MemoryIndex, MemoryLayout,
-    PAGE_BYTES, PageFile, PagesError, Pin, Result, Run, RunFault, SegmentId,
-    files::{self, Dir, FILE_BYTES_MAX, FILE_PAGES_MAX, Name, Named},
-    heap,
+    AppendTarget, BaseId, BasePart, BorrowedSegment, IndexFault, MemoryId, MemoryIndex,
+    MemoryLayout, PAGE_BYTES, PageFile, PagesError, Pin, Result, Run, RunFault, SegmentId,
+    files::{self, Dir, FILE_BYTES_MAX, FILE_PAGES_MAX, Name, NamedFile},
     index::RunIndex,
     shared::SharedSegment,
     sharing::{Move, Sharing},
+    state_heap,
 };
 
 /// Overwritten pages of an open segment (4 MiB) from which on it is rewritten without them, if they
@@ -52,8 +52,8 @@ pub(crate) struct Accounts {
     /// Of those: written since the last checkpoint was begun.
     pub(crate) open: AtomicU64,
     /// Sealed, without a page that the newest version of a memory needs; deleted once a checkpoint
-    /// that leaves them out is durable. One that several memories name counts for each of those that
-    /// do not need it.
+    /// that leaves them out is durable. One that several memories name counts for each of those
+    /// that do not need it.
     pub(crate) releasable: AtomicU64,
     /// Bytes that were copied for new memories since the last checkpoint that was finished.
     pub(crate) copied: AtomicU64,
@@ -152,24 +152,24 @@ pub(crate) struct Memory {
     /// The base file was created since the last checkpoint.
     pub(crate) base_unsynced: bool,
     /// The pages it was created with, until a checkpoint that names them is durable.
-    pub(crate) fresh: Option<Fresh>,
+    pub(crate) initial: Option<InitialPages>,
     /// Rewritten segments that could not be kept for their readers: the next checkpoint deletes
     /// them.
-    orphans: Vec<Forgotten>,
+    orphans: Vec<DroppedSegment>,
 }
 
 /// Pages that a memory had in its base when it was created.
 #[derive(Debug)]
-pub(crate) struct Fresh {
+pub(crate) struct InitialPages {
     /// The base, open since it was written; none once a ticket has it.
     pub(crate) file: Option<Arc<File>>,
     /// Ordered, disjoint, not adjoining.
     pub(crate) pages: Vec<Range<u64>>,
 }
 
-impl Fresh {
+impl InitialPages {
     /// Adds pages that were folded from the delta into the base.
-    pub(crate) fn note(&mut self, pages: impl IntoIterator<Item = Range<u64>>) {
+    pub(crate) fn add(&mut self, pages: impl IntoIterator<Item = Range<u64>>) {
         self.pages.extend(pages);
         self.pages.sort_unstable_by_key(|range| range.start);
         self.pages = joined(std::mem::take(&mut self.pages));
@@ -177,7 +177,7 @@ impl Fresh {
 }
 
 /// A segment that nothing is written to any more, and has to be synced.
-pub(crate) struct Sealed {
+pub(crate) struct SealedSegment {
     pub(crate) id: SegmentId,
     /// None if it is closed.
     pub(crate) file: Option<Arc<File>>,
@@ -189,7 +189,7 @@ pub(crate) struct Sealed {
 
 /// A segment that is to be deleted.
 #[derive(Debug)]
-pub(crate) struct Forgotten {
+pub(crate) struct DroppedSegment {
     pub(crate) id: SegmentId,
     /// Its length.
     pub(crate) bytes: u64,
@@ -198,7 +198,7 @@ pub(crate) struct Forgotten {
     pub(crate) shared: Option<Arc<SharedSegment>>,
 }
 
-impl Forgotten {
+impl DroppedSegment {
     fn new(id: SegmentId, segment: Segment) -> Self {
         let bytes = segment.used_pages * PAGE_BYTES;
         Self { id, bytes, file: segment.read, shared: segment.shared }
@@ -221,7 +221,7 @@ impl Memory {
             sharing: None,
             older: Vec::new(),
             base_unsynced: false,
-            fresh: None,
+            initial: None,
             orphans: Vec::new(),
         }
     }
@@ -288,7 +288,7 @@ impl Memory {
         let borrowed = |(&segment, of): (&SegmentId, &Segment)| {
             let shared = of.shared.as_ref().filter(|_| of.live_pages > 0)?;
             let is_own = (shared.owner, shared.id) == (self.id, segment);
-            (!is_own).then(|| Borrowed { segment, owner: shared.owner, id: shared.id })
+            (!is_own).then(|| BorrowedSegment { segment, owner: shared.owner, id: shared.id })
         };
         MemoryIndex {
             runs: self.index.runs().collect(),
@@ -483,7 +483,7 @@ impl Memory {
         let Some(new_file) = &new.file else { return Ok(()) };
         let to = dir.on_disk(&new_path, new_file);
         let copied = self.index.runs().filter(|run| run.segment == old).try_for_each(|run| {
-            let from = Named { file: &old_file, path: &old_path };
+            let from = NamedFile { file: &old_file, path: &old_path };
             files::copy_pages(
                 from,
                 run.offset_page,
@@ -512,10 +512,10 @@ impl Memory {
         self.open = Some(new);
         self.epoch += 1;
         let is_read = Arc::strong_count(&old_handle) > 1;
-        if !is_read || old_handle.keep().is_ok() {
+        if !is_read || old_handle.hold_open().is_ok() {
             self.unlink_quietly(dir, accounts, old);
         } else if let Some(segment) = old_segment {
-            let orphan = Forgotten::new(old, segment);
+            let orphan = DroppedSegment::new(old, segment);
             accounts.delta.fetch_add(orphan.bytes, Relaxed);
             accounts.releasable.fetch_add(orphan.bytes, Relaxed);
             self.orphans.push(orphan);
@@ -536,7 +536,7 @@ impl Memory {
     /// The newest version, ready to be mapped.
     pub(crate) fn layout(&mut self, dir: &Arc<Dir>) -> MemoryLayout {
         // It is kept as long as a canister rests.
-        heap::within(|| self.assemble(dir))
+        state_heap::within(|| self.assemble(dir))
     }
 
     /// `commit` and `layout` in one.
@@ -556,7 +556,7 @@ impl Memory {
         let known = self.view.parts.as_ref().and_then(Weak::upgrade);
         let parts = known.unwrap_or_else(|| {
             let sharing = self.sharing.as_mut();
-            sharing.map_or_else(Arc::default, |sharing| sharing.base_parts(&dir.place))
+            sharing.map_or_else(Arc::default, |sharing| sharing.base_parts(&dir.reader_dir))
         });
         let wanted = || {
             let named = self.segments.iter().filter(|(_, segment)| segment.live_pages > 0);
@@ -596,10 +596,11 @@ impl Memory {
 
     fn base_handle(&mut self, dir: &Arc<Dir>) -> Arc<PageFile> {
         if let Some(sharing) = &mut self.sharing {
-            return sharing.own_handle(&dir.place);
+            return sharing.own_handle(&dir.reader_dir);
         }
         self.view.base.upgrade().unwrap_or_else(|| {
-            let base = Arc::new(PageFile::new(&dir.place, Name::Base(BaseId::of(self.id))));
+            let base =
+                Arc::new(PageFile::new(&dir.reader_dir, Name::Base(BaseId::initial(self.id))));
             self.view.base = Arc::downgrade(&base);
             base
         })
@@ -609,7 +610,7 @@ impl Memory {
         let known = self.segments.get(&id).and_then(|segment| segment.read.upgrade());
         known.unwrap_or_else(|| {
             let name = self.segment_name(id);
-            let file = heap::within(|| Arc::new(PageFile::new(&dir.place, name)));
+            let file = state_heap::within(|| Arc::new(PageFile::new(&dir.reader_dir, name)));
             if let Some(segment) = self.segments.get_mut(&id) {
                 segment.read = Arc::downgrade(&file);
             }
@@ -619,7 +620,7 @@ impl Memory {
 
     /// Removes the open segment if it is empty and no target is out, so that a memory that was only
     /// prepared for writing leaves nothing behind.
-    pub(crate) fn take_empty(&mut self, accounts: &Accounts) -> Option<Forgotten> {
+    pub(crate) fn take_empty(&mut self, accounts: &Accounts) -> Option<DroppedSegment> {
         let segments = &self.segments;
         let is_empty =
             |id| segments.get(&id).is_some_and(|segment: &Segment| segment.used_pages == 0);
@@ -627,7 +628,7 @@ impl Memory {
         accounts.open_files.fetch_sub(open.file.iter().len() as u64, Relaxed);
         let segment = self.segments.remove(&open.segment)?;
         self.shrink();
-        Some(Forgotten::new(open.segment, segment))
+        Some(DroppedSegment::new(open.segment, segment))
     }
 
     /// Whether it has a segment that may be written.
@@ -648,9 +649,9 @@ impl Memory {
         }
     }
 
-    /// Closes the open segment if it holds anything, and returns what has to be synced. It counts as
-    /// open until a checkpoint is begun.
-    pub(crate) fn seal(&mut self, accounts: &Accounts, generation: u64) -> Option<Sealed> {
+    /// Closes the open segment if it holds anything, and returns what has to be synced. It counts
+    /// as open until a checkpoint is begun.
+    pub(crate) fn seal(&mut self, accounts: &Accounts, generation: u64) -> Option<SealedSegment> {
         let open = self.open.take_if(|open| {
             self.segments.get(&open.segment).is_some_and(|segment| segment.used_pages > 0)
         })?;
@@ -662,7 +663,7 @@ impl Memory {
             accounts.releasable.fetch_add(bytes, Relaxed);
         }
         let Open { segment: id, file, was_closed } = open;
-        Some(Sealed { id, file, was_closed, bytes })
+        Some(SealedSegment { id, file, was_closed, bytes })
     }
 
     /// Pages that the newest version finds in segments no durable index names, and those it was
@@ -672,10 +673,10 @@ impl Memory {
         let recent = |id: &SegmentId| self.segments.get(id).is_some_and(|segment| !segment.durable);
         let runs = self.index.runs().filter(|run| recent(&run.segment));
         let appended = runs.map(|run| run.start_page..run.start_page + run.pages);
-        match &self.fresh {
+        match &self.initial {
             None => joined(appended),
-            Some(fresh) => {
-                let mut all: Vec<_> = appended.chain(fresh.pages.iter().cloned()).collect();
+            Some(initial) => {
+                let mut all: Vec<_> = appended.chain(initial.pages.iter().cloned()).collect();
                 all.sort_unstable_by_key(|range| range.start);
                 joined(all)
             }
@@ -683,22 +684,23 @@ impl Memory {
     }
 
     /// The file of the base, if it was written and no ticket has it yet.
-    pub(crate) fn take_fresh_file(&mut self, accounts: &Accounts) -> Option<Arc<File>> {
-        let file = self.fresh.as_mut()?.file.take()?;
+    pub(crate) fn take_initial_file(&mut self, accounts: &Accounts) -> Option<Arc<File>> {
+        let file = self.initial.as_mut()?.file.take()?;
         accounts.open_files.fetch_sub(1, Relaxed);
         Some(file)
     }
 
     /// Forgets the segments that the index being checkpointed does not name, for deletion once it
     /// is durable.
-    pub(crate) fn take_releasable(&mut self) -> Vec<Forgotten> {
+    pub(crate) fn take_releasable(&mut self) -> Vec<DroppedSegment> {
         let dead = self
             .segments
             .extract_if(.., |_, segment| segment.seal.is_some() && segment.live_pages == 0);
-        let mut forgotten: Vec<_> = dead.map(|(id, segment)| Forgotten::new(id, segment)).collect();
-        forgotten.append(&mut self.orphans);
+        let mut dropped: Vec<_> =
+            dead.map(|(id, segment)| DroppedSegment::new(id, segment)).collect();
+        dropped.append(&mut self.orphans);
         self.shrink();
-        forgotten
+        dropped
     }
 
     /// Its base file as layouts name it, if one does.
@@ -707,10 +709,10 @@ impl Memory {
     }
 
     /// Forgets every segment, because the memory is removed.
-    pub(crate) fn take_all(&mut self, accounts: &Accounts) -> Vec<Forgotten> {
+    pub(crate) fn take_all(&mut self, accounts: &Accounts) -> Vec<DroppedSegment> {
         let open = self.open.take().and_then(|open| open.file);
         accounts.open_files.fetch_sub(open.iter().len() as u64, Relaxed);
-        self.take_fresh_file(accounts);
+        self.take_initial_file(accounts);
         accounts.runs.fetch_sub(self.runs_len(), Relaxed);
         let orphans = std::mem::take(&mut self.orphans);
         let all = std::mem::take(&mut self.segments).into_iter().map(|(id, segment)| {
@@ -721,14 +723,14 @@ impl Memory {
             if segment.seal.is_none() || segment.live_pages > 0 {
                 accounts.releasable.fetch_add(bytes, Relaxed);
             }
-            Forgotten::new(id, segment)
+            DroppedSegment::new(id, segment)
         });
         all.chain(orphans).collect()
     }
 
     /// The checkpoint `generation` is durable. Returns whether there is something to fold now.
     pub(crate) fn made_durable(&mut self, generation: u64) -> bool {
-        self.fresh = None;
+        self.initial = None;
         for segment in self.segments.values_mut() {
             segment.durable |= segment.seal.is_some_and(|seal| seal.generation <= generation);
         }

@@ -12,13 +12,13 @@ use disk::{RealDisk, SharedDisk};
 use limits::PagesLimits;
 
 use crate::{
-    BaseId, Borrowed, IndexFault, MemoryId, MemoryIndex, PAGE_BYTES, PagesError, Part, Result,
-    SegmentId,
+    BaseId, BaseRun, BorrowedSegment, IndexFault, MemoryId, MemoryIndex, PAGE_BYTES, PagesError,
+    Result, SegmentId,
     files::{self, Dir, Name},
-    heap,
     memory::{Accounts, Memory},
     shared::SharedFiles,
     sharing::Sharing,
+    state_heap,
     store::{Memories, PageStore},
 };
 
@@ -51,7 +51,7 @@ impl PageStore {
         let mut fold_queue = BTreeSet::new();
         let mut sharers: BTreeMap<MemoryId, Sharer> = BTreeMap::new();
         for (id, index, base_bytes) in index {
-            let _here = heap::enter();
+            let _here = state_heap::enter();
             let bad = |fault| PagesError::BadIndex { id, fault };
             let memory = Memory::recovered(id, &index, base_bytes).map_err(bad)?;
             if !index.parts.is_empty() || !index.borrowed.is_empty() {
@@ -84,8 +84,8 @@ impl PageStore {
 
 /// A memory that references files of others.
 struct Sharer {
-    parts: Vec<Part>,
-    borrowed: Vec<Borrowed>,
+    parts: Vec<BaseRun>,
+    borrowed: Vec<BorrowedSegment>,
 }
 
 impl Sharer {
@@ -100,12 +100,12 @@ impl Sharer {
             let end = part.start_page.checked_add(part.pages);
             let is_possible = part.pages > 0
                 && part.start_page >= free_page
-                && part.base != BaseId::of(id)
+                && part.base != BaseId::initial(id)
                 && end.is_some_and(|end| end <= memory.base_pages());
             free_page = end.filter(|_| is_possible).ok_or(IndexFault::BadParts)?;
         }
         let mut free = SegmentId(0);
-        for Borrowed { segment, owner, .. } in &borrowed {
+        for BorrowedSegment { segment, owner, .. } in &borrowed {
             if *segment < free || *owner == id {
                 return Err(IndexFault::BadBorrowed);
             }
@@ -115,14 +115,14 @@ impl Sharer {
     }
 }
 
-/// Lays claims on the pages of base files that some memory shares.
+/// Adds references to the pages of base files that some memory shares.
 fn share_bases(
     dir: &Dir,
     shared: &SharedFiles,
     memories: &mut Memories,
     sharers: &BTreeMap<MemoryId, Sharer>,
 ) -> Result<()> {
-    let _here = heap::enter();
+    let _here = state_heap::enter();
     // Memories of which a base file is named, and the greatest number among those.
     let mut owners: BTreeMap<MemoryId, u64> = BTreeMap::new();
     for (&id, sharer) in sharers.iter().filter(|(_, sharer)| !sharer.parts.is_empty()) {
@@ -144,7 +144,7 @@ fn share_bases(
     for (id, number) in owners {
         let Some(memory) = memories.get_mut(&id) else { continue };
         let memory = memory.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let own = shared.base(BaseId::of(id), memory.base_bytes, |_| ());
+        let own = shared.base(BaseId::initial(id), memory.base_bytes, |_| ());
         let parts =
             sharers.get(&id).map_or(&[][..], |sharer| &sharer.parts).iter().filter_map(|part| {
                 Some((shared.known_base(part.base)?, part.start_page..part.start_page + part.pages))
@@ -163,11 +163,11 @@ fn share_segments(
     memories: &mut Memories,
     sharers: &BTreeMap<MemoryId, Sharer>,
 ) -> u64 {
-    let _here = heap::enter();
+    let _here = state_heap::enter();
     // The memories that name a file, with their names for it.
     let mut files: BTreeMap<(MemoryId, SegmentId), Vec<(MemoryId, SegmentId)>> = BTreeMap::new();
     for (&memory, sharer) in sharers {
-        for Borrowed { segment, owner, id } in &sharer.borrowed {
+        for BorrowedSegment { segment, owner, id } in &sharer.borrowed {
             files.entry((*owner, *id)).or_default().push((memory, *segment));
         }
     }

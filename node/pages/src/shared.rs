@@ -1,11 +1,11 @@
-//! Files that several memories reference, or may: base files with a claim on every page that is in
-//! use, and segments with the memories that name them. A memory that was never copied and is not a
-//! copy has no entry here.
+//! Files that several memories reference, or may: base files with a reference to every page that is
+//! in use, and segments with the memories that name them. A memory that was never copied and is not
+//! a copy has no entry here.
 //!
-//! The memory that ends the last claim on a base file, or is the last to name a segment, deletes
-//! the file. Whether it is the last is decided with the change itself, under one lock: if two
-//! memories end claims at the same time, exactly one is last. Pages are cleared while the claim
-//! that ends still covers them, so a free page holds no data.
+//! The memory that ends the last reference to a base file, or is the last to name a segment,
+//! deletes the file. Whether it is the last is decided with the change itself, under one lock: if
+//! two memories end references at the same time, exactly one is last. Pages are cleared while the
+//! reference that ends still covers them, so a free page holds no data.
 
 use std::{
     cell::Cell,
@@ -19,12 +19,12 @@ use std::{
 
 use crate::{
     BaseId, MemoryId, PAGE_BYTES, PageFile, Result, SegmentId,
-    claims::Claims,
+    extent_refs::ExtentRefs,
     files::{Dir, Name},
     store::lock,
 };
 
-/// A base file and the claims on its pages.
+/// A base file and the references to its pages.
 #[derive(Debug)]
 pub(crate) struct BaseFile {
     pub(crate) id: BaseId,
@@ -32,38 +32,39 @@ pub(crate) struct BaseFile {
     pub(crate) bytes: u64,
     /// The memory that it was created with exists, or a durable index names that.
     owned: AtomicBool,
-    /// It is being deleted, and nothing in it is free. Set under the lock of the claims.
+    /// It is being deleted, and nothing in it is free. Set under the lock of the references.
     is_going: AtomicBool,
-    claims: Mutex<Claims>,
+    refs: Mutex<ExtentRefs>,
 }
 
 impl BaseFile {
     pub(crate) fn new(id: BaseId, bytes: u64) -> Self {
         // Others are there for the pages in them alone.
         let owned = AtomicBool::new(id.number == 0);
-        Self { id, bytes, owned, is_going: AtomicBool::new(false), claims: Mutex::default() }
+        Self { id, bytes, owned, is_going: AtomicBool::new(false), refs: Mutex::default() }
     }
 
-    pub(crate) fn claims(&self) -> MutexGuard<'_, Claims> {
-        lock(&self.claims)
+    pub(crate) fn refs(&self) -> MutexGuard<'_, ExtentRefs> {
+        lock(&self.refs)
     }
 
-    /// Claims pages if they are within the file and unclaimed. Returns whether it did.
+    /// Reserves pages if they are within the file and unreferenced. Returns whether it did.
     pub(crate) fn take_free(&self, pages: &Range<u64>) -> bool {
-        let mut claims = self.claims();
+        let mut refs = self.refs();
         let is_free = pages.end <= self.bytes / PAGE_BYTES
             && !self.is_going.load(SeqCst)
-            && claims.is_free(pages);
+            && refs.is_free(pages);
         if is_free {
-            claims.add(pages);
+            refs.add(pages);
         }
         is_free
     }
 
-    /// Ends claims. Returns whether the file is no longer referenced; the caller then deletes it.
-    fn end(&self, claims: &mut Claims, change: impl FnOnce(&mut Claims)) -> bool {
-        change(claims);
-        let is_last = claims.pages() == 0 && !self.owned.load(SeqCst);
+    /// Ends references. Returns whether the file is no longer referenced; the caller then deletes
+    /// it.
+    fn end_refs(&self, refs: &mut ExtentRefs, change: impl FnOnce(&mut ExtentRefs)) -> bool {
+        change(refs);
+        let is_last = refs.pages() == 0 && !self.owned.load(SeqCst);
         if is_last {
             self.is_going.store(true, SeqCst);
         }
@@ -124,24 +125,24 @@ pub(crate) struct SharedFiles {
 }
 
 impl SharedFiles {
-    /// The base file of this name; registered with `bytes` bytes and the claims of `claim` if it
-    /// was unknown.
+    /// The base file of this name; registered with `bytes` bytes and the references of `add_refs`
+    /// if it was unknown.
     pub(crate) fn base(
         &self,
         id: BaseId,
         bytes: u64,
-        claim: impl FnOnce(&mut Claims),
+        add_refs: impl FnOnce(&mut ExtentRefs),
     ) -> Arc<BaseFile> {
         let mut bases = lock(&self.bases);
         let known = bases.entry(id).or_insert_with(|| {
             let base = BaseFile::new(id, bytes);
-            claim(&mut base.claims());
+            add_refs(&mut base.refs());
             Arc::new(base)
         });
         Arc::clone(known)
     }
 
-    /// Makes a base file, all of it a hole, in which these pages are claimed.
+    /// Makes a base file, all of it a hole, in which these pages are referenced.
     pub(crate) fn create_base(
         &self,
         dir: &Dir,
@@ -150,7 +151,7 @@ impl SharedFiles {
         pages: &Range<u64>,
     ) -> Result<Arc<BaseFile>> {
         dir.create(&dir.path_of(Name::Base(id)), bytes)?;
-        Ok(self.base(id, bytes, |claims| claims.add(pages)))
+        Ok(self.base(id, bytes, |refs| refs.add(pages)))
     }
 
     pub(crate) fn known_base(&self, id: BaseId) -> Option<Arc<BaseFile>> {
@@ -174,11 +175,11 @@ impl SharedFiles {
         lock(&self.segments).get(&(owner, id)).cloned()
     }
 
-    /// Frees unclaimed pages of base files: pages that were being moved when the power failed, and
-    /// pages that had not been returned yet.
+    /// Frees unreferenced pages of base files: pages that were being moved when the power failed,
+    /// and pages that had not been returned yet.
     pub(crate) fn clear_gaps(&self, dir: &Dir) -> Result<()> {
         for base in lock(&self.bases).values() {
-            let gaps = base.claims().gaps(&(0..base.bytes / PAGE_BYTES));
+            let gaps = base.refs().gaps(&(0..base.bytes / PAGE_BYTES));
             if !gaps.is_empty() {
                 let path = dir.path_of(Name::Base(base.id));
                 let file = dir.open_write(&path)?;
@@ -210,16 +211,16 @@ impl SharedFiles {
         Ok(false)
     }
 
-    /// Ends claims for good: pages that no other memory references return their disk space, and a
-    /// file that is no longer referenced is deleted. May be retried after an error.
-    pub(crate) fn release(&self, dir: &Dir, retired: &mut Retired) -> Result<()> {
+    /// Ends references for good: pages that no other memory references return their disk space, and
+    /// a file that is no longer referenced is deleted. May be retried after an error.
+    pub(crate) fn release(&self, dir: &Dir, retired: &mut RetiredRefs) -> Result<()> {
         let file = Arc::clone(&retired.file);
         if retired.disowns {
             file.disown();
         }
-        let (was_held, is_changed) = (retired.is_held, Cell::new(false));
-        let ended = self.end(dir, &file, &retired.pages, Claims::last, |claims| {
-            retired.pages.iter().for_each(|pages| claims.release(pages, was_held));
+        let (was_pinned, is_changed) = (retired.is_pinned, Cell::new(false));
+        let ended = self.end_refs(dir, &file, &retired.pages, ExtentRefs::last, |refs| {
+            retired.pages.iter().for_each(|pages| refs.drop_ref(pages, was_pinned));
             is_changed.set(true);
         });
         if is_changed.get() {
@@ -228,43 +229,48 @@ impl SharedFiles {
         ended
     }
 
-    /// Withdraws claims on pages that no index names by them. The file is deleted if no other
+    /// Withdraws references to pages that no index names by them. The file is deleted if no other
     /// memory references it.
-    pub(crate) fn give_back(&self, dir: &Dir, file: &BaseFile, pages: &[Range<u64>]) -> Result<()> {
-        self.end(dir, file, pages, Claims::sole, |claims| {
-            pages.iter().for_each(|pages| claims.give_back(pages));
-        })
-    }
-
-    /// Ends one claim on each of these pages, by `change`. `last` returns those of them that no
-    /// other claim covers.
-    fn end(
+    pub(crate) fn cancel_refs(
         &self,
         dir: &Dir,
         file: &BaseFile,
         pages: &[Range<u64>],
-        last: impl Fn(&Claims, &Range<u64>) -> Vec<Range<u64>>,
-        change: impl FnOnce(&mut Claims),
+    ) -> Result<()> {
+        self.end_refs(dir, file, pages, ExtentRefs::sole, |refs| {
+            pages.iter().for_each(|pages| refs.cancel(pages));
+        })
+    }
+
+    /// Ends one reference to each of these pages, by `change`. `last` returns those of them that no
+    /// other reference covers.
+    fn end_refs(
+        &self,
+        dir: &Dir,
+        file: &BaseFile,
+        pages: &[Range<u64>],
+        last: impl Fn(&ExtentRefs, &Range<u64>) -> Vec<Range<u64>>,
+        change: impl FnOnce(&mut ExtentRefs),
     ) -> Result<()> {
         let path = dir.path_of(Name::Base(file.id));
-        let mut claims = file.claims();
+        let mut refs = file.refs();
         let mut cleared = Vec::new();
         loop {
-            let freed: Vec<_> = pages.iter().flat_map(|pages| last(&claims, pages)).collect();
+            let freed: Vec<_> = pages.iter().flat_map(|pages| last(&refs, pages)).collect();
             let freed_pages: u64 = freed.iter().map(|range| range.end - range.start).sum();
-            let goes = freed_pages == claims.pages() && !file.owned.load(SeqCst);
-            // The memory that ended the other claim on a page meanwhile left it to this one.
+            let goes = freed_pages == refs.pages() && !file.owned.load(SeqCst);
+            // The memory that ended the other reference on a page meanwhile left it to this one.
             if goes || freed == cleared {
                 break;
             }
-            drop(claims);
+            drop(refs);
             let open = dir.open_write(&path)?;
             dir.clear(&path, &open, &freed)?;
             cleared = freed;
-            claims = file.claims();
+            refs = file.refs();
         }
-        let is_last = file.end(&mut claims, change);
-        drop(claims);
+        let is_last = file.end_refs(&mut refs, change);
+        drop(refs);
         if is_last {
             dir.unlink(&path)?;
             lock(&self.bases).remove(&file.id);
@@ -273,9 +279,9 @@ impl SharedFiles {
     }
 }
 
-/// Claims that ended: the newest version of a memory does not reference these pages any more.
+/// References that ended: the newest version of a memory does not reference these pages any more.
 #[derive(Debug)]
-pub(crate) struct Retired {
+pub(crate) struct RetiredRefs {
     pub(crate) file: Arc<BaseFile>,
     pub(crate) pages: Vec<Range<u64>>,
     /// The file as named by layouts that may reference them.
@@ -283,19 +289,19 @@ pub(crate) struct Retired {
     /// The memory of the file's number is gone.
     pub(crate) disowns: bool,
     /// No durable index needs them any more, only readers.
-    pub(crate) is_held: bool,
+    pub(crate) is_pinned: bool,
 }
 
-impl Retired {
+impl RetiredRefs {
     pub(crate) fn is_read(&self) -> bool {
         self.readers.iter().any(|file| file.strong_count() > 0)
     }
 
-    /// Has the claims say that only readers need them.
-    pub(crate) fn hold(&mut self) {
-        if !std::mem::replace(&mut self.is_held, true) {
-            let mut claims = self.file.claims();
-            self.pages.iter().for_each(|pages| claims.hold(pages));
+    /// Records that only readers need them.
+    pub(crate) fn pin(&mut self) {
+        if !std::mem::replace(&mut self.is_pinned, true) {
+            let mut refs = self.file.refs();
+            self.pages.iter().for_each(|pages| refs.pin(pages));
         }
     }
 }
@@ -314,32 +320,32 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_empty_when_they_are_free_whoever_ends_the_last_claim_beside_whom() {
+    fn concurrent_release_clears_pages_before_they_are_free() {
         for number in 0..40 {
             let (_folder, dir, shared) = place();
             let id = BaseId { memory: MemoryId(1), number: 1 };
-            // The file stays: its last page has a claim that is never ended.
+            // The file stays: its last page has a reference that is never ended.
             let file = shared.create_base(&dir, id, 513 * PAGE_BYTES, &(0..513)).unwrap();
             let path = dir.path_of(Name::Base(id));
             std::fs::write(&path, vec![7; 513 * PAGE_BYTES as usize]).unwrap();
-            // Of the later pages, one retired claim and one of who writes there.
-            file.claims().add(&(256..512));
-            file.claims().retire(&(0..512));
-            let mut retired = Retired {
+            // Of the later pages, one retired reference and one of the writer.
+            file.refs().add(&(256..512));
+            file.refs().retire(&(0..512));
+            let mut retired = RetiredRefs {
                 file: Arc::clone(&file),
                 pages: vec![0..256, 256..512],
                 readers: vec![],
                 disowns: false,
-                is_held: false,
+                is_pinned: false,
             };
-            retired.hold();
+            retired.pin();
             std::thread::scope(|scope| {
                 scope.spawn(|| shared.release(&dir, &mut retired).unwrap());
                 scope.spawn(|| {
                     // At another moment each time.
                     (0..number * 200).for_each(|_| std::hint::spin_loop());
                     let written = 256..512;
-                    shared.give_back(&dir, &file, std::slice::from_ref(&written)).unwrap();
+                    shared.cancel_refs(&dir, &file, std::slice::from_ref(&written)).unwrap();
                 });
             });
             let bytes = std::fs::read(&path).unwrap();
@@ -350,28 +356,28 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_the_last_claim_takes_the_file_away_whoever_is_first() {
+    fn last_released_reference_deletes_the_file_in_any_order() {
         for is_released_first in [true, false] {
             let (_folder, dir, shared) = place();
             let id = BaseId { memory: MemoryId(1), number: 1 };
             let file = shared.create_base(&dir, id, 64 * PAGE_BYTES, &(0..8)).unwrap();
             assert!(file.take_free(&(8..16)) && !file.take_free(&(15..17)));
-            file.claims().retire(&(0..8));
-            let mut retired = Retired {
+            file.refs().retire(&(0..8));
+            let mut retired = RetiredRefs {
                 file: Arc::clone(&file),
                 pages: vec![0..4, 4..8],
                 readers: vec![],
                 disowns: false,
-                is_held: false,
+                is_pinned: false,
             };
-            retired.hold();
+            retired.pin();
             let path = dir.path_of(Name::Base(id));
             for is_release in [is_released_first, !is_released_first] {
                 assert!(path.exists());
                 let reserved = 8..16;
                 match is_release {
                     true => shared.release(&dir, &mut retired),
-                    false => shared.give_back(&dir, &file, std::slice::from_ref(&reserved)),
+                    false => shared.cancel_refs(&dir, &file, std::slice::from_ref(&reserved)),
                 }
                 .unwrap();
             }
@@ -381,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_who_leave_a_segment_at_once_one_is_the_last() {
+    fn concurrent_leave_unlinks_the_segment_once() {
         for round in 0..200 {
             let (_folder, dir, shared) = place();
             let (owner, name) = (MemoryId(1), SegmentId(round));

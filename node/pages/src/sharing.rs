@@ -3,10 +3,10 @@
 //! Every page is in the file that the memory was created with (its *own*), unless a part names
 //! another file; the offset is the same in both. A memory may write to any of these files where it
 //! alone references the pages. Where others do, folding first moves the pages: to a file of the
-//! memory in which that place is unclaimed, or to a new one. The number of pages that move at once
-//! ([`unit`]) grows with the number of parts, which therefore stays small; and because places that
-//! others released are used again, before a memory's own if it has many files, a memory has about
-//! as many files as there are copies of it at a time.
+//! memory in which that place is unreferenced, or to a new one. The number of pages that move at
+//! once ([`unit`]) grows with the number of parts, which therefore stays small; and because places
+//! that others released are used again, before a memory's own if it has many files, a memory has
+//! about as many files as there are copies of it at a time.
 
 use std::{
     ops::Range,
@@ -14,9 +14,9 @@ use std::{
 };
 
 use crate::{
-    BaseId, BasePart, MemoryId, PageFile, Part,
-    files::{Name, Place},
-    shared::{BaseFile, Retired},
+    BaseId, BasePart, BaseRun, MemoryId, PageFile,
+    files::{Name, ReaderDir},
+    shared::{BaseFile, RetiredRefs},
 };
 
 /// Number of base files from which on a memory takes places in those that its copies reference
@@ -30,9 +30,9 @@ const PARTS_PER_UNIT: usize = 128;
 
 /// Pages that are moved at once, of a memory that has `parts` parts.
 ///
-/// A move makes at most two parts of one, and one that takes a whole part makes none. So with units of
-/// `u` pages there are at most as many parts as before and one for each `u` pages of the memory: with
-/// 1 GiB no more than about 800, with 500 GiB 2,000, and a worker may map them all.
+/// A move makes at most two parts of one, and one that takes a whole part makes none. So with units
+/// of `u` pages there are at most as many parts as before and one for each `u` pages of the memory:
+/// with 1 GiB no more than about 800, with 500 GiB 2,000, and a worker may map them all.
 fn unit(parts: usize) -> u64 {
     let doubled = u32::try_from(parts / PARTS_PER_UNIT).unwrap_or(u32::MAX);
     UNIT_PAGES.checked_shl(doubled.min(40)).unwrap_or(UNIT_PAGES)
@@ -49,7 +49,7 @@ pub(crate) struct Move {
 
 /// A base file that a memory references.
 #[derive(Debug)]
-struct Used {
+struct ReferencedBase {
     file: Arc<BaseFile>,
     /// As new layouts name it.
     current: Weak<PageFile>,
@@ -57,7 +57,7 @@ struct Used {
     older: Vec<Weak<PageFile>>,
 }
 
-impl Used {
+impl ReferencedBase {
     fn new(file: Arc<BaseFile>, current: Weak<PageFile>) -> Self {
         Self { file, current, older: Vec::new() }
     }
@@ -72,23 +72,23 @@ impl Used {
 #[derive(Debug)]
 pub(crate) struct Sharing {
     /// The own first, then those of parts.
-    files: Vec<Used>,
-    parts: Vec<Part>,
+    files: Vec<ReferencedBase>,
+    parts: Vec<BaseRun>,
     /// Number of the next file that is made.
     next_file: u64,
-    /// Claims that ended since the last checkpoint was begun.
-    retired: Vec<Retired>,
+    /// References that ended since the last checkpoint was begun.
+    retired: Vec<RetiredRefs>,
 }
 
 impl Sharing {
     /// Of a memory all of whose pages are in its own file, which layouts name as `handle`.
     pub(crate) fn new(own: Arc<BaseFile>, handle: Weak<PageFile>) -> Self {
-        let files = vec![Used::new(own, handle)];
+        let files = vec![ReferencedBase::new(own, handle)];
         Self { files, parts: Vec::new(), next_file: 1, retired: Vec::new() }
     }
 
-    /// Of a memory whose pages are in these files, in order, and the rest in its own, with claims
-    /// on all.
+    /// Of a memory whose pages are in these files, in order, and the rest in its own, with
+    /// references on all.
     pub(crate) fn of_parts(
         own: Arc<BaseFile>,
         parts: impl IntoIterator<Item = (Arc<BaseFile>, Range<u64>)>,
@@ -100,12 +100,12 @@ impl Sharing {
             sharing.use_file(file);
         }
         for (file, range) in sharing.extents(0..pages) {
-            file.claims().add(&range);
+            file.refs().add(&range);
         }
         sharing
     }
 
-    pub(crate) fn parts(&self) -> &[Part] {
+    pub(crate) fn parts(&self) -> &[BaseRun] {
         &self.parts
     }
 
@@ -119,7 +119,7 @@ impl Sharing {
     }
 
     fn own(&self) -> BaseId {
-        self.files.first().map_or(BaseId::of(MemoryId(u64::MAX)), |own| own.file.id)
+        self.files.first().map_or(BaseId::initial(MemoryId(u64::MAX)), |own| own.file.id)
     }
 
     pub(crate) fn file(&self, base: BaseId) -> Option<&Arc<BaseFile>> {
@@ -128,7 +128,7 @@ impl Sharing {
 
     fn use_file(&mut self, file: Arc<BaseFile>) {
         if self.file(file.id).is_none() {
-            self.files.push(Used::new(file, Weak::new()));
+            self.files.push(ReferencedBase::new(file, Weak::new()));
         }
     }
 
@@ -168,14 +168,14 @@ impl Sharing {
         start.max(extent.start)..start.saturating_add(unit).min(extent.end)
     }
 
-    /// A file of the memory in which these pages were unclaimed; claims them there.
+    /// A file of the memory in which these pages were unreferenced; reserves them there.
     pub(crate) fn place_for(&self, pages: &Range<u64>) -> Option<Arc<BaseFile>> {
         let last = usize::from(self.files.len() >= FILES_MANY);
         let files = self.files().skip(last).chain(self.files().take(last));
         files.into_iter().find(|file| file.take_free(pages)).cloned()
     }
 
-    /// The file for pages behind the end of a copy, if not the copy's own; claims them there.
+    /// The file for pages behind the end of a copy, if not the copy's own; reserves them there.
     /// Otherwise the pages that copies of copies write behind the ends of others would take one
     /// more file for each.
     pub(crate) fn place_behind(&self, pages: &Range<u64>) -> Option<Arc<BaseFile>> {
@@ -194,7 +194,7 @@ impl Sharing {
     pub(crate) fn moved(&mut self, moves: &[Move]) {
         let mut left: Vec<(Arc<BaseFile>, Vec<Range<u64>>)> = Vec::new();
         for Move { pages, from, to } in moves {
-            from.claims().retire(pages);
+            from.refs().retire(pages);
             match left.iter_mut().find(|(file, _)| file.id == from.id) {
                 Some((_, ranges)) => ranges.push(pages.clone()),
                 None => left.push((Arc::clone(from), vec![pages.clone()])),
@@ -204,7 +204,13 @@ impl Sharing {
         }
         for (file, pages) in left {
             let readers = self.outdate(file.id);
-            self.retired.push(Retired { file, pages, readers, disowns: false, is_held: false });
+            self.retired.push(RetiredRefs {
+                file,
+                pages,
+                readers,
+                disowns: false,
+                is_pinned: false,
+            });
         }
         let (own, parts) = (self.own(), &self.parts);
         self.files.retain(|used| {
@@ -225,7 +231,7 @@ impl Sharing {
 
     fn lay(&mut self, pages: &Range<u64>, base: BaseId) {
         let own = self.own();
-        let mut parts: Vec<Part> = Vec::with_capacity(self.parts.len() + 2);
+        let mut parts: Vec<BaseRun> = Vec::with_capacity(self.parts.len() + 2);
         let mut put = |start: u64, end: u64, base: BaseId| {
             if base != own {
                 append(&mut parts, start..end, base);
@@ -248,15 +254,15 @@ impl Sharing {
     }
 
     /// The own file as a new layout names it.
-    pub(crate) fn own_handle(&mut self, place: &Arc<Place>) -> Arc<PageFile> {
-        self.handle(place, self.own())
+    pub(crate) fn own_handle(&mut self, dir: &Arc<ReaderDir>) -> Arc<PageFile> {
+        self.handle(dir, self.own())
     }
 
-    fn handle(&mut self, place: &Arc<Place>, base: BaseId) -> Arc<PageFile> {
+    fn handle(&mut self, dir: &Arc<ReaderDir>, base: BaseId) -> Arc<PageFile> {
         let used = self.files.iter_mut().find(|used| used.file.id == base);
         let known = used.as_ref().and_then(|used| used.current.upgrade());
         known.unwrap_or_else(|| {
-            let file = Arc::new(PageFile::new(place, Name::Base(base)));
+            let file = Arc::new(PageFile::new(dir, Name::Base(base)));
             if let Some(used) = used {
                 used.current = Arc::downgrade(&file);
             }
@@ -265,23 +271,23 @@ impl Sharing {
     }
 
     /// The parts as a new layout names them.
-    pub(crate) fn base_parts(&mut self, place: &Arc<Place>) -> Arc<[BasePart]> {
+    pub(crate) fn base_parts(&mut self, dir: &Arc<ReaderDir>) -> Arc<[BasePart]> {
         let parts = self.parts.clone();
         let named = parts.iter().map(|part| BasePart {
             start_page: part.start_page,
             pages: part.pages,
-            file: self.handle(place, part.base),
+            file: self.handle(dir, part.base),
         });
         named.collect()
     }
 
-    /// Claims that ended, to be released once a checkpoint is durable.
-    pub(crate) fn take_retired(&mut self) -> Vec<Retired> {
+    /// References that ended, to be released once a checkpoint is durable.
+    pub(crate) fn take_retired(&mut self) -> Vec<RetiredRefs> {
         std::mem::take(&mut self.retired)
     }
 
-    /// Ends all claims of a memory of `pages` pages, which is removed.
-    pub(crate) fn retire_all(&mut self, pages: u64) -> Vec<Retired> {
+    /// Ends all references of a memory of `pages` pages, which is removed.
+    pub(crate) fn retire_all(&mut self, pages: u64) -> Vec<RetiredRefs> {
         let mut retired = self.take_retired();
         let extents = self.extents(0..pages);
         let own = self.own();
@@ -289,17 +295,17 @@ impl Sharing {
             let file = Arc::clone(&used.file);
             let here = extents.iter().filter(|(of, _)| of.id == file.id);
             let pages: Vec<_> = here.map(|(_, range)| range.clone()).collect();
-            pages.iter().for_each(|range| file.claims().retire(range));
+            pages.iter().for_each(|range| file.refs().retire(range));
             let disowns = file.id == own;
             let readers = used.readers();
-            retired.push(Retired { file, pages, readers, disowns, is_held: false });
+            retired.push(RetiredRefs { file, pages, readers, disowns, is_pinned: false });
         }
         retired
     }
 }
 
 /// Adds a part behind others.
-fn append(parts: &mut Vec<Part>, pages: Range<u64>, base: BaseId) {
+fn append(parts: &mut Vec<BaseRun>, pages: Range<u64>, base: BaseId) {
     match parts.last_mut() {
         _ if pages.start >= pages.end => {}
         Some(last) if last.base == base && last.start_page + last.pages == pages.start => {
@@ -307,7 +313,7 @@ fn append(parts: &mut Vec<Part>, pages: Range<u64>, base: BaseId) {
         }
         _ => {
             let (start_page, pages) = (pages.start, pages.end - pages.start);
-            parts.push(Part { start_page, pages, base });
+            parts.push(BaseRun { start_page, pages, base });
         }
     }
 }
@@ -329,7 +335,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn parts_are_as_few_as_tell_where_every_page_lies(
+        fn relocated_pages_are_described_by_minimal_parts(
             steps in proptest::collection::vec((0..PAGES, 1..16u64, 0..3u64), 0..40),
         ) {
             let files: Vec<_> = (0..3).map(file).collect();

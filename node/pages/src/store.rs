@@ -25,9 +25,9 @@ use crate::{
     AppendTarget, MemoryId, MemoryLayout, PAGE_BYTES, PagesError, Result, Run,
     checkpoint::{Pending, Progress},
     files::{self, Dir},
-    heap,
     memory::{self, Accounts, Memory},
     shared::SharedFiles,
+    state_heap,
 };
 
 /// Segments that are closed at once when a round writes more memories than that, and memories that
@@ -158,7 +158,7 @@ impl PageStore {
         memory.base_unsynced = true;
         let layout = memory.layout(&self.dir);
         let mut memories = self.memories.write().unwrap_or_else(PoisonError::into_inner);
-        heap::within(|| memories.insert(id, Mutex::new(memory)));
+        state_heap::within(|| memories.insert(id, Mutex::new(memory)));
         lock(&self.changed).insert(id);
         Ok(layout)
     }
@@ -299,7 +299,7 @@ impl PageStore {
     pub fn commit(&self, target: &AppendTarget, runs: &[Run]) -> Result<MemoryLayout> {
         self.with(target.id, |memory| {
             let layout = memory.commit_layout(&self.dir, &self.accounts, target, runs)?;
-            self.note_commit(memory);
+            self.record_commit(memory);
             Ok(layout)
         })
     }
@@ -309,12 +309,12 @@ impl PageStore {
     pub fn append(&self, target: &AppendTarget, runs: &[Run]) -> Result<u64> {
         self.with(target.id, |memory| {
             let version = memory.commit(&self.dir, &self.accounts, target, runs)?;
-            self.note_commit(memory);
+            self.record_commit(memory);
             Ok(version)
         })
     }
 
-    fn note_commit(&self, memory: &Memory) {
+    fn record_commit(&self, memory: &Memory) {
         // A set insertion per commit is as cheap as asking whether it is needed.
         lock(&self.changed).insert(memory.id);
         if memory.runs_len() > self.limits.runs_per_memory && !memory.awaits_fold() {
@@ -426,7 +426,7 @@ impl PageStore {
         let memories = self.read();
         let memory = memories.get(&id).ok_or(PagesError::UnknownMemory(id))?;
         // The entry of a memory is kept as long as the memory exists.
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         f(&mut lock(memory))
     }
 

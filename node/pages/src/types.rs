@@ -38,7 +38,7 @@ pub struct BaseId {
 
 impl BaseId {
     /// The one that a memory is created with.
-    pub fn of(memory: MemoryId) -> Self {
+    pub fn initial(memory: MemoryId) -> Self {
         Self { memory, number: 0 }
     }
 }
@@ -46,7 +46,7 @@ impl BaseId {
 /// `pages` pages of the memory from `start_page` on, which are in a base file other than the one
 /// the memory was created with, at the same offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Part {
+pub struct BaseRun {
     /// First page, in the memory and in the file.
     pub start_page: u64,
     /// Number of pages, at least 1.
@@ -57,7 +57,7 @@ pub struct Part {
 
 /// A segment that runs name and that another memory wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Borrowed {
+pub struct BorrowedSegment {
     /// Its name in runs.
     pub segment: SegmentId,
     /// The memory that wrote it.
@@ -86,9 +86,9 @@ pub struct MemoryIndex {
     /// Delta: disjoint, ordered by `start_page`.
     pub runs: Vec<Run>,
     /// Disjoint, ordered by `start_page`.
-    pub parts: Vec<Part>,
+    pub parts: Vec<BaseRun>,
     /// Ordered by `segment`.
-    pub borrowed: Vec<Borrowed>,
+    pub borrowed: Vec<BorrowedSegment>,
 }
 
 /// Pages of a layout that are in another base file than [`MemoryLayout::base`], at the same offset.

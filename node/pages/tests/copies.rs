@@ -45,7 +45,7 @@ fn copy_tags(store: &PageStore, to: MemoryId, pages: u64) -> Result<Vec<u64>, Pa
 }
 
 #[test]
-fn a_copy_holds_what_the_version_held_and_goes_its_own_way() {
+fn a_copy_starts_equal_and_diverges_independently() {
     let dir = tempfile::tempdir().unwrap();
     let mut index = Index::new();
     let store = open(dir.path(), &index).unwrap();
@@ -73,7 +73,7 @@ fn a_copy_holds_what_the_version_held_and_goes_its_own_way() {
 }
 
 #[test]
-fn a_checkpoint_tells_which_pages_a_copy_was_made_of_once() {
+fn a_checkpoint_reports_the_initial_pages_of_a_copy_once() {
     let dir = tempfile::tempdir().unwrap();
     let mut index = Index::new();
     let store = open(dir.path(), &index).unwrap();
@@ -373,8 +373,8 @@ fn parts_stay_few_however_a_memory_and_its_copies_are_written() {
     assert!((2..6).contains(&files), "{files}");
 }
 
-/// Folding on a thread of its own, as in the node, while memories are written, copied, read, removed
-/// and checkpointed.
+/// Folding on a thread of its own, as in the node, while memories are written, copied, read,
+/// removed and checkpointed.
 #[test]
 fn copies_writes_checkpoints_and_folds_run_side_by_side() {
     const SEED: u64 = 0xc0_91e5;
@@ -398,7 +398,7 @@ fn copies_writes_checkpoints_and_folds_run_side_by_side() {
             }
         });
         // The folding ends when this does, well or not.
-        let _stopped = Stopped(&stop);
+        let _stopped = StopOnDrop(&stop);
         let mut rng = Rng::new(SEED + 2);
         for step in 1..=STEPS {
             let change = change(SEED, step, &model);
@@ -435,9 +435,9 @@ fn copies_writes_checkpoints_and_folds_run_side_by_side() {
     assert_same(&store, &durable);
 }
 
-struct Stopped<'a>(&'a AtomicBool);
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Stopped<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Relaxed);
     }
@@ -445,7 +445,7 @@ impl Drop for Stopped<'_> {
 
 // Promise: P6 - Snapshots of memories survive power cuts as memories do.
 #[test]
-fn what_a_durable_index_names_of_copies_survives_the_power_and_the_rest_goes() {
+fn a_power_cut_keeps_durable_copies_and_removes_others() {
     for seed in 0..20 {
         let folder = tempfile::tempdir().unwrap();
         let simulated = SimulatedDisk::new(&folder.path().join("disk"), seed).unwrap();

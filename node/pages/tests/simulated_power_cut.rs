@@ -27,18 +27,18 @@ const LIVES: u64 = 5;
 /// Why a life ended.
 #[derive(Debug)]
 #[allow(dead_code)]
-enum Ended {
+enum LifeError {
     Pages(PagesError),
     Index(io::Error),
 }
 
-impl From<PagesError> for Ended {
+impl From<PagesError> for LifeError {
     fn from(error: PagesError) -> Self {
         Self::Pages(error)
     }
 }
 
-impl From<io::Error> for Ended {
+impl From<io::Error> for LifeError {
     fn from(error: io::Error) -> Self {
         Self::Index(error)
     }
@@ -53,7 +53,7 @@ fn few_files() -> limits::PagesLimits {
 /// A writeback that fails while a segment is closed is not reported by a sync of the segment. The
 /// checkpoint detects it all the same.
 #[test]
-fn what_was_lost_of_a_segment_that_was_closed_is_found_out() {
+fn writeback_error_of_a_closed_segment_fails_the_checkpoint() {
     for (memories, is_found) in [(20, true), (3, false)] {
         let folder = tempfile::tempdir().unwrap();
         let simulated = SimulatedDisk::new(&folder.path().join("disk"), 1).unwrap();
@@ -95,7 +95,7 @@ impl Machine {
         Self { seed, simulated, disk, root, finished: 0, taken: 0, _folder: folder }
     }
 
-    fn keep(&self, step: u64, index: &Index) -> io::Result<()> {
+    fn write_index(&self, step: u64, index: &Index) -> io::Result<()> {
         let folder = self.root.join("index");
         let (aside, name) = (folder.join("new"), folder.join("newest"));
         let file = self.disk.open(&aside, Open::Truncate)?;
@@ -105,7 +105,7 @@ impl Machine {
         self.disk.sync_folder(&folder)
     }
 
-    fn kept(&self) -> (u64, Index) {
+    fn read_index(&self) -> (u64, Index) {
         match fs::read(self.root.join("index/newest")) {
             Ok(bytes) => postcard::from_bytes(&bytes).unwrap(),
             Err(_) => (0, Index::new()),
@@ -114,8 +114,8 @@ impl Machine {
 
     /// Opens what the last life left, checks it, and continues for `steps` steps. Syncs that fail
     /// begin at one of them.
-    fn live(&mut self, steps: u64, sync_fails_at: Option<u64>) -> Result<(), Ended> {
-        let (mut step, mut index) = self.kept();
+    fn live(&mut self, steps: u64, sync_fails_at: Option<u64>) -> Result<(), LifeError> {
+        let (mut step, mut index) = self.read_index();
         let at_least = self.finished;
         assert!(
             (at_least..=self.taken).contains(&step),
@@ -142,7 +142,7 @@ impl Machine {
                     let ticket = store.begin_checkpoint()?;
                     ticket.sync()?;
                     merge(&mut index, &ticket.changed);
-                    self.keep(step, &index)?;
+                    self.write_index(step, &index)?;
                     store.finish_checkpoint(ticket);
                     self.finished = step;
                 }
@@ -225,7 +225,7 @@ fn lives_that_end_in_power_cuts_and_failed_syncs_lose_nothing_that_a_durable_ind
 
 // Promise: P6 - A power cut loses only writes that no checkpoint covered.
 #[test]
-fn only_what_a_checkpoint_did_not_cover_goes_with_the_power() {
+fn a_power_cut_loses_only_changes_after_the_last_checkpoint() {
     let mut lost = 0;
     for seed in 0..20 {
         let mut machine = Machine::new(seed);

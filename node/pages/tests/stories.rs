@@ -84,7 +84,7 @@ fn a_reader_that_folding_cannot_wait_for_is_cut_off_and_can_tell() {
 }
 
 #[test]
-fn a_reader_that_could_not_tell_is_waited_for() {
+fn fold_over_readers_waits_for_held_layouts() {
     let (_dir, store, mut index) = store_with(16);
     let held = HeldLayout::new(put(&store, A, &[(0, 4)], 1).unwrap()).unwrap();
     let before = tags(&held);
@@ -366,7 +366,7 @@ fn a_memory_in_too_many_pieces_asks_for_a_checkpoint() {
 }
 
 #[test]
-fn folding_goes_in_steps_and_skips_who_is_being_read() {
+fn fold_steps_skip_memories_that_are_being_read() {
     let (_dir, store, mut index) = store_with(64);
     store.create(B, 64 * PAGE_BYTES).unwrap();
     let reader = store.layout(A).unwrap();
@@ -539,7 +539,7 @@ fn a_second_process_is_kept_out() {
 }
 
 #[test]
-fn reads_are_checked() {
+fn reads_and_sizes_out_of_range_are_rejected() {
     let (_dir, store, _) = store_with(4);
     let layout = put(&store, A, &[(1, 1), (3, 1)], 5).unwrap();
     let mut two = vec![0; 2 * PAGE];

@@ -25,7 +25,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use dashboard::origin;
 use hyper::{HeaderMap, Request, StatusCode, header};
-use outcalls::Allowed;
+use outcalls::AccessPolicy;
 
 use crate::{cli::Cli, operations::Failure};
 
@@ -80,7 +80,7 @@ impl Access {
     ///
     /// # Errors
     /// If a network is invalid.
-    pub(crate) fn outcalls(&self) -> Result<Allowed> {
+    pub(crate) fn outcalls(&self) -> Result<AccessPolicy> {
         let parse = |text: &String| {
             let network = text.parse();
             network.with_context(|| {
@@ -88,7 +88,7 @@ impl Access {
             })
         };
         let networks = self.networks.iter().map(parse).collect::<Result<_>>()?;
-        Ok(Allowed {
+        Ok(AccessPolicy {
             http: true,
             networks,
             roots: vec![],
@@ -204,7 +204,7 @@ impl Folders {
     }
 
     #[cfg(test)]
-    fn of(root: &Path) -> Self {
+    fn for_root(root: &Path) -> Self {
         let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
         Self { roots: vec![root.clone()], current: root }
     }
@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn folders_outside_the_roots_are_refused_however_they_are_named() {
         let [root, outside] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-        let folders = Folders::of(root.path());
+        let folders = Folders::for_root(root.path());
         let [real, foreign] = [&root, &outside].map(|folder| folder.path().canonicalize().unwrap());
         std::fs::create_dir(real.join("inner")).unwrap();
         symlink(&foreign, real.join("out")).unwrap();

@@ -16,11 +16,11 @@ use crate::bounds::{BLOB_BYTES, BLOBS_BYTES, BLOBS_MAX};
 /// See the module.
 pub(crate) struct Blobs {
     folder: PathBuf,
-    known: Mutex<Known>,
+    known: Mutex<BlobIndex>,
 }
 
 #[derive(Default)]
-struct Known {
+struct BlobIndex {
     blobs: BTreeMap<[u8; 32], Blob>,
     /// Their ids in the order in which they came.
     by_age: BTreeMap<u64, [u8; 32]>,
@@ -38,7 +38,7 @@ struct Blob {
     age: u64,
 }
 
-impl Known {
+impl BlobIndex {
     fn forget(&mut self, id: &[u8; 32]) {
         if let Some(blob) = self.blobs.remove(id) {
             self.by_age.remove(&blob.age);
@@ -95,7 +95,7 @@ impl Blobs {
         Ok(())
     }
 
-    fn give_back(&self, bytes: u64) {
+    fn release_room(&self, bytes: u64) {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).bytes -= bytes;
     }
 
@@ -177,7 +177,7 @@ impl Incoming<'_> {
 impl Drop for Incoming<'_> {
     fn drop(&mut self) {
         if !self.is_kept {
-            self.blobs.give_back(self.bytes);
+            self.blobs.release_room(self.bytes);
         }
     }
 }

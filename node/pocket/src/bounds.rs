@@ -65,13 +65,13 @@ pub(crate) const RECORDS_CACHE_BYTES: u64 = 256 << 10;
 
 /// A memory budget as it was stated.
 #[derive(Clone, Debug)]
-pub(crate) struct Stated {
+pub(crate) struct StatedBudget {
     /// The option or environment variable with it, as it was written: for errors.
     pub(crate) written: String,
     pub(crate) size: String,
 }
 
-impl Stated {
+impl StatedBudget {
     /// By the option, or else by the environment variable.
     pub(crate) fn new(option: Option<&str>, variable: Option<String>) -> Option<Self> {
         let of_option = option.map(|size| (format!("--memory {size}"), size.to_owned()));
@@ -104,9 +104,10 @@ impl Bounds {
     ///
     /// # Errors
     /// If it is not a size, or too small.
-    pub(crate) fn new(stated: Option<Stated>, disk_free_bytes: u64) -> Result<Self> {
-        let default = || Stated { written: format!("--memory {MEMORY}"), size: MEMORY.into() };
-        let Stated { written, size } = stated.unwrap_or_else(default);
+    pub(crate) fn new(stated: Option<StatedBudget>, disk_free_bytes: u64) -> Result<Self> {
+        let default =
+            || StatedBudget { written: format!("--memory {MEMORY}"), size: MEMORY.into() };
+        let StatedBudget { written, size } = stated.unwrap_or_else(default);
         let memory = parse_size(&size).with_context(|| written.clone())?;
         let memory_bytes = memory;
         let least = Self::least_bytes();
@@ -212,7 +213,7 @@ mod tests {
     #[test]
     fn budget_that_is_too_small_names_its_source() {
         let error = |option: Option<&str>, variable: Option<&str>| {
-            let stated = Stated::new(option, variable.map(Into::into));
+            let stated = StatedBudget::new(option, variable.map(Into::into));
             format!("{:#}", Bounds::new(stated, 0).err().unwrap())
         };
         let text = error(None, Some("1"));
@@ -226,7 +227,7 @@ mod tests {
 
     #[test]
     fn instances_and_work_share_the_budget() {
-        let new = |size: Option<&str>, free| Bounds::new(Stated::new(size, None), free);
+        let new = |size: Option<&str>, free| Bounds::new(StatedBudget::new(size, None), free);
         for (stated, instances) in [(None, 42), (Some("512MiB"), 21), (Some("4GiB"), 64)] {
             let bounds = new(stated, 0).unwrap();
             assert_eq!(bounds.instances_max(), instances, "{stated:?}");

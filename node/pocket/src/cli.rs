@@ -30,7 +30,7 @@ impl Client {
     }
 
     #[cfg(test)]
-    pub(crate) fn of(major: u16) -> Self {
+    pub(crate) fn from_major(major: u16) -> Self {
         Self(major)
     }
 

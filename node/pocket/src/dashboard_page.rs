@@ -9,7 +9,7 @@ use state::{CanisterState, CanisterStatus};
 use crate::{
     bounds::Bounds,
     instance::Instance,
-    operations::{Failure, Outcome, Roomy},
+    operations::{Failure, Outcome, ReservedResponse},
 };
 
 /// Canisters that one page shows.
@@ -56,7 +56,7 @@ impl Instance {
             "<h2>Subnets</h2><div class=scroll><table><tr><th>Subnet<th>Kind<th class=n>Nodes\
              <th>Canister ids</tr>",
         );
-        self.replica.shared().subnets.look(|all| {
+        self.replica.shared().subnets.with_all(|all| {
             for subnet in all {
                 let (id, kind) = (subnet.id, subnet.plan.kind);
                 let nodes = subnet.nodes.len();
@@ -84,7 +84,7 @@ impl Instance {
         }
         page.push_str("</table></div></body></html>\n");
         room.shrink(PAGE_BYTES_MAX.saturating_sub(page.len() as u64));
-        Ok(Bytes::from_owner(Roomy::new(page.into_bytes(), room)))
+        Ok(Bytes::from_owner(ReservedResponse::new(page.into_bytes(), room)))
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
     server::{Server, mount},
 };
 
-struct Open {
+struct OpenGateway {
     gateway: GatewayHandle,
     instance: u64,
     port: u16,
@@ -28,12 +28,12 @@ struct Open {
 
 /// Those that are open, by number.
 #[derive(Default)]
-pub(crate) struct Gateways(Mutex<All>);
+pub(crate) struct Gateways(Mutex<GatewayTable>);
 
 #[derive(Default)]
-struct All {
+struct GatewayTable {
     next: u64,
-    open: BTreeMap<u64, Open>,
+    open: BTreeMap<u64, OpenGateway>,
 }
 
 impl Gateways {
@@ -86,7 +86,10 @@ impl Gateways {
         }
         let number = all.next;
         all.next += 1;
-        all.open.insert(number, Open { gateway, instance, port, domains: config.domains.clone() });
+        all.open.insert(
+            number,
+            OpenGateway { gateway, instance, port, domains: config.domains.clone() },
+        );
         Ok(HttpGatewayInfo { instance_id: number, port })
     }
 
@@ -100,7 +103,8 @@ impl Gateways {
 
     /// Closes those of an instance.
     pub(crate) async fn close_of(&self, instance: u64) {
-        let of_it = |(number, open): (&u64, &Open)| (open.instance == instance).then_some(*number);
+        let of_it =
+            |(number, open): (&u64, &OpenGateway)| (open.instance == instance).then_some(*number);
         let numbers: Vec<_> = self.0.lock().await.open.iter().filter_map(of_it).collect();
         for number in numbers {
             self.close(number).await;
@@ -109,7 +113,7 @@ impl Gateways {
 
     /// Those that are open.
     pub(crate) async fn list(&self) -> Vec<HttpGatewayDetails> {
-        let details = |(number, open): (&u64, &Open)| HttpGatewayDetails {
+        let details = |(number, open): (&u64, &OpenGateway)| HttpGatewayDetails {
             instance_id: *number,
             port: open.port,
             forward_to: HttpGatewayBackend::PocketIcInstance(open.instance),

@@ -17,7 +17,7 @@ use crate::{
 pub(crate) type Pending = oneshot::Receiver<Outcome>;
 
 /// Result of looking for an outcome.
-pub(crate) enum Found {
+pub(crate) enum OperationStatus {
     /// It is available. It stays until the client confirms it, or newer ones need its room.
     Outcome(Outcome),
     /// The operation is still running.
@@ -114,16 +114,16 @@ impl Graph {
     }
 
     /// Looks for the outcome of an operation.
-    pub(crate) fn look(&self, number: u64) -> Found {
+    pub(crate) fn status(&self, number: u64) -> OperationStatus {
         match self.lock().all.get(&number) {
-            Some(Operation::Done(outcome)) => Found::Outcome(outcome.clone()),
-            Some(Operation::Pending) => Found::Pending,
-            None => Found::Gone,
+            Some(Operation::Done(outcome)) => OperationStatus::Outcome(outcome.clone()),
+            Some(Operation::Pending) => OperationStatus::Pending,
+            None => OperationStatus::Gone,
         }
     }
 
     /// Why there may be no outcome of an operation.
-    pub(crate) fn gone(&self, number: &str) -> String {
+    pub(crate) fn gone_message(&self, number: &str) -> String {
         format!(
             "no outcome of an operation {number} is there: its client had it, or newer ones needed \
              its room; kept are operations_started = {STARTED_MAX} outcomes of \
@@ -144,7 +144,7 @@ mod tests {
     use crate::operations::json;
 
     fn is_there(graph: &Graph, number: u64) -> bool {
-        matches!(graph.look(number), Found::Outcome(_))
+        matches!(graph.status(number), OperationStatus::Outcome(_))
     }
 
     #[tokio::test]
@@ -152,16 +152,18 @@ mod tests {
         let graph = Arc::new(Graph::new(1_000));
         let (done, pending) = oneshot::channel();
         let number = graph.keep(pending);
-        assert!(matches!(graph.look(number), Found::Pending));
+        assert!(matches!(graph.status(number), OperationStatus::Pending));
         assert!(done.send(json(&7)).is_ok());
-        while matches!(graph.look(number), Found::Pending) {
+        while matches!(graph.status(number), OperationStatus::Pending) {
             tokio::task::yield_now().await;
         }
         for _ in 0..2 {
-            assert!(matches!(graph.look(number), Found::Outcome(Ok(bytes)) if bytes == b"7"[..]));
+            assert!(
+                matches!(graph.status(number), OperationStatus::Outcome(Ok(bytes)) if bytes == b"7"[..])
+            );
         }
         graph.forget(number);
-        assert!(matches!(graph.look(number), Found::Gone));
+        assert!(matches!(graph.status(number), OperationStatus::Gone));
         assert_eq!(graph.lock().bytes, 0);
     }
 
@@ -171,21 +173,21 @@ mod tests {
         let (done, pending) = oneshot::channel();
         let number = graph.keep(pending);
         drop(done);
-        while matches!(graph.look(number), Found::Pending) {
+        while matches!(graph.status(number), OperationStatus::Pending) {
             tokio::task::yield_now().await;
         }
-        let Found::Outcome(Err(failure)) = graph.look(number) else { panic!() };
+        let OperationStatus::Outcome(Err(failure)) = graph.status(number) else { panic!() };
         assert_eq!(failure.status, hyper::StatusCode::BAD_REQUEST);
         assert!(failure.message.contains("ended before"), "{}", failure.message);
     }
 
     /// An answer that holds room.
-    struct Roomy {
+    struct ReservedResponse {
         bytes: Vec<u8>,
         _room: budget::Reservation,
     }
 
-    impl AsRef<[u8]> for Roomy {
+    impl AsRef<[u8]> for ReservedResponse {
         fn as_ref(&self) -> &[u8] {
             &self.bytes
         }
@@ -196,9 +198,14 @@ mod tests {
         let (graph, pool) = (Graph::new(1_000), budget::Pool::standalone("stable_answers", 100));
         let Ok(room) = pool.try_reserve(100) else { panic!() };
         let number = graph.begin();
-        graph.finish(number, Ok(Bytes::from_owner(Roomy { bytes: vec![7; 60], _room: room })));
+        graph.finish(
+            number,
+            Ok(Bytes::from_owner(ReservedResponse { bytes: vec![7; 60], _room: room })),
+        );
         assert_eq!((pool.used_bytes(), graph.lock().bytes), (0, 60));
-        assert!(matches!(graph.look(number), Found::Outcome(Ok(bytes)) if bytes == [7; 60][..]));
+        assert!(
+            matches!(graph.status(number), OperationStatus::Outcome(Ok(bytes)) if bytes == [7; 60][..])
+        );
     }
 
     #[test]
@@ -211,10 +218,14 @@ mod tests {
             graph.finish(number, json(&number));
             numbers.push(number);
         }
-        assert!(matches!(graph.look(going_on), Found::Pending));
+        assert!(matches!(graph.status(going_on), OperationStatus::Pending));
         let there = numbers.iter().filter(|number| is_there(&graph, **number)).count();
         assert_eq!(there, STARTED_MAX);
-        assert!(numbers.first().is_some_and(|oldest| matches!(graph.look(*oldest), Found::Gone)));
+        assert!(
+            numbers
+                .first()
+                .is_some_and(|oldest| matches!(graph.status(*oldest), OperationStatus::Gone))
+        );
     }
 
     // Promise: P15 - Outcomes that clients poll for are bounded by their bytes.
@@ -239,6 +250,6 @@ mod tests {
         // An operation that ends late is newer, whenever it began.
         graph.finish(early, answer(90));
         assert!(is_there(&graph, early) && !is_there(&graph, long));
-        assert!(graph.gone("1").contains("answers_kept_bytes = 100"));
+        assert!(graph.gone_message("1").contains("answers_kept_bytes = 100"));
     }
 }

@@ -26,9 +26,9 @@ use tempfile::TempDir;
 
 use crate::{
     bounds::OPERATIONS_WAITING,
-    kept::{self, Description},
-    live::{Live, Requests},
-    replica::{Replica, Shared, Views},
+    live_outcalls::{LiveOutcalls, OutcallClient},
+    replica::{InstanceContext, Replica, Views},
+    state_archive::{self, Description},
 };
 
 /// With nothing to do, rounds come this often while an instance makes progress by itself.
@@ -49,17 +49,17 @@ pub(crate) enum Command {
 /// See the module.
 pub(crate) struct Instance {
     /// Makes its HTTPS outcalls while it makes progress by itself. Given up first.
-    live: Option<Live>,
+    live: Option<LiveOutcalls>,
     pub(crate) replica: Replica,
     /// Where it is to be kept.
-    kept_in: Option<kept::Folder>,
+    kept_in: Option<state_archive::Folder>,
     /// The state's files. Removed last.
     folder: TempDir,
     /// The time that it waits between rounds in addition, while it makes progress by itself.
     progress: Option<Duration>,
     makes_progress: Arc<AtomicBool>,
     /// Who makes them, and where.
-    requests: (Requests, tokio::runtime::Handle),
+    requests: (OutcallClient, tokio::runtime::Handle),
     commands: SyncSender<Command>,
     queue: Receiver<Command>,
     /// Work left by the last round.
@@ -71,7 +71,7 @@ pub(crate) struct Instance {
 
 /// An instance as known to the server.
 pub(crate) struct Handle {
-    pub(crate) shared: Shared,
+    pub(crate) shared: InstanceContext,
     pub(crate) views: Views,
     pub(crate) commands: SyncSender<Command>,
     pub(crate) makes_progress: Arc<AtomicBool>,
@@ -90,8 +90,8 @@ impl Instance {
     pub(crate) fn new(
         replica: Replica,
         folder: TempDir,
-        kept_in: Option<kept::Folder>,
-        requests: (Requests, tokio::runtime::Handle),
+        kept_in: Option<state_archive::Folder>,
+        requests: (OutcallClient, tokio::runtime::Handle),
     ) -> Self {
         let (commands, queue) = sync_channel(OPERATIONS_WAITING);
         Self {
@@ -255,7 +255,7 @@ impl Instance {
     fn leave(&self, error: anyhow::Error, description: &Description) -> anyhow::Error {
         let state = self.folder.path();
         let Some(parent) = state.parent().and_then(Path::parent) else { return error };
-        match kept::leave(state, description, parent) {
+        match state_archive::leave(state, description, parent) {
             Ok(left) => error.context(format!(
                 "the instance is not kept: its state was left in {}, which can be named as \
                  state_dir",
@@ -292,7 +292,7 @@ impl Instance {
 }
 
 impl Handle {
-    fn tell_to_end(&self) {
+    fn request_stop(&self) {
         self.shared.closing.store(true, Ordering::Release);
         // Where commands wait, the next one makes it look.
         let _ = self.commands.try_send(Command::Close);
@@ -304,7 +304,7 @@ impl Handle {
     /// # Errors
     /// When it was to be kept and is not.
     pub(crate) fn close(&self) -> Result<()> {
-        self.tell_to_end();
+        self.request_stop();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         match thread.map(JoinHandle::join) {
             None => Ok(()),
@@ -316,7 +316,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.tell_to_end();
+        self.request_stop();
     }
 }
 

@@ -45,7 +45,7 @@ pub(crate) struct SubnetKeys {
 
 impl SubnetKeys {
     /// The keys that belong to a seed.
-    pub(crate) fn of(subnet_seed: &[u8; 32]) -> Result<Self> {
+    pub(crate) fn from_seed(subnet_seed: &[u8; 32]) -> Result<Self> {
         let mut random = ChaCha20Rng::from_seed(seed("thimble-pocket-subnet", &[subnet_seed]));
         let (committee, mut shares) = nidkg::deal(1, 1, &mut random)?;
         let share = shares.pop().context("a dealing for one node has one share")?;

@@ -18,8 +18,8 @@
 //! | what an operation does | `operations` |
 //! | how a round comes about, and when | `replica`, `instance` |
 //! | which subnets there are, and what ids they have | `subnets` |
-//! | how HTTPS outcalls are listed and answered; how a live instance makes them | `outcalls`, `live` |
-//! | how an instance is kept in a folder | `kept` |
+//! | how HTTPS outcalls are listed and answered; how a live instance makes them | `outcalls`, `live_outcalls` |
+//! | how an instance is kept in a folder | `state_archive` |
 //! | which web pages, folders, networks and addresses are refused | `access` |
 //! | what bounds the server | `bounds` |
 //!
@@ -35,9 +35,8 @@ mod dashboard_page;
 mod gateways;
 mod graph;
 mod instance;
-mod kept;
 mod keys;
-mod live;
+mod live_outcalls;
 mod node;
 mod operations;
 mod outcalls;
@@ -49,6 +48,7 @@ mod routes;
 mod sandboxes;
 mod scratch;
 mod server;
+mod state_archive;
 mod subnets;
 
 use std::{io::Write, process::ExitCode};

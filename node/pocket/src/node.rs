@@ -6,12 +6,12 @@ use std::sync::{
 };
 
 use execution::Placement as _;
-use gateway::{CertifiedView, Health, Node, QueryRequest, Refusal, Submitted, report::Report};
+use gateway::{CertifiedView, Health, Node, QueryRequest, Refusal, SubmitOutcome, report::Report};
 use state::{CanisterId, Height, Ingress, Reject, SignedIngress, Time, Validity};
 
 use crate::{
     instance::Command,
-    replica::{Shared, Views},
+    replica::{InstanceContext, Views},
     server::Activity,
 };
 
@@ -20,7 +20,7 @@ const RETRY_AFTER_SECONDS: u64 = 1;
 
 /// See the module.
 pub(crate) struct InstanceNode {
-    pub(crate) shared: Shared,
+    pub(crate) shared: InstanceContext,
     pub(crate) views: Views,
     /// Wakes the instance, which may be waiting for a call.
     pub(crate) commands: SyncSender<Command>,
@@ -41,7 +41,7 @@ impl Node for InstanceNode {
         ingress: Ingress,
         _: SignedIngress,
         _: Validity,
-    ) -> Result<Submitted, Refusal> {
+    ) -> Result<SubmitOutcome, Refusal> {
         if let Some(message) = self.failure() {
             return Err(Refusal::Unavailable { message });
         }
@@ -51,18 +51,18 @@ impl Node for InstanceNode {
             .latest()
             .is_some_and(|state| state.request(&ingress.request_id).is_some())
         {
-            return Ok(Submitted::Duplicate);
+            return Ok(SubmitOutcome::Duplicate);
         }
         match self.shared.waiting.add(ingress) {
             Ok(true) => {}
-            Ok(false) => return Ok(Submitted::Duplicate),
+            Ok(false) => return Ok(SubmitOutcome::Duplicate),
             Err(message) => {
                 return Err(Refusal::Full { message, retry_after_seconds: RETRY_AFTER_SECONDS });
             }
         }
         match self.commands.try_send(Command::Wake) {
             // Where something waits already, the instance is awake.
-            Ok(()) | Err(TrySendError::Full(_)) => Ok(Submitted::Accepted),
+            Ok(()) | Err(TrySendError::Full(_)) => Ok(SubmitOutcome::Accepted),
             Err(TrySendError::Disconnected(_)) => {
                 Err(Refusal::Unavailable { message: "the instance was deleted".to_owned() })
             }
@@ -74,7 +74,7 @@ impl Node for InstanceNode {
     }
 
     fn query(&self, query: &QueryRequest) -> Result<Vec<u8>, Reject> {
-        self.activity.note();
+        self.activity.record_use();
         self.views
             .queries
             .query(&execution::QueryRequest {
@@ -90,7 +90,7 @@ impl Node for InstanceNode {
     fn latest(&self) -> Option<Arc<dyn CertifiedView>> {
         // Every request of the endpoints looks here first: one that came by an HTTP gateway keeps
         // the server alive as well.
-        self.activity.note();
+        self.activity.record_use();
         self.views.reader.latest().map(|state| state as _)
     }
 

@@ -76,18 +76,18 @@ pub(crate) fn json<T: Serialize + ?Sized>(answer: &T) -> Outcome {
 }
 
 /// An answer that has its room in a pool until it was sent.
-pub(crate) struct Roomy {
+pub(crate) struct ReservedResponse {
     bytes: Vec<u8>,
     _room: budget::Reservation,
 }
 
-impl Roomy {
+impl ReservedResponse {
     pub(crate) fn new(bytes: Vec<u8>, room: budget::Reservation) -> Self {
         Self { bytes, _room: room }
     }
 }
 
-impl AsRef<[u8]> for Roomy {
+impl AsRef<[u8]> for ReservedResponse {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -119,7 +119,7 @@ pub(crate) fn topology(subnets: &crate::subnets::Subnets) -> Topology {
         (subnet.id.to_text(), topology)
     };
     Topology {
-        subnet_configs: subnets.look(|all| all.iter().map(one).collect()),
+        subnet_configs: subnets.with_all(|all| all.iter().map(one).collect()),
         default_effective_canister_id: RawCanisterId {
             canister_id: subnets.default_effective_id().into(),
         },
@@ -171,7 +171,7 @@ impl Instance {
     /// Whether these are nodes of the subnet. Which of them makes a block makes no difference here.
     fn check_blockmakers(&self, named: &RawSubnetBlockmakers) -> Result<(), Failure> {
         let id = principal(&named.subnet.subnet_id, "subnet_id")?;
-        let nodes = self.replica.shared().subnets.look(|all| {
+        let nodes = self.replica.shared().subnets.with_all(|all| {
             let subnet = all.iter().find(|subnet| subnet.id == id);
             subnet.map(|it| it.nodes.iter().map(|node| node.node_id).collect::<Vec<_>>())
         });
@@ -192,7 +192,7 @@ impl Instance {
 
     pub(crate) fn pub_key(&mut self, subnet: &RawSubnetId) -> Outcome {
         let id = principal(&subnet.subnet_id, "subnet_id")?;
-        let key = self.replica.shared().subnets.look(|all| {
+        let key = self.replica.shared().subnets.with_all(|all| {
             let subnet = all.iter().find(|subnet| subnet.id == id);
             subnet.map(|subnet| subnet.public_key_der.clone())
         });
@@ -274,7 +274,7 @@ impl Instance {
         text.push_str(after);
         drop(blob);
         room.shrink((bytes * STABLE_ANSWER_TIMES).saturating_sub(text.len() as u64));
-        Ok(Bytes::from_owner(Roomy::new(text.into_bytes(), room)))
+        Ok(Bytes::from_owner(ReservedResponse::new(text.into_bytes(), room)))
     }
 
     /// `content` are the bytes of the blob that `args` names; none if there is none.

@@ -31,13 +31,13 @@ use execution::{NotTransformed, Placement as _};
 use ic_management_canister_types::{HttpHeader, HttpRequestResult};
 use ic_principal::Principal;
 use limits::OutcallLimits;
-use outcalls::reply::{self, Handed};
+use outcalls::reply::{self, ResponseStep};
 use serde::{Deserialize, Serialize};
-use state::{Outcall, OutcallAnswer, OutcallId, Payload, Reject, RejectCode, Shared, Time};
+use state::{Outcall, OutcallAnswer, OutcallId, Payload, Reject, RejectCode, StateArc, Time};
 
 use crate::{
     instance::Instance,
-    operations::{Failure, Outcome, Roomy, json},
+    operations::{Failure, Outcome, ReservedResponse, json},
     rest::{Base64, Base64Slice, RawSubnetId, at_most},
 };
 
@@ -107,32 +107,32 @@ pub(crate) struct RawFlexibleMock {
 /// live.
 #[derive(Default)]
 pub(crate) struct Answers {
-    waiting: Mutex<BTreeMap<OutcallId, Waiting>>,
-    news: Condvar,
+    waiting: Mutex<BTreeMap<OutcallId, WaitingAnswer>>,
+    answer_added: Condvar,
 }
 
 /// An answer, and the room that it holds.
-pub(crate) struct Waiting {
+pub(crate) struct WaitingAnswer {
     answer: OutcallAnswer,
     _room: Reservation,
 }
 
 impl Answers {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<OutcallId, Waiting>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<OutcallId, WaitingAnswer>> {
         // The guarded data are consistent between any two statements that can panic.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds an answer. The first to a request counts.
     pub(crate) fn add(&self, answer: OutcallAnswer, room: Reservation) {
-        self.lock().entry(answer.id).or_insert(Waiting { answer, _room: room });
-        self.news.notify_all();
+        self.lock().entry(answer.id).or_insert(WaitingAnswer { answer, _room: room });
+        self.answer_added.notify_all();
     }
 
     /// Waits until there is one, at most for this time.
     pub(crate) fn wait(&self, time: Duration) {
         // Who is woken looks anyway.
-        drop(self.news.wait_timeout_while(self.lock(), time, |waiting| waiting.is_empty()));
+        drop(self.answer_added.wait_timeout_while(self.lock(), time, |waiting| waiting.is_empty()));
     }
 
     /// Whether the request is answered.
@@ -149,10 +149,10 @@ impl Answers {
     /// answer whose time is over is dropped, and so is one to a request that is not open any more.
     pub(crate) fn take(
         &self,
-        open: &BTreeMap<OutcallId, Shared<Outcall>>,
+        open: &BTreeMap<OutcallId, StateArc<Outcall>>,
         now: Time,
         bytes_max: u64,
-    ) -> Vec<Waiting> {
+    ) -> Vec<WaitingAnswer> {
         let mut waiting = self.lock();
         waiting.retain(|id, it| it.answer.until >= now && open.contains_key(id));
         let (mut taken, mut bytes) = (Vec::new(), 0);
@@ -167,7 +167,7 @@ impl Answers {
     }
 }
 
-impl Waiting {
+impl WaitingAnswer {
     /// In the form of the batch.
     pub(crate) fn answer(&self) -> OutcallAnswer {
         self.answer.clone()
@@ -241,7 +241,7 @@ struct Vote {
 impl Vote {
     /// The vote of a subnet with this number of nodes. A request that one node makes alone is
     /// answered by the first.
-    fn of(mock: RawMock, outcall: &Outcall, nodes: usize) -> Result<Self, Failure> {
+    fn for_subnet(mock: RawMock, outcall: &Outcall, nodes: usize) -> Result<Self, Failure> {
         let given = 1 + mock.additional_responses.len();
         if given != 1 && given != nodes {
             return Err(Failure::bad(format!(
@@ -334,9 +334,9 @@ impl Answering<'_> {
         if let Err(failure) = reply::check(&response, self.outcall.response_bytes_max()) {
             return Ok(reply::payload(Err(failure.reject())));
         }
-        let result = match reply::handed(self.outcall, response) {
-            Ok(Handed::Reply(bytes)) => Ok(bytes),
-            Ok(Handed::Transform(transform, arg)) => self
+        let result = match reply::next_step(self.outcall, response) {
+            Ok(ResponseStep::Reply(bytes)) => Ok(bytes),
+            Ok(ResponseStep::Transform(transform, arg)) => self
                 .transformed(&transform.method_name, &arg)?
                 .and_then(|reply| reply::transformed(self.outcall, reply)),
             Err(reject) => Err(reject),
@@ -403,13 +403,13 @@ impl Instance {
         })?;
         let mut bytes = Vec::with_capacity(usize::try_from(length.0).unwrap_or_default());
         serde_json::to_writer(&mut bytes, &pending).map_err(failed)?;
-        Ok(Bytes::from_owner(Roomy::new(bytes, held)))
+        Ok(Bytes::from_owner(ReservedResponse::new(bytes, held)))
     }
 
     /// A subnet that a mock names, and how many nodes it has.
     fn named(&self, subnet: &RawSubnetId) -> Result<(Principal, usize), Failure> {
         let id = subnet.subnet_id.principal().map_err(Failure::bad)?;
-        let nodes = self.replica.shared().subnets.look(|all| {
+        let nodes = self.replica.shared().subnets.with_all(|all| {
             let subnet = all.iter().find(|subnet| subnet.id == id);
             subnet.map(|subnet| subnet.nodes.len())
         });
@@ -434,7 +434,7 @@ impl Instance {
                 mock.request_id
             )));
         };
-        let vote = Vote::of(mock, &outcall, nodes)?;
+        let vote = Vote::for_subnet(mock, &outcall, nodes)?;
         let context = outcall.transform.as_ref().map(|it| it.context.len() as u64);
         let needed = OutcallLimits::request_bytes(0, vote.response_bytes(), context);
         let room = room.reserve_within(needed, ROOM_WAIT).map_err(|_| no_room(room))?;
@@ -486,7 +486,7 @@ mod tests {
     #[test]
     fn a_round_takes_the_oldest_answers_that_fit_and_none_whose_time_is_over() {
         let (pool, answers) = (Pool::standalone("outcalls", 1_000), Answers::default());
-        let open = (0..5).map(|id| (OutcallId(id), Shared::new(outcall(10, None)))).collect();
+        let open = (0..5).map(|id| (OutcallId(id), StateArc::new(outcall(10, None)))).collect();
         for (id, until, bytes) in
             [(4, 10, 60), (0, 9, 10), (1, 10, 100), (2, 10, 30), (3, 10, 20), (7, 10, 1)]
         {
@@ -518,16 +518,16 @@ mod tests {
             additional_responses: responses[1..].iter().map(|text| said(text)).collect(),
         };
         let (all, one) = (outcall(1, None), outcall(1, Some(Principal::anonymous())));
-        let vote = Vote::of(mock(&["a"]), &all, 13).unwrap();
+        let vote = Vote::for_subnet(mock(&["a"]), &all, 13).unwrap();
         assert_eq!((vote.said, vote.threshold), (vec![(said("a"), 1)], 1));
         let four = mock(&["a", "b", "a", "c"]);
-        let vote = Vote::of(four.clone(), &all, 4).unwrap();
+        let vote = Vote::for_subnet(four.clone(), &all, 4).unwrap();
         assert_eq!(vote.said, [(said("a"), 2), (said("b"), 1), (said("c"), 1)]);
         assert_eq!(vote.threshold, 3);
-        let vote = Vote::of(four.clone(), &one, 4).unwrap();
+        let vote = Vote::for_subnet(four.clone(), &one, 4).unwrap();
         assert_eq!((vote.said, vote.threshold), (vec![(said("a"), 1)], 1));
         for outcall in [&all, &one] {
-            let refusal = Vote::of(four.clone(), outcall, 13).err().unwrap().message;
+            let refusal = Vote::for_subnet(four.clone(), outcall, 13).err().unwrap().message;
             assert!(refusal.starts_with("InvalidMockCanisterHttpResponses((4, 13))"), "{refusal}");
         }
     }

@@ -48,7 +48,7 @@ impl PortFile {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub(crate) fn tell(&self, port: u16) -> io::Result<()> {
+    pub(crate) fn write_port(&self, port: u16) -> io::Result<()> {
         // Clients may run as another user than the server.
         disk::replace_file(&self.0, format!("{port}\n").as_bytes(), disk::Readers::All)
     }
@@ -87,7 +87,7 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let first = PortFile::take(&path, LOCAL).unwrap().unwrap();
         assert!(PortFile::take(&path, LOCAL).unwrap().is_none(), "it starts");
-        first.tell(port).unwrap();
+        first.write_port(port).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), format!("{port}\n"));
         assert!(PortFile::take(&path, LOCAL).unwrap().is_none(), "it listens");
         drop(first);

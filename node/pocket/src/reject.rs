@@ -133,7 +133,7 @@ mod tests {
         let latest = Client::default();
         assert_eq!(error_name(536, RejectCode::CanisterError, latest), "CanisterMethodNotFound");
         assert_eq!(error_name(599, RejectCode::CanisterError, latest), "CanisterTrapped");
-        let older = Client::of(15);
+        let older = Client::from_major(15);
         for (code, latest_name, older_name) in [
             (542, "CanisterStatusAccessDenied", "CanisterInvalidController"),
             (211, "SubnetCoolingDown", "CanisterQueueFull"),

@@ -5,7 +5,7 @@
 //! from differs: the time is the instance's, which a test sets, and a nanosecond after the round
 //! before where it did not increase; the randomness is a hash of the instance's seed and the height, so that a test that
 //! is run again sees the same. Nothing is logged: a state that is to stay is packed when the
-//! instance is deleted (`kept`).
+//! instance is deleted (`state_archive`).
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -19,7 +19,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use execution::{
-    Closing, Executor, ExecutorConfig, QueryService, QueryTally, RetryPolicy, RoundResult, Trouble,
+    Closing, Executor, ExecutorConfig, LocalFault, QueryService, QueryTally, RetryPolicy,
+    RoundResult,
 };
 use gateway::Waiters;
 use ic_principal::Principal;
@@ -47,7 +48,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// Calls of users that wait for a round. Shared with the endpoints, which add to them.
 #[derive(Debug, Default)]
-pub(crate) struct Waiting(Mutex<Calls>);
+pub(crate) struct IngressQueue(Mutex<Calls>);
 
 #[derive(Debug, Default)]
 struct Calls {
@@ -55,7 +56,7 @@ struct Calls {
     bytes: u64,
 }
 
-impl Waiting {
+impl IngressQueue {
     /// Adds a call; `false` if it waits already.
     ///
     /// # Errors
@@ -111,9 +112,9 @@ impl Waiting {
 
 /// Data shared by an instance and its endpoints. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Shared {
+pub(crate) struct InstanceContext {
     pub(crate) subnets: Arc<Subnets>,
-    pub(crate) waiting: Arc<Waiting>,
+    pub(crate) waiting: Arc<IngressQueue>,
     /// Answers to HTTPS outcalls that wait for a round.
     pub(crate) answers: Arc<Answers>,
     pub(crate) waiters: Waiters,
@@ -125,7 +126,7 @@ pub(crate) struct Shared {
     pub(crate) client: Client,
 }
 
-impl Shared {
+impl InstanceContext {
     /// The instance's time.
     pub(crate) fn now(&self) -> Time {
         Time(self.time.load(Ordering::Acquire))
@@ -133,10 +134,10 @@ impl Shared {
 }
 
 /// Waits for this machine as long as the instance is there.
-struct Patience(Arc<AtomicBool>);
+struct InstanceRetryPolicy(Arc<AtomicBool>);
 
-impl RetryPolicy for Patience {
-    fn wait(&self, trouble: &Trouble) -> Result<(), Closing> {
+impl RetryPolicy for InstanceRetryPolicy {
+    fn wait(&self, trouble: &LocalFault) -> Result<(), Closing> {
         let doubled = 2u32.saturating_pow(trouble.attempt.saturating_sub(1));
         let mut left = FIRST_WAIT.saturating_mul(doubled).min(LONGEST_WAIT);
         tracing::warn!(%trouble, "a round waits");
@@ -151,7 +152,7 @@ impl RetryPolicy for Patience {
         Ok(())
     }
 
-    fn over(&self, trouble: &Trouble) {
+    fn resolved(&self, trouble: &LocalFault) {
         tracing::info!(%trouble, "the fault is over: the round continues");
     }
 }
@@ -162,7 +163,7 @@ pub(crate) struct Replica {
     tally: Arc<QueryTally>,
     keys: SubnetKeys,
     root_seed: [u8; 32],
-    shared: Shared,
+    shared: InstanceContext,
     messages_max: u64,
     bytes_max: u64,
     expiry_seconds: u64,
@@ -188,7 +189,7 @@ impl Replica {
     pub(crate) fn open(
         folder: &Path,
         root_seed: [u8; 32],
-        shared: Shared,
+        shared: InstanceContext,
         sandboxes: &Sandboxes,
         bounds: &Bounds,
     ) -> Result<Self> {
@@ -207,7 +208,7 @@ impl Replica {
         )?);
         let (_, sandbox) = sandboxes.for_instance(&blobs, bounds)?;
         let pages = open_pages(&folder.join("pages"), &store, bounds)?;
-        let keys = SubnetKeys::of(&root_seed)?;
+        let keys = SubnetKeys::from_seed(&root_seed)?;
         let config = ExecutorConfig {
             limits: limits.clone(),
             threads: 1,
@@ -228,7 +229,7 @@ impl Replica {
             outcalls: true,
             placement: Some(shared.subnets.clone()),
         };
-        let patience = Arc::new(Patience(shared.closing.clone()));
+        let patience = Arc::new(InstanceRetryPolicy(shared.closing.clone()));
         let mut executor =
             Executor::open(config, Arc::new(sandbox), Arc::new(pages), store, blobs, patience)?;
         let tally = executor.count_queries(keys.node_id());
@@ -263,7 +264,7 @@ impl Replica {
     }
 
     /// HTTPS outcalls that are not answered.
-    pub(crate) fn open_outcalls(&self) -> &BTreeMap<OutcallId, state::Shared<Outcall>> {
+    pub(crate) fn open_outcalls(&self) -> &BTreeMap<OutcallId, state::StateArc<Outcall>> {
         self.executor.state().subnet.outcalls.open()
     }
 
@@ -278,7 +279,7 @@ impl Replica {
     }
 
     /// Data shared with its endpoints.
-    pub(crate) fn shared(&self) -> &Shared {
+    pub(crate) fn shared(&self) -> &InstanceContext {
         &self.shared
     }
 
@@ -320,7 +321,7 @@ impl Replica {
         let height = Height(self.executor.height().0 + 1);
         // Of a block at most half its bytes are answers.
         let answers = self.shared.answers.take(self.open_outcalls(), time, self.bytes_max / 2);
-        let outcalls: Vec<_> = answers.iter().map(crate::outcalls::Waiting::answer).collect();
+        let outcalls: Vec<_> = answers.iter().map(crate::outcalls::WaitingAnswer::answer).collect();
         let answer_bytes: u64 = outcalls.iter().map(|answer| answer.payload.len()).sum();
         let bytes_left = self.bytes_max.saturating_sub(answer_bytes);
         let batch = Batch {
@@ -343,7 +344,7 @@ impl Replica {
         }
         let finished = std::mem::take(&mut result.finished);
         finished.iter().for_each(|request| self.shared.subnets.forget(request));
-        self.shared.waiters.certified(&finished);
+        self.shared.waiters.notify_certified(&finished);
         Ok(result)
     }
 

@@ -362,7 +362,7 @@ pub(crate) struct ApiError {
 
 /// The operation is still running; its outcome is to be polled.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Started {
+pub(crate) struct StartedOperation {
     pub(crate) state_label: String,
     pub(crate) op_id: String,
 }

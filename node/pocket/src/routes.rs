@@ -13,7 +13,7 @@ use std::{
 
 use bytes::Bytes;
 use envelope::auth::AuthConfig;
-use gateway::{Answers, Outgoing};
+use gateway::{HttpHandler, Outgoing};
 use http_body_util::{BodyExt, Full};
 use hyper::{
     Method, Request, Response, StatusCode, Uri, Version,
@@ -27,14 +27,14 @@ use crate::{
     access::is_json,
     bounds::{BODY_BYTES, CONNECTIONS},
     dashboard_page,
-    graph::Found,
+    graph::OperationStatus,
     instance::{Command, Handle, Instance},
     operations::{Failure, Outcome, json, topology},
     outcalls::{RawFlexibleMock, RawMock},
     rest::{
         ApiError, AutoProgressConfig, Creation, HttpGatewayBackend, HttpGatewayConfig,
         InstanceConfig, RawAddCycles, RawCanisterId, RawSetStableMemory, RawTickConfigs,
-        RawVerifyCanisterSig, Started,
+        RawVerifyCanisterSig, StartedOperation,
     },
     server::{Server, mount},
 };
@@ -107,7 +107,7 @@ impl From<Outcome> for Answer {
     }
 }
 
-type Served = Result<Answer, Failure>;
+type RouteResult = Result<Answer, Failure>;
 
 /// The instance that an operation is for, and how long its client waits with the request.
 struct Target {
@@ -137,14 +137,14 @@ fn not_found(what: impl Into<String>) -> Failure {
 
 /// The client is to try again: 409 in the protocol.
 fn busy(what: &str) -> Answer {
-    let body = json(&Started { state_label: what.to_owned(), op_id: "busy".to_owned() });
+    let body = json(&StartedOperation { state_label: what.to_owned(), op_id: "busy".to_owned() });
     Answer::Json(StatusCode::CONFLICT, body.unwrap_or_default())
 }
 
-impl Answers for Server {
-    type Guest = ();
+impl HttpHandler for Server {
+    type ConnectionState = ();
 
-    fn guest(&self) {}
+    fn connection_state(&self) {}
 
     fn read_timeout(&self) -> Duration {
         READ_TIMEOUT
@@ -154,18 +154,18 @@ impl Answers for Server {
         ("connections", CONNECTIONS)
     }
 
-    fn refused(&self, reason: &'static str) {
+    fn count_refusal(&self, reason: &'static str) {
         tracing::warn!(reason, "a connection was refused");
     }
 
-    fn evicted(&self) {
+    fn count_eviction(&self) {
         tracing::debug!("an idle connection is closed for a new one");
     }
 
     fn answer(
         self: Arc<Self>,
         request: Request<Incoming>,
-        _guest: Arc<()>,
+        _state: Arc<()>,
     ) -> impl Future<Output = Response<Outgoing>> + Send {
         // A client that ends deletes its instance and seldom waits for the answer.
         let deletes = request.method() == Method::DELETE;
@@ -203,7 +203,7 @@ impl Server {
         closing(served.unwrap_or_else(Answer::from).into_response(), has_body)
     }
 
-    async fn serve(self: &Arc<Self>, path: &[&str], request: Request<Incoming>) -> Served {
+    async fn serve(self: &Arc<Self>, path: &[&str], request: Request<Incoming>) -> RouteResult {
         let method = request.method().clone();
         match (method.as_str(), path) {
             ("GET", ["status"]) => Ok(Answer::Text(StatusCode::OK, String::new())),
@@ -215,7 +215,7 @@ impl Server {
                 let verified = verified.map_err(|error| Failure::bad(error.to_string()))?;
                 Ok(json(&verified).into())
             }
-            ("GET", ["read_graph", _, number]) => self.look(number),
+            ("GET", ["read_graph", _, number]) => self.read_outcome(number),
             ("DELETE", ["prune_graph", _, number]) => {
                 number.parse().into_iter().for_each(|number| self.graph.forget(number));
                 Ok(json(&()).into())
@@ -277,7 +277,7 @@ impl Server {
         handle: &Arc<Handle>,
         path: &[&str],
         request: Request<Incoming>,
-    ) -> Served {
+    ) -> RouteResult {
         let target = &Target { handle: handle.clone(), wait: wait_of(&request) };
         match (request.method().as_str(), path) {
             ("GET", ["auto_progress"]) => {
@@ -318,7 +318,7 @@ impl Server {
         }
     }
 
-    async fn read(self: &Arc<Self>, target: &Target, what: &str) -> Served {
+    async fn read(self: &Arc<Self>, target: &Target, what: &str) -> RouteResult {
         match what {
             "topology" => self.operate(target, Instance::topology).await,
             "get_time" => self.operate(target, Instance::get_time).await,
@@ -335,7 +335,7 @@ impl Server {
         target: &Target,
         what: &str,
         request: Request<Incoming>,
-    ) -> Served {
+    ) -> RouteResult {
         match what {
             "query" => self.with(target, request, |instance, call| instance.query(call)).await,
             "get_cycles" => self.with(target, request, |at, id| at.get_cycles(&id)).await,
@@ -359,7 +359,7 @@ impl Server {
         target: &Target,
         what: &str,
         request: Request<Incoming>,
-    ) -> Served {
+    ) -> RouteResult {
         match what {
             "submit_ingress_message" => {
                 self.with(target, request, |at, call| at.submit(call)).await
@@ -420,7 +420,7 @@ impl Server {
         target: &Target,
         request: Request<Incoming>,
         operation: impl FnOnce(&mut Instance, T) -> Outcome + Send + 'static,
-    ) -> Served {
+    ) -> RouteResult {
         let body = match self.read_body(request).await? {
             Ok(body) => body,
             Err(answer) => return Ok(answer),
@@ -451,16 +451,16 @@ impl Server {
         self: &Arc<Self>,
         target: &Target,
         operation: impl FnOnce(&mut Instance) -> Outcome + Send + 'static,
-    ) -> Served {
+    ) -> RouteResult {
         let handle = &target.handle;
         let failure = handle.failure.read().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(reason) = failure {
             return Err(Failure::bad(format!("the instance cannot continue: {reason}")));
         }
-        let (done, mut outcome) = oneshot::channel();
+        let (outcome_tx, mut outcome_rx) = oneshot::channel();
         let command = Command::Do(Box::new(move |instance| {
             // The client may be gone.
-            let _ = done.send(operation(instance));
+            let _ = outcome_tx.send(operation(instance));
         }));
         match handle.commands.try_send(command) {
             Ok(()) => {}
@@ -469,28 +469,29 @@ impl Server {
                 return Err(not_found("the instance was deleted"));
             }
         }
-        match tokio::time::timeout(target.wait, &mut outcome).await {
+        match tokio::time::timeout(target.wait, &mut outcome_rx).await {
             Ok(Ok(outcome)) => Ok(outcome.into()),
             Ok(Err(_)) => Err(Failure::bad("the instance ended before the operation did")),
             Err(_) => {
-                let op_id = self.graph.keep(outcome).to_string();
-                let body = json(&Started { state_label: "started".to_owned(), op_id })?;
+                let op_id = self.graph.keep(outcome_rx).to_string();
+                let body = json(&StartedOperation { state_label: "started".to_owned(), op_id })?;
                 Ok(Answer::Json(StatusCode::ACCEPTED, body))
             }
         }
     }
 
-    fn look(&self, number: &str) -> Served {
-        let found = number.parse().map_or(Found::Gone, |number| self.graph.look(number));
+    fn read_outcome(&self, number: &str) -> RouteResult {
+        let found =
+            number.parse().map_or(OperationStatus::Gone, |number| self.graph.status(number));
         match found {
-            Found::Outcome(outcome) => Ok(outcome.into()),
+            OperationStatus::Outcome(outcome) => Ok(outcome.into()),
             // Clients ask again as long as they are answered 404.
-            Found::Pending => Err(not_found("the operation is still running; ask again")),
-            Found::Gone => Err(Failure::bad(self.graph.gone(number))),
+            OperationStatus::Pending => Err(not_found("the operation is still running; ask again")),
+            OperationStatus::Gone => Err(Failure::bad(self.graph.gone_message(number))),
         }
     }
 
-    async fn create_instance(self: &Arc<Self>, request: Request<Incoming>) -> Served {
+    async fn create_instance(self: &Arc<Self>, request: Request<Incoming>) -> RouteResult {
         let made: anyhow::Result<_> = async {
             let config: InstanceConfig =
                 self.body(request).await.map_err(|failure| anyhow::anyhow!(failure.message))?;
@@ -500,7 +501,7 @@ impl Server {
         creation(made)
     }
 
-    async fn create_gateway(self: &Arc<Self>, request: Request<Incoming>) -> Served {
+    async fn create_gateway(self: &Arc<Self>, request: Request<Incoming>) -> RouteResult {
         let made: anyhow::Result<_> = async {
             let config: HttpGatewayConfig =
                 self.body(request).await.map_err(|failure| anyhow::anyhow!(failure.message))?;
@@ -556,7 +557,7 @@ impl Server {
         }
     }
 
-    fn fetch_blob(&self, id: &str) -> Served {
+    fn fetch_blob(&self, id: &str) -> RouteResult {
         let failed = |error: std::io::Error| Failure::bad(error.to_string());
         let id = hex::decode(id).map_err(|error| Failure::bad(error.to_string()))?;
         let Some((path, is_compressed)) = self.blobs.raw(&id).map_err(failed)? else {
@@ -676,7 +677,7 @@ struct Body {
 }
 
 /// The JSON of the created item, or of the reason why there is none.
-fn creation<T: serde::Serialize>(made: anyhow::Result<T>) -> Served {
+fn creation<T: serde::Serialize>(made: anyhow::Result<T>) -> RouteResult {
     Ok(match made {
         Ok(made) => Answer::Json(StatusCode::CREATED, json(&Creation::Created(made))?),
         Err(error) => {

@@ -10,8 +10,8 @@ use std::{
 
 use anyhow::{Context, Result};
 use sandbox::{
-    Budgeted, HeapFigures, ModuleSource, Pool, Preparer, PreparerConfig, SandboxConfig, Stored,
-    Uploaded,
+    BudgetedSandbox, HeapFigures, ModuleSource, Pool, Preparer, PreparerConfig, SandboxConfig,
+    StoredModule, UploadedModule,
 };
 use state::{BlobStore, ModuleHash};
 
@@ -29,32 +29,32 @@ pub(crate) struct Sandboxes {
 struct Stores(Mutex<Vec<Weak<BlobStore>>>);
 
 /// A module in one of them.
-struct InStore {
+struct StoredModule {
     store: Arc<BlobStore>,
     hash: ModuleHash,
     bytes: u64,
 }
 
-impl Uploaded for InStore {
+impl UploadedModule for StoredModule {
     fn bytes(&self) -> u64 {
         self.bytes
     }
 
     fn write_to(&self, out: &mut dyn std::io::Write) -> std::io::Result<()> {
         let parts = vec![self.hash.0];
-        Stored { blobs: &self.store, parts, bytes: self.bytes }.write_to(out)
+        StoredModule { blobs: &self.store, parts, bytes: self.bytes }.write_to(out)
     }
 }
 
 impl ModuleSource for Stores {
-    fn module(&self, hash: &ModuleHash) -> Option<Box<dyn Uploaded + '_>> {
+    fn module(&self, hash: &ModuleHash) -> Option<Box<dyn UploadedModule + '_>> {
         let stores: Vec<_> = {
             let stores = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             stores.iter().filter_map(Weak::upgrade).collect()
         };
         stores.into_iter().find_map(|store| {
             let bytes = store.bytes(&hash.0).ok().flatten()?;
-            Some(Box::new(InStore { store, hash: *hash, bytes }) as _)
+            Some(Box::new(StoredModule { store, hash: *hash, bytes }) as _)
         })
     }
 }
@@ -99,14 +99,14 @@ impl Sandboxes {
         &self,
         store: &Arc<BlobStore>,
         bounds: &Bounds,
-    ) -> Result<(Arc<Pool>, Budgeted)> {
+    ) -> Result<(Arc<Pool>, BudgetedSandbox)> {
         {
             let mut stores = self.stores.0.lock().unwrap_or_else(PoisonError::into_inner);
             stores.retain(|store| store.strong_count() > 0);
             stores.push(Arc::downgrade(store));
         }
-        let pool = Arc::new(Pool::beside(self.config.clone(), self.preparer.clone())?);
-        let budgeted = Budgeted::new(pool.clone(), bounds.work()?, &bounds.limits);
+        let pool = Arc::new(Pool::with_preparer(self.config.clone(), self.preparer.clone())?);
+        let budgeted = BudgetedSandbox::new(pool.clone(), bounds.work()?, &bounds.limits);
         Ok((pool, budgeted))
     }
 }

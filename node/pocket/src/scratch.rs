@@ -1,8 +1,8 @@
 //! The disk of running instances: the machine's, without waiting for it.
 //!
 //! An instance's files exist as long as its process lives, or are packed into a separate file when
-//! it ends (`kept`), which is synced. Files that will not be read after a crash need not survive
-//! one.
+//! it ends (`state_archive`), which is synced. Files that will not be read after a crash need not
+//! survive one.
 
 use std::{
     fs::File,

@@ -26,20 +26,20 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     access::Access,
     blobs::Blobs,
-    bounds::{Bounds, INSTANCE_BYTES, MEMORY_VARIABLE, Stated},
+    bounds::{Bounds, INSTANCE_BYTES, MEMORY_VARIABLE, StatedBudget},
     cli::{Cli, Client, or_variable},
     gateways::Gateways,
     graph::Graph,
     instance::{Handle, Instance},
-    kept,
     keys::SubnetKeys,
-    live::Requests,
+    live_outcalls::OutcallClient,
     node::InstanceNode,
     operations::topology,
     port_file::PortFile,
-    replica::{Replica, Shared},
+    replica::{InstanceContext, Replica},
     rest::{CreatedInstance, InitialTime, InstanceConfig, SubnetSpec},
     sandboxes::Sandboxes,
+    state_archive,
     subnets::{Kind, Plan, Subnets, plan, root_seed},
 };
 
@@ -60,7 +60,7 @@ pub(crate) struct Activity {
 }
 
 /// A request that is being served.
-pub(crate) struct Busy(Arc<Activity>);
+pub(crate) struct ActiveRequest(Arc<Activity>);
 
 impl Activity {
     fn new() -> Self {
@@ -68,14 +68,14 @@ impl Activity {
     }
 
     /// The server is of use now.
-    pub(crate) fn note(&self) {
+    pub(crate) fn record_use(&self) {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
     /// A request begins.
-    pub(crate) fn begin(self: &Arc<Self>) -> Busy {
+    pub(crate) fn begin(self: &Arc<Self>) -> ActiveRequest {
         self.pending.fetch_add(1, Ordering::AcqRel);
-        Busy(self.clone())
+        ActiveRequest(self.clone())
     }
 
     fn idle(&self) -> Option<Duration> {
@@ -86,10 +86,10 @@ impl Activity {
     }
 }
 
-impl Drop for Busy {
+impl Drop for ActiveRequest {
     fn drop(&mut self) {
         // In this order, so that the server never seems idle since before this request.
-        self.0.note();
+        self.0.record_use();
         self.0.pending.fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -105,7 +105,7 @@ pub(crate) struct Server {
     pub(crate) activity: Arc<Activity>,
     sandboxes: Sandboxes,
     /// Makes HTTPS outcalls of instances that are live.
-    requests: Requests,
+    requests: OutcallClient,
     instances: Mutex<Instances>,
     /// Instances that are being made or deleted.
     under_way: watch::Sender<usize>,
@@ -113,21 +113,21 @@ pub(crate) struct Server {
 }
 
 /// An instance is being made or deleted.
-struct UnderWay(Arc<Server>);
+struct InstanceOperation(Arc<Server>);
 
-impl Drop for UnderWay {
+impl Drop for InstanceOperation {
     fn drop(&mut self) {
         self.0.under_way.send_modify(|count| *count -= 1);
     }
 }
 
 /// An instance that was not reported to its client yet. It is deleted if it never is.
-struct Unclaimed {
+struct UnclaimedInstance {
     server: Arc<Server>,
     made: Option<CreatedInstance>,
 }
 
-impl Drop for Unclaimed {
+impl Drop for UnclaimedInstance {
     fn drop(&mut self) {
         if let Some(made) = self.made.take()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
@@ -151,7 +151,7 @@ struct Instances {
 
 impl Server {
     fn new(cli: &Cli, client: Client) -> Result<Self> {
-        let memory = Stated::new(cli.memory.as_deref(), or_variable(None, MEMORY_VARIABLE));
+        let memory = StatedBudget::new(cli.memory.as_deref(), or_variable(None, MEMORY_VARIABLE));
         let access = Access::new(cli)?;
         let parent = cli.parent_folder();
         let disk = rustix::fs::statvfs(&parent)
@@ -172,7 +172,7 @@ impl Server {
         let sandboxes = Sandboxes::open(&folder.path().join("artifacts"), &bounds)?;
         Ok(Self {
             sandboxes,
-            requests: Requests::new(&bounds, access.outcalls()?)?,
+            requests: OutcallClient::new(&bounds, access.outcalls()?)?,
             graph: Arc::new(Graph::new(bounds.answers_kept_bytes)),
             gateways: Gateways::default(),
             blobs: Blobs::in_folder(folder.path().join("blobs"))?,
@@ -203,9 +203,9 @@ impl Server {
             .collect()
     }
 
-    fn under_way(self: &Arc<Self>) -> UnderWay {
+    fn under_way(self: &Arc<Self>) -> InstanceOperation {
         self.under_way.send_modify(|count| *count += 1);
-        UnderWay(self.clone())
+        InstanceOperation(self.clone())
     }
 
     /// Makes an instance. Blocks as long as that takes.
@@ -251,8 +251,8 @@ impl Server {
             }
             None => {}
         }
-        let shared = Shared {
-            subnets: Arc::new(Subnets::of(plans)?),
+        let shared = InstanceContext {
+            subnets: Arc::new(Subnets::from_plans(plans)?),
             waiting: Arc::default(),
             answers: Arc::default(),
             waiters: Waiters::new(self.bounds.limits.gateway.sync_calls_waiting),
@@ -274,9 +274,9 @@ impl Server {
     }
 
     /// Takes the folder that a client named for an instance, if it may be kept there.
-    fn take_folder(&self, named: &Path) -> Result<kept::Folder> {
+    fn take_folder(&self, named: &Path) -> Result<state_archive::Folder> {
         let path = self.access.folders.admit(named)?;
-        let folder = kept::Folder::take(&path)?;
+        let folder = state_archive::Folder::take(&path)?;
         ensure!(
             folder.path() == path,
             "state_dir {}: it was replaced while it was taken",
@@ -295,16 +295,16 @@ impl Server {
     /// # Errors
     /// If it cannot be made, or an unsupported feature is requested.
     pub(crate) async fn make(self: &Arc<Self>, config: InstanceConfig) -> Result<CreatedInstance> {
-        let (told, made) = oneshot::channel();
+        let (made_tx, made_rx) = oneshot::channel();
         let (server, under_way) = (self.clone(), self.under_way());
         // It continues when the client leaves; an unclaimed instance is closed then.
         tokio::spawn(async move {
-            let made = server.make_for(config, &told).await;
-            let made = made.map(|made| Unclaimed { server, made: Some(made) });
-            drop(told.send(made));
+            let made = server.make_for(config, &made_tx).await;
+            let made = made.map(|made| UnclaimedInstance { server, made: Some(made) });
+            drop(made_tx.send(made));
             drop(under_way);
         });
-        let mut made = made.await.context("an instance was being made")??;
+        let mut made = made_rx.await.context("an instance was being made")??;
         made.made.take().context("an instance was made")
     }
 
@@ -458,7 +458,7 @@ fn check_spec(spec: &SubnetSpec) -> Result<()> {
 pub(crate) fn mount(handle: &Arc<Handle>, server: &Server) -> Result<GatewayHandle> {
     let bounds = &server.bounds;
     let limits = &bounds.limits;
-    let keys = SubnetKeys::of(&handle.root_seed)?;
+    let keys = SubnetKeys::from_seed(&handle.root_seed)?;
     let seconds = Duration::from_secs;
     let config = GatewayConfig {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -538,7 +538,7 @@ async fn serve(cli: &Cli, server: &Arc<Server>, port_file: Option<PortFile>) -> 
     server.access.set_listen(listener.local_addr());
     let port = listener.local_addr().port();
     if let Some(file) = &port_file {
-        file.tell(port).context("writing the port file")?;
+        file.write_port(port).context("writing the port file")?;
     }
     tracing::info!(
         port,

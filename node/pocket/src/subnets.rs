@@ -218,8 +218,8 @@ pub(crate) struct Subnet {
 }
 
 impl Subnet {
-    fn of(plan: Plan) -> Result<Self> {
-        let keys = SubnetKeys::of(&plan.seed())?;
+    fn from_plan(plan: Plan) -> Result<Self> {
+        let keys = SubnetKeys::from_seed(&plan.seed())?;
         let (id, public_key_der) = (keys.subnet_id(), keys.public_key_der());
         let nodes = (0..plan.kind.nodes()).map(|number| keys::node_info(&plan.seed(), number));
         let nodes = nodes.collect();
@@ -228,9 +228,9 @@ impl Subnet {
 }
 
 /// The subnets of one instance. Shared between its thread, the executor and the endpoints.
-pub(crate) struct Subnets(Mutex<Known>);
+pub(crate) struct Subnets(Mutex<SubnetTable>);
 
-struct Known {
+struct SubnetTable {
     all: Vec<Subnet>,
     /// Which subnet calls named that make a canister.
     aims: BTreeMap<RequestId, Principal>,
@@ -244,32 +244,32 @@ impl std::fmt::Debug for Subnets {
 
 impl Subnets {
     /// Those of the plans, of which there is at least one.
-    pub(crate) fn of(plans: Vec<Plan>) -> Result<Self> {
-        let all = plans.into_iter().map(Subnet::of).collect::<Result<Vec<_>>>()?;
+    pub(crate) fn from_plans(plans: Vec<Plan>) -> Result<Self> {
+        let all = plans.into_iter().map(Subnet::from_plan).collect::<Result<Vec<_>>>()?;
         if all.is_empty() {
             bail!("an instance has at least one subnet");
         }
-        Ok(Self(Mutex::new(Known { all, aims: BTreeMap::new() })))
+        Ok(Self(Mutex::new(SubnetTable { all, aims: BTreeMap::new() })))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, SubnetTable> {
         // What it guards is whole between any two statements that can panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Looks at all of them, in the order in which they came.
-    pub(crate) fn look<T>(&self, look: impl FnOnce(&[Subnet]) -> T) -> T {
-        look(&self.lock().all)
+    pub(crate) fn with_all<T>(&self, read: impl FnOnce(&[Subnet]) -> T) -> T {
+        read(&self.lock().all)
     }
 
     /// As they are written down.
     pub(crate) fn plans(&self) -> Vec<Plan> {
-        self.look(|all| all.iter().map(|subnet| subnet.plan.clone()).collect())
+        self.with_all(|all| all.iter().map(|subnet| subnet.plan.clone()).collect())
     }
 
     /// Whether this is the id of one of them.
     pub(crate) fn has(&self, id: &Principal) -> bool {
-        self.look(|all| all.iter().any(|subnet| subnet.id == *id))
+        self.with_all(|all| all.iter().any(|subnet| subnet.id == *id))
     }
 
     /// The effective canister id for calls of the management canister without one: the first that
@@ -294,7 +294,7 @@ impl Subnets {
             bail!("{id} is hosted by no subnet, and the limit subnets = {SUBNETS_MAX} is reached");
         }
         let plans: Vec<_> = known.all.iter().map(|subnet| subnet.plan.clone()).collect();
-        let subnet = Subnet::of(plan_for(number, &plans)?)?;
+        let subnet = Subnet::from_plan(plan_for(number, &plans)?)?;
         known.all.push(subnet);
         Ok(())
     }
@@ -318,7 +318,7 @@ impl Subnets {
     }
 }
 
-impl Known {
+impl SubnetTable {
     fn of_number(&self, number: u64) -> Option<&Subnet> {
         self.all.iter().find(|subnet| subnet.plan.all_ranges().any(|range| range.holds(number)))
     }
@@ -377,13 +377,13 @@ mod tests {
     // Promise: P10 - Subnets have the ids of the public network.
     #[test]
     fn subnets_have_the_ids_that_clients_know() {
-        let subnets = Subnets::of(plan(&[Kind::Application]).unwrap()).unwrap();
+        let subnets = Subnets::from_plans(plan(&[Kind::Application]).unwrap()).unwrap();
         assert_eq!(subnets.default_effective_id(), id("lxzze-o7777-77777-aaaaa-cai"));
         let kinds = [Kind::Nns, Kind::Sns, Kind::Ii, Kind::Application, Kind::Application];
-        let subnets = Subnets::of(plan(&kinds).unwrap()).unwrap();
+        let subnets = Subnets::from_plans(plan(&kinds).unwrap()).unwrap();
         let kind = |canister: &str| {
             let subnet = subnets.subnet_of(&id(canister))?;
-            subnets.look(|all| {
+            subnets.with_all(|all| {
                 all.iter().find(|known| known.id == subnet).map(|known| known.plan.kind)
             })
         };
@@ -393,19 +393,19 @@ mod tests {
         assert_eq!(kind("lxzze-o7777-77777-aaaaa-cai"), Some(Kind::Nns), "given from the top");
         assert_eq!(kind("mf7xa-laaaa-aaaar-qaaaa-cai"), None, "there is no fiduciary subnet");
         let ids: std::collections::BTreeSet<_> =
-            subnets.look(|all| all.iter().map(|subnet| subnet.id).collect());
+            subnets.with_all(|all| all.iter().map(|subnet| subnet.id).collect());
         assert_eq!(ids.len(), kinds.len());
-        let nodes = subnets.look(|all| all.iter().map(|it| it.nodes.len()).collect::<Vec<_>>());
+        let nodes = subnets.with_all(|all| all.iter().map(|it| it.nodes.len()).collect::<Vec<_>>());
         assert_eq!(nodes, [40, 34, 34, 13, 13]);
         let nodes: std::collections::BTreeSet<_> = subnets
-            .look(|all| all.iter().flat_map(|it| &it.nodes).map(|node| node.node_id).collect());
+            .with_all(|all| all.iter().flat_map(|it| &it.nodes).map(|node| node.node_id).collect());
         assert_eq!(nodes.len(), 134, "each has names of its own");
     }
 
     #[test]
     fn canisters_pay_nothing_on_system_subnets() {
         let kinds = [Kind::Nns, Kind::Sns, Kind::Ii, Kind::Fiduciary, Kind::Bitcoin];
-        let subnets = Subnets::of(plan(&kinds).unwrap()).unwrap();
+        let subnets = Subnets::from_plans(plan(&kinds).unwrap()).unwrap();
         for (canister, is_free) in [
             ("ryjl3-tyaaa-aaaaa-aaaba-cai", true),
             ("rdmx6-jaaaa-aaaaa-aaadq-cai", true),
@@ -421,7 +421,7 @@ mod tests {
 
     #[test]
     fn a_subnet_is_made_for_an_id_that_none_hosts() {
-        let subnets = Subnets::of(plan(&[Kind::Application]).unwrap()).unwrap();
+        let subnets = Subnets::from_plans(plan(&[Kind::Application]).unwrap()).unwrap();
         for canister in ["rwlgt-iiaaa-aaaaa-aaaaa-cai", "i3flu-baaaa-aaaai-aaaaa-cai"] {
             assert_eq!(subnets.subnet_of(&id(canister)), None);
             subnets.host(&id(canister)).unwrap();
@@ -435,13 +435,13 @@ mod tests {
     #[test]
     fn a_canister_goes_where_its_call_was_aimed_or_where_its_creator_is() {
         let kinds = [Kind::Nns, Kind::Application, Kind::System];
-        let subnets = Subnets::of(plan(&kinds).unwrap()).unwrap();
-        let system = subnets.look(|all| all.get(2).map(|subnet| subnet.id)).unwrap();
+        let subnets = Subnets::from_plans(plan(&kinds).unwrap()).unwrap();
+        let system = subnets.with_all(|all| all.get(2).map(|subnet| subnet.id)).unwrap();
         let request_id = RequestId([7; 32]);
         let origin =
             Origin::Ingress { request_id, sender: Principal::anonymous(), sender_info: None };
         let at = |number| subnets.subnet_of(&subnets.fresh_id(&origin, number).unwrap()).unwrap();
-        let application = subnets.look(|all| all.get(1).map(|subnet| subnet.id)).unwrap();
+        let application = subnets.with_all(|all| all.get(1).map(|subnet| subnet.id)).unwrap();
         assert_eq!(at(3), application);
         subnets.aim(request_id, system).unwrap();
         assert_eq!(at(4), system);

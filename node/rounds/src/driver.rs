@@ -18,7 +18,7 @@ use crate::{
     observer::{Observer, Round},
     pace::Pace,
     replica::Replica,
-    state_sync::{self, Means, Outcome},
+    state_sync::{self, Outcome, StateSyncDeps},
 };
 
 /// Longest wait of a batch for memory: continuing is bounded by the pools, a halt is not bounded.
@@ -59,7 +59,7 @@ impl Settings {
 
 /// Why the loop ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum DriverExit {
     /// The node was requested to stop.
     Stopped,
     /// A state fetched from peers waits to be put in place: the node must start again.
@@ -67,12 +67,12 @@ pub enum Ended {
 }
 
 /// Calls that were answered in heights whose certificate is not there yet.
-struct Finished {
+struct UncertifiedCalls {
     heights_max: usize,
     waiting: VecDeque<(Height, Vec<RequestId>)>,
 }
 
-impl Finished {
+impl UncertifiedCalls {
     fn new(heights_max: u64) -> Self {
         let heights_max = usize::try_from(heights_max).unwrap_or(usize::MAX).max(1);
         Self { heights_max, waiting: VecDeque::new() }
@@ -122,7 +122,7 @@ pub struct Driver<C, R, K, D, O> {
     verdicts: Verdicts,
     // State.
     pace: Pace,
-    finished: Finished,
+    uncertified: UncertifiedCalls,
     /// Ingress bytes in blocks since the last checkpoint.
     block_bytes: u64,
     disk_checked: Option<Duration>,
@@ -138,7 +138,7 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
         settings: Settings,
     ) -> Self {
         let (stop, health) = (pool.stop().clone(), pool.health().clone());
-        let finished = Finished::new(settings.certificates_kept);
+        let uncertified = UncertifiedCalls::new(settings.certificates_kept);
         Self {
             consensus,
             replica,
@@ -151,7 +151,7 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
             settings,
             verdicts: Box::new(|_, recorded| recorded.unwrap_or_default()),
             pace: Pace::default(),
-            finished,
+            uncertified,
             block_bytes: 0,
             disk_checked: None,
             retry: None,
@@ -174,7 +174,7 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
     ///
     /// # Errors
     /// If the node cannot continue.
-    pub async fn run(mut self) -> Result<Ended, RoundError> {
+    pub async fn run(mut self) -> Result<DriverExit, RoundError> {
         let restarted_from = self.replica.height();
         if restarted_from > Height(0) {
             self.checkpointed(restarted_from)?;
@@ -182,7 +182,7 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
         // The first batch comes at once: until a state is certified there is nothing to serve.
         let mut demand = Demand { more: true, ..Demand::default() };
         let mut certified = self.clock.now();
-        let mut trouble = Backoff::default();
+        let mut backoff = Backoff::default();
         loop {
             self.watch_disk();
             if self.wait_for_memory().await {
@@ -200,20 +200,20 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
                 Ok(Step::Behind(offer)) => {
                     if self.sync_state(offer).await? == Outcome::Ready {
                         self.observer.took_over(offer.height);
-                        return Ok(Ended::NewState);
+                        return Ok(DriverExit::NewState);
                     }
                     continue;
                 }
                 Ok(Step::Closing) => break,
                 Err(error) if error.can_heal() && !self.stop.is_closing() => {
-                    self.log_trouble(&mut trouble, error).await;
+                    self.wait_for_log(&mut backoff, error).await;
                     continue;
                 }
                 // The batch was not acknowledged to anybody: clients try again.
                 Err(error) if error.can_heal() => break,
                 Err(error) => return Err(error.into()),
             };
-            self.log_is_well(&mut trouble);
+            self.clear_log_fault(&mut backoff);
             if !waiting {
                 certified = self.clock.now();
             }
@@ -223,7 +223,7 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
                     height = height.0,
                     "stopped in a round that waited; the next start executes it again"
                 );
-                return Ok(Ended::Stopped);
+                return Ok(DriverExit::Stopped);
             };
             self.observer.stalled(self.clock.now().saturating_sub(certified));
             certified = self.clock.now();
@@ -235,14 +235,14 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
             if !self.checkpoint_if_due(height).await? {
                 break;
             }
-            self.come_back(&mut demand, time);
+            self.schedule_checkpoint_retry(&mut demand, time);
         }
         self.last_checkpoint()
     }
 
     /// A failed checkpoint is retried after a batch, so a batch is required: updates are refused
     /// until then, and no other component may request one.
-    fn come_back(&self, demand: &mut Demand, time: Time) {
+    fn schedule_checkpoint_retry(&self, demand: &mut Demand, time: Time) {
         let Some(retry) = &self.retry else { return };
         let wait = retry.at.saturating_sub(self.clock.now()).min(LONGEST);
         let again = Time(time.0.saturating_add(wait.as_nanos() as u64));
@@ -251,13 +251,13 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
 
     /// Nothing is executed meanwhile. States certified before are still served, and so are queries.
     async fn sync_state(&mut self, offer: StateOffer) -> Result<Outcome, RoundError> {
-        let means = Means {
+        let deps = StateSyncDeps {
             clock: &self.clock,
             stop: &self.stop,
             health: &self.health,
             folder: &self.settings.folder,
         };
-        state_sync::sync_state(&mut self.replica, &mut self.consensus, offer, &means).await
+        state_sync::sync_state(&mut self.replica, &mut self.consensus, offer, &deps).await
     }
 
     /// None when the node is closing and the batch is to be executed at the next start.
@@ -281,7 +281,7 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
             Err(source) => return Err(RoundError::Execute { height: height.0, source }),
         };
         self.observer.executed(&self.replica, &finalised, &result);
-        let mut trouble = Backoff::default();
+        let mut backoff = Backoff::default();
         let certificates = loop {
             match self.consensus.executed(height, result.root, result.verdicts.clone()).await {
                 Ok(certificates) => break certificates,
@@ -291,12 +291,12 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
                     if self.stop.is_closing() {
                         return Ok(None);
                     }
-                    self.log_trouble(&mut trouble, error).await;
+                    self.wait_for_log(&mut backoff, error).await;
                 }
                 Err(error) => return Err(error.into()),
             }
         };
-        self.log_is_well(&mut trouble);
+        self.clear_log_fault(&mut backoff);
         let round = Round {
             finalised: &finalised,
             result: &result,
@@ -304,7 +304,7 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
             certificates_pending: self.consensus.certificates_pending(),
         };
         self.observer.recorded(&self.replica, &round);
-        self.finished.add(height, std::mem::take(&mut result.finished));
+        self.uncertified.add(height, std::mem::take(&mut result.finished));
         for certificate in certificates {
             self.certified(certificate)?;
         }
@@ -333,7 +333,7 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
             .certify(height, certificate.signature.0.to_vec())
             .map_err(|source| RoundError::Certify { height: height.0, source })?;
         self.observer.certified(&self.replica, &certificate);
-        for calls in self.finished.take(height) {
+        for calls in self.uncertified.take(height) {
             self.observer.answered(&calls);
         }
         Ok(())
@@ -409,7 +409,7 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
         }
     }
 
-    fn last_checkpoint(mut self) -> Result<Ended, RoundError> {
+    fn last_checkpoint(mut self) -> Result<DriverExit, RoundError> {
         let height = self.replica.height();
         if self.checkpoint(height)? {
             tracing::info!(height = height.0, "stopped with a checkpoint");
@@ -420,7 +420,7 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
                  last one"
             );
         }
-        Ok(Ended::Stopped)
+        Ok(DriverExit::Stopped)
     }
 
     /// Waits while memory is short. Whether it waited.
@@ -440,12 +440,12 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
     }
 
     /// Refuses updates because of the block log and waits.
-    async fn log_trouble(&mut self, backoff: &mut Backoff, error: ConsensusError) {
+    async fn wait_for_log(&mut self, backoff: &mut Backoff, error: ConsensusError) {
         self.refuse(Cause::Log, error.to_string());
         self.clock.sleep(backoff.next(), &self.stop).await;
     }
 
-    fn log_is_well(&mut self, backoff: &mut Backoff) {
+    fn clear_log_fault(&mut self, backoff: &mut Backoff) {
         *backoff = Backoff::default();
         if self.health.withdraw(Cause::Log) {
             tracing::info!("the block log takes blocks again");

@@ -57,8 +57,8 @@ impl RoundError {
         }
     }
 
-    /// With its reasons.
-    pub fn told(&self) -> String {
+    /// The text of this error and of its sources.
+    pub fn with_sources(&self) -> String {
         let mut text = self.to_string();
         let mut source = std::error::Error::source(self);
         while let Some(error) = source {

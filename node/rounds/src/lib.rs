@@ -41,8 +41,8 @@ mod states;
 
 pub use clock::{Clock, MachineClock};
 pub use disk::{DiskProbe, Volume};
-pub use driver::{Driver, Ended, Settings};
+pub use driver::{Driver, DriverExit, Settings};
 pub use error::RoundError;
 pub use observer::{Observer, Round};
-pub use replica::{BeginError, Installation, Installer, Offered, Replica, Room};
-pub use states::{Counted, States};
+pub use replica::{BeginError, HistoryCapacity, Installation, Installer, OfferOutcome, Replica};
+pub use states::{ExecutorQueries, States};

@@ -78,7 +78,7 @@ mod tests {
 
     // Promise: P2 - An ingress rate that the history sustains is never slowed.
     #[test]
-    fn what_the_room_bears_for_long_is_never_slowed() {
+    fn sustainable_rate_is_never_slowed() {
         let capacity = 38_000;
         let bearable = capacity / 2 / 240 / 100 * 100;
         assert!(taken_per_second(bearable, 900, capacity).iter().all(|calls| *calls == bearable));

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 /// Calls of users that the state remembers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct HistoryCapacity {
     /// Calls it could take in beyond those it holds, of any size.
     pub calls: u64,
     /// Of them, calls of the size that its capacity is counted in.
@@ -42,7 +42,7 @@ pub trait Replica: Send {
     fn certify(&mut self, height: Height, signature: Vec<u8>) -> Result<(), FatalError>;
 
     /// Room for calls of users.
-    fn room(&self) -> Room;
+    fn room(&self) -> HistoryCapacity;
 
     /// A checkpoint should be made before the next batch.
     fn checkpoint_due(&self) -> bool;
@@ -87,7 +87,7 @@ impl BeginError {
 
 /// Result of offering a chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Offered {
+pub enum OfferOutcome {
     /// It is kept.
     Taken,
     /// It does not match the certified root: the sender is faulty. Holds the reason.
@@ -111,7 +111,7 @@ pub trait Installation: Send {
     ///
     /// # Errors
     /// When it cannot be written; then it is as if it had not been offered.
-    fn offer(&mut self, name: &[u8], bytes: &[u8]) -> Result<Offered, InstallError>;
+    fn offer(&mut self, name: &[u8], bytes: &[u8]) -> Result<OfferOutcome, InstallError>;
 
     /// How far it is.
     fn progress(&self) -> Progress;
@@ -138,9 +138,9 @@ impl Replica for Executor {
         self.certify(height, signature).map(drop)
     }
 
-    fn room(&self) -> Room {
+    fn room(&self) -> HistoryCapacity {
         let history = &self.state().history;
-        Room {
+        HistoryCapacity {
             calls: history.room_calls(),
             free: history.free_calls(),
             capacity: history.capacity_calls(),
@@ -186,13 +186,13 @@ impl Installation for Installer {
         Ok(names)
     }
 
-    fn offer(&mut self, name: &[u8], bytes: &[u8]) -> Result<Offered, InstallError> {
-        let Some(chunk) = self.names.get(name) else { return Ok(Offered::NotWanted) };
+    fn offer(&mut self, name: &[u8], bytes: &[u8]) -> Result<OfferOutcome, InstallError> {
+        let Some(chunk) = self.names.get(name) else { return Ok(OfferOutcome::NotWanted) };
         match self.inner.offer(*chunk, bytes) {
-            Ok(()) => Ok(Offered::Taken),
+            Ok(()) => Ok(OfferOutcome::Taken),
             Err(OfferError::Install(error)) => Err(error),
-            Err(error) if error.is_peer_fault() => Ok(Offered::False(error.to_string())),
-            Err(OfferError::Rejected(_)) => Ok(Offered::NotWanted),
+            Err(error) if error.is_peer_fault() => Ok(OfferOutcome::False(error.to_string())),
+            Err(OfferError::Rejected(_)) => Ok(OfferOutcome::NotWanted),
         }
     }
 

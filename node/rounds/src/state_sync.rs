@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
-use consensus::{CHUNKS_WANTED_MAX, Consensus, StateOffer, Want};
+use consensus::{CHUNKS_WANTED_MAX, ChunkRequest, Consensus, StateOffer};
 use lifecycle::{Cause, Health, Stop};
 use statesync::Progress;
 
@@ -10,7 +10,7 @@ use crate::{
     backoff::Backoff,
     clock::Clock,
     error::RoundError,
-    replica::{Installation, Offered, Replica},
+    replica::{Installation, OfferOutcome, Replica},
 };
 
 /// Result of an attempt.
@@ -26,14 +26,14 @@ pub(crate) enum Outcome {
 }
 
 /// Parts of the loop that state sync uses.
-pub(crate) struct Means<'a, K> {
+pub(crate) struct StateSyncDeps<'a, K> {
     pub(crate) clock: &'a K,
     pub(crate) stop: &'a Stop,
     pub(crate) health: &'a Health,
     pub(crate) folder: &'a Path,
 }
 
-impl<K: Clock> Means<'_, K> {
+impl<K: Clock> StateSyncDeps<'_, K> {
     /// Waits before a step that the disk refused is retried. Returns whether the node continues.
     async fn wait(&self, backoff: &mut Backoff, reason: String) -> bool {
         if self.health.refuse(Cause::StateSync, reason.clone()) {
@@ -49,36 +49,36 @@ pub(crate) async fn sync_state<C: Consensus, R: Replica, K: Clock>(
     replica: &mut R,
     consensus: &mut C,
     offer: StateOffer,
-    means: &Means<'_, K>,
+    deps: &StateSyncDeps<'_, K>,
 ) -> Result<Outcome, RoundError> {
-    let began = means.clock.now();
+    let began = deps.clock.now();
     let mut backoff = Backoff::default();
     let outcome = loop {
-        if means.stop.is_closing() {
+        if deps.stop.is_closing() {
             break Outcome::Closing;
         }
-        let attempt = attempt(&mut *replica, consensus, offer, means).await;
+        let attempt = attempt(&mut *replica, consensus, offer, deps).await;
         match attempt {
             Ok((outcome, progress)) => {
                 if outcome == Outcome::Ready {
-                    told(offer, progress, means.clock.now().saturating_sub(began));
+                    log_fetched_state(offer, progress, deps.clock.now().saturating_sub(began));
                 }
                 break outcome;
             }
             // The chunks fetched so far are kept, and the next attempt resumes from them.
             Err(error) if error.can_heal() => {
-                if !means.wait(&mut backoff, error.told()).await {
+                if !deps.wait(&mut backoff, error.with_sources()).await {
                     break Outcome::Closing;
                 }
             }
             Err(error) => return Err(error),
         }
     };
-    means.health.withdraw(Cause::StateSync);
+    deps.health.withdraw(Cause::StateSync);
     Ok(outcome)
 }
 
-fn told(offer: StateOffer, progress: Progress, took: Duration) {
+fn log_fetched_state(offer: StateOffer, progress: Progress, took: Duration) {
     tracing::info!(
         height = offer.height.0,
         bytes = progress.bytes_total,
@@ -92,13 +92,13 @@ async fn attempt<C: Consensus, R: Replica, K: Clock>(
     replica: &mut R,
     consensus: &mut C,
     offer: StateOffer,
-    means: &Means<'_, K>,
+    deps: &StateSyncDeps<'_, K>,
 ) -> Result<(Outcome, Progress), RoundError> {
     let mut installation =
-        replica.install(means.folder, &offer).map_err(RoundError::BeginStateSync)?;
-    let mut want = Want::default();
+        replica.install(deps.folder, &offer).map_err(RoundError::BeginStateSync)?;
+    let mut want = ChunkRequest::default();
     while !installation.is_complete() {
-        if means.stop.is_closing() {
+        if deps.stop.is_closing() {
             return Ok((Outcome::Closing, installation.progress()));
         }
         want.chunks = installation.missing(CHUNKS_WANTED_MAX).map_err(RoundError::StateSync)?;
@@ -114,14 +114,14 @@ async fn attempt<C: Consensus, R: Replica, K: Clock>(
         }
         for (source, name, bytes) in fetched.chunks {
             match installation.offer(&name, &bytes).map_err(RoundError::StateSync)? {
-                Offered::Taken => {
-                    means.health.withdraw(Cause::StateSync);
+                OfferOutcome::Taken => {
+                    deps.health.withdraw(Cause::StateSync);
                 }
-                Offered::False(reason) => {
+                OfferOutcome::False(reason) => {
                     tracing::warn!(%reason, "a false chunk");
-                    want.liars.push(source);
+                    want.faulty_sources.push(source);
                 }
-                Offered::NotWanted => {}
+                OfferOutcome::NotWanted => {}
             }
         }
     }

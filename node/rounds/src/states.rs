@@ -14,8 +14,8 @@ pub struct States {
 }
 
 impl States {
-    /// Of this executor.
-    pub fn of(executor: &Executor) -> Self {
+    /// The states that `executor` serves.
+    pub fn new(executor: &Executor) -> Self {
         Self { snapshots: executor.snapshots(), reader: executor.reader() }
     }
 }
@@ -46,9 +46,9 @@ impl StateServer for States {
 }
 
 /// Queries that an executor counted, as blocks report them.
-pub struct Counted(pub Arc<QueryTally>);
+pub struct ExecutorQueries(pub Arc<QueryTally>);
 
-impl CountedQueries for Counted {
+impl CountedQueries for ExecutorQueries {
     fn report(&self, height: Height) -> Option<QueryReport> {
         self.0.report(height)
     }

@@ -371,7 +371,7 @@ pub struct Outcome {
 
 /// Result of an execution with a deadline.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Timed {
+pub enum TimedOutcome {
     /// The message ended before the deadline.
     Ended(Box<Outcome>),
     /// The deadline passed; the worker and everything it kept are gone.
@@ -396,7 +396,7 @@ pub enum NotPrepared {
 
 /// A module as it was uploaded, gzip or plain, wherever it is stored: it is written out in pieces,
 /// so that it never has to be in memory as a whole.
-pub trait Uploaded {
+pub trait UploadedModule {
     /// Its length.
     fn bytes(&self) -> u64;
     /// Writes all of it.
@@ -416,7 +416,7 @@ pub trait Uploaded {
     }
 }
 
-impl Uploaded for &[u8] {
+impl UploadedModule for &[u8] {
     fn bytes(&self) -> u64 {
         self.len() as u64
     }
@@ -427,7 +427,7 @@ impl Uploaded for &[u8] {
 }
 
 /// A module in a blob store, in one blob or in several.
-pub struct Stored<'a> {
+pub struct StoredModule<'a> {
     /// Where.
     pub blobs: &'a BlobStore,
     /// The blobs that make it up, one after the other.
@@ -436,7 +436,7 @@ pub struct Stored<'a> {
     pub bytes: u64,
 }
 
-impl Uploaded for Stored<'_> {
+impl UploadedModule for StoredModule<'_> {
     fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -455,14 +455,14 @@ pub trait Sandbox: Send + Sync {
     fn prepare(
         &self,
         hash: &ModuleHash,
-        uploaded: &dyn Uploaded,
+        uploaded: &dyn UploadedModule,
     ) -> Result<ModuleInfo, NotPrepared>;
     /// The same, before a round asks for it: what it runs is ended when a round needs its place
     /// ([`Self::end_ahead`]).
     fn prepare_ahead(
         &self,
         hash: &ModuleHash,
-        uploaded: &dyn Uploaded,
+        uploaded: &dyn UploadedModule,
     ) -> Result<ModuleInfo, NotPrepared> {
         self.prepare(hash, uploaded)
     }
@@ -492,9 +492,9 @@ pub trait Sandbox: Send + Sync {
         lane: Lane,
         request: &Request,
         deadline: Instant,
-    ) -> Result<Timed, WorkerTrouble> {
+    ) -> Result<TimedOutcome, WorkerTrouble> {
         let _ = deadline;
-        Ok(Timed::Ended(Box::new(self.execute(lane, request)?)))
+        Ok(TimedOutcome::Ended(Box::new(self.execute(lane, request)?)))
     }
     /// Runs one message, or continues it, until it ends or has used its grant. The request is the
     /// same for each slice except for its layouts, which hold the same bytes, and its append
@@ -524,7 +524,7 @@ pub trait Sandbox: Send + Sync {
     }
 
     /// The machine lacks something: what is kept to save time alone is given up, bit by bit.
-    fn give_room(&self) {}
+    fn free_memory(&self) {}
 
     /// A paused message will not be resumed: its data need not be kept.
     fn abandon(&self, _name: &SlicedName) {}

@@ -19,15 +19,15 @@ use pages::MemoryId;
 use state::{ModuleHash, ModuleInfo};
 
 use crate::{
-    Entry, Grant, Lane, NotPrepared, Outcome, Request, Sandbox, Slice, SlicedName, Timed, Uploaded,
-    WorkerTrouble,
+    Entry, Grant, Lane, NotPrepared, Outcome, Request, Sandbox, Slice, SlicedName, TimedOutcome,
+    UploadedModule, WorkerTrouble,
 };
 
 /// A wait longer than this is logged; then it continues.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// See the module.
-pub struct Budgeted {
+pub struct BudgetedSandbox {
     inner: Arc<dyn Sandbox>,
     executions: Pool,
     compilations: Pool,
@@ -38,7 +38,7 @@ pub struct Budgeted {
     compile_bytes: u64,
 }
 
-impl Budgeted {
+impl BudgetedSandbox {
     /// Takes updates and installs from `executions`, compilations from `compilations`, queries from
     /// `queries`.
     pub fn new(
@@ -59,7 +59,7 @@ impl Budgeted {
     }
 }
 
-impl Budgeted {
+impl BudgetedSandbox {
     fn reserve_execution(&self, lane: Lane, request: &Request) -> Option<Reservation> {
         let (pool, bytes) = match (lane, &request.entry) {
             (Lane::Query(_), _) => (&self.queries, self.query_bytes),
@@ -97,7 +97,7 @@ fn reserve(pool: &Pool, bytes: u64) -> Option<Reservation> {
     }
 }
 
-impl Sandbox for Budgeted {
+impl Sandbox for BudgetedSandbox {
     fn is_prepared(&self, module: &ModuleHash) -> bool {
         self.inner.is_prepared(module)
     }
@@ -105,7 +105,7 @@ impl Sandbox for Budgeted {
     fn prepare(
         &self,
         hash: &ModuleHash,
-        uploaded: &dyn Uploaded,
+        uploaded: &dyn UploadedModule,
     ) -> Result<ModuleInfo, NotPrepared> {
         // A round waits for no compilation ahead of another.
         let _reservation = self.reserve_compilation(hash, || self.inner.end_ahead());
@@ -115,7 +115,7 @@ impl Sandbox for Budgeted {
     fn prepare_ahead(
         &self,
         hash: &ModuleHash,
-        uploaded: &dyn Uploaded,
+        uploaded: &dyn UploadedModule,
     ) -> Result<ModuleInfo, NotPrepared> {
         let _reservation = self.reserve_compilation(hash, || ());
         self.inner.prepare_ahead(hash, uploaded)
@@ -139,7 +139,7 @@ impl Sandbox for Budgeted {
         lane: Lane,
         request: &Request,
         deadline: Instant,
-    ) -> Result<Timed, WorkerTrouble> {
+    ) -> Result<TimedOutcome, WorkerTrouble> {
         // The pool has room for every query worker, so this does not wait.
         let _reservation = self.reserve_execution(lane, request);
         self.inner.execute_until(lane, request, deadline)
@@ -156,8 +156,8 @@ impl Sandbox for Budgeted {
         self.inner.run_slice(lane, request, grant)
     }
 
-    fn give_room(&self) {
-        self.inner.give_room();
+    fn free_memory(&self) {
+        self.inner.free_memory();
     }
 
     fn abandon(&self, name: &SlicedName) {
@@ -192,7 +192,11 @@ mod tests {
             false
         }
 
-        fn prepare(&self, _: &ModuleHash, _: &dyn Uploaded) -> Result<ModuleInfo, NotPrepared> {
+        fn prepare(
+            &self,
+            _: &ModuleHash,
+            _: &dyn UploadedModule,
+        ) -> Result<ModuleInfo, NotPrepared> {
             let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
             self.most.fetch_max(now, Ordering::SeqCst);
             std::thread::yield_now();
@@ -218,7 +222,7 @@ mod tests {
         let compilations = Pool::standalone("compilations", cap + cap / 2);
         let other = || Pool::standalone("other", 1);
         let pools = (other(), compilations.clone(), other());
-        let budgeted = Budgeted::new(counting.clone(), pools, &limits);
+        let budgeted = BudgetedSandbox::new(counting.clone(), pools, &limits);
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {

@@ -113,7 +113,7 @@ impl ArtefactCache {
             index: Mutex::new(Index::default()),
             temporary: AtomicU64::new(0),
         };
-        cache.take_stock().map_err(failed)?;
+        cache.load_index().map_err(failed)?;
         Ok(cache)
     }
 
@@ -254,7 +254,7 @@ impl ArtefactCache {
         Some(ModuleHash(hash))
     }
 
-    fn take_stock(&self) -> io::Result<()> {
+    fn load_index(&self) -> io::Result<()> {
         let mut found: BTreeSet<(SystemTime, ModuleHash, u64)> = BTreeSet::new();
         let mut infos: BTreeMap<ModuleHash, u64> = BTreeMap::new();
         for file in fs::read_dir(&self.dir)? {

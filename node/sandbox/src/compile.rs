@@ -108,7 +108,7 @@ impl Caps {
 }
 
 /// Result reported by the child.
-type Report = Result<Compiled, Failure>;
+type Report = Result<CompiledModule, Failure>;
 
 /// Why the child has written no artefact.
 #[derive(Debug, Serialize, Deserialize)]
@@ -123,7 +123,7 @@ enum Failure {
 
 /// A compilation that went well.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Compiled {
+pub struct CompiledModule {
     /// The results of validation.
     pub info: ModuleInfo,
     /// Size of the module after unpacking.
@@ -217,10 +217,10 @@ pub struct Compiler {
 /// Compile children that run, for accounting their memory and for ending those that compile ahead of
 /// rounds. As many as compilations at once.
 #[derive(Clone, Debug, Default)]
-pub struct Children(Arc<Mutex<Vec<Running>>>);
+pub struct Children(Arc<Mutex<Vec<RunningChild>>>);
 
 #[derive(Debug)]
-struct Running {
+struct RunningChild {
     pid: u32,
     priority: Priority,
     /// Names the process as long as it is listed, also when its id is another's again.
@@ -243,27 +243,27 @@ impl Children {
         }
     }
 
-    fn enter(&self, pid: u32, priority: Priority) -> Entered<'_> {
+    fn register(&self, pid: u32, priority: Priority) -> ChildRegistration<'_> {
         let handle = i32::try_from(pid)
             .ok()
             .and_then(Pid::from_raw)
             .and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
-        self.lock().push(Running { pid, priority, handle });
-        Entered { children: self, pid }
+        self.lock().push(RunningChild { pid, priority, handle });
+        ChildRegistration { children: self, pid }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Running>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<RunningChild>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Takes the id off the list however the compilation ends.
-struct Entered<'a> {
+struct ChildRegistration<'a> {
     children: &'a Children,
     pid: u32,
 }
 
-impl Drop for Entered<'_> {
+impl Drop for ChildRegistration<'_> {
     fn drop(&mut self) {
         self.children.lock().retain(|child| child.pid != self.pid);
     }
@@ -277,7 +277,7 @@ impl Compiler {
         uploaded: File,
         artefact: File,
         priority: Priority,
-    ) -> Result<Compiled, CompileError> {
+    ) -> Result<CompiledModule, CompileError> {
         let uploaded_bytes = uploaded.metadata()?.len();
         uploaded.set_len(heap::begin(uploaded_bytes).saturating_add(self.caps.room_bytes))?;
         let module = self.module.clone();
@@ -291,7 +291,7 @@ impl Compiler {
             .stdout(Stdio::from(artefact))
             .stderr(Stdio::piped())
             .spawn()?;
-        let _entered = self.children.enter(child.id(), priority);
+        let _registration = self.children.register(child.id(), priority);
         let output = read_report(&mut child);
         if output.is_err() {
             // The report's reader gave up; the child must not outlive the call. It may be gone
@@ -299,10 +299,14 @@ impl Compiler {
             let _ = child.kill();
         }
         let status = child.wait()?;
-        self.judge(status, &output?)
+        self.interpret_exit(status, &output?)
     }
 
-    fn judge(&self, status: ExitStatus, output: &[u8]) -> Result<Compiled, CompileError> {
+    fn interpret_exit(
+        &self,
+        status: ExitStatus,
+        output: &[u8],
+    ) -> Result<CompiledModule, CompileError> {
         let caps = self.caps;
         let report = output.strip_prefix(REPORT_MAGIC).map(postcard::from_bytes::<Report>);
         match (status.success(), report) {
@@ -342,16 +346,16 @@ impl Compiler {
 
 /// The node's interpretation of the output of a child that ended with `wait_status`, for
 /// [`crate::fuzz`].
-pub(crate) fn judge_output(
+pub(crate) fn interpret_output(
     module: &ModuleLimits,
     wait_status: i32,
     output: &[u8],
-) -> Result<Compiled, CompileError> {
+) -> Result<CompiledModule, CompileError> {
     let caps =
         Caps { memory_bytes: 0, room_bytes: 0, anonymous_bytes: 0, seconds: 0, artefact_bytes: 0 };
     let (exe, arguments, children) = Default::default();
     let compiler = Compiler { exe, arguments, module: module.clone(), caps, children };
-    compiler.judge(ExitStatus::from_raw(wait_status), output)
+    compiler.interpret_exit(ExitStatus::from_raw(wait_status), output)
 }
 
 fn read_report(child: &mut Child) -> io::Result<Vec<u8>> {

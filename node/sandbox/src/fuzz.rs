@@ -9,8 +9,8 @@ use std::{io::Write, os::unix::net::UnixStream};
 use limits::ModuleLimits;
 
 use crate::{
-    CompileError, Compiled, Outcome, Request,
-    compile::judge_output,
+    CompileError, CompiledModule, Outcome, Request,
+    compile::interpret_output,
     ipc::Channel,
     pool::verdict::{check, outcome_bytes_max},
     worker::protocol::Report,
@@ -50,6 +50,6 @@ pub fn compile_output(
     module: &ModuleLimits,
     wait_status: i32,
     output: &[u8],
-) -> Result<Compiled, CompileError> {
-    judge_output(module, wait_status, output)
+) -> Result<CompiledModule, CompileError> {
+    interpret_output(module, wait_status, output)
 }

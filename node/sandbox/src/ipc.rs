@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_hangs_or_dies_is_told_apart() {
+    fn channel_distinguishes_a_timeout_from_a_closed_peer() {
         let (left, mut right) = pair();
         right.set_timeout(Some(Duration::from_millis(10))).unwrap();
         assert!(matches!(right.receive::<u8>(10), Err(IpcError::TimedOut(_))));

@@ -24,10 +24,11 @@ mod slices;
 mod system_api;
 mod worker;
 pub use api::*;
-pub use budgeted::Budgeted;
+pub use budgeted::BudgetedSandbox;
 pub use cache::{ArtefactCache, CacheError, TemporaryFile};
 pub use compile::{
-    Caps, Children, CompileError, Compiled, Compiler, Priority, compile_main, compile_probe_main,
+    Caps, Children, CompileError, CompiledModule, Compiler, Priority, compile_main,
+    compile_probe_main,
 };
 pub use pool::{Pool, PoolError, SandboxConfig, Statistics, WorkerFigures};
 pub use prepare::{ModuleSource, PrepareError, Preparer, PreparerConfig};

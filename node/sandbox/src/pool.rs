@@ -21,9 +21,9 @@
 //!
 //! # Messages in slices
 //!
-//! A worker whose message is paused moves from its lane to a place ([`places`]), where it writes
-//! the message's data to a file. The message continues there, whichever lane requests it. When it
-//! is over, the worker returns to the lane if that has none.
+//! A worker whose message is paused moves from its lane to a place ([`paused_workers`]), where it
+//! writes the message's data to a file. The message continues there, whichever lane requests it. When
+//! it is over, the worker returns to the lane if that has none.
 //!
 //! # Bounds
 //!
@@ -37,7 +37,7 @@
 //! started it ends, which must be when the pool does.
 
 mod lane;
-mod places;
+mod paused_workers;
 pub(crate) mod verdict;
 mod view;
 
@@ -60,12 +60,12 @@ use state::{ModuleHash, ModuleInfo};
 
 use crate::{
     Grant, HeapFigures, Lane, ModuleSource, Mount, NotPrepared, Outcome, PrepareError, Preparer,
-    PreparerConfig, Priority, Probe, Request, Sandbox, Slice, SlicedName, Timed, Uploaded,
-    WorkerTrouble,
+    PreparerConfig, Priority, Probe, Request, Sandbox, Slice, SlicedName, TimedOutcome,
+    UploadedModule, WorkerTrouble,
     ipc::IpcError,
     pool::{
-        lane::{Executed, TimeLimit, Worker, WorkerError},
-        places::{Place, Places},
+        lane::{ExecutionResult, TimeLimit, Worker, WorkerError},
+        paused_workers::{PausedWorker, PausedWorkers},
     },
     worker::spilled_bytes,
 };
@@ -208,7 +208,7 @@ pub struct Pool {
     /// memories.
     writers: Mutex<Writers>,
     /// Workers that hold a paused message.
-    places: Mutex<Places>,
+    paused_workers: Mutex<PausedWorkers>,
     starter: Starter,
     counters: Counters,
 }
@@ -259,7 +259,7 @@ struct Writers {
 
 impl Writers {
     /// Notes that `lane` may write to the memory; whether another may have since this one did.
-    fn wrote(&mut self, memory: MemoryId, lane: Lane) -> bool {
+    fn record(&mut self, memory: MemoryId, lane: Lane) -> bool {
         if self.lanes.len() >= WRITERS_MAX && !self.lanes.contains_key(&memory) {
             self.lanes.clear();
             self.some_forgotten = true;
@@ -286,7 +286,7 @@ impl Pool {
             sandbox: config.sandbox.clone(),
             source: config.source.clone(),
         })?);
-        Self::beside(config, preparer)
+        Self::with_preparer(config, preparer)
     }
 
     /// The same with a cache of compiled modules, and compilations, that several pools share;
@@ -294,7 +294,10 @@ impl Pool {
     ///
     /// # Errors
     /// When a worker cannot be started.
-    pub fn beside(config: SandboxConfig, preparer: Arc<Preparer>) -> Result<Self, PoolError> {
+    pub fn with_preparer(
+        config: SandboxConfig,
+        preparer: Arc<Preparer>,
+    ) -> Result<Self, PoolError> {
         let update_workers = config.update_workers.max(1);
         let lanes = update_workers + config.query_workers.max(1);
         // A canister has two memories.
@@ -309,9 +312,9 @@ impl Pool {
             pending: Mutex::default(),
             pid: AtomicU64::new(0),
         };
-        let places = Places::new(config.sandbox.paused_workers);
+        let paused_workers = PausedWorkers::new(config.sandbox.paused_workers);
         let pool = Self {
-            places: Mutex::new(places),
+            paused_workers: Mutex::new(paused_workers),
             preparer,
             globals_max: usize::try_from(config.module.globals).unwrap_or(usize::MAX),
             sandbox: config.sandbox,
@@ -346,7 +349,7 @@ impl Pool {
 
     /// Those of them that hold a message which was paused.
     pub fn paused_pids(&self) -> Vec<u32> {
-        lock(&self.places).pids().collect()
+        lock(&self.paused_workers).pids().collect()
     }
 
     /// Process ids of compilations that run.
@@ -377,14 +380,14 @@ impl Pool {
 
     /// Asks every worker that is not busy how much memory its allocator holds, and has it return
     /// freed memory to the system if `trim`. Returns the bytes returned in all.
-    pub fn heaps(&self, trim: bool) -> u64 {
+    pub fn poll_allocators(&self, trim: bool) -> u64 {
         let mut returned = 0;
         for cell in &self.lanes {
             let Ok(mut state) = cell.state.try_lock() else { continue };
             let Some(worker) = &mut state.worker else { continue };
-            match worker.heap(trim) {
+            match worker.poll_allocator(trim) {
                 Ok(figures) => returned += figures.returned_bytes,
-                Err(error) => self.died(cell, &mut state, &error),
+                Err(error) => self.handle_death(cell, &mut state, &error),
             }
         }
         returned
@@ -407,7 +410,7 @@ impl Pool {
             overdue: load(&counters.overdue),
             replaced: load(&counters.replaced),
             mapped: mapped as u64,
-            paused: lock(&self.places).waiting() as u64,
+            paused: lock(&self.paused_workers).waiting() as u64,
             repeated: load(&counters.repeated),
         }
     }
@@ -427,7 +430,7 @@ impl Pool {
     /// them, however little the workers hold; and the youngest of the paused messages that are
     /// kept, which runs again.
     pub fn evict_pressed(&self) {
-        let given_up = lock(&self.places).give_up_youngest();
+        let given_up = lock(&self.paused_workers).evict_youngest();
         drop(given_up);
         self.evict(PRESSED_IDLE, 0);
     }
@@ -443,16 +446,16 @@ impl Pool {
             self.take_pending(cell, &mut state);
             let Some(worker) = &mut state.worker else { continue };
             let had = resident(worker.pid());
-            let told = match idle_since.filter(|_| to_free > 0) {
+            let result = match idle_since.filter(|_| to_free > 0) {
                 Some(idle_since) => worker.evict(idle_since),
                 None => worker.flush(),
             };
-            match told {
+            match result {
                 Ok(()) => {
                     to_free = to_free.saturating_sub(had.saturating_sub(resident(worker.pid())));
                     self.replace_if_large(cell, &mut state);
                 }
-                Err(error) => self.died(cell, &mut state, &error),
+                Err(error) => self.handle_death(cell, &mut state, &error),
             }
         }
     }
@@ -469,7 +472,7 @@ impl Pool {
         match survived {
             Ok(()) => true,
             Err(error) => {
-                self.died(cell, &mut state, &error);
+                self.handle_death(cell, &mut state, &error);
                 false
             }
         }
@@ -489,8 +492,8 @@ impl Pool {
         lane: Lane,
         request: &Request,
         grant: Option<&Grant>,
-    ) -> Result<(Executed, Option<Worker>), WorkerTrouble> {
-        self.begin_until(lane, request, grant, None).map_err(WorkerError::trouble)
+    ) -> Result<(ExecutionResult, Option<Worker>), WorkerTrouble> {
+        self.begin_until(lane, request, grant, None).map_err(WorkerError::into_trouble)
     }
 
     /// The same with a deadline for the message.
@@ -500,13 +503,13 @@ impl Pool {
         request: &Request,
         grant: Option<&Grant>,
         deadline: Option<Instant>,
-    ) -> Result<(Executed, Option<Worker>), WorkerError> {
+    ) -> Result<(ExecutionResult, Option<Worker>), WorkerError> {
         let Some(cell) = self.cell(lane) else {
             return Err(WorkerError::Failed(format!("there is no sandbox worker {lane:?}")));
         };
         self.counters.messages.fetch_add(1, Ordering::Relaxed);
         let mut state = lock(&cell.state);
-        let settle = [&request.heap, &request.stable].map(|mount| self.others_wrote(lane, mount));
+        let settle = [&request.heap, &request.stable].map(|mount| self.record_writer(lane, mount));
         let (factor, globals_max) = (state.timeout_factor, self.globals_max);
         let time = deadline.map_or(TimeLimit::Hanging(factor), TimeLimit::Until);
         let executed = match self.worker(cell, &mut state) {
@@ -518,11 +521,11 @@ impl Pool {
                 state.deaths = 0;
                 state.timeout_factor = 1;
                 let paused = match executed {
-                    Executed::Paused(_) => {
+                    ExecutionResult::Paused(_) => {
                         state.lent = true;
                         self.take_worker(cell, &mut state)
                     }
-                    Executed::Ended(_) => None,
+                    ExecutionResult::Ended(_) => None,
                 };
                 if state
                     .worker
@@ -548,7 +551,7 @@ impl Pool {
                     Some(worker) => worker.explain(error),
                     None => error,
                 };
-                if !error.worker_is_well() {
+                if !error.worker_is_usable() {
                     // A query's client does not wait for a slow machine.
                     if matches!(
                         (&error, lane),
@@ -556,7 +559,7 @@ impl Pool {
                     ) {
                         state.timeout_factor = (factor * 2).min(TIMEOUT_FACTOR_MAX);
                     }
-                    self.died(cell, &mut state, &error);
+                    self.handle_death(cell, &mut state, &error);
                 }
                 Err(error)
             }
@@ -569,36 +572,36 @@ impl Pool {
         lane: Lane,
         request: &Request,
         grant: &Grant,
-        mut place: Place,
+        mut paused: PausedWorker,
     ) -> Result<Slice, WorkerTrouble> {
         self.counters.messages.fetch_add(1, Ordering::Relaxed);
         let resumed =
-            place.worker.resume(request, grant, place.granted, self.globals_max, RESUMED_FACTOR);
+            paused.worker.resume(request, grant, paused.granted, self.globals_max, RESUMED_FACTOR);
         // Pages that the disk lost may have been read meanwhile: then nothing of it counts.
-        let resumed = resumed.and_then(|executed| place.check_writeback().map(|()| executed));
+        let resumed = resumed.and_then(|executed| paused.check_writeback().map(|()| executed));
         match resumed {
-            Ok(Executed::Paused(progress)) => {
-                place.granted = grant.until;
-                self.keep(grant.name, place);
+            Ok(ExecutionResult::Paused(progress)) => {
+                paused.granted = grant.until;
+                self.keep_paused(grant.name, paused);
                 Ok(Slice::Paused(progress))
             }
-            Ok(Executed::Ended(outcome)) => {
-                lock(&self.places).leave(&grant.name);
-                self.hand_back(lane, place.worker);
+            Ok(ExecutionResult::Ended(outcome)) => {
+                lock(&self.paused_workers).leave(&grant.name);
+                self.return_worker(lane, paused.worker);
                 Ok(Slice::Ended(outcome))
             }
             Err(error) => {
-                lock(&self.places).leave(&grant.name);
-                let error = place.worker.explain(error);
+                lock(&self.paused_workers).leave(&grant.name);
+                let error = paused.worker.explain(error);
                 self.count_death(&error);
-                Err(error.trouble())
+                Err(error.into_trouble())
             }
         }
     }
 
     /// Keeps a message that was just paused for the first time, if there is a place.
     fn keep_first(&self, request: &Request, grant: &Grant, worker: Worker) {
-        let (is_room, given_up) = lock(&self.places).make_room(grant.name, worker.pid());
+        let (is_room, given_up) = lock(&self.paused_workers).make_room(grant.name, worker.pid());
         // Ended after the lock is released: this waits for the process.
         drop(given_up);
         if !is_room {
@@ -607,12 +610,12 @@ impl Pool {
         match self.spill_file(request) {
             Ok(spill) => {
                 let layouts = [request.heap.layout.clone(), request.stable.layout.clone()];
-                let place =
-                    Place { worker, granted: grant.until, spill, spilled_bytes: 0, layouts };
-                self.keep(grant.name, place);
+                let paused =
+                    PausedWorker { worker, granted: grant.until, spill, spilled_bytes: 0, layouts };
+                self.keep_paused(grant.name, paused);
             }
             Err(error) => {
-                lock(&self.places).leave(&grant.name);
+                lock(&self.paused_workers).leave(&grant.name);
                 tracing::warn!(%error, "a paused message is not kept and will run again");
             }
         }
@@ -628,18 +631,19 @@ impl Pool {
     }
 
     /// Keeps a paused message, or ends the worker: also one that holds more than it may.
-    fn keep(&self, name: SlicedName, mut place: Place) {
+    fn keep_paused(&self, name: SlicedName, mut paused: PausedWorker) {
         let timeout = SPILL_GRACE + Duration::from_secs(self.paused_spill_bytes / SPILL_RATE);
-        if let Err(error) = place.worker.spill(&place.spill, timeout) {
-            lock(&self.places).leave(&name);
+        if let Err(error) = paused.worker.spill(&paused.spill, timeout) {
+            lock(&self.paused_workers).leave(&name);
             return self.count_death(&error);
         }
         // The kernel reports the memory of the process and the disk space of the file.
-        let anonymous = memory_of(place.worker.pid()).map_or(0, |memory| memory.anonymous_bytes);
-        let spilled = place.spill.metadata().map_or(u64::MAX, |file| file.blocks() * 512);
-        let spilled_max = self.paused_spill_bytes.saturating_sub(lock(&self.places).spilled(&name));
+        let anonymous = memory_of(paused.worker.pid()).map_or(0, |memory| memory.anonymous_bytes);
+        let spilled = paused.spill.metadata().map_or(u64::MAX, |file| file.blocks() * 512);
+        let spilled_max =
+            self.paused_spill_bytes.saturating_sub(lock(&self.paused_workers).spilled(&name));
         if anonymous > self.paused_anonymous_bytes || spilled > spilled_max {
-            lock(&self.places).leave(&name);
+            lock(&self.paused_workers).leave(&name);
             let anonymous_max = self.paused_anonymous_bytes;
             tracing::warn!(
                 message = ?name,
@@ -651,13 +655,13 @@ impl Pool {
             );
             return;
         }
-        place.spilled_bytes = spilled;
-        let given_up = lock(&self.places).keep(name, place);
+        paused.spilled_bytes = spilled;
+        let given_up = lock(&self.paused_workers).keep(name, paused);
         drop(given_up);
     }
 
     /// Gives a worker whose paused message is over to a lane that has none; it is ended otherwise.
-    fn hand_back(&self, lane: Lane, mut worker: Worker) {
+    fn return_worker(&self, lane: Lane, mut worker: Worker) {
         let Some(cell) = self.cell(lane) else { return };
         let mut state = lock(&cell.state);
         if state.worker.is_none() && state.deaths == 0 {
@@ -670,8 +674,8 @@ impl Pool {
     }
 
     /// Notes that `lane` may write to the memory; whether another lane did since this one.
-    fn others_wrote(&self, lane: Lane, mount: &Mount) -> bool {
-        mount.append.is_some() && lock(&self.writers).wrote(mount.layout.id, lane)
+    fn record_writer(&self, lane: Lane, mount: &Mount) -> bool {
+        mount.append.is_some() && lock(&self.writers).record(mount.layout.id, lane)
     }
 
     /// The lane's worker, started if there is none.
@@ -725,7 +729,7 @@ impl Pool {
         state.worker.take().inspect(|worker| state.next_token = worker.next_token())
     }
 
-    fn died(&self, cell: &LaneCell, state: &mut LaneState, error: &WorkerError) {
+    fn handle_death(&self, cell: &LaneCell, state: &mut LaneState, error: &WorkerError) {
         self.count_death(error);
         state.deaths = state.deaths.saturating_add(1);
         self.end(cell, state);
@@ -734,7 +738,7 @@ impl Pool {
     fn count_death(&self, error: &WorkerError) {
         tracing::warn!(%error, "a sandbox worker failed and will be started again");
         match error {
-            WorkerError::Lied(_) => self.counters.lies.fetch_add(1, Ordering::Relaxed),
+            WorkerError::InvalidReport(_) => self.counters.lies.fetch_add(1, Ordering::Relaxed),
             WorkerError::Wire(IpcError::TimedOut(_)) => {
                 self.counters.timeouts.fetch_add(1, Ordering::Relaxed)
             }
@@ -769,7 +773,7 @@ impl Sandbox for Pool {
     fn prepare(
         &self,
         hash: &ModuleHash,
-        uploaded: &dyn Uploaded,
+        uploaded: &dyn UploadedModule,
     ) -> Result<ModuleInfo, NotPrepared> {
         self.preparer.prepare(hash, uploaded, Priority::Round)
     }
@@ -777,7 +781,7 @@ impl Sandbox for Pool {
     fn prepare_ahead(
         &self,
         hash: &ModuleHash,
-        uploaded: &dyn Uploaded,
+        uploaded: &dyn UploadedModule,
     ) -> Result<ModuleInfo, NotPrepared> {
         self.preparer.prepare(hash, uploaded, Priority::Ahead)
     }
@@ -792,9 +796,11 @@ impl Sandbox for Pool {
 
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {
         match self.begin(lane, request, None)? {
-            (Executed::Ended(outcome), _) => Ok(*outcome),
+            (ExecutionResult::Ended(outcome), _) => Ok(*outcome),
             // The verdict on it says so before.
-            (Executed::Paused(_), _) => Err(WorkerTrouble::Worker("a pause nobody asked".into())),
+            (ExecutionResult::Paused(_), _) => {
+                Err(WorkerTrouble::Worker("a pause nobody asked".into()))
+            }
         }
     }
 
@@ -803,15 +809,15 @@ impl Sandbox for Pool {
         lane: Lane,
         request: &Request,
         deadline: Instant,
-    ) -> Result<Timed, WorkerTrouble> {
+    ) -> Result<TimedOutcome, WorkerTrouble> {
         match self.begin_until(lane, request, None, Some(deadline)) {
-            Ok((Executed::Ended(outcome), _)) => Ok(Timed::Ended(outcome)),
-            Ok((Executed::Paused(_), _)) => {
+            Ok((ExecutionResult::Ended(outcome), _)) => Ok(TimedOutcome::Ended(outcome)),
+            Ok((ExecutionResult::Paused(_), _)) => {
                 Err(WorkerTrouble::Worker("a pause without a grant".into()))
             }
-            Err(WorkerError::Overdue) => Ok(Timed::Overdue),
-            Err(WorkerError::Unprepared) => Ok(Timed::Unprepared),
-            Err(error) => Err(error.trouble()),
+            Err(WorkerError::Overdue) => Ok(TimedOutcome::Overdue),
+            Err(WorkerError::Unprepared) => Ok(TimedOutcome::Unprepared),
+            Err(error) => Err(error.into_trouble()),
         }
     }
 
@@ -821,16 +827,16 @@ impl Sandbox for Pool {
         request: &Request,
         grant: &Grant,
     ) -> Result<Slice, WorkerTrouble> {
-        let kept = lock(&self.places).take(&grant.name);
-        if let Some(place) = kept {
-            return self.resume(lane, request, grant, place);
+        let kept = lock(&self.paused_workers).take(&grant.name);
+        if let Some(paused) = kept {
+            return self.resume(lane, request, grant, paused);
         }
         if !grant.is_first() {
             self.counters.repeated.fetch_add(1, Ordering::Relaxed);
         }
         match self.begin(lane, request, Some(grant))? {
-            (Executed::Ended(outcome), _) => Ok(Slice::Ended(outcome)),
-            (Executed::Paused(progress), worker) => {
+            (ExecutionResult::Ended(outcome), _) => Ok(Slice::Ended(outcome)),
+            (ExecutionResult::Paused(progress), worker) => {
                 if let Some(worker) = worker {
                     self.keep_first(request, grant, worker);
                 }
@@ -839,13 +845,13 @@ impl Sandbox for Pool {
         }
     }
 
-    fn give_room(&self) {
-        let given_up = lock(&self.places).give_up_youngest();
+    fn free_memory(&self) {
+        let given_up = lock(&self.paused_workers).evict_youngest();
         drop(given_up);
     }
 
     fn abandon(&self, name: &SlicedName) {
-        let abandoned = lock(&self.places).abandon(name);
+        let abandoned = lock(&self.paused_workers).abandon(name);
         drop(abandoned);
     }
 
@@ -865,7 +871,7 @@ impl Sandbox for Pool {
         }
         drop(writers);
         // A worker that waits with one of them mapped takes no order.
-        let given_up = lock(&self.places).forget(memories);
+        let given_up = lock(&self.paused_workers).forget(memories);
         drop(given_up);
         for cell in &self.lanes {
             let mut pending = lock(&cell.pending);
@@ -901,27 +907,27 @@ fn memory_of(pid: u32) -> Option<Memory> {
 /// The thread that starts workers.
 struct Starter {
     /// Closed to end the thread.
-    orders: mpsc::SyncSender<(u64, mpsc::SyncSender<Result<Worker, WorkerError>>)>,
+    orders_tx: mpsc::SyncSender<(u64, mpsc::SyncSender<Result<Worker, WorkerError>>)>,
 }
 
 impl Starter {
     fn new(exe: PathBuf, memories_max: usize, probes: bool) -> std::io::Result<Self> {
-        let (orders, inbox) =
+        let (orders_tx, orders_rx) =
             mpsc::sync_channel::<(u64, mpsc::SyncSender<Result<Worker, WorkerError>>)>(1);
         std::thread::Builder::new().name("sandbox-starter".into()).spawn(move || {
-            for (first_token, answer) in inbox {
+            for (first_token, worker_tx) in orders_rx {
                 // The caller waits for the answer; if it is gone, the worker is dropped and so
                 // ended.
-                let _ = answer.send(Worker::start(&exe, memories_max, first_token, probes));
+                let _ = worker_tx.send(Worker::start(&exe, memories_max, first_token, probes));
             }
         })?;
-        Ok(Self { orders })
+        Ok(Self { orders_tx })
     }
 
     fn start(&self, first_token: u64) -> Result<Worker, WorkerError> {
         let gone = || WorkerError::Start("the thread that starts workers is gone".into());
-        let (answer, result) = mpsc::sync_channel(1);
-        self.orders.send((first_token, answer)).map_err(|_| gone())?;
-        result.recv().map_err(|_| gone())?
+        let (worker_tx, worker_rx) = mpsc::sync_channel(1);
+        self.orders_tx.send((first_token, worker_tx)).map_err(|_| gone())?;
+        worker_rx.recv().map_err(|_| gone())?
     }
 }

@@ -23,13 +23,13 @@ use state::{ModuleHash, ModuleInfo};
 use thiserror::Error;
 
 use crate::cache::{ArtefactCache, CacheError};
-use crate::compile::{Caps, Children, CompileError, Compiled, Compiler, Priority};
-use crate::{NotPrepared, Uploaded, engine};
+use crate::compile::{Caps, Children, CompileError, CompiledModule, Compiler, Priority};
+use crate::{NotPrepared, UploadedModule, engine};
 
 /// Where uploaded modules are kept.
 pub trait ModuleSource: Send + Sync {
     /// The module as uploaded; `None` if it is not there.
-    fn module(&self, hash: &ModuleHash) -> Option<Box<dyn Uploaded + '_>>;
+    fn module(&self, hash: &ModuleHash) -> Option<Box<dyn UploadedModule + '_>>;
 }
 
 /// Configuration of a preparer.
@@ -73,19 +73,19 @@ pub struct Preparer {
     module: ModuleLimits,
     threads: u64,
     source: Option<Arc<dyn ModuleSource>>,
-    running: Mutex<Running>,
-    place_free: Condvar,
+    running: Mutex<CompilationQueue>,
+    slot_free: Condvar,
 }
 
 #[derive(Default)]
-struct Running {
+struct CompilationQueue {
     children: u64,
     /// Modules being compiled; as many as there are callers that wait.
-    modules: BTreeMap<ModuleHash, Arc<Shared>>,
+    modules: BTreeMap<ModuleHash, Arc<SharedCompilation>>,
 }
 
 /// A compilation that several callers wait for.
-struct Shared {
+struct SharedCompilation {
     priority: Priority,
     result: Mutex<Option<Result<ModuleInfo, NotPrepared>>>,
     done: Condvar,
@@ -112,8 +112,8 @@ impl Preparer {
             module: config.module,
             threads: config.sandbox.compile_threads.max(1),
             source: config.source,
-            running: Mutex::new(Running::default()),
-            place_free: Condvar::new(),
+            running: Mutex::new(CompilationQueue::default()),
+            slot_free: Condvar::new(),
         })
     }
 
@@ -122,7 +122,7 @@ impl Preparer {
     pub fn prepare(
         &self,
         hash: &ModuleHash,
-        uploaded: &dyn Uploaded,
+        uploaded: &dyn UploadedModule,
         priority: Priority,
     ) -> Result<ModuleInfo, NotPrepared> {
         // Too large to be worth writing; the same text as from the child.
@@ -187,7 +187,7 @@ impl Preparer {
     fn compile_once(
         &self,
         hash: &ModuleHash,
-        uploaded: &dyn Uploaded,
+        uploaded: &dyn UploadedModule,
         priority: Priority,
     ) -> Result<ModuleInfo, NotPrepared> {
         let mut running = self.lock();
@@ -202,31 +202,31 @@ impl Preparer {
             }
             running = self.lock();
         }
-        let shared = Arc::new(Shared::new(priority));
+        let shared = Arc::new(SharedCompilation::new(priority));
         running.modules.insert(*hash, Arc::clone(&shared));
         while running.children >= self.threads {
             if priority == Priority::Round {
                 self.end_ahead();
             }
-            running = self.place_free.wait(running).unwrap_or_else(PoisonError::into_inner);
+            running = self.slot_free.wait(running).unwrap_or_else(PoisonError::into_inner);
         }
         running.children += 1;
         drop(running);
         // Ends the compilation for waiting callers even if this thread panics.
-        let turn = Turn { preparer: self, hash: *hash, shared };
+        let guard = CompilationGuard { preparer: self, hash: *hash, shared };
         // Someone may have finished between the look into the cache and here.
         let result = match self.cache.info(hash) {
             Some(info) => Ok(info),
             None => self.compile(hash, uploaded, priority),
         };
-        turn.shared.set(result.clone());
+        guard.shared.set(result.clone());
         result
     }
 
     fn compile(
         &self,
         hash: &ModuleHash,
-        uploaded: &dyn Uploaded,
+        uploaded: &dyn UploadedModule,
         priority: Priority,
     ) -> Result<ModuleInfo, NotPrepared> {
         match self.try_compile(hash, uploaded, priority) {
@@ -251,12 +251,12 @@ impl Preparer {
     fn try_compile(
         &self,
         hash: &ModuleHash,
-        uploaded: &dyn Uploaded,
+        uploaded: &dyn UploadedModule,
         priority: Priority,
-    ) -> Result<Result<Compiled, CompileError>, CacheError> {
+    ) -> Result<Result<CompiledModule, CompileError>, CacheError> {
         let failed = |error| self.cache.failed(error);
         let input = self.cache.temporary()?;
-        let mut copy = Hashing { file: input.file(), hasher: Sha256::new() };
+        let mut copy = HashingWriter { file: input.file(), hasher: Sha256::new() };
         uploaded.write_to(&mut copy).map_err(failed)?;
         let found = ModuleHash(copy.hasher.finalize().into());
         if found != *hash {
@@ -274,18 +274,18 @@ impl Preparer {
         Ok(Ok(compiled))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Running> {
+    fn lock(&self) -> MutexGuard<'_, CompilationQueue> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Writes to a file and hashes what it writes.
-struct Hashing<'a> {
+struct HashingWriter<'a> {
     file: &'a File,
     hasher: Sha256,
 }
 
-impl Write for Hashing<'_> {
+impl Write for HashingWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.file.write(bytes)?;
         self.hasher.update(bytes.get(..written).unwrap_or_default());
@@ -297,19 +297,19 @@ impl Write for Hashing<'_> {
     }
 }
 
-/// One caller's turn at compiling.
-struct Turn<'a> {
+/// Ends a compilation when it is dropped: frees its place and wakes its waiters.
+struct CompilationGuard<'a> {
     preparer: &'a Preparer,
     hash: ModuleHash,
-    shared: Arc<Shared>,
+    shared: Arc<SharedCompilation>,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for CompilationGuard<'_> {
     fn drop(&mut self) {
         let mut running = self.preparer.lock();
         running.modules.remove(&self.hash);
         running.children = running.children.saturating_sub(1);
-        self.preparer.place_free.notify_one();
+        self.preparer.slot_free.notify_one();
         drop(running);
         self.shared.set(Err(NotPrepared::Trouble(
             "the compilation of the module was abandoned".to_owned(),
@@ -317,7 +317,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-impl Shared {
+impl SharedCompilation {
     fn new(priority: Priority) -> Self {
         Self { priority, result: Mutex::default(), done: Condvar::new() }
     }

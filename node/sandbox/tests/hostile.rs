@@ -12,7 +12,7 @@ use std::io::{Seek, Write};
 use std::path::PathBuf;
 
 use limits::{Limits, ModuleLimits};
-use sandbox::{Caps, Children, CompileError, Compiled, Compiler, NotPrepared, Priority};
+use sandbox::{Caps, Children, CompileError, CompiledModule, Compiler, NotPrepared, Priority};
 use wasm_encoder::{ConstExpr, DataSection, MemorySection, MemoryType, Module};
 
 /// The smallest budget.
@@ -20,7 +20,7 @@ fn limits() -> Limits {
     Limits::derive(Limits::smallest_bytes()).unwrap()
 }
 
-fn compile(wasm: &[u8], module: &ModuleLimits, caps: Caps) -> Result<Compiled, CompileError> {
+fn compile(wasm: &[u8], module: &ModuleLimits, caps: Caps) -> Result<CompiledModule, CompileError> {
     let mut uploaded = tempfile::tempfile().unwrap();
     uploaded.write_all(wasm).unwrap();
     uploaded.rewind().unwrap();

@@ -12,8 +12,8 @@ use sandbox::module::{
     IC0_FUNCTIONS, INIT_MEMORY, MEMORY, RUNTIME_MODULE, START, TABLE, WILL_WRITE, global_export,
 };
 use sandbox::{
-    Caps, CompileError, Compiled, Compiler, ModuleSource, NotPrepared, Preparer, PreparerConfig,
-    Priority, Uploaded, engine,
+    Caps, CompileError, CompiledModule, Compiler, ModuleSource, NotPrepared, Preparer,
+    PreparerConfig, Priority, UploadedModule, engine,
 };
 use sha2::{Digest, Sha256};
 use state::{ModuleHash, ModuleInfo, RejectCode};
@@ -86,17 +86,17 @@ fn hash(wasm: &[u8]) -> ModuleHash {
 
 /// What the minimal host saw.
 #[derive(Default)]
-struct Seen {
+struct HostState {
     writes: Vec<(u64, u64)>,
 }
 
 /// A canister under test: compiled by a child, loaded, instantiated once.
-struct Running {
-    store: Store<Seen>,
+struct TestCanister {
+    store: Store<HostState>,
     instance: Instance,
 }
 
-impl Running {
+impl TestCanister {
     fn new(wat: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let wasm = wat::parse_str(wat).unwrap();
@@ -107,7 +107,7 @@ impl Running {
         let module =
             unsafe { engine::load(&engine, &preparer.open_artefact(&hash(&wasm)).unwrap()) }
                 .unwrap();
-        let mut store = Store::new(&engine, Seen::default());
+        let mut store = Store::new(&engine, HostState::default());
         store.set_fuel(1_000_000_000).unwrap();
         let instance = linker(&engine, &module).instantiate(&mut store, &module).unwrap();
         Self { store, instance }
@@ -142,7 +142,7 @@ impl Running {
 
 /// Links `thimble.will_write` so that it notes its arguments, and every function of `ic0` so that
 /// it does nothing.
-fn linker(engine: &Engine, module: &Module) -> Linker<Seen> {
+fn linker(engine: &Engine, module: &Module) -> Linker<HostState> {
     let mut linker = Linker::new(engine);
     let word = |val: &Val| match val {
         Val::I32(value) => u64::from(*value as u32),
@@ -158,7 +158,7 @@ fn linker(engine: &Engine, module: &Module) -> Linker<Seen> {
                 import.module(),
                 import.name(),
                 ty,
-                move |mut caller: Caller<'_, Seen>, arguments, _| {
+                move |mut caller: Caller<'_, HostState>, arguments, _| {
                     if will_write {
                         caller.data_mut().writes.push((word(&arguments[0]), word(&arguments[1])));
                     }
@@ -173,7 +173,7 @@ fn linker(engine: &Engine, module: &Module) -> Linker<Seen> {
 #[test]
 fn data_is_applied_on_request_and_in_order() {
     for (memory, offset) in [("(memory 1 2)", "i32"), ("(memory i64 1 2)", "i64")] {
-        let mut canister = Running::new(&format!(
+        let mut canister = TestCanister::new(&format!(
             r#"(module {memory} (data ({offset}.const 10) "first") (data "passive") (data ({offset}.const 12) "XY") (data ({offset}.const 65536) ""))"#
         ));
         assert_eq!(canister.memory(10, 5), [0; 5], "a fresh instance has an empty memory");
@@ -186,12 +186,12 @@ fn data_is_applied_on_request_and_in_order() {
 
 #[test]
 fn data_out_of_bounds_traps_as_instantiation_would() {
-    let mut canister = Running::new(
+    let mut canister = TestCanister::new(
         r#"(module (memory 1) (data (i32.const 0) "kept") (data (i32.const 65535) "ab"))"#,
     );
     let trap = canister.call(INIT_MEMORY).unwrap_err().downcast::<wasmtime::Trap>().unwrap();
     assert_eq!(trap, wasmtime::Trap::MemoryOutOfBounds);
-    let mut canister = Running::new(r#"(module (memory 0) (data (i32.const 1) ""))"#);
+    let mut canister = TestCanister::new(r#"(module (memory 0) (data (i32.const 1) ""))"#);
     assert!(canister.call(INIT_MEMORY).is_err(), "even an empty segment must begin inside");
 }
 
@@ -200,14 +200,14 @@ fn many_segments_are_all_applied() {
     let data: String = (0..1_000)
         .map(|n| format!("(data (i32.const {}) \"{}\")", n * 4, char::from(b'a' + (n % 26) as u8)))
         .collect();
-    let mut canister = Running::new(&format!("(module (memory 1) {data})"));
+    let mut canister = TestCanister::new(&format!("(module (memory 1) {data})"));
     canister.call(INIT_MEMORY).unwrap();
     assert!((0..1_000).all(|n| canister.memory(n * 4, 1)[0] == b'a' + (n % 26) as u8));
 }
 
 #[test]
 fn start_runs_when_called_and_not_before() {
-    let mut canister = Running::new(
+    let mut canister = TestCanister::new(
         r#"(module (memory 1) (global $g (mut i32) (i32.const 1)) (func $s (global.set $g (i32.const 2)) (i32.store8 (i32.const 5) (i32.const 9))) (start $s))"#,
     );
     assert!(matches!(canister.global(0), Some(Val::I32(1))));
@@ -219,7 +219,7 @@ fn start_runs_when_called_and_not_before() {
 
 #[test]
 fn mutable_globals_are_exported_in_order_and_nothing_else() {
-    let mut canister = Running::new(
+    let mut canister = TestCanister::new(
         r#"(module (global i32 (i32.const 1)) (global $a (mut i64) (i64.const 2)) (global f32 (f32.const 3)) (global (mut f32) (f32.const 4))
             (global $v (export "mine") (mut v128) (v128.const i64x2 5 6)) (table (export "t") 2 funcref) (memory (export "m") 1)
             (func (export "f")) (func (export "canister_query q")))"#,
@@ -236,7 +236,7 @@ fn mutable_globals_are_exported_in_order_and_nothing_else() {
 
 #[test]
 fn names_of_the_node_in_a_module_mean_nothing() {
-    let mut canister = Running::new(
+    let mut canister = TestCanister::new(
         r#"(module (func $f (unreachable)) (export "__thimble_start" (func $f)) (export "__thimble_init_memory" (func $f))
             (global (export "__thimble_g0") i32 (i32.const 1)) (memory (export "__thimble_table") 1))"#,
     );
@@ -251,7 +251,7 @@ fn names_of_the_node_in_a_module_mean_nothing() {
 #[test]
 fn bulk_writes_are_reported_before_they_happen() {
     for (ty, memory) in [("i32", "(memory 1)"), ("i64", "(memory i64 1)")] {
-        let mut canister = Running::new(&format!(
+        let mut canister = TestCanister::new(&format!(
             r#"(module {memory} (data $p "0123456789")
                 (func (export "canister_query a")
                     (memory.fill ({ty}.const 100) (i32.const 97) ({ty}.const 40))
@@ -276,9 +276,9 @@ fn bulk_writes_are_reported_before_they_happen() {
 
 /// A canister whose methods `copy` and `fill` are the operations with operands out of globals;
 /// entry points have no parameters.
-fn operator(memory64: bool) -> Running {
+fn operator(memory64: bool) -> TestCanister {
     let (ty, memory) = if memory64 { ("i64", "i64 1") } else { ("i32", "1") };
-    Running::new(&format!(
+    TestCanister::new(&format!(
         r#"(module (memory {memory}) (global $a (mut {ty}) ({ty}.const 0)) (global $b (mut {ty}) ({ty}.const 0)) (global $n (mut {ty}) ({ty}.const 0))
             (global $v (mut i32) (i32.const 0))
             (func (export "canister_query copy") (memory.copy (global.get $a) (global.get $b) (global.get $n)))
@@ -286,7 +286,7 @@ fn operator(memory64: bool) -> Running {
     ))
 }
 
-impl Running {
+impl TestCanister {
     /// Runs `copy` or `fill` of [`operator`].
     fn operate(&mut self, copy: bool, memory64: bool, dst: u64, second: u64, len: u64) -> bool {
         let address = |value: u64| {
@@ -381,7 +381,7 @@ fn bulk_operations_of_every_length_trap_where_they_did() {
 
 #[test]
 fn an_active_segment_is_gone_for_the_code() {
-    let mut canister = Running::new(
+    let mut canister = TestCanister::new(
         r#"(module (memory 1) (data $a (i32.const 8) "abc")
             (func (export "canister_query some") (memory.init $a (i32.const 0) (i32.const 0) (i32.const 1)))
             (func (export "canister_query none") (memory.init $a (i32.const 0) (i32.const 0) (i32.const 0)) (data.drop $a)))"#,
@@ -394,7 +394,7 @@ fn an_active_segment_is_gone_for_the_code() {
 
 #[test]
 fn functions_keep_their_identity_when_indices_move() {
-    let mut canister = Running::new(
+    let mut canister = TestCanister::new(
         r#"(module
             (import "ic0" "msg_reply" (func $reply))
             (memory 1) (table 8 funcref) (type $t (func (result i32)))
@@ -421,7 +421,7 @@ fn functions_keep_their_identity_when_indices_move() {
 
 #[test]
 fn tables_and_memories_stop_growing_at_their_limits() {
-    let mut canister = Running::new(
+    let mut canister = TestCanister::new(
         r#"(module (memory 1) (table 1 funcref)
             (func (export "canister_query grow")
                 (i32.store (i32.const 0) (table.grow (ref.null func) (i32.const 0x100000)))
@@ -435,8 +435,9 @@ fn tables_and_memories_stop_growing_at_their_limits() {
 #[test]
 fn too_deep_recursion_traps() {
     let run = || {
-        let mut canister =
-            Running::new(r#"(module (func $f (export "canister_query f") (call $f) (call $f)))"#);
+        let mut canister = TestCanister::new(
+            r#"(module (func $f (export "canister_query f") (call $f) (call $f)))"#,
+        );
         let trap =
             canister.call("canister_query f").unwrap_err().downcast::<wasmtime::Trap>().unwrap();
         assert_eq!(trap, wasmtime::Trap::StackOverflow);
@@ -535,10 +536,10 @@ fn a_round_waits_for_no_compilation_that_is_ahead_of_another() {
     assert_eq!(preparer.cache_usage().1, 2);
 }
 
-struct Kept(Vec<u8>);
+struct SingleModuleSource(Vec<u8>);
 
-impl ModuleSource for Kept {
-    fn module(&self, wanted: &ModuleHash) -> Option<Box<dyn Uploaded + '_>> {
+impl ModuleSource for SingleModuleSource {
+    fn module(&self, wanted: &ModuleHash) -> Option<Box<dyn UploadedModule + '_>> {
         (*wanted == hash(&self.0)).then(|| Box::new(self.0.as_slice()) as _)
     }
 }
@@ -562,8 +563,9 @@ fn a_lost_or_damaged_artefact_is_made_again() {
         preparer(dir.path()).open_artefact(&hash(&wasm)).is_err(),
         "without the module there is nothing to make it from"
     );
-    let preparer =
-        preparer_with(dir.path(), |config| config.source = Some(Arc::new(Kept(wasm.clone()))));
+    let preparer = preparer_with(dir.path(), |config| {
+        config.source = Some(Arc::new(SingleModuleSource(wasm.clone())))
+    });
     let mut again = Vec::new();
     preparer.open_artefact(&hash(&wasm)).unwrap().read_to_end(&mut again).unwrap();
     assert!(again == good, "compilation is deterministic to the byte");
@@ -603,11 +605,15 @@ fn an_invalid_module_is_refused_with_the_reason() {
 }
 
 /// Compiles without a cache, with the given caps.
-fn compile(wasm: &[u8], caps: Caps) -> Result<Compiled, CompileError> {
+fn compile(wasm: &[u8], caps: Caps) -> Result<CompiledModule, CompileError> {
     compile_under(module_limits(), wasm, caps)
 }
 
-fn compile_under(module: ModuleLimits, wasm: &[u8], caps: Caps) -> Result<Compiled, CompileError> {
+fn compile_under(
+    module: ModuleLimits,
+    wasm: &[u8],
+    caps: Caps,
+) -> Result<CompiledModule, CompileError> {
     let mut uploaded = tempfile::tempfile().unwrap();
     uploaded.write_all(wasm).unwrap();
     uploaded.rewind().unwrap();

@@ -175,7 +175,7 @@ impl BlobStore {
         let hash = self
             .disk
             .open(&temporary, Open::Truncate)
-            .and_then(|file| content(&mut Appended { file, end: 0 }))
+            .and_then(|file| content(&mut FileWriter { file, end: 0 }))
             .map(|()| BlobHash::from(hasher.finalize()))
             .map_err(|error| self.blob_error(error));
         let named = hash.and_then(|hash| {
@@ -245,7 +245,7 @@ impl BlobStore {
         let written = self
             .disk
             .open(&temporary, Open::Truncate)
-            .and_then(|file| content(&mut Appended { file, end: 0 }))
+            .and_then(|file| content(&mut FileWriter { file, end: 0 }))
             .and_then(|()| self.disk.rename(&temporary, path));
         if written.is_err() {
             // If this fails too, the next start removes the file.
@@ -412,12 +412,12 @@ impl BlobStore {
 }
 
 /// A file that is written from its beginning on.
-struct Appended {
+struct FileWriter {
     file: Box<dyn DiskFile>,
     end: u64,
 }
 
-impl Write for Appended {
+impl Write for FileWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.file.write_at(bytes, self.end)?;
         self.end += bytes.len() as u64;

@@ -13,8 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use ic_principal::Principal;
 use serde::{Deserialize, Serialize};
 
-use crate::numbered::Numbered;
-use crate::{CallbackId, CanisterId, Cycles, RequestId, SenderInfo, Time, heap};
+use crate::numbered_map::NumberedMap;
+use crate::{CallbackId, CanisterId, Cycles, RequestId, SenderInfo, Time, state_heap};
 
 /// A call context, as its canister numbers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -107,8 +107,8 @@ pub const CROWD: u64 = 16;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "CallRecord")]
 pub struct CallTable {
-    contexts: Numbered<CallContext>,
-    callbacks: Numbered<Callback>,
+    contexts: NumberedMap<CallContext>,
+    callbacks: NumberedMap<Callback>,
     next_context: u64,
     next_callback: u64,
 
@@ -133,8 +133,8 @@ pub struct CallTable {
 /// Stored form of a [`CallTable`].
 #[derive(Deserialize)]
 struct CallRecord {
-    contexts: Numbered<CallContext>,
-    callbacks: Numbered<Callback>,
+    contexts: NumberedMap<CallContext>,
+    callbacks: NumberedMap<Callback>,
     next_context: u64,
     next_callback: u64,
 }
@@ -156,7 +156,7 @@ impl CallTable {
         self.next_context += 1;
         let responded = matches!(origin, Origin::System);
         // Copies of the table share it, wherever it is allocated.
-        let origin = heap::within(|| origin.clone());
+        let origin = state_heap::within(|| origin.clone());
         self.contexts.insert(
             id.0,
             CallContext {

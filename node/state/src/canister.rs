@@ -3,7 +3,7 @@
 //!
 //! A canister is a plain value: it is copied when a round first changes it, while snapshots of
 //! earlier heights keep the value they were made from. So everything large in it is shared
-//! ([`Shared`], `Arc`) or on disk ([`Memory`]). It must not know how it is executed, scheduled or
+//! ([`StateArc`], `Arc`) or on disk ([`Memory`]). It must not know how it is executed, scheduled or
 //! stored.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use crate::tree::Digest;
 use crate::{
     CallTable, CanisterId, CanisterLog, CanisterSnapshots, ChangeHistory, Consumption,
     CustomSection, Cycles, Global, InputQueues, MESSAGE_OVERHEAD_BYTES, ModuleGlobal, ModuleHash,
-    ModuleInfo, Origin, PausedMessage, QueryTotals, Shared, Time, heap,
+    ModuleInfo, Origin, PausedMessage, QueryTotals, StateArc, Time, state_heap,
 };
 
 /// Bytes of a Wasm page.
@@ -129,7 +129,8 @@ impl InstalledModule {
     /// Code that was validated.
     pub fn new(hash: ModuleHash, bytes: u64, info: ModuleInfo) -> Self {
         let metadata_digest = metadata_digest(&info.custom_sections);
-        let info = if heap::is_installed() { heap::within(|| info.clone()) } else { info };
+        let info =
+            if state_heap::is_installed() { state_heap::within(|| info.clone()) } else { info };
         Self { hash, bytes, info, metadata_digest }
     }
 
@@ -184,7 +185,7 @@ impl Memory {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ExecutionState {
     /// The module, shared by every version of this state.
-    pub module: Shared<InstalledModule>,
+    pub module: StateArc<InstalledModule>,
     /// Mutable globals as the last message left them.
     pub globals: Vec<Global>,
     /// The Wasm heap.
@@ -281,8 +282,8 @@ pub struct CanisterState {
     pub delta_height: u64,
     /// A message that has begun and is not over; nothing else runs until then.
     pub paused: Option<PausedMessage>,
-    /// Calls of the management canister that waited for a message which is over, and were not served
-    /// since: until they are, no other message begins.
+    /// Calls of the management canister that waited for a message which is over, and were not
+    /// served since: until they are, no other message begins.
     pub released: u64,
     /// Hooks that are deferred until others had their turn.
     pub hook_turn: HookTurn,
@@ -586,7 +587,7 @@ mod tests {
         assert!(canister.calls.mark_answered(answered));
         canister.queues.push_response(
             7,
-            Shared::new(CallResponse {
+            StateArc::new(CallResponse {
                 originator: own,
                 callback: answered,
                 payload: Payload::Reply(vec![1, 2]),
@@ -596,7 +597,7 @@ mod tests {
         );
         canister.queues.push_request(
             8,
-            Shared::new(CallRequest {
+            StateArc::new(CallRequest {
                 sender: other,
                 sender_version: 1,
                 receiver: own,
@@ -649,7 +650,7 @@ mod tests {
         };
         let memory = |id, wasm_pages| Memory { id: MemoryId(id), wasm_pages, layout: None };
         canister.execution = Some(ExecutionState {
-            module: Shared::new(InstalledModule::new(ModuleHash([14; 32]), 15, info)),
+            module: StateArc::new(InstalledModule::new(ModuleHash([14; 32]), 15, info)),
             globals: vec![Global::I32(16), Global::V128(17)],
             heap: memory(18, 19),
             stable: memory(20, 21),
@@ -665,14 +666,14 @@ mod tests {
             grown_bytes: 26,
             message_bytes: 27,
             is_guaranteed: true,
-            payload: Some(Shared::new(crate::StoredPayload {
+            payload: Some(StateArc::new(crate::StoredPayload {
                 number: 34,
                 bytes: 35,
                 name_bytes: 36,
                 leaves: vec![[37; 32]],
             })),
-            record: Shared::new(vec![28, 29].into()),
-            waiting: vec![Shared::new(crate::SubnetCall {
+            record: StateArc::new(vec![28, 29].into()),
+            waiting: vec![StateArc::new(crate::SubnetCall {
                 origin: Origin::System,
                 sender_version: Some(30),
                 method_name: "method".into(),
@@ -692,12 +693,16 @@ mod tests {
         let (segment, memory) = (pages::SegmentId(1), MemoryId(2));
         pages::MemoryIndex {
             runs: vec![pages::Run { start_page: 3, pages: 4, segment, offset_page: 5 }],
-            parts: vec![pages::Part {
+            parts: vec![pages::BaseRun {
                 start_page: 6,
                 pages: 7,
                 base: pages::BaseId { memory, number: 8 },
             }],
-            borrowed: vec![pages::Borrowed { segment, owner: memory, id: pages::SegmentId(9) }],
+            borrowed: vec![pages::BorrowedSegment {
+                segment,
+                owner: memory,
+                id: pages::SegmentId(9),
+            }],
         }
     }
 

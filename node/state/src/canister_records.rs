@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use ic_principal::Principal;
 use serde::{Deserialize, Serialize};
 
-use crate::{CanisterId, CyclesTotal, ModuleHash, Shared, Time};
+use crate::{CanisterId, CyclesTotal, ModuleHash, StateArc, Time};
 
 /// Bytes a line of a log takes at least when lines are counted, so that empty lines have a bound,
 /// too.
@@ -31,7 +31,7 @@ pub struct LogRecord {
 /// Log of a canister; oldest lines go first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CanisterLog {
-    records: VecDeque<Shared<LogRecord>>,
+    records: VecDeque<StateArc<LogRecord>>,
     next_index: u64,
     bytes: u64,
 }
@@ -52,7 +52,7 @@ impl CanisterLog {
     pub fn push(&mut self, time: Time, mut content: Vec<u8>, bytes_max: u64) {
         content.truncate(usize::try_from(bytes_max).unwrap_or(usize::MAX));
         self.bytes += content.len() as u64;
-        self.records.push_back(Shared::new(LogRecord { index: self.next_index, time, content }));
+        self.records.push_back(StateArc::new(LogRecord { index: self.next_index, time, content }));
         self.next_index += 1;
         self.trim(bytes_max);
     }
@@ -168,7 +168,7 @@ impl Change {
 /// History of a canister: the newest [`CHANGES_KEPT`] changes and how many there were.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeHistory {
-    changes: VecDeque<Shared<Change>>,
+    changes: VecDeque<StateArc<Change>>,
     total: u64,
 }
 
@@ -186,7 +186,7 @@ impl ChangeHistory {
     /// Adds a change.
     pub fn push(&mut self, change: Change) {
         self.total += 1;
-        self.changes.push_back(Shared::new(change));
+        self.changes.push_back(StateArc::new(change));
         while self.changes.len() > CHANGES_KEPT {
             self.changes.pop_front();
         }

@@ -42,9 +42,9 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::{
-    CanisterId, Ingress, NotEncoded, Reject, RequestId, Time, encode_record, heap,
+    CanisterId, Ingress, NotEncoded, Reject, RequestId, Time, encode_record, state_heap,
     store::Change,
-    tree::{Certified, Digest, Keyed, MerkleMap, Subtree, Summary},
+    tree::{CertifiedValue, Digest, LabeledValue, MerkleMap, Subtree, Summary},
 };
 
 /// Cost of one entry in addition to its response: the entry, one fork, and the allocator's
@@ -209,7 +209,7 @@ fn seconds_down(time: Time) -> u32 {
     u32::try_from(time.0 / NANOS_PER_SECOND).unwrap_or(NEVER - 1).min(NEVER - 1)
 }
 
-impl Certified for HistoryEntry {
+impl CertifiedValue for HistoryEntry {
     fn subtree(&self) -> Subtree<'_> {
         let label = |name: &'static str| Cow::Borrowed(name.as_bytes());
         let status = (label("status"), Subtree::leaf(self.status.name().as_bytes()));
@@ -229,13 +229,13 @@ impl Certified for HistoryEntry {
     }
 }
 
-impl Certified for Arc<HistoryEntry> {
+impl CertifiedValue for Arc<HistoryEntry> {
     fn subtree(&self) -> Subtree<'_> {
         (**self).subtree()
     }
 }
 
-impl Keyed for Arc<HistoryEntry> {
+impl LabeledValue for Arc<HistoryEntry> {
     type Summary = HistorySummary;
 
     fn label(&self) -> &[u8] {
@@ -299,7 +299,7 @@ impl IngressHistory {
         let mut history = IngressHistory::new(limits);
         for record in records {
             let (id, bytes) = record?;
-            let _here = heap::enter();
+            let _here = state_heap::enter();
             let entry = HistoryEntry::from_record(id, &bytes)?;
             history.response_bytes += entry.status.response_bytes();
             history.unfinished += u64::from(!entry.status.is_terminal());
@@ -374,7 +374,7 @@ impl IngressHistory {
             return Err(HistoryError::Known(ingress.request_id));
         }
         self.room()?;
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         self.map.insert(Arc::new(HistoryEntry {
             id: ingress.request_id,
             sender: ingress.sender,
@@ -393,7 +393,7 @@ impl IngressHistory {
     /// A call starts to be executed. Does nothing to one that is unknown, or already further.
     pub fn processing(&mut self, id: &RequestId) {
         let interval = self.interval;
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         if self.get(id).is_some_and(|entry| entry.status == Status::Received) {
             self.map.update(&id.0, |entry| {
                 let entry = Arc::make_mut(entry);
@@ -408,15 +408,18 @@ impl IngressHistory {
         if self.get(id).is_none_or(|entry| entry.status.is_terminal()) {
             return false;
         }
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         let status = match response {
             Ok(mut reply) => {
                 reply.shrink_to_fit();
-                Status::Replied(heap::kept(reply))
+                Status::Replied(state_heap::move_bytes(reply))
             }
             Err(mut reject) => {
                 reject.message.shrink_to_fit();
-                Status::Rejected(Reject { message: heap::kept_text(reject.message), ..reject })
+                Status::Rejected(Reject {
+                    message: state_heap::move_text(reject.message),
+                    ..reject
+                })
             }
         };
         self.response_bytes += status.response_bytes();
@@ -442,7 +445,7 @@ impl IngressHistory {
 
     /// Lets answered calls leave whose time has come. Returns how many.
     pub fn expire(&mut self, now: Time) -> u64 {
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         let now = seconds_down(now);
         let mut left = 0;
         // Oldest answers first. One whose call may still be sent again ends it: those behind it
@@ -473,7 +476,7 @@ impl IngressHistory {
 
     /// Computes the missing hashes and returns the root of the map.
     pub fn seal(&mut self) -> Digest {
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         self.map.seal()
     }
 
@@ -484,7 +487,7 @@ impl IngressHistory {
 
     /// Changes since the last checkpoint that was saved. Later changes belong to the next.
     pub fn begin_checkpoint(&mut self) -> HistoryChanges {
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         let changes = HistoryChanges {
             map: self.map.clone(),
             after_interval: self.saved_interval,

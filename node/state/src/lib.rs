@@ -23,7 +23,7 @@ pub mod manifest;
 mod messages;
 mod module;
 mod node_metrics;
-mod numbered;
+mod numbered_map;
 mod outcalls;
 mod paused;
 pub mod payloads;
@@ -52,7 +52,7 @@ pub use messages::*;
 pub use module::*;
 pub use node_metrics::{AgreedRound, BlockCounts, NodeMetrics, NodeSample};
 pub use outcalls::*;
-pub use pages::heap;
+pub use pages::state_heap;
 pub use paused::PausedMessage;
 pub use payloads::{PayloadError, PayloadPin, PayloadStore, StoredPayload};
 pub use query_stats::*;
@@ -61,13 +61,13 @@ pub use record::{NotEncoded, encode_record};
 pub use replicated::*;
 pub use snapshots::*;
 pub use store::{CheckpointDelta, LoadedCheckpoint, MessageReader, StateStore, StoreError};
-pub use tree::{Certified, Digest, Keyed, MerkleMap, Subtree};
+pub use tree::{CertifiedValue, Digest, LabeledValue, MerkleMap, Subtree};
 pub use types::*;
 
 /// All canisters of the subnet.
 pub type CanisterMap = MerkleMap<std::sync::Arc<CanisterState>>;
 /// A state whose root waits for its signature.
-pub type UncertifiedState = certified::Uncertified<CanisterState>;
+pub type UncertifiedState = certified::UncertifiedStateOf<CanisterState>;
 /// A state that clients can have proved.
 pub type CertifiedState = certified::CertifiedStateOf<CanisterState>;
 /// Where the newest of them is found.

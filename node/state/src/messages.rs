@@ -7,31 +7,31 @@ use std::sync::Arc;
 use ic_principal::Principal;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{CanisterId, Cycles, Ingress, Reject, StoredPayload, Time, heap};
+use crate::{CanisterId, Cycles, Ingress, Reject, StoredPayload, Time, state_heap};
 
 /// Bytes accounted for a message between canisters in addition to its payload.
 pub const MESSAGE_OVERHEAD_BYTES: u64 = 256;
 
 /// A value shared between a state and its snapshots; stored as if it were owned.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Shared<T>(Arc<T>);
+pub struct StateArc<T>(Arc<T>);
 
-impl<T> Clone for Shared<T> {
+impl<T> Clone for StateArc<T> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<T> Shared<T> {
+impl<T> StateArc<T> {
     /// Shares `value`, which is moved to the state's heap; data that it points to stays where it
     /// is.
     pub fn new(value: T) -> Self {
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         Self(Arc::new(value))
     }
 }
 
-impl<T> Deref for Shared<T> {
+impl<T> Deref for StateArc<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -39,20 +39,20 @@ impl<T> Deref for Shared<T> {
     }
 }
 
-impl<T: Clone> Shared<T> {
+impl<T: Clone> StateArc<T> {
     /// The value itself; copied only when a snapshot still holds it.
     pub fn take(self) -> T {
         Arc::unwrap_or_clone(self.0)
     }
 }
 
-impl<T: Serialize> Serialize for Shared<T> {
+impl<T: Serialize> Serialize for StateArc<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.0.as_ref().serialize(serializer)
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Shared<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for StateArc<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         T::deserialize(deserializer).map(Self::new)
     }
@@ -115,11 +115,11 @@ impl Payload {
     }
 
     /// The same, in the state's heap.
-    pub fn kept(self) -> Self {
+    pub fn in_state_heap(self) -> Self {
         match self {
-            Self::Reply(bytes) => Self::Reply(heap::kept(bytes)),
+            Self::Reply(bytes) => Self::Reply(state_heap::move_bytes(bytes)),
             Self::Reject(reject) => {
-                Self::Reject(Reject { message: heap::kept_text(reject.message), ..reject })
+                Self::Reject(Reject { message: state_heap::move_text(reject.message), ..reject })
             }
         }
     }
@@ -169,12 +169,12 @@ pub trait Carrier: Sized {
 
     /// The message whose payload was in a file of this content; `None` if the content does not fit
     /// the message.
-    fn whole(self, mut content: Vec<u8>, payload: &StoredPayload) -> Option<Self> {
+    fn with_content(self, mut content: Vec<u8>, payload: &StoredPayload) -> Option<Self> {
         let name_bytes = usize::try_from(payload.name_bytes).ok()?;
         if name_bytes == 0 {
             return self.filled(Vec::new(), content);
         }
-        let rest = heap::within(|| content.get(name_bytes..).map(<[u8]>::to_vec))?;
+        let rest = state_heap::within(|| content.get(name_bytes..).map(<[u8]>::to_vec))?;
         content.truncate(name_bytes);
         self.filled(content, rest)
     }
@@ -218,7 +218,7 @@ impl Carrier for Ingress {
             method_name: String::new(),
             arg: Vec::new(),
             ingress_expiry: self.ingress_expiry,
-            sender_info: heap::within(|| self.sender_info.clone()),
+            sender_info: state_heap::within(|| self.sender_info.clone()),
         }
     }
 

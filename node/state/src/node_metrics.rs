@@ -65,7 +65,7 @@ fn day(time: Time) -> u64 {
 impl NodeMetrics {
     /// Counts the block before, which was agreed on in `round`, and records the members from this
     /// one on.
-    pub fn note(&mut self, time: Time, round: Option<AgreedRound>, nodes: &[NodeInfo]) {
+    pub fn record_round(&mut self, time: Time, round: Option<AgreedRound>, nodes: &[NodeInfo]) {
         match round {
             Some(round) => self.count(round),
             None if self.members.len() == 1 => self.add(0, 1, 0),
@@ -160,32 +160,32 @@ mod tests {
     fn rounds_belong_to_their_leaders_and_are_counted_one_block_late() {
         let nodes = [node(3), node(0), node(2), node(1)];
         let mut metrics = NodeMetrics::default();
-        metrics.note(Time(1), None, &nodes);
-        metrics.note(Time(2), round(0, 1), &nodes);
+        metrics.record_round(Time(1), None, &nodes);
+        metrics.record_round(Time(2), round(0, 1), &nodes);
         assert_eq!(counts(&metrics, 1), (1, 0));
         // Rounds 2 and 3 produced no block.
-        metrics.note(Time(3), round(0, 4), &nodes);
+        metrics.record_round(Time(3), round(0, 4), &nodes);
         assert_eq!([2, 3, 0].map(|node| counts(&metrics, node)), [(0, 1), (0, 1), (1, 0)]);
         // Many did: 5 to 14.
-        metrics.note(Time(4), round(0, 15), &nodes);
+        metrics.record_round(Time(4), round(0, 15), &nodes);
         let all = [0, 1, 2, 3].map(|node| counts(&metrics, node));
         assert_eq!(all, [(1, 2), (1, 3), (0, 4), (1, 3)]);
         // Another epoch begins with its first round, and with another leader.
-        metrics.note(Time(5), round(1, 1), &nodes);
+        metrics.record_round(Time(5), round(1, 1), &nodes);
         assert_eq!(counts(&metrics, 2), (1, 4));
         // The maker of a block was a member when it was made.
         let five = [node(3), node(0), node(2), node(1), node(4)];
-        metrics.note(Time(6), round(1, 2), &five);
+        metrics.record_round(Time(6), round(1, 2), &five);
         assert_eq!(counts(&metrics, 3), (2, 3));
-        metrics.note(Time(7), round(2, 2), &five);
+        metrics.record_round(Time(7), round(2, 2), &five);
         assert_eq!((counts(&metrics, 4), counts(&metrics, 3)), ((1, 0), (2, 4)));
-        metrics.note(Time(8), round(2, u64::MAX), &five);
+        metrics.record_round(Time(8), round(2, u64::MAX), &five);
     }
 
     #[test]
     fn a_node_alone_makes_every_block() {
         let mut metrics = NodeMetrics::default();
-        (1..=4).for_each(|time| metrics.note(Time(time), None, &[node(5)]));
+        (1..=4).for_each(|time| metrics.record_round(Time(time), None, &[node(5)]));
         assert_eq!(counts(&metrics, 5), (3, 0));
     }
 
@@ -195,13 +195,13 @@ mod tests {
         let mut metrics = NodeMetrics::default();
         assert_eq!(metrics.since(Time(0)).count(), 0);
         let at = |day: u64, nanos: u64| Time(day * DAY_NANOS + nanos);
-        metrics.note(at(3, 5), None, &both);
-        metrics.note(at(3, 6), round(0, 1), &both);
-        metrics.note(at(3, 7), round(0, 2), &both);
+        metrics.record_round(at(3, 5), None, &both);
+        metrics.record_round(at(3, 6), round(0, 1), &both);
+        metrics.record_round(at(3, 7), round(0, 2), &both);
         // Node 1 leads round 3; node 0 leaves.
-        metrics.note(at(4, 8), round(0, 3), &both[1..]);
-        metrics.note(at(4, 9), round(1, 1), &both[1..]);
-        metrics.note(at(6, 1), round(1, 2), &both[1..]);
+        metrics.record_round(at(4, 8), round(0, 3), &both[1..]);
+        metrics.record_round(at(4, 9), round(1, 1), &both[1..]);
+        metrics.record_round(at(6, 1), round(1, 2), &both[1..]);
         let samples: Vec<_> = metrics.since(Time(0)).collect();
         let times: Vec<_> = samples.iter().map(|sample| sample.time).collect();
         assert_eq!(times, [at(3, 7), at(4, 9), at(6, 1)]);
@@ -210,7 +210,7 @@ mod tests {
         assert!(!metrics.counts.contains_key(&node(0).node_id));
         assert_eq!(metrics.since(at(4, 9)).count(), 2);
         // Months later.
-        (7..200).for_each(|day| metrics.note(at(day, 0), round(1, day), &both[1..]));
+        (7..200).for_each(|day| metrics.record_round(at(day, 0), round(1, day), &both[1..]));
         assert_eq!(metrics.since(Time(0)).count(), DAYS_KEPT);
     }
 }

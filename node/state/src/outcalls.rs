@@ -22,7 +22,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{
     CanisterId, Cycles, ErrorCode, Height, IngressId, MESSAGE_OVERHEAD_BYTES, Origin, Payload,
-    Reject, RejectCode, Shared, SignedIngress, Time, Validity, heap,
+    Reject, RejectCode, SignedIngress, StateArc, Time, Validity, state_heap,
 };
 
 /// Maximum bytes of an untransformed response in addition to its headers and body: types, lengths.
@@ -161,7 +161,7 @@ mod asked {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcalls {
     next: u64,
-    open: BTreeMap<OutcallId, Shared<Outcall>>,
+    open: BTreeMap<OutcallId, StateArc<Outcall>>,
     /// Accounted bytes of those that are open.
     bytes: u64,
 }
@@ -172,12 +172,12 @@ impl Outcalls {
         let id = OutcallId(self.next);
         self.next += 1;
         self.bytes += outcall.accounted_bytes();
-        heap::within(|| self.open.insert(id, Shared::new(outcall)));
+        state_heap::within(|| self.open.insert(id, StateArc::new(outcall)));
         id
     }
 
     /// Takes a request out, to be answered.
-    pub fn remove(&mut self, id: OutcallId) -> Option<Shared<Outcall>> {
+    pub fn remove(&mut self, id: OutcallId) -> Option<StateArc<Outcall>> {
         let outcall = self.open.remove(&id)?;
         self.bytes -= outcall.accounted_bytes();
         Some(outcall)
@@ -200,7 +200,7 @@ impl Outcalls {
     }
 
     /// Those that are not answered, oldest first. Copies share what they hold.
-    pub fn open(&self) -> &BTreeMap<OutcallId, Shared<Outcall>> {
+    pub fn open(&self) -> &BTreeMap<OutcallId, StateArc<Outcall>> {
         &self.open
     }
 

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
 use crate::{
-    CallContextId, CanisterId, Cycles, CyclesTotal, Height, ModuleHash, Origin, Shared,
+    CallContextId, CanisterId, Cycles, CyclesTotal, Height, ModuleHash, Origin, StateArc,
     StoredPayload, SubnetCall,
 };
 
@@ -42,11 +42,11 @@ pub struct PausedMessage {
     /// Whether it is a call with a guaranteed response, whose bytes are of that pool.
     pub is_guaranteed: bool,
     /// File of its payload, if that is too large for the record.
-    pub payload: Option<Shared<StoredPayload>>,
+    pub payload: Option<StateArc<StoredPayload>>,
     /// Data that execution needs to resume it: its own encoding, with a version of its own.
-    pub record: Shared<ByteBuf>,
+    pub record: StateArc<ByteBuf>,
     /// Calls of the management canister that must wait for the end of the message, in order.
-    pub waiting: Vec<Shared<SubnetCall>>,
+    pub waiting: Vec<StateArc<SubnetCall>>,
 }
 
 impl PausedMessage {
@@ -66,7 +66,7 @@ impl PausedMessage {
 
     /// Bytes of calls of canisters that wait.
     pub(crate) fn waiting_call_bytes(&self) -> u64 {
-        let is_user = |call: &&Shared<SubnetCall>| matches!(call.origin, Origin::Ingress { .. });
+        let is_user = |call: &&StateArc<SubnetCall>| matches!(call.origin, Origin::Ingress { .. });
         let calls = self.waiting.iter().filter(|call| !is_user(call));
         calls.map(|call| call.accounted_bytes()).sum()
     }

@@ -44,9 +44,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
-use crate::heap;
 use crate::manifest::{LEAF_BYTES, LeafHash, leaves_of, stream_leaf_bytes};
 use crate::messages::Shared;
+use crate::state_heap;
 
 /// Prefix of the name under which new content is written before it replaces the old.
 const TEMPORARY: &str = "tmp-";
@@ -127,7 +127,7 @@ impl PayloadError {
 
 /// A payload that no state refers to any more, which the newest checkpoint did when it went.
 #[derive(Clone, Copy, Debug)]
-struct Gone {
+struct UnreferencedPayload {
     number: u64,
     bytes: u64,
     /// Of the newest durable checkpoint then.
@@ -137,7 +137,7 @@ struct Gone {
 #[derive(Debug, Default)]
 struct Ledger {
     /// Written and not known to be durable.
-    unsynced: BTreeMap<u64, Shared<StoredPayload>>,
+    unsynced: BTreeMap<u64, StateArc<StoredPayload>>,
     /// Of those, the files that a sync failed for and that were not written anew since.
     suspect: BTreeSet<u64>,
     /// Durable checkpoints of this process so far.
@@ -145,12 +145,12 @@ struct Ledger {
     /// A checkpoint may refer to numbers below this one.
     tried_below: u64,
     /// Gone since the newest durable checkpoint, which refers to them.
-    leaving: VecDeque<Gone>,
+    leaving: VecDeque<UnreferencedPayload>,
     /// Gone, and held by snapshots alone.
-    pinned: VecDeque<Gone>,
+    pinned: VecDeque<UnreferencedPayload>,
     pinned_bytes: u64,
     /// To be removed.
-    dead: VecDeque<Gone>,
+    dead: VecDeque<UnreferencedPayload>,
     /// Bytes on disk of what was written since something was removed last.
     written_bytes: u64,
     /// The checkpoint that each snapshot is of, and the numbers that it may refer to.
@@ -160,13 +160,13 @@ struct Ledger {
 }
 
 impl Ledger {
-    fn is_pinned(&self, gone: &Gone) -> bool {
+    fn is_pinned(&self, gone: &UnreferencedPayload) -> bool {
         let mut pins = self.pins.values();
         pins.any(|(checkpoint, below)| *checkpoint <= gone.checkpoint && gone.number < *below)
     }
 
     /// Sorts what went into what snapshots hold and what can be removed.
-    fn sort(&mut self, all: VecDeque<Gone>) {
+    fn sort(&mut self, all: VecDeque<UnreferencedPayload>) {
         for gone in all {
             if self.is_pinned(&gone) {
                 self.pinned_bytes += on_disk(gone.bytes);
@@ -232,7 +232,7 @@ impl PayloadStore {
         &self,
         number: u64,
         parts: [&[u8]; 2],
-    ) -> Result<Shared<StoredPayload>, PayloadError> {
+    ) -> Result<StateArc<StoredPayload>, PayloadError> {
         let path = self.path(number);
         let leaves = self.write_file(&path, parts).map_err(|error| {
             // The next start would remove it.
@@ -241,8 +241,8 @@ impl PayloadStore {
         })?;
         let bytes = (parts[0].len() + parts[1].len()) as u64;
         let name_bytes = u32::try_from(parts[0].len()).unwrap_or(u32::MAX);
-        let stored = Shared::new(StoredPayload { number, bytes, name_bytes, leaves });
-        let _here = heap::enter();
+        let stored = StateArc::new(StoredPayload { number, bytes, name_bytes, leaves });
+        let _here = state_heap::enter();
         let mut ledger = self.ledger();
         ledger.written_bytes = ledger.written_bytes.saturating_add(on_disk(bytes));
         ledger.suspect.remove(&number);
@@ -253,7 +253,7 @@ impl PayloadStore {
     /// Writes a file leaf by leaf; returns their hashes.
     fn write_file(&self, path: &Path, parts: [&[u8]; 2]) -> io::Result<Vec<LeafHash>> {
         let file = self.disk.open(path, Open::Truncate)?;
-        let mut leaves = heap::within(|| {
+        let mut leaves = state_heap::within(|| {
             Vec::with_capacity((parts[0].len() + parts[1].len()).div_ceil(LEAF_BYTES))
         });
         let (mut hasher, mut in_leaf, mut at) = (Sha256::new(), 0, 0_u64);
@@ -282,7 +282,7 @@ impl PayloadStore {
     pub fn read(&self, payload: &StoredPayload) -> Result<Vec<u8>, PayloadError> {
         let file = self.open(payload)?;
         let mut content =
-            heap::within(|| vec![0; usize::try_from(payload.bytes).unwrap_or(usize::MAX)]);
+            state_heap::within(|| vec![0; usize::try_from(payload.bytes).unwrap_or(usize::MAX)]);
         self.fill(&file, payload.number, 0, &mut content)?;
         for (leaf, hash) in content.chunks(LEAF_BYTES).zip(&payload.leaves) {
             if LeafHash::from(Sha256::digest(leaf)) != *hash {
@@ -385,7 +385,7 @@ impl PayloadStore {
     /// # Errors
     /// When the disk fails: then none of them counts as durable.
     pub fn sync(&self) -> Result<(), PayloadError> {
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         self.rewrite_suspects()?;
         let unsynced = self.ledger().unsynced.clone();
         if unsynced.is_empty() {
@@ -434,11 +434,11 @@ impl PayloadStore {
 
     /// The state does not refer to the payload of this message any more.
     pub fn release(&self, number: u64, bytes: u64) {
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         let mut ledger = self.ledger();
         ledger.unsynced.remove(&number);
         ledger.suspect.remove(&number);
-        let gone = Gone { number, bytes, checkpoint: ledger.checkpoints };
+        let gone = UnreferencedPayload { number, bytes, checkpoint: ledger.checkpoints };
         if number < ledger.tried_below {
             ledger.leaving.push_back(gone);
         } else {
@@ -454,7 +454,7 @@ impl PayloadStore {
 
     /// A checkpoint of the state as it is now is durable.
     pub fn saved(&self) {
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         let mut ledger = self.ledger();
         ledger.checkpoints += 1;
         let leaving = std::mem::take(&mut ledger.leaving);
@@ -463,7 +463,7 @@ impl PayloadStore {
 
     /// Holds all that the newest durable checkpoint refers to, which is the state as it is now.
     pub fn pin(&self) -> PayloadPin {
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         let mut ledger = self.ledger();
         let pin = ledger.next_pin;
         ledger.next_pin += 1;
@@ -482,7 +482,7 @@ impl PayloadStore {
     /// waiting ones. Returns true if there are none left. A file that cannot be removed now is
     /// retried next time.
     pub fn sweep(&self, least: usize) -> bool {
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         let mut doomed = self.take_dead(least);
         while let Some(gone) = doomed.pop_front() {
             match self.disk.remove(&self.path(gone.number)) {
@@ -499,7 +499,7 @@ impl PayloadStore {
     }
 
     /// The files to remove now. They are removed while other threads may use the store.
-    fn take_dead(&self, least: usize) -> VecDeque<Gone> {
+    fn take_dead(&self, least: usize) -> VecDeque<UnreferencedPayload> {
         let mut ledger = self.ledger();
         ledger.unpin();
         let least_bytes = std::mem::take(&mut ledger.written_bytes);

@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use ic_principal::Principal;
 use serde::{Deserialize, Serialize};
 
-use crate::{CanisterId, heap};
+use crate::{CanisterId, state_heap};
 
 /// Canisters in one report: 15 KB of a block at most.
 pub const QUERY_REPORT_CANISTERS_MAX: usize = 200;
@@ -71,7 +71,7 @@ pub struct QueryTotals {
 }
 
 impl QueryTotals {
-    fn of(figures: [u128; 4]) -> Self {
+    fn from_figures(figures: [u128; 4]) -> Self {
         let [calls, instructions, request_bytes, response_bytes] = figures;
         Self { calls, instructions, request_bytes, response_bytes }
     }
@@ -144,7 +144,7 @@ impl QueryReports {
             }
         }
         let faulty = members.len().saturating_sub(1) / 3;
-        heap::within(|| {
+        state_heap::within(|| {
             for (canister, totals) in std::mem::take(&mut self.held) {
                 self.due.entry(canister).or_default().add(&totals);
             }
@@ -165,7 +165,7 @@ impl QueryReports {
         if !members.contains(&report.node) {
             return;
         }
-        heap::within(|| {
+        state_heap::within(|| {
             let known = self.members.entry(report.node).or_default();
             for (canister, counts) in &report.canisters {
                 if (known.len() as u64) < canisters_max {
@@ -179,7 +179,7 @@ impl QueryReports {
 /// Of what members reported of a canister, all others having reported nothing.
 fn sum(counts: &[QueryCounts], faulty: usize) -> QueryTotals {
     let figures: Vec<[u64; 4]> = counts.iter().map(QueryCounts::figures).collect();
-    QueryTotals::of(std::array::from_fn(|place| {
+    QueryTotals::from_figures(std::array::from_fn(|place| {
         let mut reported: Vec<u64> = figures.iter().map(|figures| figures[place]).collect();
         reported.sort_unstable_by(|one, other| other.cmp(one));
         let most = reported.get(faulty).copied().unwrap_or_default();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     /// Calls of canister 1 after members of a subnet reported `calls`.
-    fn of(calls: &[u64]) -> u128 {
+    fn reported_calls(calls: &[u64]) -> u128 {
         let members = members(calls.len() as u8);
         let mut reports = QueryReports::default();
         reports.begin(1, &members);
@@ -235,29 +235,32 @@ mod tests {
         let Some((canister, totals)) = summed.first() else { return 0 };
         assert_eq!(*canister, id(1));
         let calls = totals.calls;
-        assert_eq!(*totals, QueryTotals::of([calls, calls * 1_000, calls * 10, calls * 20]));
+        assert_eq!(
+            *totals,
+            QueryTotals::from_figures([calls, calls * 1_000, calls * 10, calls * 20])
+        );
         calls
     }
 
     #[test]
     fn a_node_alone_is_believed_and_so_are_members_who_agree() {
-        assert_eq!(of(&[7]), 7);
-        assert_eq!(of(&[5, 5, 5, 5]), 20);
-        assert_eq!(of(&[9, 10, 11, 12]), 9 + 10 + 11 + 11);
-        assert_eq!(of(&[3; 13]), 39);
+        assert_eq!(reported_calls(&[7]), 7);
+        assert_eq!(reported_calls(&[5, 5, 5, 5]), 20);
+        assert_eq!(reported_calls(&[9, 10, 11, 12]), 9 + 10 + 11 + 11);
+        assert_eq!(reported_calls(&[3; 13]), 39);
     }
 
     #[test]
     fn as_many_as_may_lie_add_no_more_than_an_honest_member_saw() {
         let most = u64::MAX / 1_000;
-        assert_eq!(of(&[10, 10, 10, most]), 40);
-        assert_eq!(of(&[0, 0, 0, most]), 0, "one alone is not believed");
-        assert_eq!(of(&[0, 0, 8, most]), 16);
+        assert_eq!(reported_calls(&[10, 10, 10, most]), 40);
+        assert_eq!(reported_calls(&[0, 0, 0, most]), 0, "one alone is not believed");
+        assert_eq!(reported_calls(&[0, 0, 8, most]), 16);
         let mut thirteen = [10; 13];
         thirteen[..4].fill(most);
-        assert_eq!(of(&thirteen), 130);
+        assert_eq!(reported_calls(&thirteen), 130);
         thirteen[..4].fill(0);
-        assert_eq!(of(&thirteen), 90, "what they hide is what they saw");
+        assert_eq!(reported_calls(&thirteen), 90, "what they hide is what they saw");
     }
 
     #[test]
@@ -267,9 +270,9 @@ mod tests {
         twice.add(&full);
         assert_eq!(twice, full);
         assert_eq!(sum(&[full; 64], 21).calls, 64 * u128::from(u64::MAX));
-        let mut total = QueryTotals::of([u128::MAX; 4]);
-        total.add(&QueryTotals::of([1; 4]));
-        assert_eq!(total, QueryTotals::of([u128::MAX; 4]));
+        let mut total = QueryTotals::from_figures([u128::MAX; 4]);
+        total.add(&QueryTotals::from_figures([1; 4]));
+        assert_eq!(total, QueryTotals::from_figures([u128::MAX; 4]));
     }
 
     // Promise: P9 - The state stores reports for a bounded number of canisters per member.

@@ -35,10 +35,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use ic_principal::Principal;
 
 use crate::messages::Carrier;
-use crate::numbered::Numbered;
+use crate::numbered_map::NumberedMap;
 use crate::{
-    CallRequest, CallResponse, CanisterId, Ingress, MESSAGE_OVERHEAD_BYTES, Shared, StoredPayload,
-    Time, heap,
+    CallRequest, CallResponse, CanisterId, Ingress, MESSAGE_OVERHEAD_BYTES, StateArc,
+    StoredPayload, Time, state_heap,
 };
 
 pub use record::{MessageError, MessageKind, WaitingMessage};
@@ -57,24 +57,24 @@ pub fn is_large(payload_bytes: u64) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
     /// From a user.
-    Ingress(Taken<Ingress>),
+    Ingress(PoppedMessage<Ingress>),
     /// From a canister.
-    Request(Taken<CallRequest>),
+    Request(PoppedMessage<CallRequest>),
     /// The response to a call that the canister made.
-    Response(Taken<CallResponse>),
+    Response(PoppedMessage<CallResponse>),
 }
 
 /// A message taken from a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Taken<T> {
+pub struct PoppedMessage<T> {
     /// Its number.
     pub number: u64,
-    message: Shared<T>,
+    message: StateArc<T>,
     /// The file of its payload, if there is one.
-    pub payload: Option<Shared<StoredPayload>>,
+    pub payload: Option<StateArc<StoredPayload>>,
 }
 
-impl<T: Carrier + Clone> Taken<T> {
+impl<T: Carrier + Clone> PoppedMessage<T> {
     /// The message without its payload, if that is in a file.
     pub fn message(&self) -> &T {
         &self.message
@@ -89,13 +89,13 @@ impl<T: Carrier + Clone> Taken<T> {
     ///
     /// # Errors
     /// Those of `read`; `None` if what was read cannot be the message's.
-    pub fn whole<E>(
+    pub fn load<E>(
         self,
         read: impl FnOnce(&StoredPayload) -> Result<Vec<u8>, E>,
     ) -> Result<Option<T>, E> {
         let message = self.message.take();
         match &self.payload {
-            Some(payload) => Ok(message.whole(read(payload)?, payload)),
+            Some(payload) => Ok(message.with_content(read(payload)?, payload)),
             None => Ok(Some(message)),
         }
     }
@@ -107,9 +107,9 @@ pub type GoneMessage = (u64, Option<u64>);
 /// A message that waits.
 #[derive(Debug, PartialEq, Eq)]
 struct Waiting<T> {
-    message: Shared<T>,
+    message: StateArc<T>,
     /// The file of its payload, if there is one; then the message has none.
-    payload: Option<Shared<StoredPayload>>,
+    payload: Option<StateArc<StoredPayload>>,
     /// Whether it has a record of its own.
     is_apart: bool,
 }
@@ -122,7 +122,7 @@ impl<T> Clone for Waiting<T> {
 }
 
 impl<T: Carrier> Waiting<T> {
-    fn new(message: Shared<T>, is_apart: bool) -> Self {
+    fn new(message: StateArc<T>, is_apart: bool) -> Self {
         Self { message, payload: None, is_apart }
     }
 
@@ -138,8 +138,8 @@ impl<T: Carrier> Waiting<T> {
         self.payload.as_ref().map(|payload| payload.bytes)
     }
 
-    fn taken(self, number: u64) -> Taken<T> {
-        Taken { number, message: self.message, payload: self.payload }
+    fn into_popped(self, number: u64) -> PoppedMessage<T> {
+        PoppedMessage { number, message: self.message, payload: self.payload }
     }
 
     /// Bytes the message takes in a queue; `bytes` of its payload are in memory.
@@ -160,9 +160,9 @@ enum Class {
 #[derive(Clone, Debug, Default)]
 pub struct InputQueues {
     // Stored data.
-    ingress: Numbered<Waiting<Ingress>>,
-    responses: Numbered<Waiting<CallResponse>>,
-    requests: Numbered<Waiting<CallRequest>>,
+    ingress: NumberedMap<Waiting<Ingress>>,
+    responses: NumberedMap<Waiting<CallResponse>>,
+    requests: NumberedMap<Waiting<CallRequest>>,
     /// Senders with requests waiting, in the order they are served.
     turns: BTreeMap<u64, Principal>,
     /// Class served next: 0 responses, 1 ingress, 2 requests.
@@ -242,19 +242,19 @@ impl InputQueues {
     }
 
     /// Queues an ingress message under a number above that of every message before.
-    pub fn push_ingress(&mut self, number: u64, ingress: Shared<Ingress>) {
+    pub fn push_ingress(&mut self, number: u64, ingress: StateArc<Ingress>) {
         let is_apart = self.place(ingress.accounted_bytes());
         let waiting = Waiting::new(ingress, is_apart);
-        self.note_loose(number, Class::Ingress, waiting.loose_bytes());
+        self.add_loose(number, Class::Ingress, waiting.loose_bytes());
         self.add_ingress(number, waiting);
     }
 
     /// Queues a request under a number above that of every message before.
-    pub fn push_request(&mut self, number: u64, request: Shared<CallRequest>) {
+    pub fn push_request(&mut self, number: u64, request: StateArc<CallRequest>) {
         let sender = request.sender;
         let is_apart = self.place(request.accounted_bytes());
         let waiting = Waiting::new(request, is_apart);
-        self.note_loose(number, Class::Requests, waiting.loose_bytes());
+        self.add_loose(number, Class::Requests, waiting.loose_bytes());
         self.add_request(number, waiting);
         if !self.turn_of.contains_key(&sender) {
             self.add_turn(sender);
@@ -262,10 +262,10 @@ impl InputQueues {
     }
 
     /// Queues a response under a number above that of every message before.
-    pub fn push_response(&mut self, number: u64, response: Shared<CallResponse>) {
+    pub fn push_response(&mut self, number: u64, response: StateArc<CallResponse>) {
         let is_apart = self.place(response.accounted_bytes());
         let waiting = Waiting::new(response, is_apart);
-        self.note_loose(number, Class::Responses, waiting.loose_bytes());
+        self.add_loose(number, Class::Responses, waiting.loose_bytes());
         self.add_response(number, waiting);
     }
 
@@ -291,18 +291,18 @@ impl InputQueues {
     /// Those of `write`; what was written until then stays.
     pub fn store_payloads<E>(
         &mut self,
-        mut write: impl FnMut(u64, [&[u8]; 2]) -> Result<Shared<StoredPayload>, E>,
+        mut write: impl FnMut(u64, [&[u8]; 2]) -> Result<StateArc<StoredPayload>, E>,
     ) -> Result<(), E> {
         fn store<T: Carrier, E>(
-            queue: &mut Numbered<Waiting<T>>,
+            queue: &mut NumberedMap<Waiting<T>>,
             number: u64,
-            write: &mut impl FnMut(u64, [&[u8]; 2]) -> Result<Shared<StoredPayload>, E>,
+            write: &mut impl FnMut(u64, [&[u8]; 2]) -> Result<StateArc<StoredPayload>, E>,
         ) -> Result<(u64, bool), E> {
             let Some(waiting) = queue.get_mut(number) else { return Ok((0, false)) };
             let payload = write(number, waiting.message.parts())?;
             let stored = (payload.bytes, waiting.message.is_guaranteed());
             waiting.payload = Some(payload);
-            waiting.message = Shared::new(waiting.message.emptied());
+            waiting.message = StateArc::new(waiting.message.emptied());
             Ok(stored)
         }
         while let Some((number, class)) = self.loose.first_key_value().map(|(n, c)| (*n, *c)) {
@@ -319,9 +319,9 @@ impl InputQueues {
         Ok(())
     }
 
-    fn note_loose(&mut self, number: u64, class: Class, bytes: u64) {
+    fn add_loose(&mut self, number: u64, class: Class, bytes: u64) {
         if bytes > 0 {
-            let _here = heap::enter();
+            let _here = state_heap::enter();
             self.loose.insert(number, class);
             self.loose_bytes += bytes;
         }
@@ -345,12 +345,12 @@ impl InputQueues {
     }
 
     /// Takes the next response, whatever class is due.
-    pub fn pop_response(&mut self) -> Option<Taken<CallResponse>> {
+    pub fn pop_response(&mut self) -> Option<PoppedMessage<CallResponse>> {
         let (number, response) = self.responses.pop_first()?;
         let bytes = response.accounted(response.message.accounted_bytes());
         *self.class_bytes(response.message.deadline) -= bytes;
-        self.leave(number, &response, bytes);
-        Some(response.taken(number))
+        self.account_removed(number, &response, bytes);
+        Some(response.into_popped(number))
     }
 
     /// Takes the next request or ingress message, whatever class is due; for a canister that takes
@@ -359,20 +359,20 @@ impl InputQueues {
         self.pop_ingress().map(Input::Ingress).or_else(|| self.pop_request().map(Input::Request))
     }
 
-    fn pop_ingress(&mut self) -> Option<Taken<Ingress>> {
+    fn pop_ingress(&mut self) -> Option<PoppedMessage<Ingress>> {
         self.take_ingress(self.ingress.first()?)
     }
 
-    fn take_ingress(&mut self, number: u64) -> Option<Taken<Ingress>> {
+    fn take_ingress(&mut self, number: u64) -> Option<PoppedMessage<Ingress>> {
         let ingress = self.ingress.remove(number)?;
         self.expiries.remove(&(ingress.message.ingress_expiry, number));
         let bytes = ingress.accounted(ingress.message.accounted_bytes());
         self.ingress_bytes -= bytes;
-        self.leave(number, &ingress, bytes);
-        Some(ingress.taken(number))
+        self.account_removed(number, &ingress, bytes);
+        Some(ingress.into_popped(number))
     }
 
-    fn pop_request(&mut self) -> Option<Taken<CallRequest>> {
+    fn pop_request(&mut self) -> Option<PoppedMessage<CallRequest>> {
         let (turn, sender) = self.turns.first_key_value().map(|(turn, sender)| (*turn, *sender))?;
         let (_, number) = self.by_sender.range((sender, 0)..=(sender, u64::MAX)).next().copied()?;
         let request = self.take_request(number)?;
@@ -385,7 +385,7 @@ impl InputQueues {
     }
 
     /// Takes a request out, and its sender's turn with the sender's last.
-    fn take_request(&mut self, number: u64) -> Option<Taken<CallRequest>> {
+    fn take_request(&mut self, number: u64) -> Option<PoppedMessage<CallRequest>> {
         let request = self.requests.remove(number)?;
         let (sender, deadline) = (request.message.sender, request.message.deadline);
         self.by_sender.remove(&(sender, number));
@@ -399,18 +399,18 @@ impl InputQueues {
         }
         let bytes = request.accounted(request.message.accounted_bytes());
         *self.class_bytes(deadline) -= bytes;
-        self.leave(number, &request, bytes);
-        Some(request.taken(number))
+        self.account_removed(number, &request, bytes);
+        Some(request.into_popped(number))
     }
 
     /// Removes the ingress messages that waited too long; payloads in files are not read.
-    pub fn remove_expired_ingress(&mut self, now: Time) -> Vec<Shared<Ingress>> {
+    pub fn remove_expired_ingress(&mut self, now: Time) -> Vec<StateArc<Ingress>> {
         let due = expired(&self.expiries, now);
         due.filter_map(|number| self.take_ingress(number)).map(|taken| taken.message).collect()
     }
 
     /// Removes the requests whose deadline has passed; payloads in files are not read.
-    pub fn remove_expired_requests(&mut self, now: Time) -> Vec<Shared<CallRequest>> {
+    pub fn remove_expired_requests(&mut self, now: Time) -> Vec<StateArc<CallRequest>> {
         let due = expired(&self.deadlines, now);
         due.filter_map(|number| self.take_request(number)).map(|taken| taken.message).collect()
     }
@@ -422,19 +422,25 @@ impl InputQueues {
 
     /// All messages apart that wait, each as if it went.
     pub fn apart(&self) -> impl Iterator<Item = GoneMessage> {
-        fn of<T: Carrier>(queue: &Numbered<Waiting<T>>) -> impl Iterator<Item = GoneMessage> {
+        fn apart_in<T: Carrier>(
+            queue: &NumberedMap<Waiting<T>>,
+        ) -> impl Iterator<Item = GoneMessage> {
             let apart = queue.iter().filter(|(_, waiting)| waiting.is_apart);
             apart.map(|(number, waiting)| (number, waiting.file_bytes()))
         }
-        of(&self.ingress).chain(of(&self.responses)).chain(of(&self.requests))
+        apart_in(&self.ingress).chain(apart_in(&self.responses)).chain(apart_in(&self.requests))
     }
 
     /// The payloads that are in files.
-    pub fn payloads(&self) -> impl Iterator<Item = &Shared<StoredPayload>> {
-        fn of<T>(queue: &Numbered<Waiting<T>>) -> impl Iterator<Item = &Shared<StoredPayload>> {
+    pub fn payloads(&self) -> impl Iterator<Item = &StateArc<StoredPayload>> {
+        fn payloads_in<T>(
+            queue: &NumberedMap<Waiting<T>>,
+        ) -> impl Iterator<Item = &StateArc<StoredPayload>> {
             queue.values().filter_map(|waiting| waiting.payload.as_ref())
         }
-        of(&self.ingress).chain(of(&self.responses)).chain(of(&self.requests))
+        payloads_in(&self.ingress)
+            .chain(payloads_in(&self.responses))
+            .chain(payloads_in(&self.requests))
     }
 
     /// Whether a message of these bytes is apart; counts those that are not.
@@ -446,7 +452,7 @@ impl InputQueues {
         is_apart
     }
 
-    fn leave<T: Carrier>(&mut self, number: u64, waiting: &Waiting<T>, bytes: u64) {
+    fn account_removed<T: Carrier>(&mut self, number: u64, waiting: &Waiting<T>, bytes: u64) {
         if self.loose.remove(&number).is_some() {
             self.loose_bytes -= waiting.loose_bytes();
         }
@@ -454,7 +460,7 @@ impl InputQueues {
         self.file_bytes -= in_file;
         self.guaranteed_file_bytes -= if waiting.message.is_guaranteed() { in_file } else { 0 };
         if waiting.is_apart {
-            let _here = heap::enter();
+            let _here = state_heap::enter();
             self.gone.push((number, waiting.file_bytes()));
         } else {
             self.whole_bytes -= bytes;
@@ -550,13 +556,13 @@ impl InputQueues {
     }
 
     fn sum_of_whole(&self) -> u64 {
-        fn of<T>(queue: &Numbered<Waiting<T>>, bytes: impl Fn(&T) -> u64) -> u64 {
+        fn bytes_in<T>(queue: &NumberedMap<Waiting<T>>, bytes: impl Fn(&T) -> u64) -> u64 {
             let whole = queue.values().filter(|waiting| !waiting.is_apart);
             whole.map(|waiting| bytes(&waiting.message)).sum()
         }
-        of(&self.ingress, Ingress::accounted_bytes)
-            + of(&self.responses, CallResponse::accounted_bytes)
-            + of(&self.requests, CallRequest::accounted_bytes)
+        bytes_in(&self.ingress, Ingress::accounted_bytes)
+            + bytes_in(&self.responses, CallResponse::accounted_bytes)
+            + bytes_in(&self.requests, CallRequest::accounted_bytes)
     }
 }
 

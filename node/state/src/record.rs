@@ -5,7 +5,7 @@ use std::fmt::Display;
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::heap;
+use crate::state_heap;
 
 /// A record that cannot be written down. Types that are kept have nothing that cannot be encoded,
 /// so this is a defect; an empty record in its place would be found at the next start, when the
@@ -24,7 +24,7 @@ pub struct NotEncoded {
 /// The bytes that a checkpoint keeps of `value`.
 pub fn encode_record<T: Serialize>(what: impl Display, value: &T) -> Result<Vec<u8>, NotEncoded> {
     // With all its messages, a record may be large.
-    let _here = heap::enter();
+    let _here = state_heap::enter();
     postcard::experimental::serialized_size(value)
         .and_then(|bytes| postcard::to_extend(value, Vec::with_capacity(bytes)))
         .map_err(|error| NotEncoded { what: what.to_string(), reason: error.to_string() })

@@ -23,8 +23,8 @@ use crate::paused::PausedIndex;
 use crate::{
     CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, CyclesTotal, Height,
     IngressHistory, LowMemoryHook, MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, ModuleHash,
-    NodeMetrics, Origin, Outcalls, PausedMessage, QueryReports, Shared, StoredPayload, SubnetKey,
-    Time, WaitingMessage, heap,
+    NodeMetrics, Origin, Outcalls, PausedMessage, QueryReports, StateArc, StoredPayload, SubnetKey,
+    Time, WaitingMessage, state_heap,
 };
 
 /// A call to the management canister, waiting its turn.
@@ -223,8 +223,8 @@ impl MessageRows {
         Self { saved_below: below, tried_below: below, gone: BTreeSet::new(), settled_below: below }
     }
 
-    fn go(&mut self, numbers: impl IntoIterator<Item = u64>) {
-        let _here = heap::enter();
+    fn add_gone(&mut self, numbers: impl IntoIterator<Item = u64>) {
+        let _here = state_heap::enter();
         self.gone.extend(numbers.into_iter().filter(|number| *number < self.tried_below));
     }
 }
@@ -326,7 +326,7 @@ impl ReplicatedState {
             loose: BTreeSet::new(),
         };
         for canister in canisters {
-            let _here = heap::enter();
+            let _here = state_heap::enter();
             state.touched.insert(canister.id);
             state.canisters.insert(Arc::new(canister));
         }
@@ -348,7 +348,7 @@ impl ReplicatedState {
     pub fn get_mut(&mut self, id: &CanisterId) -> Option<&mut CanisterState> {
         if !self.hot.contains_key(id) {
             let canister = self.canisters.get(id.as_slice())?;
-            let _here = heap::enter();
+            let _here = state_heap::enter();
             self.hot.insert(*id, canister.as_ref().clone());
         }
         self.touched.insert(*id);
@@ -364,7 +364,7 @@ impl ReplicatedState {
                 Some(canister)
             }
             None => {
-                let _here = heap::enter();
+                let _here = state_heap::enter();
                 self.canisters.get(id.as_slice()).map(|canister| canister.as_ref().clone())
             }
         }
@@ -387,7 +387,7 @@ impl ReplicatedState {
 
     /// Removes a canister.
     pub fn remove(&mut self, id: &CanisterId) -> Option<CanisterState> {
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         let hot = self.hot.remove(id);
         let resting = self.canisters.remove(id.as_slice());
         // Either may be the last to name the payload of a paused message.
@@ -395,7 +395,7 @@ impl ReplicatedState {
         let mut canister = hot.or_else(|| resting.map(Arc::unwrap_or_clone))?;
         let mut gone = canister.queues.take_gone();
         gone.extend(canister.queues.apart());
-        self.rows.go(gone.iter().map(|(number, _)| *number));
+        self.rows.add_gone(gone.iter().map(|(number, _)| *number));
         let files = gone.into_iter().filter_map(|(number, bytes)| Some((number, bytes?)));
         let files: BTreeSet<_> = files.chain(paused.into_iter().flatten()).collect();
         self.gone_payloads.extend(files);
@@ -441,7 +441,7 @@ impl ReplicatedState {
 
     /// Looks which timers became due: a cost for each that did, once.
     pub fn find_due_timers(&mut self, now: Time) {
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         let newly = self.timers.range(after(self.looked_until)..);
         let newly = newly.take_while(|(time, _)| *time <= now).map(|(_, id)| *id);
         self.due_timers.extend(newly);
@@ -450,7 +450,7 @@ impl ReplicatedState {
 
     /// Sets every timer back by as much as block time was, to `now`.
     pub fn set_timers_back(&mut self, now: Time, nanos: u64) {
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         let ids: Vec<CanisterId> = self
             .canisters()
             .filter(|canister| canister.global_timer.0 != 0)
@@ -550,10 +550,11 @@ impl ReplicatedState {
     /// Brings indexes and totals up to date for what was touched.
     pub fn refresh(&mut self) {
         let touched = std::mem::take(&mut self.touched);
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         for id in &touched {
             let old = self.facts.get(id).copied();
-            let new = self.get(id).map(|canister| Facts::of(canister, self.response_bytes));
+            let new =
+                self.get(id).map(|canister| Facts::from_canister(canister, self.response_bytes));
             if old == new {
                 continue;
             }
@@ -620,7 +621,7 @@ impl ReplicatedState {
     /// Those of `write`, which decides when to stop.
     pub fn store_payloads<E>(
         &mut self,
-        mut write: impl FnMut(u64, [&[u8]; 2]) -> Result<Shared<StoredPayload>, E>,
+        mut write: impl FnMut(u64, [&[u8]; 2]) -> Result<StateArc<StoredPayload>, E>,
     ) -> Result<(), E> {
         self.refresh();
         while let Some(id) = self.loose.first().copied() {
@@ -638,7 +639,7 @@ impl ReplicatedState {
     }
 
     /// All payloads in files. Visits every canister and message.
-    pub fn payloads(&self) -> impl Iterator<Item = &Shared<StoredPayload>> {
+    pub fn payloads(&self) -> impl Iterator<Item = &StateArc<StoredPayload>> {
         self.canisters().flat_map(|canister| {
             let paused = canister.paused.as_ref().and_then(|paused| paused.payload.as_ref());
             canister.queues.payloads().chain(paused)
@@ -649,12 +650,12 @@ impl ReplicatedState {
     /// and after [`Self::store_payloads`]. Returns what came since the last time and still waits.
     pub fn settle(&mut self) -> CameMessages {
         self.refresh();
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         let mut came = CameMessages::default();
         for (id, mut canister) in std::mem::take(&mut self.hot) {
             self.unsaved.insert(id);
             let gone = canister.queues.take_gone();
-            self.rows.go(gone.iter().map(|(number, _)| *number));
+            self.rows.add_gone(gone.iter().map(|(number, _)| *number));
             // A paused message has its payload as long as it is there.
             let before = paused_payload(self.canisters.get(id.as_slice()).map(AsRef::as_ref));
             let now = paused_payload(Some(&canister));
@@ -673,7 +674,7 @@ impl ReplicatedState {
             }
             // Data that a round added to it is allocated elsewhere: a copy is allocated here as a
             // whole.
-            let resting = if heap::is_installed() { canister.clone() } else { canister };
+            let resting = if state_heap::is_installed() { canister.clone() } else { canister };
             self.canisters.insert(Arc::new(resting));
         }
         self.rows.settled_below = self.subnet.next_message;
@@ -731,7 +732,7 @@ impl ReplicatedState {
         memories: impl IntoIterator<Item = MemoryId>,
         mut newest: impl FnMut(MemoryId) -> Option<MemoryLayout>,
     ) {
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         for memory in memories {
             let Some(owner) = self.owners.get(&memory) else { continue };
             let Some(layout) = newest(memory) else { continue };
@@ -759,7 +760,7 @@ impl ReplicatedState {
         let mut modules: BTreeMap<ModuleHash, u64> = BTreeMap::new();
         for canister in self.canisters() {
             canister.check(self.subnet.next_message);
-            let facts = Facts::of(canister, self.response_bytes);
+            let facts = Facts::from_canister(canister, self.response_bytes);
             assert_eq!(self.facts.get(&canister.id), Some(&facts), "facts of {}", canister.id);
             totals.add(&facts.totals);
             for module in [facts.module, facts.next_module].into_iter().flatten() {
@@ -857,7 +858,7 @@ impl CanisterState {
 }
 
 impl Facts {
-    fn of(canister: &CanisterState, response_bytes: u64) -> Self {
+    fn from_canister(canister: &CanisterState, response_bytes: u64) -> Self {
         let hooks = canister.module().map(|module| module.info.hooks).unwrap_or_default();
         let free = !canister.is_held();
         let running = free && canister.status == CanisterStatus::Running;

@@ -13,8 +13,8 @@ use pages::MemoryId;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BlobHash, CHUNK_ACCOUNTED_BYTES, CanisterId, Global, LowMemoryHook, ModuleHash, Shared,
-    SnapshotSource, Time, WASM_PAGE_BYTES,
+    BlobHash, CHUNK_ACCOUNTED_BYTES, CanisterId, Global, LowMemoryHook, ModuleHash, SnapshotSource,
+    StateArc, Time, WASM_PAGE_BYTES,
 };
 
 /// Most snapshots of one canister (interface specification, `MAX_SNAPSHOTS`).
@@ -138,7 +138,7 @@ impl CanisterSnapshot {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CanisterSnapshots {
     next: u64,
-    all: BTreeMap<u64, Shared<CanisterSnapshot>>,
+    all: BTreeMap<u64, StateArc<CanisterSnapshot>>,
 }
 
 impl CanisterSnapshots {
@@ -166,25 +166,25 @@ impl CanisterSnapshots {
     pub fn add(&mut self, snapshot: CanisterSnapshot) -> u64 {
         let number = self.next;
         self.next += 1;
-        self.all.insert(number, Shared::new(snapshot));
+        self.all.insert(number, StateArc::new(snapshot));
         number
     }
 
     /// Puts a changed one in the place of what has this number.
     pub fn replace(&mut self, number: u64, snapshot: CanisterSnapshot) {
         if let Some(place) = self.all.get_mut(&number) {
-            *place = Shared::new(snapshot);
+            *place = StateArc::new(snapshot);
         }
     }
 
     /// Takes the one of this number away.
     pub fn remove(&mut self, number: u64) -> Option<CanisterSnapshot> {
-        self.all.remove(&number).map(Shared::take)
+        self.all.remove(&number).map(StateArc::take)
     }
 
     /// Takes all away; their numbers are not given again.
     pub fn take_all(&mut self) -> impl Iterator<Item = CanisterSnapshot> + use<> {
-        std::mem::take(&mut self.all).into_values().map(Shared::take)
+        std::mem::take(&mut self.all).into_values().map(StateArc::take)
     }
 
     /// Bytes that the canister is accounted with for them.

@@ -87,7 +87,9 @@ struct Header {
 impl Header {
     /// `None` before the first checkpoint.
     fn read(transaction: &ReadTransaction) -> Result<Option<Self>, Failure> {
-        let Some(record) = Records::one(transaction, HEADS, HEADER_KEY)? else { return Ok(None) };
+        let Some(record) = Records::read_record(transaction, HEADS, HEADER_KEY)? else {
+            return Ok(None);
+        };
         match postcard::from_bytes(&record) {
             Ok(header) => Ok(Some(header)),
             Err(error) => Err(Failure::Corrupt(format!("the checkpoint's header: {error}"))),
@@ -289,7 +291,8 @@ impl StateStore {
                 }
                 return Ok(None);
             };
-            let metadata = Records::one(&transaction, HEADS, METADATA_KEY)?.unwrap_or_default();
+            let metadata =
+                Records::read_record(&transaction, HEADS, METADATA_KEY)?.unwrap_or_default();
             if crc32fast::hash(&metadata) != header.metadata_sum {
                 return Err(Failure::Corrupt(
                     "the checkpoint's metadata is missing or another's".into(),
@@ -520,7 +523,7 @@ fn abandon(slot: Slot) {
 pub type MemoryRecord = (MemoryId, (MemoryIndex, u64));
 
 /// Result of reading one record.
-pub type Loaded<T> = Result<T, StoreError>;
+pub type StoreResult<T> = Result<T, StoreError>;
 
 /// A checkpoint being read. It stays as it is while newer ones are written.
 pub struct LoadedCheckpoint {
@@ -537,7 +540,7 @@ impl LoadedCheckpoint {
     /// Canister records by id, read one at a time.
     pub fn canisters(
         &self,
-    ) -> Result<impl Iterator<Item = Loaded<(CanisterId, Vec<u8>)>> + '_, StoreError> {
+    ) -> Result<impl Iterator<Item = StoreResult<(CanisterId, Vec<u8>)>> + '_, StoreError> {
         self.records(CANISTERS, self.header.canisters, |key| CanisterId::try_from_slice(key).ok())
     }
 
@@ -549,12 +552,14 @@ impl LoadedCheckpoint {
     /// Ingress history entries by id, read one at a time.
     pub fn history(
         &self,
-    ) -> Result<impl Iterator<Item = Loaded<(RequestId, Vec<u8>)>> + '_, StoreError> {
+    ) -> Result<impl Iterator<Item = StoreResult<(RequestId, Vec<u8>)>> + '_, StoreError> {
         self.records(HISTORY, self.header.history, |key| key.try_into().ok().map(RequestId))
     }
 
     /// Memory indexes by id, each with the length of its base file, read one at a time.
-    pub fn memories(&self) -> Result<impl Iterator<Item = Loaded<MemoryRecord>> + '_, StoreError> {
+    pub fn memories(
+        &self,
+    ) -> Result<impl Iterator<Item = StoreResult<MemoryRecord>> + '_, StoreError> {
         let records = self.records(MEMORIES, self.header.memories, |key| {
             key.try_into().ok().map(u64::from_be_bytes).map(MemoryId)
         })?;
@@ -573,7 +578,7 @@ impl LoadedCheckpoint {
         table: Table,
         tally: Tally,
         key: impl Fn(&[u8]) -> Option<K> + 'a,
-    ) -> Result<impl Iterator<Item = Loaded<(K, Vec<u8>)>> + 'a, StoreError> {
+    ) -> Result<impl Iterator<Item = StoreResult<(K, Vec<u8>)>> + 'a, StoreError> {
         let mut records =
             Some(guard(&self.path, || Records::new(&self.transaction, table, tally))?);
         Ok(std::iter::from_fn(move || {
@@ -615,11 +620,11 @@ impl MessageReader<'_> {
     ///
     /// # Errors
     /// When it is not there, or damaged.
-    pub fn take(&mut self, number: u64) -> Loaded<Vec<u8>> {
+    pub fn take(&mut self, number: u64) -> StoreResult<Vec<u8>> {
         let checkpoint = self.checkpoint;
         let found = guard(&checkpoint.path, || {
             let key = number.to_be_bytes();
-            Records::one_counted(&checkpoint.transaction, MESSAGES, &key, &mut self.found)
+            Records::read_record_counted(&checkpoint.transaction, MESSAGES, &key, &mut self.found)
         })?;
         found
             .ok_or_else(|| checkpoint.corrupt(format!("the record of message {number} is missing")))
@@ -629,7 +634,7 @@ impl MessageReader<'_> {
     ///
     /// # Errors
     /// When there are others.
-    pub fn finish(self) -> Loaded<()> {
+    pub fn finish(self) -> StoreResult<()> {
         let expected = self.checkpoint.header.messages;
         if self.found == expected {
             return Ok(());

@@ -12,8 +12,8 @@ use std::{
 use ic_principal::Principal;
 use state::{
     CallRequest, CallbackId, CanisterId, CanisterState, HistoryLimits, Ingress, IngressHistory,
-    ReplicatedState, RequestId, Settings, Shared, SubnetState, Time, encode_record,
-    heap::{self, StateHeap},
+    ReplicatedState, RequestId, Settings, StateArc, SubnetState, Time, encode_record,
+    state_heap::{self, StateHeap},
 };
 
 /// Counts what this thread allocates, and remembers which blocks came from the state's heap.
@@ -99,7 +99,7 @@ fn call(number: u32) -> Ingress {
 fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
-        heap::install(StateHeap {
+        state_heap::install(StateHeap {
             switch: |number| HEAP.with(|heap| heap.replace(number)),
             number: 1,
             holds: |byte| noted(|blocks| blocks.contains(&byte.addr())),
@@ -108,14 +108,14 @@ fn install() {
     });
 }
 
-fn request(receiver: CanisterId, number: u64, deadline: Option<Time>) -> Shared<CallRequest> {
-    Shared::new(CallRequest {
+fn request(receiver: CanisterId, number: u64, deadline: Option<Time>) -> StateArc<CallRequest> {
+    StateArc::new(CallRequest {
         sender: canister(1),
         sender_version: 1,
         receiver,
         callback: CallbackId(number),
-        method_name: heap::kept_text("n".repeat(1000)),
-        arg: heap::kept(vec![3; 1000]),
+        method_name: state_heap::move_text("n".repeat(1000)),
+        arg: state_heap::move_bytes(vec![3; 1000]),
         cycles: 0,
         deadline,
     })
@@ -124,7 +124,7 @@ fn request(receiver: CanisterId, number: u64, deadline: Option<Time>) -> Shared<
 // Promise: P3 - Queued messages, call statuses and canister records are allocated in a heap on
 //   disk.
 #[test]
-fn what_the_state_keeps_lies_in_its_heap() {
+fn retained_state_is_allocated_in_the_state_heap() {
     install();
     let limits = HistoryLimits { bytes_max: 1 << 30, unfinished_max: 1 << 20 };
     let before = live();
@@ -162,7 +162,7 @@ fn what_the_state_keeps_lies_in_its_heap() {
 
 // Promise: P3 - A loaded state is allocated in the heap on disk.
 #[test]
-fn what_is_loaded_lies_in_the_state_s_heap() {
+fn loaded_state_is_allocated_in_the_state_heap() {
     const MESSAGES: u64 = 3_000;
     install();
     let id = canister(0);
@@ -178,9 +178,9 @@ fn what_is_loaded_lies_in_the_state_s_heap() {
         .collect();
     assert!(apart.len() > 2_000, "{} have records of their own", apart.len());
     let before = live();
-    let mut loaded: CanisterState = heap::within(|| postcard::from_bytes(&record)).unwrap();
+    let mut loaded: CanisterState = state_heap::within(|| postcard::from_bytes(&record)).unwrap();
     for (number, record) in &apart {
-        loaded.queues.bring(&id, *number, record).unwrap();
+        loaded.queues.load_record(&id, *number, record).unwrap();
     }
     loaded.queues.finish_loading(MESSAGES, &id).unwrap();
     let [usual, kept] = live();

@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use state::{
     CallRequest, CallResponse, CallbackId, CanisterId, CanisterState, CheckpointDelta, Height,
     HistoryLimits, Ingress, IngressHistory, Payload, PayloadError, PayloadStore, ReplicatedState,
-    RequestId, Settings, Shared, StateStore, StoreError, StoredPayload, SubnetState, Time,
+    RequestId, Settings, StateArc, StateStore, StoreError, StoredPayload, SubnetState, Time,
     encode_record, manifest::LEAF_BYTES,
 };
 
@@ -64,10 +64,10 @@ fn request(receiver: u64, sender: u64, deadline: Option<Time>, bytes: usize) -> 
 }
 
 /// The record of a payload in the store of payloads, computed without a disk.
-fn described(number: u64, parts: [&[u8]; 2]) -> Shared<StoredPayload> {
+fn described(number: u64, parts: [&[u8]; 2]) -> StateArc<StoredPayload> {
     let (all, name_bytes) = (parts.concat(), parts[0].len() as u32);
     let leaves = all.chunks(LEAF_BYTES).map(|leaf| Sha256::digest(leaf).into()).collect();
-    Shared::new(StoredPayload { number, bytes: all.len() as u64, name_bytes, leaves })
+    StateArc::new(StoredPayload { number, bytes: all.len() as u64, name_bytes, leaves })
 }
 
 /// One round without a disk.
@@ -94,7 +94,7 @@ fn play_with(
 fn play_on<E>(
     state: &mut ReplicatedState,
     seed: u64,
-    write: impl FnMut(u64, [&[u8]; 2]) -> Result<Shared<StoredPayload>, E>,
+    write: impl FnMut(u64, [&[u8]; 2]) -> Result<StateArc<StoredPayload>, E>,
 ) -> Result<(), E> {
     state.subnet.height.0 += 1;
     let height = state.subnet.height.0;
@@ -107,7 +107,7 @@ fn play_on<E>(
         match dice.roll(4) {
             0 => queues.push_response(
                 number,
-                Shared::new(CallResponse {
+                StateArc::new(CallResponse {
                     originator: canister(id),
                     callback: CallbackId(number),
                     payload: Payload::Reply(vec![number as u8; bytes]),
@@ -117,7 +117,7 @@ fn play_on<E>(
             ),
             1 => queues.push_ingress(
                 number,
-                Shared::new(Ingress {
+                StateArc::new(Ingress {
                     request_id: RequestId([number as u8; 32]),
                     sender: Principal::anonymous(),
                     canister_id: canister(id),
@@ -131,7 +131,7 @@ fn play_on<E>(
             other => {
                 let deadline = (other == 2).then(|| Time(height + dice.roll(9)));
                 let request = request(id, dice.roll(3), deadline, bytes);
-                queues.push_request(number, Shared::new(request));
+                queues.push_request(number, StateArc::new(request));
             }
         }
     }
@@ -241,7 +241,7 @@ fn load(store: &StateStore) -> Result<ReplicatedState, StoreError> {
         let (id, record) = record?;
         let mut canister: CanisterState = postcard::from_bytes(&record).unwrap();
         for number in canister.queues.missing().collect::<Vec<_>>() {
-            canister.queues.bring(&id, number, &messages.take(number)?).unwrap();
+            canister.queues.load_record(&id, number, &messages.take(number)?).unwrap();
         }
         canister.queues.finish_loading(subnet.next_message, &id).unwrap();
         canisters.push(canister);
@@ -361,7 +361,7 @@ fn a_checkpoint_writes_the_messages_that_came_and_a_restart_none() {
         state.subnet.height.0 += 1;
         for _ in 0..count {
             let number = state.number_message();
-            let request = Shared::new(request(1, 2, None, 7_000));
+            let request = StateArc::new(request(1, 2, None, 7_000));
             state.get_mut(&canister(1)).unwrap().queues.push_request(number, request);
         }
         state.store_payloads(|number, parts| Ok::<_, ()>(described(number, parts))).unwrap();
@@ -405,7 +405,7 @@ fn a_store_of_another_set_of_messages_is_damaged() {
     let store = StateStore::open(folder.path(), CACHE).unwrap();
     let mut state = load(&store).unwrap();
     let number = state.number_message();
-    let large = Shared::new(request(1, 2, None, 20_000));
+    let large = StateArc::new(request(1, 2, None, 20_000));
     state.get_mut(&canister(1)).unwrap().queues.push_request(number, large);
     state.store_payloads(|number, parts| Ok::<_, ()>(described(number, parts))).unwrap();
     state.settle();

@@ -14,7 +14,7 @@ use state::store::{LoadedCheckpoint, ManifestWriter, MemoryRow, WriteFailed};
 use state::{BlobError, BlobHash, BlobStore, Height, StateStore};
 
 use crate::error::ManifestError;
-use crate::snapshot::Pinned;
+use crate::snapshot::PinnedFiles;
 
 /// Leaves hashed between two transactions.
 pub(crate) const BATCH_LEAVES: usize = 4096;
@@ -24,7 +24,7 @@ pub struct Job {
     /// Height of the checkpoint.
     pub height: Height,
     /// The files behind its state.
-    pub pinned: Pinned,
+    pub pinned: PinnedFiles,
 }
 
 /// Why there is no manifest.
@@ -73,10 +73,10 @@ impl LeafReader {
 
 /// Computes the manifest of the newest checkpoint, keeps it in the store and returns its header.
 pub(crate) fn compute(store: &StateStore, job: &Job, stop: &AtomicBool) -> Result<Header, Failure> {
-    let go_on = || if stop.load(Ordering::Relaxed) { Err(Failure::Stopped) } else { Ok(()) };
-    hash_memories(store, job, &go_on)?;
+    let check_stop = || if stop.load(Ordering::Relaxed) { Err(Failure::Stopped) } else { Ok(()) };
+    hash_memories(store, job, &check_stop)?;
     let checkpoint = loaded(store, job.height)?;
-    let made = store.put_manifest(|writer| lay_down(&checkpoint, job, writer, &go_on));
+    let made = store.put_manifest(|writer| write_manifest(&checkpoint, job, writer, &check_stop));
     match made {
         Ok(result) => result,
         Err(error) => Err(error.into()),
@@ -97,13 +97,13 @@ fn loaded(store: &StateStore, height: Height) -> Result<LoadedCheckpoint, Failur
 fn hash_memories(
     store: &StateStore,
     job: &Job,
-    go_on: &impl Fn() -> Result<(), Failure>,
+    check_stop: &impl Fn() -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let checkpoint = loaded(store, job.height)?;
     let mut reader = LeafReader::default();
     let mut batch: Vec<(MemoryId, u32, Option<LeafHash>)> = Vec::new();
     for leaf in checkpoint.written_leaves()? {
-        go_on()?;
+        check_stop()?;
         let (id, index) = leaf?;
         // A memory without a canister is not part of the state.
         let hash = match job.pinned.layouts.get(&id) {
@@ -122,23 +122,23 @@ fn hash_memories(
     Ok(())
 }
 
-fn lay_down(
+fn write_manifest(
     checkpoint: &LoadedCheckpoint,
     job: &Job,
     writer: &mut ManifestWriter<'_>,
-    go_on: &impl Fn() -> Result<(), Failure>,
+    check_stop: &impl Fn() -> Result<(), Failure>,
 ) -> Result<Header, Failure> {
-    let Pinned { layouts, blobs, blob_store, payloads, .. } = &job.pinned;
+    let PinnedFiles { layouts, blobs, blob_store, payloads, .. } = &job.pinned;
     writer.retain_blobs(|blob| BlobHash::try_from(blob).is_ok_and(|hash| blobs.contains(&hash)))?;
     let mut body = BodyEncoder::default();
-    let (length, hashes) = hash_records(checkpoint, writer, go_on)?;
+    let (length, hashes) = hash_records(checkpoint, writer, check_stop)?;
     body.object(writer, &ObjectId::Records, length, hashes.len() as u32)?;
     for (index, hash) in (0..).zip(&hashes) {
         body.leaf(writer, index, hash)?;
     }
     drop(hashes);
     for (id, layout) in layouts {
-        go_on()?;
+        check_stop()?;
         checkpoint.memory_leaves(*id, |row| match row {
             MemoryRow::Count(count) => {
                 let most = layout.base_bytes.div_ceil(LEAF_BYTES as u64);
@@ -149,7 +149,7 @@ fn lay_down(
         })??;
     }
     for blob in blobs {
-        go_on()?;
+        check_stop()?;
         let (length, hashes) = hash_blob(checkpoint, blob_store, writer, blob)?;
         body.object(writer, &ObjectId::Blob(*blob), length, hashes.len() as u32)?;
         for (index, hash) in (0..).zip(&hashes) {
@@ -171,12 +171,12 @@ fn lay_down(
 fn hash_records(
     checkpoint: &LoadedCheckpoint,
     writer: &mut ManifestWriter<'_>,
-    go_on: &impl Fn() -> Result<(), Failure>,
+    check_stop: &impl Fn() -> Result<(), Failure>,
 ) -> Result<(u64, Vec<LeafHash>), Failure> {
     let mut stream = checkpoint.row_stream(None);
     let (mut leaf, mut hashes, mut length) = (Vec::with_capacity(LEAF_BYTES), Vec::new(), 0);
     while let Some(start) = stream.leaf(&mut leaf, LEAF_BYTES)? {
-        go_on()?;
+        check_stop()?;
         writer.start(u32::try_from(hashes.len()).unwrap_or(u32::MAX), &start)?;
         hashes.push(piece_hash(&leaf));
         length += leaf.len() as u64;

@@ -55,13 +55,13 @@ use state::{
 use thiserror::Error;
 
 use crate::compute::LeafReader;
-use plan::{Plan, Planned};
+use plan::{Plan, PlannedObject};
 use staging::Staging;
 
 pub use swap::{complete_install, complete_install_on};
 
 /// Leaves checked in one call of [`StateInstaller::missing`]: 64 MiB at most are read and hashed.
-const LOOKS_PER_CALL: u32 = 256;
+const LEAF_CHECKS_PER_CALL: u32 = 256;
 /// The folder of payloads in that of the store.
 const MESSAGES: &str = "messages";
 /// Cache of the store that is written at the end.
@@ -175,7 +175,7 @@ impl InstallError {
 
 /// Why a chunk was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Rejected {
+pub enum ChunkRejection {
     /// It does not match the certified root: its sender is faulty.
     #[error("{chunk} has another hash than the certified manifest says")]
     Wrong {
@@ -195,7 +195,7 @@ pub enum Rejected {
 pub enum OfferError {
     /// The chunk was refused; [`Self::is_peer_fault`] decides whether its sender is at fault.
     #[error(transparent)]
-    Rejected(#[from] Rejected),
+    Rejected(#[from] ChunkRejection),
     /// This node failed; no peer is at fault.
     #[error(transparent)]
     Install(#[from] InstallError),
@@ -204,7 +204,7 @@ pub enum OfferError {
 impl OfferError {
     /// Whether the sender of the chunk is at fault.
     pub fn is_peer_fault(&self) -> bool {
-        matches!(self, Self::Rejected(Rejected::Wrong { .. }))
+        matches!(self, Self::Rejected(ChunkRejection::Wrong { .. }))
     }
 }
 
@@ -225,7 +225,7 @@ pub struct Progress {
 
 /// A state that took the place of the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Installed {
+pub struct CompletedInstall {
     /// Its height: blocks from the one behind it on have to be executed.
     pub height: Height,
 }
@@ -270,7 +270,7 @@ impl LocalState {
         let layouts = pages
             .ids()
             .into_iter()
-            .map(|id| Ok((id, crate::held(&pages, id)?)))
+            .map(|id| Ok((id, crate::hold_newest_layout(&pages, id)?)))
             .collect::<Result<_, PagesError>>()?;
         let blobs = Arc::new(BlobStore::open(
             &data_dir.join("state").join("blobs"),
@@ -396,14 +396,14 @@ impl StateInstaller {
                 Ok(missing.map(|(index, _)| ChunkId::Manifest(index)).take(max).collect())
             }
             Stage::Leaves { plan, .. } => {
-                let mut missing = plan.wanted(max)?;
-                let mut looks = LOOKS_PER_CALL;
-                while missing.len() < max && looks > 0 {
-                    looks -= 1;
-                    match self.look()? {
-                        Look::Missing(chunk) => missing.push(chunk),
-                        Look::There => {}
-                        Look::End => break,
+                let mut missing = plan.missing_chunks(max)?;
+                let mut checks = LEAF_CHECKS_PER_CALL;
+                while missing.len() < max && checks > 0 {
+                    checks -= 1;
+                    match self.check_next_leaf()? {
+                        LeafStatus::Missing(chunk) => missing.push(chunk),
+                        LeafStatus::Present => {}
+                        LeafStatus::End => break,
                     }
                 }
                 Ok(missing)
@@ -432,7 +432,8 @@ impl StateInstaller {
     /// When it is not what the certified root leads to ([`OfferError::is_peer_fault`]), is not
     /// wanted, or cannot be written; in all cases it is as if it had not been offered.
     pub fn offer(&mut self, chunk: ChunkId, bytes: &[u8]) -> Result<(), OfferError> {
-        let (wrong, not_wanted) = (Rejected::Wrong { chunk }, Rejected::NotWanted { chunk });
+        let (wrong, not_wanted) =
+            (ChunkRejection::Wrong { chunk }, ChunkRejection::NotWanted { chunk });
         match (&mut self.stage, chunk) {
             (Stage::Header, ChunkId::Manifest(0)) => {
                 if root_of(bytes) != self.root {
@@ -455,7 +456,7 @@ impl StateInstaller {
                 }
                 self.staging.put_piece(piece, bytes)?;
                 *slot = true;
-                self.plan_if_whole()?;
+                self.plan_if_complete()?;
             }
             (Stage::Leaves { plan, .. }, ChunkId::Leaf(object, index)) => {
                 let Some((planned, ordinal, hash)) = plan.find(object, index)? else {
@@ -473,7 +474,7 @@ impl StateInstaller {
                 }
                 self.write(&planned, index, bytes)?;
                 if let Stage::Leaves { plan, .. } = &mut self.stage {
-                    plan.there(ordinal);
+                    plan.mark_present(ordinal);
                 }
                 self.progress.bytes_done += planned.leaf_bytes(index);
             }
@@ -489,7 +490,7 @@ impl StateInstaller {
     ///
     /// # Errors
     /// When chunks are missing, the old state is in use, or the disk fails.
-    pub fn finish(mut self) -> Result<Installed, InstallError> {
+    pub fn finish(mut self) -> Result<CompletedInstall, InstallError> {
         self.local = None;
         let (disk, data_dir) = (self.disk.clone(), self.data_dir.clone());
         let pages_dir = data_dir.join("pages");
@@ -508,7 +509,7 @@ impl StateInstaller {
     /// # Errors
     /// When chunks are missing or the disk fails: then the old state stays valid, and everything
     /// fetched is kept.
-    pub fn prepare(mut self) -> Result<Installed, InstallError> {
+    pub fn prepare(mut self) -> Result<CompletedInstall, InstallError> {
         let Stage::Leaves { header, plan, .. } = &self.stage else {
             return Err(InstallError::Incomplete { missing: 1 });
         };
@@ -520,7 +521,7 @@ impl StateInstaller {
         self.build_store(header, plan)?;
         self.staging.sync(plan)?;
         self.staging.complete()?;
-        Ok(Installed { height: self.height })
+        Ok(CompletedInstall { height: self.height })
     }
 
     fn take_header(&mut self, bytes: &[u8]) -> Result<(), InstallError> {
@@ -531,10 +532,10 @@ impl StateInstaller {
         self.staging.put_header(bytes, header.body_bytes)?;
         let there = self.staging.pieces_there(&header)?;
         self.stage = Stage::Body { header, there };
-        self.plan_if_whole()
+        self.plan_if_complete()
     }
 
-    fn plan_if_whole(&mut self) -> Result<(), InstallError> {
+    fn plan_if_complete(&mut self) -> Result<(), InstallError> {
         let Stage::Body { header, there } = &self.stage else { return Ok(()) };
         if there.contains(&false) {
             return Ok(());
@@ -562,10 +563,12 @@ impl StateInstaller {
         self.progress.chunks_total = total;
     }
 
-    /// Looks at the next leaf: whether it is there, can be copied, or is missing.
-    fn look(&mut self) -> Result<Look, InstallError> {
-        let Stage::Leaves { plan, cursor, .. } = &mut self.stage else { return Ok(Look::End) };
-        let Some(planned) = plan.object(cursor.object) else { return Ok(Look::End) };
+    /// Checks the next leaf: whether it is there, can be copied, or is missing.
+    fn check_next_leaf(&mut self) -> Result<LeafStatus, InstallError> {
+        let Stage::Leaves { plan, cursor, .. } = &mut self.stage else {
+            return Ok(LeafStatus::End);
+        };
+        let Some(planned) = plan.object(cursor.object) else { return Ok(LeafStatus::End) };
         if cursor.row == 0 && cursor.next_index == 0 {
             cursor.existed = match planned.id {
                 ObjectId::Memory(id) => {
@@ -583,10 +586,10 @@ impl StateInstaller {
                 self.clear(
                     &planned,
                     at.next_index,
-                    u32::try_from(planned.leaves_of()).unwrap_or(u32::MAX),
+                    u32::try_from(planned.leaf_count()).unwrap_or(u32::MAX),
                 )?;
             }
-            return Ok(Look::There);
+            return Ok(LeafStatus::Present);
         }
         let (index, hash) = plan.row(&planned, at.row)?;
         if at.existed {
@@ -594,23 +597,25 @@ impl StateInstaller {
         }
         let found = (at.existed && self.is_staged(&planned, index, &hash)?)
             || self.copy_local(&planned, index, &hash)?;
-        let Stage::Leaves { plan, cursor, .. } = &mut self.stage else { return Ok(Look::End) };
+        let Stage::Leaves { plan, cursor, .. } = &mut self.stage else {
+            return Ok(LeafStatus::End);
+        };
         let ordinal = planned.first + u64::from(at.row);
         cursor.row += 1;
         cursor.next_index = index + 1;
         if !found {
-            plan.want(ordinal);
-            return Ok(Look::Missing(ChunkId::Leaf(planned.id, index)));
+            plan.mark_missing(ordinal);
+            return Ok(LeafStatus::Missing(ChunkId::Leaf(planned.id, index)));
         }
-        plan.there(ordinal);
+        plan.mark_present(ordinal);
         self.progress.bytes_done += planned.leaf_bytes(index);
         self.progress.bytes_reused += planned.leaf_bytes(index);
         self.count();
-        Ok(Look::There)
+        Ok(LeafStatus::Present)
     }
 
     /// Makes the leaves from one up to another zero, in a memory whose file was there before.
-    fn clear(&mut self, planned: &Planned, from: u32, to: u32) -> Result<(), InstallError> {
+    fn clear(&mut self, planned: &PlannedObject, from: u32, to: u32) -> Result<(), InstallError> {
         let ObjectId::Memory(id) = planned.id else { return Ok(()) };
         let end = (u64::from(to) * LEAF_BYTES as u64).min(planned.length);
         let start = (u64::from(from) * LEAF_BYTES as u64).min(end);
@@ -630,7 +635,7 @@ impl StateInstaller {
     /// cleared.
     fn is_staged(
         &mut self,
-        planned: &Planned,
+        planned: &PlannedObject,
         index: u32,
         hash: &LeafHash,
     ) -> Result<bool, InstallError> {
@@ -645,7 +650,7 @@ impl StateInstaller {
 
     fn is_staged_in(
         &mut self,
-        planned: &Planned,
+        planned: &PlannedObject,
         start: u64,
         hash: &LeafHash,
         buffer: &mut [u8],
@@ -668,7 +673,7 @@ impl StateInstaller {
     /// Copies the leaf from this node's own state if that has it.
     fn copy_local(
         &mut self,
-        planned: &Planned,
+        planned: &PlannedObject,
         index: u32,
         hash: &LeafHash,
     ) -> Result<bool, InstallError> {
@@ -689,7 +694,12 @@ impl StateInstaller {
     }
 
     /// Writes a leaf whose hash was checked.
-    fn write(&mut self, planned: &Planned, index: u32, bytes: &[u8]) -> Result<(), InstallError> {
+    fn write(
+        &mut self,
+        planned: &PlannedObject,
+        index: u32,
+        bytes: &[u8],
+    ) -> Result<(), InstallError> {
         let start = u64::from(index) * LEAF_BYTES as u64;
         let ObjectId::Memory(id) = planned.id else {
             return self.staging.stream(planned.id, planned.length)?.0.write(start, bytes);
@@ -778,9 +788,9 @@ impl std::fmt::Debug for StateInstaller {
 }
 
 /// Result of checking a leaf.
-enum Look {
+enum LeafStatus {
     Missing(ChunkId),
-    There,
+    Present,
     End,
 }
 
@@ -788,7 +798,7 @@ impl LocalState {
     /// Whether this state has the leaf; then its encoding is in `reader`.
     fn read(
         &self,
-        planned: &Planned,
+        planned: &PlannedObject,
         index: u32,
         hash: &LeafHash,
         reader: &mut LeafReader,

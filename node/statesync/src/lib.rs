@@ -64,10 +64,10 @@ mod worker;
 pub use compute::Job;
 pub use error::ManifestError;
 pub use install::{
-    InstallError, Installed, LocalState, OfferError, Progress, Rejected, StateInstaller,
-    complete_install, complete_install_on,
+    ChunkRejection, CompletedInstall, InstallError, LocalState, OfferError, Progress,
+    StateInstaller, complete_install, complete_install_on,
 };
-pub use snapshot::{Pinned, ServeError, Snapshot};
+pub use snapshot::{PinnedFiles, ServeError, Snapshot};
 pub use source::{SnapshotLease, SnapshotSource};
 pub use worker::ManifestWorker;
 
@@ -78,7 +78,7 @@ use pages::{HeldLayout, MemoryId, PageStore, PagesError};
 ///
 /// # Errors
 /// When the store does not have the memory.
-pub fn held(pages: &PageStore, memory: MemoryId) -> Result<HeldLayout, PagesError> {
+pub fn hold_newest_layout(pages: &PageStore, memory: MemoryId) -> Result<HeldLayout, PagesError> {
     loop {
         // The newest version is never cut off; should another become the newest in between, that
         // one is not.

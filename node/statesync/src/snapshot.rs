@@ -14,7 +14,7 @@ use thiserror::Error;
 use crate::compute::LeafReader;
 
 /// The files behind a state.
-pub struct Pinned {
+pub struct PinnedFiles {
     /// The memories of all canisters, as of that state.
     pub layouts: BTreeMap<MemoryId, HeldLayout>,
     /// Modules and uploaded chunks that the state names.
@@ -65,12 +65,12 @@ pub struct Snapshot {
     header: Header,
     root: LeafHash,
     checkpoint: LoadedCheckpoint,
-    pinned: Pinned,
+    pinned: PinnedFiles,
 }
 
 impl Snapshot {
     /// `checkpoint` is the one that the manifest was computed of, `pinned` the files behind it.
-    pub fn new(header: Header, checkpoint: LoadedCheckpoint, pinned: Pinned) -> Self {
+    pub fn new(header: Header, checkpoint: LoadedCheckpoint, pinned: PinnedFiles) -> Self {
         Self { root: header.root(), header, checkpoint, pinned }
     }
 

@@ -15,11 +15,11 @@ const LEASES_MAX: usize = 64;
 /// See the module. Cheap to clone; usable from any thread.
 #[derive(Clone, Default)]
 pub struct SnapshotSource {
-    kept: Arc<Mutex<Kept>>,
+    kept: Arc<Mutex<RetainedSnapshots>>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct RetainedSnapshots {
     /// Its root is known and not yet certified.
     computed: Option<Arc<Snapshot>>,
     /// The newest that is certified.
@@ -39,7 +39,7 @@ struct Kept {
 }
 
 impl SnapshotSource {
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, RetainedSnapshots> {
         // Every change of the state is one assignment, which a panic cannot leave half done.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }

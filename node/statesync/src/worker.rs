@@ -27,7 +27,7 @@ const DESCRIPTOR_ATTEMPTS_MAX: u32 = 300;
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
-enum Work {
+enum JobState {
     #[default]
     None,
     Running,
@@ -36,18 +36,18 @@ enum Work {
 }
 
 #[derive(Default)]
-struct Shared {
-    work: Mutex<Work>,
+struct WorkerShared {
+    work: Mutex<JobState>,
     changed: Condvar,
     stop: AtomicBool,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Work> {
+impl WorkerShared {
+    fn lock(&self) -> MutexGuard<'_, JobState> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, work: Work) {
+    fn set(&self, work: JobState) {
         *self.lock() = work;
         self.changed.notify_all();
     }
@@ -55,7 +55,7 @@ impl Shared {
 
 /// The thread that computes manifests, see the module.
 pub struct ManifestWorker {
-    shared: Arc<Shared>,
+    shared: Arc<WorkerShared>,
     jobs: Option<SyncSender<Job>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -66,7 +66,7 @@ impl ManifestWorker {
     /// # Errors
     /// When the system starts no thread.
     pub fn start(store: Arc<StateStore>, snapshots: SnapshotSource) -> Result<Self, ManifestError> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(WorkerShared::default());
         let (jobs, received) = sync_channel::<Job>(1);
         let working = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
@@ -85,7 +85,7 @@ impl ManifestWorker {
     /// # Errors
     /// When the thread is gone, or still has another to do.
     pub fn begin(&self, job: Job) -> Result<(), ManifestError> {
-        self.shared.set(Work::Running);
+        self.shared.set(JobState::Running);
         match self.jobs.as_ref().map(|jobs| jobs.try_send(job)) {
             Some(Ok(())) => Ok(()),
             _ => Err(ManifestError::Thread("it takes no work".into())),
@@ -94,12 +94,12 @@ impl ManifestWorker {
 
     /// The manifest of this height was computed before a restart.
     pub fn known(&self, height: Height, root: LeafHash) {
-        self.shared.set(Work::Known(height, root));
+        self.shared.set(JobState::Known(height, root));
     }
 
     /// Whether one is being computed.
     pub fn is_busy(&self) -> bool {
-        matches!(*self.shared.lock(), Work::Running)
+        matches!(*self.shared.lock(), JobState::Running)
     }
 
     /// The root of the manifest of this height, waited for. A computation that failed for good
@@ -109,12 +109,12 @@ impl ManifestWorker {
     /// When the computation failed for good, or none was begun for this height.
     pub fn wait(&self, height: Height) -> Result<LeafHash, ManifestError> {
         let mut work = self.shared.lock();
-        while matches!(*work, Work::Running) {
+        while matches!(*work, JobState::Running) {
             work = self.shared.changed.wait(work).unwrap_or_else(PoisonError::into_inner);
         }
         let reason = match &*work {
-            Work::Known(known, root) if *known == height => return Ok(*root),
-            Work::Failed(reason) => reason.clone(),
+            JobState::Known(known, root) if *known == height => return Ok(*root),
+            JobState::Failed(reason) => reason.clone(),
             _ => "it was never begun".into(),
         };
         Err(ManifestError::Failed { height: height.0, reason })
@@ -133,16 +133,18 @@ impl Drop for ManifestWorker {
     }
 }
 
-fn work_on(shared: &Shared, store: &StateStore, snapshots: &SnapshotSource, job: Job) {
+fn work_on(shared: &WorkerShared, store: &StateStore, snapshots: &SnapshotSource, job: Job) {
     let height = job.height;
     // If this thread panics, waiting threads are notified.
-    let told = TellOnPanic { shared, armed: true };
+    let notifier = PanicNotifier { shared, armed: true };
     let (mut attempts, mut without_descriptors) = (0, 0);
     let outcome = loop {
         match compute::compute(store, &job, &shared.stop) {
-            Ok(header) => break show(store, snapshots, header, job),
-            Err(Failure::Stopped) => break Work::None,
-            Err(Failure::Write) => break Work::Failed("the store did not say what failed".into()),
+            Ok(header) => break publish_snapshot(store, snapshots, header, job),
+            Err(Failure::Stopped) => break JobState::None,
+            Err(Failure::Write) => {
+                break JobState::Failed("the store did not say what failed".into());
+            }
             Err(Failure::Error(error)) if error.can_heal() => {
                 let (attempts, attempts_max) = match error.wants_descriptors() {
                     true => (&mut without_descriptors, DESCRIPTOR_ATTEMPTS_MAX),
@@ -150,26 +152,26 @@ fn work_on(shared: &Shared, store: &StateStore, snapshots: &SnapshotSource, job:
                 };
                 *attempts += 1;
                 if *attempts > attempts_max {
-                    break Work::Failed(error.to_string());
+                    break JobState::Failed(error.to_string());
                 }
                 tracing::warn!(%error, height = height.0, "computing a manifest failed and is tried again");
                 if shared.pause(RETRY_AFTER) {
-                    break Work::None;
+                    break JobState::None;
                 }
             }
-            Err(Failure::Error(error)) => break Work::Failed(error.to_string()),
+            Err(Failure::Error(error)) => break JobState::Failed(error.to_string()),
         }
     };
-    told.done();
+    notifier.done();
     shared.set(outcome);
 }
 
-fn show(
+fn publish_snapshot(
     store: &StateStore,
     snapshots: &SnapshotSource,
     header: state::manifest::Header,
     job: Job,
-) -> Work {
+) -> JobState {
     let (height, root) = (header.height, header.root());
     match store.load() {
         Ok(Some(checkpoint)) if checkpoint.height == height => {
@@ -179,36 +181,35 @@ fn show(
         Ok(_) => {}
         Err(error) => tracing::warn!(%error, "a snapshot cannot be shown"),
     }
-    Work::Known(height, root)
+    JobState::Known(height, root)
 }
 
-/// Whether the disk may take it later.
-impl Shared {
+impl WorkerShared {
     /// Waits, or until the node stops; returns whether it stops.
     fn pause(&self, time: Duration) -> bool {
         let work = self.lock();
-        let stopped = |_: &mut Work| !self.stop.load(Ordering::Relaxed);
+        let stopped = |_: &mut JobState| !self.stop.load(Ordering::Relaxed);
         // A poisoned lock is as good as any: nothing is read.
         drop(self.changed.wait_timeout_while(work, time, stopped));
         self.stop.load(Ordering::Relaxed)
     }
 }
 
-struct TellOnPanic<'a> {
-    shared: &'a Shared,
+struct PanicNotifier<'a> {
+    shared: &'a WorkerShared,
     armed: bool,
 }
 
-impl TellOnPanic<'_> {
+impl PanicNotifier<'_> {
     fn done(mut self) {
         self.armed = false;
     }
 }
 
-impl Drop for TellOnPanic<'_> {
+impl Drop for PanicNotifier<'_> {
     fn drop(&mut self) {
         if self.armed {
-            self.shared.set(Work::Failed("the thread that computed it panicked".into()));
+            self.shared.set(JobState::Failed("the thread that computed it panicked".into()));
         }
     }
 }

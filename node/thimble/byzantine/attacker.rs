@@ -34,7 +34,7 @@ const FLOOD: usize = 300;
 const GARBAGE_BYTES: usize = 2_000;
 
 /// Replacement of a message: the recipients, and the bytes.
-pub(crate) type Sent = Vec<(Vec<PublicKey>, Vec<u8>)>;
+pub(crate) type OutgoingMessages = Vec<(Vec<PublicKey>, Vec<u8>)>;
 
 /// See the module.
 pub(crate) struct Attacker {
@@ -50,13 +50,13 @@ pub(crate) struct State {
     /// By epoch.
     keys: BTreeMap<u64, Keys>,
     /// Replacements that others get of a block of this node, by its digest.
-    pub(crate) replaced: BTreeMap<Digest, Replaced>,
+    pub(crate) replaced: BTreeMap<Digest, ReplacedBlock>,
     /// Calls that blocks of this node named, in the order of their heights.
     pub(crate) names: Vec<Name>,
     /// The last dealing of this node.
     pub(crate) dealing: Option<(u32, Vec<u8>)>,
     /// The seed of an earlier block.
-    pub(crate) seed: Option<blocks::Seed>,
+    pub(crate) seed: Option<blocks::VrfSeed>,
     pub(crate) peers: BTreeSet<PublicKey>,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Keys {
 
 /// Another block than the one that this node's engine knows.
 #[derive(Clone)]
-pub(crate) struct Replaced {
+pub(crate) struct ReplacedBlock {
     pub(crate) by: Digest,
     /// Who gets it; the others get the engine's.
     pub(crate) to: BTreeSet<PublicKey>,
@@ -126,7 +126,7 @@ impl Attacker {
         channel: ChannelName,
         to: &[PublicKey],
         bytes: &[u8],
-    ) -> Option<Sent> {
+    ) -> Option<OutgoingMessages> {
         let mut state = self.state();
         state.peers.extend(to.iter().cloned());
         let message = Message { plan: &self.plan, channel, to, bytes };
@@ -176,14 +176,14 @@ impl Message<'_> {
     }
 
     /// The first half of those who get the message, by a cut that differs from time to time.
-    pub(crate) fn some(&self, state: &mut State) -> BTreeSet<PublicKey> {
+    pub(crate) fn random_half(&self, state: &mut State) -> BTreeSet<PublicKey> {
         let begin = state.rng.gen_range(0..self.to.len().max(1));
         let half = self.to.len().div_ceil(2);
         self.to.iter().cycle().skip(begin).take(half).cloned().collect()
     }
 
     /// `false_one` to these, the message itself to the others.
-    pub(crate) fn split(&self, to: &BTreeSet<PublicKey>, false_one: Vec<u8>) -> Sent {
+    pub(crate) fn split(&self, to: &BTreeSet<PublicKey>, false_one: Vec<u8>) -> OutgoingMessages {
         let (false_to, true_to): (Vec<_>, Vec<_>) =
             self.to.iter().cloned().partition(|peer| to.contains(peer));
         let all = vec![(false_to, false_one), (true_to, self.bytes.to_vec())];
@@ -191,23 +191,23 @@ impl Message<'_> {
     }
 
     /// `false_one` to the victim in place of the message.
-    pub(crate) fn to_victim(&self, victim: &PublicKey, false_one: Vec<u8>) -> Sent {
+    pub(crate) fn to_victim(&self, victim: &PublicKey, false_one: Vec<u8>) -> OutgoingMessages {
         self.split(&BTreeSet::from([victim.clone()]), false_one)
     }
 
     /// Attacks that need no knowledge of the message.
-    fn evident(&self, state: &mut State) -> Option<Sent> {
+    fn evident(&self, state: &mut State) -> Option<OutgoingMessages> {
         if let Some(victim) = self.victim(Attack::Garbage, state)
             && state.rng.gen_ratio(1, 4)
         {
             let (bytes, detail) = state.garbage(self.bytes);
-            state.made(Attack::Garbage, self, detail, 1);
+            state.record_attack(Attack::Garbage, self, detail, 1);
             return Some(self.to_victim(&victim, bytes));
         }
         if let Some(victim) = self.victim(Attack::Flood, state)
             && state.rng.gen_ratio(1, 4)
         {
-            state.made(Attack::Flood, self, "the same message many times", 1);
+            state.record_attack(Attack::Flood, self, "the same message many times", 1);
             let mut sent = vec![(vec![victim], self.bytes.to_vec()); FLOOD];
             sent.push((self.to.to_vec(), self.bytes.to_vec()));
             return Some(sent);
@@ -217,8 +217,14 @@ impl Message<'_> {
 }
 
 impl State {
-    pub(crate) fn made(&mut self, attack: Attack, message: &Message<'_>, detail: &str, to: usize) {
-        self.report.made(attack, message.channel, detail, to);
+    pub(crate) fn record_attack(
+        &mut self,
+        attack: Attack,
+        message: &Message<'_>,
+        detail: &str,
+        to: usize,
+    ) {
+        self.report.record_attack(attack, message.channel, detail, to);
     }
 
     pub(crate) fn defect(&mut self, what: &str) {
@@ -235,7 +241,7 @@ impl State {
         self.keys.last_key_value().map(|(_, keys)| keys)
     }
 
-    pub(crate) fn replace(&mut self, block: Digest, replaced: Replaced) {
+    pub(crate) fn replace(&mut self, block: Digest, replaced: ReplacedBlock) {
         self.replaced.insert(block, replaced);
         while self.replaced.len() > REPLACED_MAX {
             let Some(any) = self.replaced.keys().next().copied() else { return };

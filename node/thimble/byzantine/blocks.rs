@@ -7,12 +7,12 @@ use commonware_cryptography::bls12381::primitives::variant::MinSig;
 use rand::{Rng as _, RngCore as _};
 
 use crate::{
-    attacker::{Message, Replaced, Sent, State},
+    attacker::{Message, OutgoingMessages, ReplacedBlock, State},
     forms::{Block, Name},
     plan::Attack,
 };
 
-pub(crate) type Seed = vrf::Seed<MinSig>;
+pub(crate) type VrfSeed = vrf::Seed<MinSig>;
 
 const HOUR: u64 = Duration::from_secs(3_600).as_nanos() as u64;
 /// Calls that a block names beyond any limit.
@@ -23,7 +23,7 @@ const TOO_MANY_REPORTED: usize = 201;
 const MANY_CALLS: usize = 500;
 const SECOND: u64 = 1_000_000_000;
 
-pub(crate) fn proposed(message: &Message<'_>, state: &mut State) -> Option<Sent> {
+pub(crate) fn proposed(message: &Message<'_>, state: &mut State) -> Option<OutgoingMessages> {
     let Some(block) = Block::decode(message.bytes) else {
         state.defect("a block that is not read as it was written");
         return None;
@@ -38,17 +38,21 @@ pub(crate) fn proposed(message: &Message<'_>, state: &mut State) -> Option<Sent>
     sent
 }
 
-fn malformed_for_victim(message: &Message<'_>, state: &mut State, block: &Block) -> Option<Sent> {
+fn malformed_for_victim(
+    message: &Message<'_>,
+    state: &mut State,
+    block: &Block,
+) -> Option<OutgoingMessages> {
     let victim = message.victim(Attack::MalformedBlocks, state)?;
     let (other, detail) = malformed(state, block);
-    state.made(Attack::MalformedBlocks, message, detail, 1);
+    state.record_attack(Attack::MalformedBlocks, message, detail, 1);
     Some(message.to_victim(&victim, other))
 }
 
-fn attacked(message: &Message<'_>, state: &mut State, block: &Block) -> Option<Sent> {
+fn attacked(message: &Message<'_>, state: &mut State, block: &Block) -> Option<OutgoingMessages> {
     let (attack, other, detail, to) = if message.is_under(Attack::EquivocatingBlocks) {
         let other = Block { time: block.time + 1, ..block.clone() };
-        (Attack::EquivocatingBlocks, other, "two blocks for one round", message.some(state))
+        (Attack::EquivocatingBlocks, other, "two blocks for one round", message.random_half(state))
     } else if block.payload.is_some() && message.is_under(Attack::FalseDealings) {
         let (other, detail) = dealing(state, block)?;
         (Attack::FalseDealings, other, detail, all(message))
@@ -62,8 +66,8 @@ fn attacked(message: &Message<'_>, state: &mut State, block: &Block) -> Option<S
     } else {
         return None;
     };
-    state.made(attack, message, detail, to.len());
-    state.replace(block.digest(), Replaced { by: other.digest(), to: to.clone(), attack });
+    state.record_attack(attack, message, detail, to.len());
+    state.replace(block.digest(), ReplacedBlock { by: other.digest(), to: to.clone(), attack });
     Some(message.split(&to, other.encode()))
 }
 

@@ -193,14 +193,14 @@ pub(crate) struct OutcallShare {
 /// About calls.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) enum CallMessage {
-    Offer(Vec<SignedIngress>),
-    Want { height: Option<Height>, names: Vec<(IngressId, [u8; 32], u32)> },
-    Give(Vec<GivenCall>),
+    Announce(Vec<SignedIngress>),
+    Request { height: Option<Height>, names: Vec<(IngressId, [u8; 32], u32)> },
+    Response(Vec<RequestedIngress>),
 }
 
 /// A call that was asked for.
 #[derive(Clone, Serialize, Deserialize)]
-pub(crate) struct GivenCall {
+pub(crate) struct RequestedIngress {
     pub(crate) digest: [u8; 32],
     pub(crate) signed: SignedIngress,
 }

@@ -24,7 +24,7 @@ mod votes;
 use std::{process::ExitCode, sync::Arc};
 
 use ::genesis::Summary;
-use consensus::{KeyStore, StartError, Subnet, SubnetConfig, Wiring};
+use consensus::{ConsensusDeps, KeyStore, StartError, Subnet, SubnetConfig};
 use nidkg::SecretShare;
 use state::Height;
 
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
 }
 
 fn start(
-    wiring: Wiring,
+    wiring: ConsensusDeps,
     mut config: SubnetConfig,
     resume_from: Height,
 ) -> Result<Subnet, StartError> {

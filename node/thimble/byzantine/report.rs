@@ -35,7 +35,13 @@ impl Report {
         Self { file, made: BTreeMap::new() }
     }
 
-    pub(crate) fn made(&mut self, attack: Attack, channel: ChannelName, detail: &str, to: usize) {
+    pub(crate) fn record_attack(
+        &mut self,
+        attack: Attack,
+        channel: ChannelName,
+        detail: &str,
+        to: usize,
+    ) {
         let count = self.made.entry((attack, detail.to_owned())).or_default();
         *count += 1;
         if *count > WRITTEN_MAX && !count.is_multiple_of(ONE_IN) {

@@ -6,7 +6,7 @@ use rand::{Rng as _, RngCore as _};
 use state::{Height, OutcallAnswer, Payload};
 
 use crate::{
-    attacker::{Message, Sent, State},
+    attacker::{Message, OutgoingMessages, State},
     forms::{self, CallMessage, NextBlock, OutcallMessage, RootMessage, SyncMessage},
     plan::Attack,
 };
@@ -20,13 +20,13 @@ fn read<'a, T: serde::Deserialize<'a>>(message: &'a Message<'_>, state: &mut Sta
 }
 
 /// The same to all in place of the message.
-fn to_all(message: &Message<'_>, bytes: Vec<u8>) -> Sent {
+fn to_all(message: &Message<'_>, bytes: Vec<u8>) -> OutgoingMessages {
     vec![(message.to.to_vec(), bytes)]
 }
 
-pub(crate) fn root(message: &Message<'_>, state: &mut State) -> Option<Sent> {
-    let mut told: RootMessage = read(message, state)?;
-    match &mut told {
+pub(crate) fn root(message: &Message<'_>, state: &mut State) -> Option<OutgoingMessages> {
+    let mut forged: RootMessage = read(message, state)?;
+    match &mut forged {
         RootMessage::Share { root, share, .. } => {
             let (attack, detail) = if message.is_under(Attack::OtherRoots) {
                 *root = state.digest();
@@ -54,17 +54,22 @@ pub(crate) fn root(message: &Message<'_>, state: &mut State) -> Option<Sent> {
                     }
                 }
             } else if message.is_under(Attack::FalseCertificates) {
-                return false_root_certificate(message, state, &told);
+                return false_root_certificate(message, state, &forged);
             } else {
                 return None;
             };
-            state.made(attack, message, detail, message.to.len());
-            Some(to_all(message, forms::written(&told)))
+            state.record_attack(attack, message, detail, message.to.len());
+            Some(to_all(message, forms::written(&forged)))
         }
         RootMessage::Limits { limits, .. } if message.is_under(Attack::FalseLimits) => {
             limits.iter_mut().for_each(|(_, value)| *value = value.wrapping_mul(3));
-            state.made(Attack::FalseLimits, message, "three times as much", message.to.len());
-            Some(to_all(message, forms::written(&told)))
+            state.record_attack(
+                Attack::FalseLimits,
+                message,
+                "three times as much",
+                message.to.len(),
+            );
+            Some(to_all(message, forms::written(&forged)))
         }
         RootMessage::Certificate { .. } | RootMessage::Limits { .. } => None,
     }
@@ -74,23 +79,23 @@ pub(crate) fn root(message: &Message<'_>, state: &mut State) -> Option<Sent> {
 fn false_root_certificate(
     message: &Message<'_>,
     state: &mut State,
-    told: &RootMessage,
-) -> Option<Sent> {
-    let RootMessage::Share { height, root, share, .. } = told else { return None };
+    forged: &RootMessage,
+) -> Option<OutgoingMessages> {
+    let RootMessage::Share { height, root, share, .. } = forged else { return None };
     let victim = message.victim(Attack::FalseCertificates, state)?;
     let signature = nidkg::Signature(share.0);
     let false_one = RootMessage::Certificate { height: *height, root: *root, signature };
-    state.made(Attack::FalseCertificates, message, "a share in place of a signature", 1);
+    state.record_attack(Attack::FalseCertificates, message, "a share in place of a signature", 1);
     let false_one = forms::written(&false_one);
     Some(vec![(message.to.to_vec(), message.bytes.to_vec()), (vec![victim], false_one)])
 }
 
-pub(crate) fn outcall(message: &Message<'_>, state: &mut State) -> Option<Sent> {
+pub(crate) fn outcall(message: &Message<'_>, state: &mut State) -> Option<OutgoingMessages> {
     if !message.is_under(Attack::OtherAnswers) {
         return None;
     }
-    let mut told: OutcallMessage = read(message, state)?;
-    let detail = match &mut told {
+    let mut forged: OutcallMessage = read(message, state)?;
+    let detail = match &mut forged {
         OutcallMessage::Shares { shares, .. } => {
             if shares.is_empty() {
                 return None;
@@ -106,38 +111,38 @@ pub(crate) fn outcall(message: &Message<'_>, state: &mut State) -> Option<Sent> 
             "another answer of one member"
         }
     };
-    state.made(Attack::OtherAnswers, message, detail, message.to.len());
-    Some(to_all(message, forms::written(&told)))
+    state.record_attack(Attack::OtherAnswers, message, detail, message.to.len());
+    Some(to_all(message, forms::written(&forged)))
 }
 
-pub(crate) fn calls(message: &Message<'_>, state: &mut State) -> Option<Sent> {
-    let mut told: CallMessage = read(message, state)?;
-    match &mut told {
-        CallMessage::Give(_) if message.is_under(Attack::WithheldCalls) => {
-            state.made(Attack::WithheldCalls, message, "calls that were asked for", 0);
+pub(crate) fn calls(message: &Message<'_>, state: &mut State) -> Option<OutgoingMessages> {
+    let mut forged: CallMessage = read(message, state)?;
+    match &mut forged {
+        CallMessage::Response(_) if message.is_under(Attack::WithheldCalls) => {
+            state.record_attack(Attack::WithheldCalls, message, "calls that were asked for", 0);
             return Some(vec![]);
         }
-        CallMessage::Offer(_) if message.is_under(Attack::WithheldCalls) => {
-            state.made(Attack::WithheldCalls, message, "calls of clients", 0);
+        CallMessage::Announce(_) if message.is_under(Attack::WithheldCalls) => {
+            state.record_attack(Attack::WithheldCalls, message, "calls of clients", 0);
             return Some(vec![]);
         }
         _ => {}
     }
     let victim = message.victim(Attack::FalseCalls, state)?;
-    let detail = match &mut told {
-        CallMessage::Offer(offered) => {
+    let detail = match &mut forged {
+        CallMessage::Announce(offered) => {
             for signed in offered.iter_mut() {
                 signed.envelope = state.flipped(&signed.envelope).into();
             }
             "an offer with a changed bit in each envelope"
         }
-        CallMessage::Give(given) => {
+        CallMessage::Response(given) => {
             for one in given.iter_mut() {
                 one.signed.envelope = state.flipped(&one.signed.envelope).into();
             }
             "other bytes than those named"
         }
-        CallMessage::Want { height, names } => {
+        CallMessage::Request { height, names } => {
             *height = Some(Height(u64::MAX));
             for (id, digest, _) in names.iter_mut() {
                 (id.0, *digest) = (state.digest(), state.digest());
@@ -145,28 +150,28 @@ pub(crate) fn calls(message: &Message<'_>, state: &mut State) -> Option<Sent> {
             "a request for calls that do not exist"
         }
     };
-    state.made(Attack::FalseCalls, message, detail, 1);
-    Some(message.to_victim(&victim, forms::written(&told)))
+    state.record_attack(Attack::FalseCalls, message, detail, 1);
+    Some(message.to_victim(&victim, forms::written(&forged)))
 }
 
 /// What was asked for of the chain, and what is asked for.
-pub(crate) fn fetched(message: &Message<'_>, state: &mut State) -> Option<Sent> {
+pub(crate) fn fetched(message: &Message<'_>, state: &mut State) -> Option<OutgoingMessages> {
     // Members cut off who answers falsely: a few go through.
     if !message.is_under(Attack::FalseFetches) || !state.rng.gen_ratio(1, 4) {
         return None;
     }
-    state.made(Attack::FalseFetches, message, "a changed bit", message.to.len());
+    state.record_attack(Attack::FalseFetches, message, "a changed bit", message.to.len());
     let flipped = state.flipped(message.bytes);
     Some(to_all(message, flipped))
 }
 
-pub(crate) fn sync(message: &Message<'_>, state: &mut State) -> Option<Sent> {
+pub(crate) fn sync(message: &Message<'_>, state: &mut State) -> Option<OutgoingMessages> {
     debug_assert_eq!(message.channel, ChannelName::Sync);
     if !message.is_under(Attack::FalseStates) {
         return None;
     }
-    let mut told: SyncMessage = read(message, state)?;
-    let detail = match &mut told {
+    let mut forged: SyncMessage = read(message, state)?;
+    let detail = match &mut forged {
         SyncMessage::Answer { next, offer } => match state.rng.gen_range(0..4_u8) {
             0 => {
                 *next = NextBlock::Gone;
@@ -192,6 +197,6 @@ pub(crate) fn sync(message: &Message<'_>, state: &mut State) -> Option<Sent> {
         }
         SyncMessage::Ask { .. } | SyncMessage::Get { .. } | SyncMessage::Not { .. } => return None,
     };
-    state.made(Attack::FalseStates, message, detail, message.to.len());
-    Some(to_all(message, forms::written(&told)))
+    state.record_attack(Attack::FalseStates, message, detail, message.to.len());
+    Some(to_all(message, forms::written(&forged)))
 }

@@ -6,7 +6,7 @@ use commonware_consensus::simplex::types::{Finalize, Notarize, Nullify, Proposal
 use rand::seq::SliceRandom as _;
 
 use crate::{
-    attacker::{Keys, Message, Sent, State},
+    attacker::{Keys, Message, OutgoingMessages, State},
     forms::{self, Digest},
     plan::Attack,
 };
@@ -43,7 +43,7 @@ fn with_other_signature(keys: &Keys, vote: &Cast, payload: Digest) -> Option<Cas
     })
 }
 
-pub(crate) fn vote(message: &Message<'_>, state: &mut State) -> Option<Sent> {
+pub(crate) fn vote(message: &Message<'_>, state: &mut State) -> Option<OutgoingMessages> {
     let Some((epoch, rest)) = forms::split_epoch(message.bytes) else {
         state.defect("a vote without an epoch");
         return None;
@@ -65,11 +65,16 @@ pub(crate) fn vote(message: &Message<'_>, state: &mut State) -> Option<Sent> {
         && let Some(replaced) = state.replaced.get(&payload).cloned()
     {
         let other = for_other(state.keys_of(number)?, &vote, replaced.by)?;
-        state.made(replaced.attack, message, "a vote for the other block", replaced.to.len());
+        state.record_attack(
+            replaced.attack,
+            message,
+            "a vote for the other block",
+            replaced.to.len(),
+        );
         return Some(message.split(&replaced.to, forms::with_epoch(&epoch, &other)));
     }
     if message.is_under(Attack::ConflictingVotes) {
-        let to = message.some(state);
+        let to = message.random_half(state);
         let keys = state.keys_of(number)?;
         let (other, detail) = match &vote {
             Vote::Finalize(_) if number.wrapping_add(round.view().get()) % 2 == 0 => {
@@ -78,25 +83,25 @@ pub(crate) fn vote(message: &Message<'_>, state: &mut State) -> Option<Sent> {
             }
             vote => (for_other(keys, vote, random)?, "a vote for a block that does not exist"),
         };
-        state.made(Attack::ConflictingVotes, message, detail, to.len());
+        state.record_attack(Attack::ConflictingVotes, message, detail, to.len());
         return Some(message.split(&to, forms::with_epoch(&epoch, &other)));
     }
     if let Some(victim) = message.victim(Attack::DoubleVotes, state) {
         let other = for_other(state.keys_of(number)?, &vote, random)?;
-        state.made(Attack::DoubleVotes, message, "votes for two blocks", 1);
+        state.record_attack(Attack::DoubleVotes, message, "votes for two blocks", 1);
         let other = forms::with_epoch(&epoch, &other);
         return Some(vec![(message.to.to_vec(), message.bytes.to_vec()), (vec![victim], other)]);
     }
     if let Some(victim) = message.victim(Attack::FalseVotes, state) {
         let other = with_other_signature(state.keys_of(number)?, &vote, random)?;
-        state.made(Attack::FalseVotes, message, "a signature on another block", 1);
+        state.record_attack(Attack::FalseVotes, message, "a signature on another block", 1);
         return Some(message.to_victim(&victim, forms::with_epoch(&epoch, &other)));
     }
     None
 }
 
 /// The same message under the number of another epoch, before the message.
-fn other_epoch(message: &Message<'_>, state: &mut State) -> Option<Sent> {
+fn other_epoch(message: &Message<'_>, state: &mut State) -> Option<OutgoingMessages> {
     if !message.is_under(Attack::OtherEpochs) {
         return None;
     }
@@ -104,17 +109,17 @@ fn other_epoch(message: &Message<'_>, state: &mut State) -> Option<Sent> {
     let epochs = [0, 1, 2, 3, 1_000, 1 << 32, u64::MAX - 1, u64::MAX];
     let epoch = *epochs.choose(&mut state.rng)?;
     let other = [UInt(epoch).encode().as_ref(), rest.as_ref()].concat();
-    state.made(Attack::OtherEpochs, message, &format!("epoch {epoch}"), message.to.len());
+    state.record_attack(Attack::OtherEpochs, message, &format!("epoch {epoch}"), message.to.len());
     let to = message.to.to_vec();
     Some(vec![(to.clone(), other), (to, message.bytes.to_vec())])
 }
 
-pub(crate) fn certificate(message: &Message<'_>, state: &mut State) -> Option<Sent> {
+pub(crate) fn certificate(message: &Message<'_>, state: &mut State) -> Option<OutgoingMessages> {
     if let Some(sent) = other_epoch(message, state) {
         return Some(sent);
     }
     let victim = message.victim(Attack::FalseCertificates, state)?;
     let flipped = state.flipped(message.bytes);
-    state.made(Attack::FalseCertificates, message, "a changed bit", 1);
+    state.record_attack(Attack::FalseCertificates, message, "a changed bit", 1);
     Some(message.to_victim(&victim, flipped))
 }

@@ -13,7 +13,8 @@ use budget::Level;
 use consensus::{ClockStatus, IngressPool, PoolRefusal, SubnetStatus};
 use execution::QueryService;
 use gateway::{
-    CertifiedView, Health, NoProfile, Node, QueryRequest, Refusal, RequestKind, Submitted,
+    CertifiedView, Health, HeapProfileError, Node, QueryRequest, Refusal, RequestKind,
+    SubmitOutcome,
     report::{self, Report},
 };
 use genesis::NodeRecord;
@@ -50,7 +51,7 @@ pub(crate) struct Adapter {
     pub(crate) identity: Identity,
     pub(crate) delta_capacity_bytes: u64,
     pub(crate) disk: DiskUsage,
-    pub(crate) largest: Mutex<Largest>,
+    pub(crate) largest: Mutex<LargestCanisters>,
     /// None for a subnet of one.
     pub(crate) subnet: Option<Agreement>,
 }
@@ -89,7 +90,7 @@ impl Agreement {
 
     fn report(&self) -> report::Subnet {
         let progress = self.status.progress();
-        let heard = self.status.heard();
+        let heard = self.status.signed_heights();
         let key = self.status.key();
         let member = |(place, member): (usize, &NodeRecord)| report::SubnetMember {
             node_id: member.node_id().to_text(),
@@ -152,16 +153,16 @@ impl Node for Adapter {
         ingress: Ingress,
         signed: SignedIngress,
         validity: Validity,
-    ) -> Result<Submitted, Refusal> {
+    ) -> Result<SubmitOutcome, Refusal> {
         // A call the state knows already is not ordered a second time; its certificate can be had
         // at once.
         if self.reader.latest().is_some_and(|state| state.request(&ingress.request_id).is_some()) {
-            return Ok(Submitted::Duplicate);
+            return Ok(SubmitOutcome::Duplicate);
         }
         let id = IngressId::new(&ingress.request_id, &ingress.effective_canister_id);
         match self.pool.submit(id, validity, signed) {
-            Ok(consensus::Submitted::New) => Ok(Submitted::Accepted),
-            Ok(consensus::Submitted::Already) => Ok(Submitted::Duplicate),
+            Ok(consensus::SubmitOutcome::New) => Ok(SubmitOutcome::Accepted),
+            Ok(consensus::SubmitOutcome::Already) => Ok(SubmitOutcome::Duplicate),
             Err(refusal @ PoolRefusal::Closed(_)) => {
                 Err(Refusal::Unavailable { message: self.for_clients(&refusal.to_string()) })
             }
@@ -226,13 +227,13 @@ impl Node for Adapter {
         self.ranges.iter().any(|(first, last)| first <= canister_id && canister_id <= last)
     }
 
-    fn heap_profile(&self) -> Result<Vec<u8>, NoProfile> {
+    fn heap_profile(&self) -> Result<Vec<u8>, HeapProfileError> {
         let Some(sampler) = allocator::sampler() else {
-            return Err(NoProfile::Off(heap::off("thimble")));
+            return Err(HeapProfileError::Off(heap::off("thimble")));
         };
         sampler.answer().map_err(|refused| match refused {
-            heap::Refused::Busy => NoProfile::Busy(refused.to_string()),
-            heap::Refused::Failed(message) => NoProfile::Failed(message),
+            heap::ProfileError::Busy => HeapProfileError::Busy(refused.to_string()),
+            heap::ProfileError::Failed(message) => HeapProfileError::Failed(message),
         })
     }
 
@@ -340,7 +341,7 @@ fn without_paths(text: &str, data_dir: &Path) -> String {
 
 /// The largest canisters, as they were found last.
 #[derive(Debug, Default)]
-pub(crate) struct Largest {
+pub(crate) struct LargestCanisters {
     found: Option<Instant>,
     canisters: Vec<report::Canister>,
     total: u64,
@@ -359,8 +360,8 @@ impl Adapter {
         (known.canisters.clone(), known.total)
     }
 
-    fn find_largest(&self) -> Largest {
-        let Some(state) = self.reader.latest() else { return Largest::default() };
+    fn find_largest(&self) -> LargestCanisters {
+        let Some(state) = self.reader.latest() else { return LargestCanisters::default() };
         let mut largest: BTreeSet<(Reverse<u64>, Reverse<CanisterId>)> = BTreeSet::new();
         let mut total = 0;
         for canister in state.canisters().iter() {
@@ -378,7 +379,7 @@ impl Adapter {
                 status: status_word(&canister).into(),
             })
         });
-        Largest { canisters: listed.collect(), total, found: Some(Instant::now()) }
+        LargestCanisters { canisters: listed.collect(), total, found: Some(Instant::now()) }
     }
 }
 

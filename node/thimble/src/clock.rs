@@ -52,13 +52,13 @@ const ORDER_VALID: Duration = Duration::from_secs(7 * 24 * 3_600);
 #[derive(Clone)]
 pub(crate) enum NodeClock {
     /// Of a node alone.
-    Alone(Arc<Alone>),
+    Alone(Arc<SingleNodeClock>),
     /// Of a member of a subnet of several.
     Member,
 }
 
 /// The clock of a node alone.
-pub(crate) struct Alone {
+pub(crate) struct SingleNodeClock {
     clock: Arc<BlockClock<MachineClocks>>,
     data_dir: PathBuf,
     /// How far ahead calls may be signed.
@@ -74,7 +74,7 @@ impl NodeClock {
             return Self::Member;
         }
         let kept = boot_id().and_then(|boot| kept_reading(data_dir, &boot));
-        Self::Alone(Arc::new(Alone {
+        Self::Alone(Arc::new(SingleNodeClock {
             clock: Arc::new(BlockClock::new(MachineClocks, kept)),
             data_dir: data_dir.to_owned(),
             window,

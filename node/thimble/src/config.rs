@@ -124,7 +124,7 @@ pub(crate) struct OutcallSettings {
 
 impl OutcallSettings {
     /// The loaded settings.
-    pub(crate) fn allowed(&self) -> Result<::outcalls::Allowed> {
+    pub(crate) fn allowed(&self) -> Result<::outcalls::AccessPolicy> {
         let roots = match &self.extra_roots {
             Some(path) => {
                 let named = || format!("outcalls.extra_roots names {}", path.display());
@@ -134,7 +134,7 @@ impl OutcallSettings {
             None => vec![],
         };
         let networks = self.allow_networks.clone();
-        Ok(::outcalls::Allowed {
+        Ok(::outcalls::AccessPolicy {
             http: self.allow_http,
             networks,
             roots,
@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_settings_are_refused_with_their_name() {
         let unknown = load("memroy = \"1GiB\"\n", Settings::default()).unwrap_err();
         assert!(format!("{unknown:#}").contains("memroy"), "{unknown:#}");
         let limit = load("[limits.gateway]\nconections = 1\n", Settings::default()).unwrap_err();

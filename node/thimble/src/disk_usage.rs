@@ -31,15 +31,15 @@ pub(crate) struct DiskUsage {
     pages: Arc<PageStore>,
     sandbox: Arc<sandbox::Pool>,
     reader: CertifiedReader,
-    in_heap: Arc<HeldInHeap>,
+    in_heap: Arc<StateHeapBytes>,
 }
 
 /// Bytes of the state's heap that the rules of replicated state count, after the last round, for
 /// each of [`HEAP_LINES`]; and bytes in files of messages that wait.
 #[derive(Debug, Default)]
-pub(crate) struct HeldInHeap([AtomicU64; HEAP_LINES.len()], AtomicU64);
+pub(crate) struct StateHeapBytes([AtomicU64; HEAP_LINES.len()], AtomicU64);
 
-impl HeldInHeap {
+impl StateHeapBytes {
     pub(crate) fn set(&self, bytes: [u64; HEAP_LINES.len()]) {
         for (line, bytes) in self.0.iter().zip(bytes) {
             line.store(bytes, Relaxed);
@@ -55,13 +55,13 @@ impl HeldInHeap {
     }
 
     /// Of the line of this name.
-    fn of(&self, name: &str) -> Option<u64> {
+    fn line_bytes(&self, name: &str) -> Option<u64> {
         let line = HEAP_LINES.iter().position(|line| *line == name)?;
         Some(self.0.get(line)?.load(Relaxed))
     }
 
     /// Of all but messages with guaranteed responses, most of which is room for what may come.
-    fn others(&self) -> u64 {
+    fn others_bytes(&self) -> u64 {
         self.0.iter().skip(1).map(|line| line.load(Relaxed)).sum()
     }
 }
@@ -72,7 +72,7 @@ impl DiskUsage {
         pages: Arc<PageStore>,
         sandbox: Arc<sandbox::Pool>,
         reader: CertifiedReader,
-        in_heap: Arc<HeldInHeap>,
+        in_heap: Arc<StateHeapBytes>,
     ) -> Self {
         let limits = &config.limits;
         let sheet = limits.sheet();
@@ -118,12 +118,12 @@ impl DiskUsage {
             "checkpoint_records" => self.files_bytes("state"),
             MESSAGE_FILES_LINE => self.in_heap.message_files(),
             STATE_HEAP_LINE => {
-                memory::file_heap().active_bytes.saturating_sub(self.in_heap.others())
+                memory::file_heap().active_bytes.saturating_sub(self.in_heap.others_bytes())
             }
             "canister_state" => {
                 self.reader.latest().map_or(0, |state| state.metrics().canister_state_bytes)
             }
-            name => self.in_heap.of(name)?,
+            name => self.in_heap.line_bytes(name)?,
         };
         Some(report::DiskLine { name: line.name.into(), used_bytes, cap_bytes: line.bytes })
     }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Subcommand;
 use genesis::{
     DEALING_BYTES_MAX, GENESIS_BYTES_MAX, Genesis, NodeRecord, PLAN_BYTES_MAX, Plan,
-    RECORD_BYTES_MAX, SignedDealing, Verified, faulty,
+    RECORD_BYTES_MAX, SignedDealing, VerifiedGenesis, faulty,
 };
 use rand::rngs::OsRng;
 use serde_json::json;
@@ -254,7 +254,7 @@ fn plan_text(plan: &Plan) -> String {
     text
 }
 
-fn genesis_text(genesis: &Verified) -> String {
+fn genesis_text(genesis: &VerifiedGenesis) -> String {
     let dealers: Vec<_> = genesis.dealers().iter().map(|dealer| dealer.0.to_string()).collect();
     format!(
         "genesis hash {}\nsubnet       {}\nroot key     {}\ndealers      {} of {} ({})\n{}",
@@ -268,7 +268,7 @@ fn genesis_text(genesis: &Verified) -> String {
     )
 }
 
-fn genesis_json(genesis: &Verified) -> serde_json::Value {
+fn genesis_json(genesis: &VerifiedGenesis) -> serde_json::Value {
     let plan = genesis.plan();
     let nodes = plan.nodes().iter().enumerate().map(|(index, node)| {
         json!({

@@ -39,7 +39,7 @@ const EVICT_EVERY: Duration = Duration::from_secs(5);
 const FORGET_REPLIES_AFTER: Duration = Duration::from_secs(30);
 
 /// Everything the thread works with.
-pub(crate) struct Watched {
+pub(crate) struct GovernorInputs {
     pub(crate) watch: Arc<Watch>,
     pub(crate) pool: Arc<IngressPool>,
     pub(crate) rounds: RoundMetrics,
@@ -50,36 +50,36 @@ pub(crate) struct Watched {
 }
 
 /// Starts the thread.
-pub(crate) fn start(watched: Watched, limits: &Limits) -> Result<GovernorThread> {
-    let mut worker = Worker::new(watched, limits);
-    GovernorThread::start(move || worker.look()).context("starting the governor's thread")
+pub(crate) fn start(inputs: GovernorInputs, limits: &Limits) -> Result<GovernorThread> {
+    let mut worker = Worker::new(inputs, limits);
+    GovernorThread::start(move || worker.step()).context("starting the governor's thread")
 }
 
 struct Worker {
-    watched: Watched,
+    inputs: GovernorInputs,
     steps: Steps,
     // Results of the last check.
     /// Kept replies were dropped since.
     forgotten: bool,
     evicted: Instant,
     pressed: Instant,
-    before: Counted,
+    before: WorkCounters,
     stalls: StallLog,
     block_time: BlockTimeLog,
 }
 
 /// Counters at the last sample.
 #[derive(Clone, Copy, Default)]
-struct Counted {
+struct WorkCounters {
     rounds: u64,
     messages: u64,
     queries: u64,
 }
 
 impl Worker {
-    fn new(watched: Watched, limits: &Limits) -> Self {
+    fn new(inputs: GovernorInputs, limits: &Limits) -> Self {
         let settings = &limits.governor;
-        let record = &watched.watch.record;
+        let record = &inputs.watch.record;
         let now = Instant::now();
         Self {
             steps: Steps::new(
@@ -91,20 +91,20 @@ impl Worker {
             forgotten: false,
             evicted: now,
             pressed: now,
-            before: Counted::default(),
+            before: WorkCounters::default(),
             stalls: StallLog::default(),
             block_time: BlockTimeLog::default(),
-            watched,
+            inputs,
         }
     }
 
-    /// One look; how long to wait until the next.
-    fn look(&mut self) -> Duration {
+    /// One step; returns how long to wait until the next.
+    fn step(&mut self) -> Duration {
         self.watch_rounds();
         if let Some(sampler) = crate::allocator::sampler() {
             sampler.tend();
         }
-        let watch = self.watched.watch.clone();
+        let watch = self.inputs.watch.clone();
         let now = watch.record.started.elapsed();
         watch.clock.keep();
         match self.block_time.next(watch.clock.block_time_ahead()) {
@@ -118,10 +118,10 @@ impl Worker {
             }
             None => {}
         }
-        let counted = self.counted();
+        let counted = self.read_counters();
         // Empty rounds of an idle node are not work.
         let work = counted.messages + counted.queries;
-        self.steps.worked(now, work, self.watched.busy.load(Relaxed));
+        self.steps.worked(now, work, self.inputs.busy.load(Relaxed));
         let memory = watch.memory();
         let (stalled, own) = watch.record.stalled();
         self.steps.hold_back(&watch.record, memory.anonymous_bytes);
@@ -136,8 +136,8 @@ impl Worker {
 
     /// Logs a round or checkpoint that does not end, and refuses calls if it lasts.
     fn watch_rounds(&mut self) {
-        let health = self.watched.pool.health();
-        let stall = self.watched.watch.watchdog.stall(Instant::now());
+        let health = self.inputs.pool.health();
+        let stall = self.inputs.watch.watchdog.stall(Instant::now());
         if let Some(stall) = stall.as_ref().filter(|stall| stall.lasts > REFUSE_AFTER) {
             health.refuse_with(Cause::Stalled, stall.reason());
         } else {
@@ -155,17 +155,17 @@ impl Worker {
         }
     }
 
-    fn counted(&self) -> Counted {
-        Counted {
-            rounds: self.watched.rounds.rounds(),
-            messages: self.watched.rounds.messages(),
-            queries: self.watched.watch.queries.load(Relaxed),
+    fn read_counters(&self) -> WorkCounters {
+        WorkCounters {
+            rounds: self.inputs.rounds.rounds(),
+            messages: self.inputs.rounds.messages(),
+            queries: self.inputs.watch.queries.load(Relaxed),
         }
     }
 
     fn hand_back(&mut self, now: Duration, memory: &Reading, stalled_hundredths: Option<u32>) {
         let own = allocator::heap(false);
-        let workers = self.watched.watch.sandbox.workers();
+        let workers = self.inputs.watch.sandbox.workers();
         let heaps = workers.iter().filter_map(|worker| {
             // A worker's allocator counts tables that were never touched; the kernel knows what is
             // really there.
@@ -183,8 +183,8 @@ impl Worker {
             .chain(heaps)
             .max_by_key(|heap| heap.resident_bytes.saturating_sub(heap.live_bytes))
             .unwrap_or_default();
-        let watch = &self.watched.watch;
-        let purge = || allocator::heap(true).returned_bytes + watch.sandbox.heaps(true);
+        let watch = &self.inputs.watch;
+        let purge = || allocator::heap(true).returned_bytes + watch.sandbox.poll_allocators(true);
         self.steps.hand_back(
             &watch.record,
             now,
@@ -196,16 +196,16 @@ impl Worker {
     }
 
     fn evict(&mut self, memory: &Reading) {
-        let sandbox = &self.watched.watch.sandbox;
+        let sandbox = &self.inputs.watch.sandbox;
         let short = self.steps.is_short(memory.anonymous_bytes);
         if short && self.pressed.elapsed() >= PRESS_EVERY {
             sandbox.evict_pressed();
-            self.watched.queries.clear_cache();
+            self.inputs.queries.clear_cache();
             self.pressed = Instant::now();
         } else if self.evicted.elapsed() >= EVICT_EVERY {
             sandbox.evict_idle();
             // So that the next decision knows what the workers hold.
-            sandbox.heaps(false);
+            sandbox.poll_allocators(false);
             self.evicted = Instant::now();
         }
     }
@@ -214,15 +214,15 @@ impl Worker {
     fn forget_replies(&mut self, now: Duration) {
         let idle = self.steps.idle_for(now) >= FORGET_REPLIES_AFTER;
         if idle && !self.forgotten {
-            self.watched.queries.clear_cache();
+            self.inputs.queries.clear_cache();
         }
         self.forgotten = idle;
     }
 
-    fn sample(&mut self, memory: &Reading, counted: Counted, seconds: f64) {
+    fn sample(&mut self, memory: &Reading, counted: WorkCounters, seconds: f64) {
         let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
-        let window = self.watched.latencies.take();
-        self.watched.watch.record.sample(Sample {
+        let window = self.inputs.latencies.take();
+        self.inputs.watch.record.sample(Sample {
             unix_millis: unix_millis(),
             anonymous_bytes: memory.anonymous_bytes,
             file_bytes: memory.file_bytes,
@@ -233,7 +233,7 @@ impl Worker {
             update_p99_millis: window.update_p99_millis,
             query_p50_millis: window.query_p50_millis,
             query_p99_millis: window.query_p99_millis,
-            level: self.watched.watch.record.level().into(),
+            level: self.inputs.watch.record.level().into(),
         });
         self.before = counted;
     }

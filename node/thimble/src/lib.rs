@@ -34,11 +34,11 @@ mod watchdog;
 use std::{io::Write, process::ExitCode};
 
 use clap::Parser;
-use consensus::{Subnet, SubnetConfig, Wiring};
+use consensus::{ConsensusDeps, Subnet, SubnetConfig};
 
 /// Starts a node's part in a subnet of several.
 pub type StartSubnet =
-    fn(Wiring, SubnetConfig, state::Height) -> Result<Subnet, consensus::StartError>;
+    fn(ConsensusDeps, SubnetConfig, state::Height) -> Result<Subnet, consensus::StartError>;
 
 /// The program: the node takes part in its subnet by `start`.
 pub fn main(start: StartSubnet) -> ExitCode {

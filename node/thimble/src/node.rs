@@ -14,8 +14,8 @@ use std::{
 use anyhow::{Context, Result, bail};
 use budget::{Ledger, Pool, cgroup::Cgroup};
 use consensus::{
-    BlockLog, Certifier, Consensus, CountedQueries, IngressPool, LogReplay, SingleNode,
-    SubnetConfig, SystemRandom, Wiring,
+    BlockLog, Certifier, Consensus, ConsensusDeps, CountedQueries, IngressPool, LogReplay,
+    SingleNode, SubnetConfig, SystemRandom,
 };
 use disk::Lock;
 use envelope::CallVerifier;
@@ -27,11 +27,11 @@ use memory::FileHeap;
 use nidkg::EngineConfig;
 use pages::PageStore;
 use prometheus_client::registry::Registry;
-use rounds::{Counted, Driver, Ended, MachineClock, Settings, States, Volume};
-use sandbox::{Budgeted, ModuleSource, SandboxConfig, Stored, Uploaded};
+use rounds::{Driver, DriverExit, ExecutorQueries, MachineClock, Settings, States, Volume};
+use sandbox::{BudgetedSandbox, ModuleSource, SandboxConfig, StoredModule, UploadedModule};
 use state::{
     BlobStore, CanisterId, Height, ModuleHash, StateStore, SubnetInfo, SubnetKey, SubnetType, Time,
-    heap::StateHeap,
+    state_heap::StateHeap,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
@@ -44,12 +44,12 @@ use crate::{
     clock::{self, NodeClock},
     config::{Config, HTTP_GATEWAY, HttpGateway},
     disk_budget,
-    disk_usage::{DiskUsage, HeldInHeap},
+    disk_usage::{DiskUsage, StateHeapBytes},
     governor,
     keys::{Keys, files::lock},
     keystore::KeyFiles,
     metrics::{Readings, RoundMetrics},
-    observer::{NodeObserver, Observed},
+    observer::{MemoryObservations, NodeObserver},
     outcalls::{self, NodeOutcalls},
     replay::{self, Tally},
     retry::NodeRetryPolicy,
@@ -102,8 +102,8 @@ pub(crate) fn run(config: Config, address_file: Option<&Path>, start: StartSubne
     }
     disk::restrict_new_files();
     match serve(config, address_file, start)? {
-        Ended::Stopped => Ok(()),
-        Ended::NewState => start_again(),
+        DriverExit::Stopped => Ok(()),
+        DriverExit::NewState => start_again(),
     }
 }
 
@@ -139,7 +139,11 @@ fn await_children() {
     }
 }
 
-fn serve(mut config: Config, address_file: Option<&Path>, start: StartSubnet) -> Result<Ended> {
+fn serve(
+    mut config: Config,
+    address_file: Option<&Path>,
+    start: StartSubnet,
+) -> Result<DriverExit> {
     let started = Instant::now();
     start_logging(&config.log)?;
     let data = &config.data_dir;
@@ -167,15 +171,15 @@ fn serve(mut config: Config, address_file: Option<&Path>, start: StartSubnet) ->
 }
 
 /// Resources opened before the runtime.
-type Begun = (Instant, Ledger, Option<Cgroup>, Keys);
+type StartupResources = (Instant, Ledger, Option<Cgroup>, Keys);
 
 fn serve_on(
     runtime: &tokio::runtime::Runtime,
     config: &Config,
     address_file: Option<&Path>,
     start: StartSubnet,
-    (started, ledger, cgroup, keys): Begun,
-) -> Result<Ended> {
+    (started, ledger, cgroup, keys): StartupResources,
+) -> Result<DriverExit> {
     let limits = Arc::new(config.limits.clone());
     let (signals, _too_large) = {
         let _entered = runtime.enter();
@@ -184,18 +188,19 @@ fn serve_on(
         let too_large = signal(SignalKind::from_raw(SIGXFSZ)).context("taking SIGXFSZ")?;
         (StopSignals::listen().context("taking SIGINT, SIGTERM and SIGHUP")?, too_large)
     };
-    let (asked, stop_asked) = tokio::sync::oneshot::channel();
+    let (stop_tx, stop_rx) = tokio::sync::oneshot::channel();
     let is_serving = Arc::new(AtomicBool::new(false));
-    runtime.spawn(take_stop_signal(signals, is_serving.clone(), asked));
+    runtime.spawn(take_stop_signal(signals, is_serving.clone(), stop_tx));
     rules::settle(config, BLOCK_SEGMENT_BYTES, replay)?;
 
     let registry = Arc::new(Mutex::new(Registry::with_prefix("thimble")));
     let opened = open(config, &limits, &ledger, cgroup, keys, &registry, Role::Member(start))?;
     outcalls::start(runtime, opened.outcalls.as_ref());
-    let Opened { driver, busy, rounds, queries, adapter, keys, pool, waiters, watch, .. } = opened;
+    let NodeParts { driver, busy, rounds, queries, adapter, keys, pool, waiters, watch, .. } =
+        opened;
 
     let latencies = gateway::Latencies::default();
-    let watched = governor::Watched {
+    let inputs = governor::GovernorInputs {
         watch: watch.clone(),
         pool: pool.clone(),
         rounds,
@@ -203,7 +208,7 @@ fn serve_on(
         queries,
         busy,
     };
-    let _governor = governor::start(watched, &limits)?;
+    let _governor = governor::start(inputs, &limits)?;
     let gateway = runtime
         .block_on(start_gateway(config, &ledger, &keys, adapter, waiters, registry, latencies))?;
     tracing::info!(
@@ -222,7 +227,7 @@ fn serve_on(
     }
 
     is_serving.store(true, Relaxed);
-    run_until_stopped(runtime, driver, gateway, stop_asked, (&pool, &watch.watchdog))
+    run_until_stopped(runtime, driver, gateway, stop_rx, (&pool, &watch.watchdog))
 }
 
 /// Runs rounds until a signal or their own end, then stops gateway and rounds in order, within the
@@ -231,39 +236,39 @@ fn run_until_stopped(
     runtime: &tokio::runtime::Runtime,
     driver: NodeDriver,
     gateway: GatewayHandle,
-    mut stop_asked: tokio::sync::oneshot::Receiver<&'static str>,
+    mut stop_rx: tokio::sync::oneshot::Receiver<&'static str>,
     (pool, watchdog): (&IngressPool, &Watchdog),
-) -> Result<Ended> {
-    let (ended, mut rounds_ended) = tokio::sync::oneshot::channel();
-    let (finished, rounds_finished) = mpsc::channel();
+) -> Result<DriverExit> {
+    let (ended_tx, mut ended_rx) = tokio::sync::oneshot::channel();
+    let (finished_tx, finished_rx) = mpsc::channel();
     let rounds = std::thread::Builder::new()
         .name("rounds".into())
         .spawn(move || {
             let result = futures::executor::block_on(driver.run());
-            let _ = ended.send(());
-            let _ = finished.send(());
+            let _ = ended_tx.send(());
+            let _ = finished_tx.send(());
             result
         })
         .context("starting the round thread")?;
     runtime.block_on(async {
         tokio::select! {
-            signal = &mut stop_asked => {
+            signal = &mut stop_rx => {
                 tracing::info!(signal = signal.unwrap_or_default(), "stopping");
             }
-            _ = &mut rounds_ended => {}
+            _ = &mut ended_rx => {}
         }
     });
     // From here on nothing is waited for without a bound, and not by the runtime, whose threads may
     // be blocked.
     let asked_at = Instant::now();
-    let (drained, is_drained) = mpsc::channel();
+    let (drained_tx, drained_rx) = mpsc::channel();
     runtime.spawn(async move {
         gateway.shutdown().await;
-        let _ = drained.send(());
+        let _ = drained_tx.send(());
     });
-    let _ = is_drained.recv_timeout(SHUTDOWN_GRACE + SHUTDOWN_GRACE);
+    let _ = drained_rx.recv_timeout(SHUTDOWN_GRACE + SHUTDOWN_GRACE);
     pool.close();
-    if let Err(unfinished) = await_rounds(&rounds_finished, asked_at, watchdog) {
+    if let Err(unfinished) = await_rounds(&finished_rx, asked_at, watchdog) {
         tracing::error!("{unfinished}");
         let _ = writeln!(std::io::stderr(), "thimble: {unfinished}");
         // Neither the thread nor what it holds can be waited for.
@@ -280,14 +285,14 @@ fn run_until_stopped(
 async fn take_stop_signal(
     mut signals: StopSignals,
     is_serving: Arc<AtomicBool>,
-    asked: tokio::sync::oneshot::Sender<&'static str>,
+    stop_tx: tokio::sync::oneshot::Sender<&'static str>,
 ) {
     let signal = signals.next().await;
     if !is_serving.load(Relaxed) {
         tracing::info!(signal, "stopped while starting; the next start begins again");
         std::process::exit(EXIT_UNFINISHED);
     }
-    let _ = asked.send(signal);
+    let _ = stop_tx.send(signal);
 }
 
 /// The deadline after a check of what the round thread does, if it was `before`.
@@ -301,14 +306,14 @@ fn stop_deadline(before: Duration, stage: Option<Stage>) -> Duration {
 /// # Errors
 /// If it has not ended by then, with its last activity.
 fn await_rounds(
-    finished: &mpsc::Receiver<()>,
+    finished_rx: &mpsc::Receiver<()>,
     asked_at: Instant,
     watchdog: &Watchdog,
 ) -> Result<(), String> {
     let mut deadline = STOP_DEADLINE;
     loop {
         // An error other than the timeout means that the thread ended by a panic.
-        if finished.recv_timeout(STOP_LOOK) != Err(mpsc::RecvTimeoutError::Timeout) {
+        if finished_rx.recv_timeout(STOP_LOOK) != Err(mpsc::RecvTimeoutError::Timeout) {
             return Ok(());
         }
         let active = watchdog.active(Instant::now());
@@ -399,7 +404,7 @@ fn replay_as(config: &Config, role: Role) -> Result<()> {
     let registry = Mutex::new(Registry::default());
     let cgroup = Cgroup::own().unwrap_or_default();
     let waits_for_trouble = matches!(role, Role::Copy { .. });
-    let Opened { driver, pool, .. } =
+    let NodeParts { driver, pool, .. } =
         open(config, &limits, &ledger, cgroup, keys, &registry, role)?;
     // The round loop executes the log's contents; then it stops, with a checkpoint. No client waits
     // for a copy: local faults are waited for.
@@ -407,15 +412,15 @@ fn replay_as(config: &Config, role: Role) -> Result<()> {
         pool.close();
     }
     match futures::executor::block_on(driver.run())? {
-        Ended::Stopped => Ok(()),
-        Ended::NewState => bail!("a state of peers was fetched before the log was executed"),
+        DriverExit::Stopped => Ok(()),
+        DriverExit::NewState => bail!("a state of peers was fetched before the log was executed"),
     }
 }
 
 /// Opens canister memory as the newest checkpoint describes it.
 fn open_pages(data: &Path, limits: &Limits, store: &StateStore) -> Result<PageStore> {
     // One entry for each memory: they are in the heap of the canisters.
-    let here = state::heap::enter();
+    let here = state::state_heap::enter();
     let index = match store.load()? {
         Some(checkpoint) => checkpoint
             .memories()?
@@ -431,9 +436,9 @@ fn open_pages(data: &Path, limits: &Limits, store: &StateStore) -> Result<PageSt
 struct Modules(Arc<BlobStore>);
 
 impl ModuleSource for Modules {
-    fn module(&self, hash: &ModuleHash) -> Option<Box<dyn Uploaded + '_>> {
+    fn module(&self, hash: &ModuleHash) -> Option<Box<dyn UploadedModule + '_>> {
         let bytes = self.0.bytes(&hash.0).ok().flatten()?;
-        Some(Box::new(Stored { blobs: &self.0, parts: vec![hash.0], bytes }))
+        Some(Box::new(StoredModule { blobs: &self.0, parts: vec![hash.0], bytes }))
     }
 }
 
@@ -450,7 +455,7 @@ enum Role {
     Copy { threads: u64, print: bool, tally: Arc<Tally> },
 }
 
-struct Opened {
+struct NodeParts {
     driver: NodeDriver,
     busy: Arc<AtomicBool>,
     rounds: RoundMetrics,
@@ -471,7 +476,7 @@ fn make_state_heap(data: &Path, limits: &Limits) -> Result<()> {
     let heap = FileHeap::create(data, bytes)
         .with_context(|| format!("making the state's heap in {}", data.display()))?;
     heap.bound(limits.state_heap_bytes());
-    state::heap::install(StateHeap {
+    state::state_heap::install(StateHeap {
         switch: memory::switch_heap,
         number: heap.number(),
         holds: memory::file_heap_holds,
@@ -493,7 +498,7 @@ fn open(
     keys: Keys,
     registry: &Mutex<Registry>,
     role: Role,
-) -> Result<Opened> {
+) -> Result<NodeParts> {
     let data = &config.data_dir;
     let state_dir = data.join("state");
     if statesync::complete_install(data)? {
@@ -518,9 +523,9 @@ fn open(
         executions = Pool::standalone(pool::EXECUTIONS, each.saturating_mul(threads));
     }
     let pools = (executions, named(pool::COMPILATIONS)?, named(pool::QUERIES)?);
-    let budgeted = Arc::new(Budgeted::new(sandbox.clone(), pools, limits));
+    let budgeted = Arc::new(BudgetedSandbox::new(sandbox.clone(), pools, limits));
     let ingress = Arc::new(IngressPool::new(&limits.consensus));
-    ingress.count_in(&named(pool::INGRESS_POOL)?);
+    ingress.observe_in(&named(pool::INGRESS_POOL)?);
     let retry = Arc::new(NodeRetryPolicy::new(ingress.clone(), data));
     let mut executor = Executor::open(
         executor_config(config, limits, &keys, threads)?,
@@ -532,7 +537,7 @@ fn open(
     )?;
     executor.cache_queries(named(pool::QUERY_CACHE)?);
     let queries: Option<Arc<dyn CountedQueries>> = match role {
-        Role::Member(_) => Some(Arc::new(Counted(executor.count_queries(keys.node_id())))),
+        Role::Member(_) => Some(Arc::new(ExecutorQueries(executor.count_queries(keys.node_id())))),
         Role::Replay | Role::Copy { .. } => None,
     };
     let (log, recovered_at) = open_log(data, &executor)?;
@@ -547,13 +552,13 @@ fn open(
     if matches!(role, Role::Member(_)) {
         clock.keep();
     }
-    let wiring = Wiring {
+    let wiring = ConsensusDeps {
         pool: ingress.clone(),
         log,
         clock: clock.block_times(),
         envelopes: Arc::new(call_verifier(limits, &keys)),
         limits: limits.consensus.clone(),
-        states: Some(Arc::new(States::of(&executor))),
+        states: Some(Arc::new(States::new(&executor))),
         outcalls: outcalls.as_ref().map(|outcalls| outcalls.agreed.clone()),
         queries,
     };
@@ -563,7 +568,7 @@ fn open(
         Role::Replay => (Box::new(LogReplay::new(wiring, height)?), None),
         Role::Copy { print, tally, .. } => {
             let replay = LogReplay::new(wiring, height)?;
-            (Box::new(replay::Counted::new(replay, *print, tally.clone())), None)
+            (Box::new(replay::CountingReplay::new(replay, *print, tally.clone())), None)
         }
         Role::Member(start) => agreement(
             (config, *start),
@@ -573,7 +578,7 @@ fn open(
             (height, executor.time()),
         )?,
     };
-    let in_heap = Arc::new(HeldInHeap::default());
+    let in_heap = Arc::new(StateHeapBytes::default());
     let disk =
         DiskUsage::new(config, pages.clone(), sandbox.clone(), executor.reader(), in_heap.clone());
     let watchdog = Watchdog::new(executor.running(), data);
@@ -600,7 +605,7 @@ fn open(
         busy: busy.clone(),
         waiters: waiters.clone(),
         metrics: rounds.clone(),
-        observed: Observed::new(ledger, in_heap),
+        observed: MemoryObservations::new(ledger, in_heap),
         pages,
         relieved: executor.relieved(),
         outcalls: outcalls.clone(),
@@ -623,7 +628,7 @@ fn open(
         let verdicts = Verdicts::read(data)?;
         move |height, recorded| verdicts.at(height, recorded)
     });
-    Ok(Opened {
+    Ok(NodeParts {
         driver,
         busy,
         rounds,
@@ -755,7 +760,7 @@ pub(crate) fn several(keys: &Keys) -> bool {
 fn agreement(
     (config, start): (&Config, StartSubnet),
     keys: &Keys,
-    (wiring, tables): (Wiring, Pool),
+    (wiring, tables): (ConsensusDeps, Pool),
     key: Option<SubnetKey>,
     (height, time): (Height, Time),
 ) -> Result<(Box<dyn Consensus>, Option<Agreement>)> {

@@ -19,8 +19,8 @@ use rounds::{Observer, Round};
 use state::{Height, ReplicatedState, RequestId};
 
 use crate::{
-    disk_usage::HeldInHeap, metrics::RoundMetrics, outcalls::NodeOutcalls, verdicts, watch::Watch,
-    watchdog::Stage,
+    disk_usage::StateHeapBytes, metrics::RoundMetrics, outcalls::NodeOutcalls, verdicts,
+    watch::Watch, watchdog::Stage,
 };
 
 /// See the module.
@@ -30,7 +30,7 @@ pub(crate) struct NodeObserver {
     pub(crate) busy: Arc<AtomicBool>,
     pub(crate) waiters: Waiters,
     pub(crate) metrics: RoundMetrics,
-    pub(crate) observed: Observed,
+    pub(crate) observed: MemoryObservations,
     pub(crate) pages: Arc<PageStore>,
     /// [`Executor::relieved`] at the last check.
     pub(crate) relieved: u64,
@@ -76,7 +76,7 @@ impl Observer<Executor> for NodeObserver {
     }
 
     fn answered(&mut self, calls: &[RequestId]) {
-        self.waiters.certified(calls);
+        self.waiters.notify_certified(calls);
     }
 
     fn checkpoint_begins(&mut self, executor: &Executor) {
@@ -99,15 +99,15 @@ impl Observer<Executor> for NodeObserver {
 
 /// Memory that the rules of replicated state limit: counted after every round for the ledger's
 /// pools and, for the state's heap, the disk's sheet.
-pub(crate) struct Observed {
-    in_heap: Arc<HeldInHeap>,
+pub(crate) struct MemoryObservations {
+    in_heap: Arc<StateHeapBytes>,
     delta_index: Option<Observation>,
     certificates: Option<Observation>,
     blocks: Option<Observation>,
 }
 
-impl Observed {
-    pub(crate) fn new(ledger: &Ledger, in_heap: Arc<HeldInHeap>) -> Self {
+impl MemoryObservations {
+    pub(crate) fn new(ledger: &Ledger, in_heap: Arc<StateHeapBytes>) -> Self {
         let observe = |name| ledger.pool(name).map(|pool| pool.observe());
         Self {
             in_heap,

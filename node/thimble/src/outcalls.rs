@@ -8,7 +8,7 @@ use budget::{Pool, Reservation};
 use consensus::{OpenOutcall, Outcalls as Agreed};
 use execution::{Executor, QueryService};
 use ic_principal::Principal;
-use outcalls::{Answers, Client, NotTransformed, Service, Transform};
+use outcalls::{AnswerSink, Client, NotTransformed, Service, Transform};
 use state::{CanisterId, Height, OutcallAnswer, Outcalls};
 
 use crate::config::Config;
@@ -49,7 +49,7 @@ pub(crate) fn open(
     let client = Client::new(config.outcalls.allowed()?).map_err(anyhow::Error::msg);
     let client = client.context("the certificates of outcalls.extra_roots")?;
     let agreed = Arc::new(Agreed::new(room.clone()));
-    let parts: (Arc<dyn Transform>, Arc<dyn Answers>) =
+    let parts: (Arc<dyn Transform>, Arc<dyn AnswerSink>) =
         (Arc::new(Queries(executor.queries())), Arc::new(ToAgreement(agreed.clone())));
     let service = Service::new(client, parts, (limits.clone(), room), me);
     Ok(Some(NodeOutcalls { service, agreed }))
@@ -96,7 +96,7 @@ impl Transform for Queries {
 
 struct ToAgreement(Arc<Agreed>);
 
-impl Answers for ToAgreement {
+impl AnswerSink for ToAgreement {
     fn answer(&self, answer: OutcallAnswer, held: Reservation) {
         self.0.answer(answer, held);
     }

@@ -236,7 +236,7 @@ pub(crate) struct Tally {
 }
 
 /// A [`LogReplay`] that counts the roots it compares, and prints them.
-pub(crate) struct Counted {
+pub(crate) struct CountingReplay {
     replay: LogReplay,
     print: bool,
     /// Whether the batch that is being executed has a root to compare with.
@@ -244,13 +244,13 @@ pub(crate) struct Counted {
     tally: Arc<Tally>,
 }
 
-impl Counted {
+impl CountingReplay {
     pub(crate) fn new(replay: LogReplay, print: bool, tally: Arc<Tally>) -> Self {
         Self { replay, print, recorded: false, tally }
     }
 }
 
-impl Consensus for Counted {
+impl Consensus for CountingReplay {
     fn next(&mut self, demand: Demand) -> BoxFuture<'_, Result<Step, ConsensusError>> {
         Box::pin(async move {
             let step = self.replay.next(demand).await?;

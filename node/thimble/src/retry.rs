@@ -9,7 +9,7 @@ use std::{
 };
 
 use consensus::IngressPool;
-use execution::{Closing, RetryPolicy, Trouble};
+use execution::{Closing, LocalFault, RetryPolicy};
 use lifecycle::{Cause, Reason};
 use rounds::{DiskProbe, Volume};
 
@@ -27,15 +27,15 @@ pub(crate) struct NodeRetryPolicy {
     /// Disk of the node's data.
     disk: Box<dyn DiskProbe + Sync>,
     /// Steps that wait now: at most one per thread that executes.
-    waiting: Mutex<Vec<Trouble>>,
+    waiting: Mutex<Vec<LocalFault>>,
 }
 
 impl NodeRetryPolicy {
     pub(crate) fn new(pool: Arc<IngressPool>, data_dir: &Path) -> Self {
-        Self::on(pool, Box::new(Volume(data_dir.to_owned())))
+        Self::with_disk(pool, Box::new(Volume(data_dir.to_owned())))
     }
 
-    fn on(pool: Arc<IngressPool>, disk: Box<dyn DiskProbe + Sync>) -> Self {
+    fn with_disk(pool: Arc<IngressPool>, disk: Box<dyn DiskProbe + Sync>) -> Self {
         Self { pool, disk, waiting: Mutex::default() }
     }
 
@@ -47,7 +47,7 @@ impl NodeRetryPolicy {
 
     /// What the round waits for; for the operator with the folder, and with the command that
     /// rejects the message where one may be needed.
-    fn reason(&self, trouble: &Trouble) -> Reason {
+    fn reason(&self, trouble: &LocalFault) -> Reason {
         if let Some(free) = self.full_disk() {
             let full = format!("is full ({free} bytes are free): {trouble}");
             return Reason {
@@ -67,7 +67,7 @@ impl NodeRetryPolicy {
         Reason { text, client_text }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Vec<Trouble>> {
+    fn waiting(&self) -> MutexGuard<'_, Vec<LocalFault>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -79,7 +79,7 @@ fn wait_after(failed: u32) -> Duration {
 }
 
 impl RetryPolicy for NodeRetryPolicy {
-    fn wait(&self, trouble: &Trouble) -> Result<(), Closing> {
+    fn wait(&self, trouble: &LocalFault) -> Result<(), Closing> {
         {
             let mut waiting = self.waiting();
             let known = waiting.iter_mut().find(|known| known.place == trouble.place);
@@ -96,7 +96,7 @@ impl RetryPolicy for NodeRetryPolicy {
         if self.pool.wait_for_closing(wait_after(trouble.attempt)) { Err(Closing) } else { Ok(()) }
     }
 
-    fn over(&self, trouble: &Trouble) {
+    fn resolved(&self, trouble: &LocalFault) {
         let mut waiting = self.waiting();
         waiting.retain(|known| known.place != trouble.place);
         if self.pool.closing() {
@@ -130,10 +130,10 @@ mod tests {
         (pool.clone(), NodeRetryPolicy::new(pool, Path::new("/data")))
     }
 
-    fn trouble(canister: u64, attempt: u32) -> Trouble {
+    fn trouble(canister: u64, attempt: u32) -> LocalFault {
         let message =
             Fault { canister_id: ExecutorConfig::canister_id(canister), ordinal: canister };
-        Trouble {
+        LocalFault {
             place: ExecutionPoint { height: Height(7), message: Some(message) },
             what: format!("disk of {canister} is full"),
             attempt,
@@ -156,10 +156,10 @@ mod tests {
         retry.wait(&first).unwrap();
         retry.wait(&second).unwrap();
         assert!(pool.refusing().unwrap().contains("disk of 2 is full"), "{:?}", pool.refusing());
-        retry.over(&second);
+        retry.resolved(&second);
         let reason = pool.refusing().unwrap();
         assert!(reason.contains("height 7") && reason.contains("disk of 1 is full"), "{reason}");
-        retry.over(&first);
+        retry.resolved(&first);
         assert_eq!(pool.refusing(), None);
     }
 
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn a_message_that_fails_again_and_again_brings_the_command_through() {
         let (pool, retry) = retry();
-        let killer = |attempt| Trouble { runs_message: true, ..trouble(1, attempt) };
+        let killer = |attempt| LocalFault { runs_message: true, ..trouble(1, attempt) };
         retry.wait(&killer(ATTEMPTS_BEFORE_VERDICT - 1)).unwrap();
         assert!(!pool.refusing().unwrap().contains("thimble reject"));
         retry.wait(&killer(ATTEMPTS_BEFORE_VERDICT)).unwrap();
@@ -180,20 +180,20 @@ mod tests {
         let client_text = pool.health().reason().unwrap().client_text;
         assert!(client_text.contains("height 7") && client_text.contains(&canister.to_text()));
         assert!(!client_text.contains("/data") && !client_text.contains("thimble reject"));
-        retry.over(&killer(ATTEMPTS_BEFORE_VERDICT));
+        retry.resolved(&killer(ATTEMPTS_BEFORE_VERDICT));
         assert_eq!(pool.refusing(), None);
     }
 
     /// A disk with this number of free bytes.
-    struct Free(u64);
+    struct FixedFreeSpace(u64);
 
-    impl std::fmt::Display for Free {
+    impl std::fmt::Display for FixedFreeSpace {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
             f.write_str("/data")
         }
     }
 
-    impl DiskProbe for Free {
+    impl DiskProbe for FixedFreeSpace {
         fn free_bytes(&self) -> std::io::Result<u64> {
             Ok(self.0)
         }
@@ -206,10 +206,12 @@ mod tests {
     // Promise: P7 - A full disk does not blame a message.
     #[test]
     fn where_the_disk_is_full_no_message_is_blamed() {
-        let killer = Trouble { runs_message: true, ..trouble(1, ATTEMPTS_BEFORE_VERDICT) };
+        let killer = LocalFault { runs_message: true, ..trouble(1, ATTEMPTS_BEFORE_VERDICT) };
         for (free, blamed) in [(0, false), (FULL_BYTES - 1, false), (FULL_BYTES, true)] {
             let pool = retry().0;
-            NodeRetryPolicy::on(pool.clone(), Box::new(Free(free))).wait(&killer).unwrap();
+            NodeRetryPolicy::with_disk(pool.clone(), Box::new(FixedFreeSpace(free)))
+                .wait(&killer)
+                .unwrap();
             let reason = pool.refusing().unwrap();
             assert!(!pool.health().reason().unwrap().client_text.contains("/data"));
             assert_eq!(reason.contains("thimble reject"), blamed, "{free}: {reason}");
@@ -231,7 +233,7 @@ mod tests {
         }
         closer.join().unwrap();
         assert_eq!(retry.wait(&trouble(1, u32::MAX)), Err(Closing));
-        retry.over(&trouble(1, attempt));
+        retry.resolved(&trouble(1, attempt));
         assert!(pool.refusing().is_some(), "a closing node takes no updates");
     }
 }

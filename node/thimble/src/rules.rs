@@ -48,7 +48,7 @@ struct Rules {
 }
 
 impl Rules {
-    fn of(config: &Config) -> Result<Self> {
+    fn from_config(config: &Config) -> Result<Self> {
         Ok(Self {
             version: VERSION,
             program: env!("CARGO_PKG_VERSION").into(),
@@ -59,7 +59,7 @@ impl Rules {
     }
 
     /// Whether a batch has the same result.
-    fn same(&self, other: &Self) -> bool {
+    fn is_equivalent(&self, other: &Self) -> bool {
         self.version == other.version && self.agreed == other.agreed
     }
 
@@ -92,7 +92,7 @@ impl Rules {
         let limits: Limits = serde_json::from_value(self.limits.clone())?;
         let features = serde_json::from_value(self.features.clone())?;
         let before = Config { limits, features, ..config.clone() };
-        let differences = self.differences(&Self::of(&before)?);
+        let differences = self.differences(&Self::from_config(&before)?);
         anyhow::ensure!(
             before.agreed()? == self.agreed,
             "this program has other rules: {differences}"
@@ -148,10 +148,10 @@ pub(crate) fn settle(
     mut replay: impl FnMut(&Config) -> Result<()>,
 ) -> Result<()> {
     let slot = slot(&config.data_dir);
-    let configured = Rules::of(config)?;
+    let configured = Rules::from_config(config)?;
     let write = |rules: &Rules| -> Result<()> { Ok(slot.write(&serde_json::to_vec(rules)?)?) };
     let Some(recorded) = recorded(&slot)? else { return write(&configured) };
-    if recorded.same(&configured) {
+    if recorded.is_equivalent(&configured) {
         // Settings that do not affect batches are recorded too: the disk budget, where none is
         // stated.
         return if recorded.limits == configured.limits { Ok(()) } else { write(&configured) };
@@ -358,7 +358,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path();
         let config = config(data, "256MiB");
-        let rules = Rules { version: 77, program: "9.9".into(), ..Rules::of(&config).unwrap() };
+        let rules =
+            Rules { version: 77, program: "9.9".into(), ..Rules::from_config(&config).unwrap() };
         let slot = RecordSlot { disk: RealDisk::shared(), path: data.join("rules"), kind: KIND };
         slot.write(&serde_json::to_vec(&rules).unwrap()).unwrap();
         add_block(data, 1);

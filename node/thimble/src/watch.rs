@@ -87,7 +87,7 @@ impl Watch {
     /// Memory of every process of the node, and what pools hold of it. Processes that end meanwhile
     /// are left out.
     pub(crate) fn memory(&self) -> Reading {
-        let (processes, accounted_bytes) = held_beside(&self.ledger, || self.processes());
+        let (processes, accounted_bytes) = with_pool_bytes(&self.ledger, || self.processes());
         Reading {
             anonymous_bytes: processes.iter().map(|process| process.anonymous_bytes).sum(),
             file_bytes: processes.iter().map(|process| process.file_bytes).sum(),
@@ -139,7 +139,7 @@ impl Watch {
 /// The result of `read` on memory, and the bytes that pools held during it. Processes are read one
 /// after the other: a message that ends meanwhile was seen with all its pages, and its reservation
 /// is gone a moment later. So of each pool the larger amount of before and after counts.
-fn held_beside<T>(ledger: &Ledger, read: impl FnOnce() -> T) -> (T, u64) {
+fn with_pool_bytes<T>(ledger: &Ledger, read: impl FnOnce() -> T) -> (T, u64) {
     let before = ledger.snapshot().pools;
     let seen = read();
     let after = ledger.snapshot().pools;
@@ -162,7 +162,7 @@ mod tests {
         let pool = |name| ledger.pool(name).unwrap();
         let message = pool("executions").try_reserve(60).unwrap();
         let mut answer = None;
-        let (seen, held) = held_beside(&ledger, || {
+        let (seen, held) = with_pool_bytes(&ledger, || {
             drop(message);
             answer = Some(pool("responses").try_reserve(5).unwrap());
             60
@@ -170,6 +170,6 @@ mod tests {
         // Its pages were seen, and so is what was reserved for them; what came meanwhile is seen
         // too.
         assert_eq!((seen, held), (60, 65));
-        assert_eq!(held_beside(&ledger, || ()).1, 5);
+        assert_eq!(with_pool_bytes(&ledger, || ()).1, 5);
     }
 }

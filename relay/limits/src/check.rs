@@ -4,7 +4,7 @@
 //! otherwise something cannot happen or cannot be bounded.
 
 use budget::{KIB, MIB};
-use sheet::{Named, Rules, limit};
+use sheet::{LimitValue, Rules, limit};
 
 use crate::{Limits, REFERENCE_BYTES, derive::MESSAGE_BYTES};
 
@@ -34,7 +34,7 @@ impl Limits {
     }
 
     fn check_heap(&self, rules: &mut Rules) {
-        let half = Named::size("process.base_bytes / 2", self.process.base_bytes / 2);
+        let half = LimitValue::size("process.base_bytes / 2", self.process.base_bytes / 2);
         self.heap.check(rules, limit!(self.http.responses_bytes), half);
     }
 
@@ -140,12 +140,12 @@ impl Limits {
         rules.within(limit!(self.gossip.d_score), d, "of d peers that stay");
         let d_out = self.gossip.d_out;
         rules.within(
-            Named::number("gossip.d_out + 1", d_out.saturating_add(1)),
+            LimitValue::number("gossip.d_out + 1", d_out.saturating_add(1)),
             d_low,
             "peers that this relay dialled are fewer than the smallest mesh",
         );
         rules.within(
-            Named::number("gossip.d_out x 2", d_out.saturating_mul(2)),
+            LimitValue::number("gossip.d_out x 2", d_out.saturating_mul(2)),
             d,
             "they are at most half of a mesh",
         );
@@ -171,8 +171,8 @@ impl Limits {
         rules.at_most(limit!(self.gossip.history), 60, "the history is held by heartbeat");
         let kept = self.gossip.history.saturating_mul(self.gossip.heartbeat_millis);
         rules.within(
-            Named::number("gossip.history x gossip.heartbeat_millis", kept),
-            Named::number(
+            LimitValue::number("gossip.history x gossip.heartbeat_millis", kept),
+            LimitValue::number(
                 "gossip.seen_seconds x 1000",
                 self.gossip.seen_seconds.saturating_mul(1000),
             ),
@@ -185,7 +185,7 @@ impl Limits {
         );
         let queue = self.gossip.queue_messages_per_peer.saturating_mul(REFERENCE_BYTES);
         rules.within(
-            Named::size("gossip.queue_messages_per_peer x 64 B", queue),
+            LimitValue::size("gossip.queue_messages_per_peer x 64 B", queue),
             limit!(self.gossip.queues_bytes),
             "the longest queue must fit",
         );
@@ -228,7 +228,7 @@ impl Limits {
         );
         let queue = self.filter.queue_messages_per_receiver.saturating_mul(REFERENCE_BYTES);
         rules.within(
-            Named::size("filter.queue_messages_per_receiver x 64 B", queue),
+            LimitValue::size("filter.queue_messages_per_receiver x 64 B", queue),
             limit!(self.filter.queues_bytes),
             "the longest queue must fit",
         );
@@ -311,12 +311,12 @@ impl Limits {
         );
         rules.at_least(segment, MIB, "the log would be all small files");
         rules.within(
-            Named::size("store.segment_bytes x 4", segment.value().saturating_mul(4)),
+            LimitValue::size("store.segment_bytes x 4", segment.value().saturating_mul(4)),
             limit!(self.store.retention_bytes),
             "the oldest leaves while the newest is written",
         );
         rules.at_most(
-            Named::number(
+            LimitValue::number(
                 "store.retention_bytes / store.segment_bytes",
                 self.store.retention_bytes / segment.value().max(1),
             ),
@@ -335,7 +335,10 @@ impl Limits {
             "a loss of power would cost too much",
         );
         rules.within(
-            Named::number("store.query_threads + 1", self.store.query_threads.saturating_add(1)),
+            LimitValue::number(
+                "store.query_threads + 1",
+                self.store.query_threads.saturating_add(1),
+            ),
             limit!(self.store.index_connections),
             "each query reads by a connection, and the writer has one",
         );
@@ -374,7 +377,7 @@ impl Limits {
     fn check_http(&self, rules: &mut Rules) {
         let encoded =
             self.messages.message_bytes.div_ceil(3).saturating_mul(4).saturating_add(4 * KIB);
-        let encoded = Named::size("messages.message_bytes in base64 + 4 KiB", encoded);
+        let encoded = LimitValue::size("messages.message_bytes in base64 + 4 KiB", encoded);
         let body = limit!(self.http.body_bytes);
         rules.within(encoded, body, "the largest message must fit a body");
         rules.within(body, limit!(self.http.bodies_bytes), "the largest body must fit");

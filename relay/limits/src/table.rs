@@ -70,7 +70,7 @@ impl Limits {
 
     /// The budget sheet of this table.
     pub fn sheet(&self) -> Sheet {
-        Sheet::of(self)
+        Sheet::for_table(self)
     }
 
     /// The pools that hold the relay to the sheet. Lines that are not pools are taken off the

@@ -105,7 +105,7 @@ pub(crate) struct Filter {
 
 /// Subscriptions and waiting messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct FilterUsage {
     pub(crate) receivers: usize,
     pub(crate) criteria: usize,
     /// Of the content topics, each once.
@@ -287,9 +287,9 @@ impl Filter {
         gone.iter().filter(|peer| state.remove(peer)).count()
     }
 
-    pub(crate) fn held(&self) -> Held {
+    pub(crate) fn usage(&self) -> FilterUsage {
         let state = self.lock();
-        Held {
+        FilterUsage {
             receivers: state.receivers.len(),
             criteria: state.criteria,
             topics_bytes: state.index.keys().map(|(_, topic)| topic.len() as u64).sum(),
@@ -358,10 +358,10 @@ mod tests {
         let peer = PeerId::random();
         filter.subscribe(peer, 1, &topics(&["a", "b", "a"]), now).unwrap();
         filter.subscribe(peer, 1, &topics(&["a"]), now).unwrap();
-        assert_eq!(filter.held().criteria, 2);
+        assert_eq!(filter.usage().criteria, 2);
         let refused = filter.subscribe(peer, 1, &topics(&["c", "d", "e"]), now);
         assert_eq!(refused, Err(SubscribeError::PerPeer(4)));
-        assert_eq!(filter.held().criteria, 2);
+        assert_eq!(filter.usage().criteria, 2);
         let others = [PeerId::random(), PeerId::random(), PeerId::random()];
         filter.subscribe(others[0], 1, &topics(&["a", "b", "c", "d"]), now).unwrap();
         let refused = filter.subscribe(others[1], 1, &topics(&["a", "b", "c"]), now);
@@ -380,14 +380,14 @@ mod tests {
         assert!(filter.unsubscribe(peer, 1, &topics(&["a", "x"]), now));
         assert!(filter.ping(&peer, now) && filter.is_receiver(&peer));
         assert!(filter.unsubscribe(peer, 1, &topics(&["b"]), now));
-        assert_eq!(filter.held(), Held::default());
+        assert_eq!(filter.usage(), FilterUsage::default());
         filter.subscribe(peer, 1, &topics(&["a", "b"]), now).unwrap();
         assert!(filter.unsubscribe_all(&peer) && !filter.unsubscribe_all(&peer));
-        assert_eq!(filter.held(), Held::default());
+        assert_eq!(filter.usage(), FilterUsage::default());
     }
 
     #[test]
-    fn who_is_silent_for_five_minutes_is_forgotten() {
+    fn receiver_silent_for_five_minutes_is_removed() {
         let (filter, now) = (filter(), Instant::now());
         let (silent, pinging) = (PeerId::random(), PeerId::random());
         filter.subscribe(silent, 1, &topics(&["a"]), now).unwrap();
@@ -395,7 +395,7 @@ mod tests {
         filter.ping(&pinging, now + Duration::from_secs(200));
         assert_eq!(filter.expire(now + Duration::from_secs(299)), 0);
         assert_eq!(filter.expire(now + Duration::from_secs(300)), 1);
-        assert_eq!(filter.held().receivers, 1);
+        assert_eq!(filter.usage().receivers, 1);
         assert!(filter.is_receiver(&pinging));
     }
 }

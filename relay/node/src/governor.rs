@@ -1,8 +1,8 @@
 //! The governor: checks the relay's memory a few times a second, returns freed memory, decides how
 //! far work is held back, and samples for the dashboard.
 //!
-//! Its steps are those of every program ([`memory::Steps`]). [`Work`] defines the work refused at
-//! each level; it is checked where work arrives; accepted work is not lost.
+//! Its steps are those of every program ([`memory::Steps`]). [`WorkKind`] defines the work refused
+//! at each level; it is checked where work arrives; accepted work is not lost.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -42,7 +42,7 @@ impl From<budget::Level> for Level {
 
 /// Kinds of work that may be held back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum WorkKind {
     /// Store queries and REST reads.
     Queries,
     /// Light pushes, subscriptions and new connections.
@@ -83,22 +83,22 @@ impl Watch {
 
     /// Why work is held back, in a sentence with the measured value and the limit; `None` while it
     /// is taken.
-    pub(crate) fn held_back(&self, work: Work) -> Option<String> {
+    pub(crate) fn held_back(&self, work: WorkKind) -> Option<String> {
         let [queries, pushes, reading] = self.levels;
         let (from, what, limit, percent) = match work {
-            Work::Queries => (
+            WorkKind::Queries => (
                 budget::Level::Queries,
                 "no store queries and REST reads",
                 "refuse_queries_percent",
                 queries,
             ),
-            Work::Pushes => (
+            WorkKind::Pushes => (
                 budget::Level::Ingress,
                 "no pushes, subscriptions and connections",
                 "refuse_pushes_percent",
                 pushes,
             ),
-            Work::Reading => {
+            WorkKind::Reading => {
                 (budget::Level::Execution, "nothing", "pause_reading_percent", reading)
             }
         };
@@ -124,7 +124,7 @@ pub(crate) fn start(node: Arc<Node>, limits: &GovernorLimits) -> Result<Governor
     let steps =
         Steps::new(&limits.hand_back, limits.levels(), record.budget_bytes, record.cgroup.as_ref());
     let mut worker = Worker { node, steps, before: [0; 4] };
-    GovernorThread::start(move || worker.look()).context("starting the governor's thread")
+    GovernorThread::start(move || worker.run_round()).context("starting the governor's thread")
 }
 
 struct Worker {
@@ -135,8 +135,8 @@ struct Worker {
 }
 
 impl Worker {
-    /// One look; how long to wait until the next.
-    fn look(&mut self) -> std::time::Duration {
+    /// One round; returns how long to wait until the next.
+    fn run_round(&mut self) -> std::time::Duration {
         let node = &self.node;
         let record = &node.watch.record;
         let now = record.started.elapsed();
@@ -181,25 +181,25 @@ mod tests {
 
     // Promise: P24 - Each refusal names the measured memory and the limit.
     #[test]
-    fn what_is_held_back_comes_in_order_and_names_memory_and_limit() {
+    fn levels_refuse_queries_pushes_reading_in_order_with_memory_and_limit() {
         let limits = relay_limits::Limits::preset("tiny").unwrap().governor;
         let watch = Watch::new(memory::Record::new(None, 64 << 20), &limits);
-        assert!(watch.held_back(Work::Queries).is_none() && watch.reads());
+        assert!(watch.held_back(WorkKind::Queries).is_none() && watch.reads());
         let reason = "anonymous memory is 56 MiB, 87 % of the budget of 64 MiB";
         watch.record.set_level(budget::Level::Queries, reason.into());
-        let text = watch.held_back(Work::Queries).unwrap();
+        let text = watch.held_back(WorkKind::Queries).unwrap();
         assert!(
             text.contains(reason) && text.contains("governor.refuse_queries_percent is 85"),
             "{text}"
         );
-        assert!(watch.held_back(Work::Pushes).is_none());
+        assert!(watch.held_back(WorkKind::Pushes).is_none());
         watch.record.set_level(budget::Level::Ingress, reason.into());
-        let text = watch.held_back(Work::Pushes).unwrap();
+        let text = watch.held_back(WorkKind::Pushes).unwrap();
         assert!(text.contains("governor.refuse_pushes_percent is 90"), "{text}");
-        assert!(watch.held_back(Work::Reading).is_none() && watch.reads());
+        assert!(watch.held_back(WorkKind::Reading).is_none() && watch.reads());
         watch.record.set_level(budget::Level::Execution, reason.into());
-        assert!(watch.held_back(Work::Queries).is_some() && !watch.reads());
-        let text = watch.held_back(Work::Reading).unwrap();
+        assert!(watch.held_back(WorkKind::Queries).is_some() && !watch.reads());
+        let text = watch.held_back(WorkKind::Reading).unwrap();
         assert!(text.contains("governor.pause_reading_percent is 95"), "{text}");
     }
 }

@@ -16,7 +16,7 @@ use protocol::{
     gossip::message_id, message_hash,
 };
 use router::{Offer, Peer, Shard};
-use store::{AppendError, Appended, Arrival};
+use store::{AppendError, AppendOutcome, Arrival};
 use thiserror::Error;
 
 use crate::{counters::Reason, node::Node};
@@ -37,7 +37,7 @@ pub(crate) enum Source {
 
 /// Result of an accepted message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Accepted {
+pub(crate) struct AcceptedMessage {
     /// Its deterministic hash.
     pub(crate) hash: MessageHash,
     /// Relay peers it was passed to.
@@ -48,7 +48,7 @@ pub(crate) struct Accepted {
 
 /// Why a message was not taken.
 #[derive(Clone, Debug, Error)]
-pub(crate) enum Rejected {
+pub(crate) enum RejectReason {
     #[error(transparent)]
     Invalid(#[from] MessageError),
     #[error("a message of {bytes} bytes, messages.message_bytes is {most}; split the payload")]
@@ -65,7 +65,7 @@ pub(crate) enum Rejected {
     Duplicate,
 }
 
-impl Rejected {
+impl RejectReason {
     /// Under which it is counted.
     pub(crate) fn reason(&self) -> Reason {
         match self {
@@ -89,12 +89,12 @@ impl Node {
         &self,
         pubsub_topic: Option<&str>,
         content_topic: &str,
-    ) -> Result<Shard, Rejected> {
+    ) -> Result<Shard, RejectReason> {
         let shard = match pubsub_topic.filter(|topic| !topic.is_empty()) {
             Some(topic) => self.shard_of(topic)?,
             None => {
                 let parsed = ContentTopic::parse(content_topic).map_err(|error| {
-                    Rejected::Topic(format!(
+                    RejectReason::Topic(format!(
                         "no pubsub topic is named, and none follows from content topic \
                          `{content_topic}`: {error}"
                     ))
@@ -105,7 +105,7 @@ impl Node {
         if self.shards.contains(shard) {
             return Ok(shard);
         }
-        Err(Rejected::Topic(format!(
+        Err(RejectReason::Topic(format!(
             "this node does not serve {}; it serves {}",
             self.topic_name(shard),
             self.settings.served()
@@ -113,13 +113,13 @@ impl Node {
     }
 
     /// The shard of a pubsub topic of this node's cluster.
-    pub(crate) fn shard_of(&self, pubsub_topic: &str) -> Result<Shard, Rejected> {
+    pub(crate) fn shard_of(&self, pubsub_topic: &str) -> Result<Shard, RejectReason> {
         let topic: PubsubTopic =
-            pubsub_topic.parse().map_err(|error| Rejected::Topic(format!("{error}")))?;
+            pubsub_topic.parse().map_err(|error| RejectReason::Topic(format!("{error}")))?;
         if topic.cluster == self.settings.cluster && topic.shard < router::SHARDS {
             return Ok(topic.shard);
         }
-        Err(Rejected::Topic(format!(
+        Err(RejectReason::Topic(format!(
             "{pubsub_topic} is not of this node's cluster {}, which has shards 0 to {}",
             self.settings.cluster,
             router::SHARDS - 1
@@ -135,7 +135,7 @@ impl Node {
         shard: Shard,
         bytes: Bytes,
         held: Reservation,
-    ) -> Result<Accepted, Rejected> {
+    ) -> Result<AcceptedMessage, RejectReason> {
         let node = self.clone();
         let taking = tokio::spawn(async move {
             let taken = node.publish_inner(shard, bytes, held).await;
@@ -150,33 +150,33 @@ impl Node {
         shard: Shard,
         bytes: Bytes,
         held: Reservation,
-    ) -> Result<Accepted, Rejected> {
+    ) -> Result<AcceptedMessage, RejectReason> {
         let message = WakuMessage::decode(bytes.clone())?;
         self.check_size(&bytes)?;
         let least = self.settings.min_relay_peers;
         if least > 0 && self.router().reachable(shard, self.now()) < least {
-            return Err(Rejected::NoPeers { topic: self.topic_name(shard), least });
+            return Err(RejectReason::NoPeers { topic: self.topic_name(shard), least });
         }
         self.wait_for_room(shard, message.content_topic.as_str()).await?;
         let id = message_id(&bytes);
-        let (hash, Appended { message: stored, known, .. }) =
+        let (hash, AppendOutcome { message: stored, known, .. }) =
             self.append(Source::Client, shard, &message, bytes, held).await?;
         if known {
             // It was passed on when it first arrived. This copy may be other bytes with the same
             // hash, which are not in the log: a peer that fetched them by their id would get
             // different bytes.
-            return Ok(Accepted { hash, relay_peers: 0, known });
+            return Ok(AcceptedMessage { hash, relay_peers: 0, known });
         }
         let relay_peers = self.router().publish(shard, id, stored.clone(), self.now());
         self.paces.published(shard, stored.len());
         self.filter.deliver(shard, message.content_topic.as_str(), &stored);
         self.subscribers.deliver(shard, message.content_topic.as_str(), &stored);
-        Ok(Accepted { hash, relay_peers, known: false })
+        Ok(AcceptedMessage { hash, relay_peers, known: false })
     }
 
     /// Holds a client's message back while those it goes to have no room: for a moment, and within
     /// the bounds of [`crate::pace`].
-    async fn wait_for_room(&self, shard: Shard, content_topic: &str) -> Result<(), Rejected> {
+    async fn wait_for_room(&self, shard: Shard, content_topic: &str) -> Result<(), RejectReason> {
         let deadline = Instant::now() + HOLD_BACK;
         loop {
             let now = Instant::now();
@@ -189,7 +189,7 @@ impl Node {
             };
             if now >= deadline {
                 self.counters.held_back.fetch_add(1, Relaxed);
-                return Err(Rejected::Busy(format!(
+                return Err(RejectReason::Busy(format!(
                     "{slow} read slower than messages come; try again"
                 )));
             }
@@ -204,7 +204,7 @@ impl Node {
         shard: Shard,
         bytes: Bytes,
         held: Reservation,
-    ) -> Result<Accepted, Rejected> {
+    ) -> Result<AcceptedMessage, RejectReason> {
         let node = self.clone();
         let taking = tokio::spawn(async move {
             let taken = node.relay_inner(peer, shard, bytes, held).await;
@@ -220,14 +220,17 @@ impl Node {
         shard: Shard,
         bytes: Bytes,
         held: Reservation,
-    ) -> Result<Accepted, Rejected> {
+    ) -> Result<AcceptedMessage, RejectReason> {
         self.check_size(&bytes)?;
         let id = message_id(&bytes);
         match self.router().offer(peer, shard, id, bytes.len(), self.now()) {
             Offer::New => {}
-            Offer::Duplicate => return Err(Rejected::Duplicate),
+            Offer::Duplicate => return Err(RejectReason::Duplicate),
             Offer::Refused(_) => {
-                return Err(Rejected::Topic(format!("{} is not relayed", self.topic_name(shard))));
+                return Err(RejectReason::Topic(format!(
+                    "{} is not relayed",
+                    self.topic_name(shard)
+                )));
             }
         }
         let message = match WakuMessage::decode(bytes.clone()) {
@@ -239,12 +242,12 @@ impl Node {
         };
         match self.append(Source::Relay(peer), shard, &message, bytes, held).await {
             // As above; the peer's id stays among those seen, so that it is not handled again.
-            Ok((_, Appended { known: true, .. })) => Err(Rejected::Duplicate),
-            Ok((hash, Appended { message: stored, .. })) => {
+            Ok((_, AppendOutcome { known: true, .. })) => Err(RejectReason::Duplicate),
+            Ok((hash, AppendOutcome { message: stored, .. })) => {
                 let relay_peers = self.router().accept(peer, shard, id, stored.clone());
                 self.filter.deliver(shard, message.content_topic.as_str(), &stored);
                 self.subscribers.deliver(shard, message.content_topic.as_str(), &stored);
-                Ok(Accepted { hash, relay_peers, known: false })
+                Ok(AcceptedMessage { hash, relay_peers, known: false })
             }
             Err(rejected) => {
                 // Another peer may bring it when there is room again.
@@ -255,12 +258,12 @@ impl Node {
     }
 
     /// This node may take less than the network does; a sender of more is not at fault.
-    fn check_size(&self, bytes: &Bytes) -> Result<(), Rejected> {
+    fn check_size(&self, bytes: &Bytes) -> Result<(), RejectReason> {
         let (bytes, most) = (bytes.len(), self.settings.message_bytes);
         // A message too large for the network is refused where it is decoded, and counts against
         // its peer.
         if bytes > most && bytes <= protocol::message::MESSAGE_BYTES_MAX {
-            return Err(Rejected::TooLarge { bytes, most });
+            return Err(RejectReason::TooLarge { bytes, most });
         }
         Ok(())
     }
@@ -272,7 +275,7 @@ impl Node {
         message: &WakuMessage,
         bytes: Bytes,
         held: Reservation,
-    ) -> Result<(MessageHash, Appended), Rejected> {
+    ) -> Result<(MessageHash, AppendOutcome), RejectReason> {
         let topic = self.topic(shard);
         let hash = message_hash(&topic, message);
         let now_ns = (self.clock)();
@@ -293,7 +296,7 @@ impl Node {
         let appending = self
             .store
             .append(arrival, bytes, held)
-            .map_err(|full| Rejected::Busy(full.to_string()))?;
+            .map_err(|full| RejectReason::Busy(full.to_string()))?;
         match appending.await {
             Ok(appended) => {
                 let counters = &self.counters;
@@ -306,12 +309,14 @@ impl Node {
                 }
                 Ok((hash, appended))
             }
-            Err(error @ AppendError::TooLarge { .. }) => Err(Rejected::Topic(error.to_string())),
-            Err(error) => Err(Rejected::Unavailable(error.to_string())),
+            Err(error @ AppendError::TooLarge { .. }) => {
+                Err(RejectReason::Topic(error.to_string()))
+            }
+            Err(error) => Err(RejectReason::Unavailable(error.to_string())),
         }
     }
 
-    fn count(&self, source: Source, taken: &Result<Accepted, Rejected>) {
+    fn count(&self, source: Source, taken: &Result<AcceptedMessage, RejectReason>) {
         let taken = match taken {
             Ok(accepted) if accepted.known => Err(Reason::Duplicate),
             Ok(_) => Ok(()),
@@ -322,6 +327,6 @@ impl Node {
 }
 
 /// The task that took a message is gone, because the node ends.
-fn ending() -> Rejected {
-    Rejected::Unavailable("this node is stopping".into())
+fn ending() -> RejectReason {
+    RejectReason::Unavailable("this node is stopping".into())
 }

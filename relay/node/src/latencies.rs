@@ -33,7 +33,7 @@ impl fmt::Debug for Latencies {
     }
 }
 
-/// Notes the time since `began`.
-pub(crate) fn note(histogram: &Histogram, began: Instant) {
+/// Records the time since `began`.
+pub(crate) fn observe_since(histogram: &Histogram, began: Instant) {
     histogram.observe(began.elapsed().as_secs_f64());
 }

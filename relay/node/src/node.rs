@@ -34,12 +34,12 @@ use crate::{
     counters::Counters,
     discovery::{
         self,
-        candidate::{Candidate, Terms},
+        candidate::{Candidate, PeerCriteria},
         known::{Connections, KnownPeers, Origin, Target},
     },
     filter::Filter,
     governor::Watch,
-    ingest::Rejected,
+    ingest::RejectReason,
     latencies::Latencies,
     network::{
         behaviour::Behaviour,
@@ -48,7 +48,7 @@ use crate::{
         stream_slots::StreamSlots,
         transport::{Tls, transport},
     },
-    observed::Observed,
+    observed::ObservedPools,
     pace::Paces,
     rates::{Rate, Rates},
     services,
@@ -97,7 +97,7 @@ pub(crate) struct Node {
     pub(crate) watch: Watch,
     pub(crate) connections: AtomicU64,
     /// Which nodes can be peers.
-    pub(crate) terms: Terms,
+    pub(crate) terms: PeerCriteria,
     peers: Mutex<KnownPeers>,
     /// This node's record, once it is known where it listens.
     own_record: Mutex<Option<NodeRecord>>,
@@ -134,7 +134,7 @@ impl Node {
     }
 
     /// Counts a client's message that did not get as far as being published.
-    pub(crate) fn refused(&self, rejected: Rejected) -> Rejected {
+    pub(crate) fn refused(&self, rejected: RejectReason) -> RejectReason {
         self.counters.client_refused.add(rejected.reason());
         rejected
     }
@@ -233,7 +233,7 @@ impl Node {
                 peers,
             ),
         };
-        let terms = Terms {
+        let terms = PeerCriteria {
             own,
             cluster: config.cluster,
             shards: settings.shards,
@@ -300,18 +300,18 @@ struct All {
 }
 
 /// Requests of other tasks to the swarm.
-pub(crate) enum Ask {
+pub(crate) enum SwarmRequest {
     /// Connect to a peer, and keep connecting.
     Dial(Multiaddr),
     /// Connected peers.
-    Peers(oneshot::Sender<Vec<Connected>>),
+    Peers(oneshot::Sender<Vec<ConnectedPeer>>),
     /// Where this node is reached.
     Addresses(oneshot::Sender<Vec<Multiaddr>>),
 }
 
 /// A peer that is connected.
 #[derive(Clone, Debug)]
-pub(crate) struct Connected {
+pub(crate) struct ConnectedPeer {
     /// As the router knows it.
     pub(crate) number: router::Peer,
     pub(crate) peer: PeerId,
@@ -323,15 +323,15 @@ pub(crate) struct Connected {
 /// Streams of one connection for which a protocol is being agreed on. Further ones wait in the
 /// multiplexer.
 const NEGOTIATING: usize = 16;
-/// Asks waiting at once.
-const ASKS: usize = 64;
+/// Requests of other tasks that wait at once.
+const SWARM_REQUESTS: usize = 64;
 
 /// The swarm, ready to run.
 pub(crate) struct Network {
     node: Arc<Node>,
     swarm: Swarm<All>,
     meters: Meters,
-    asks: mpsc::Receiver<Ask>,
+    requests_rx: mpsc::Receiver<SwarmRequest>,
     /// Dials under way: at most as many as the known peers allow.
     dials: HashMap<ConnectionId, Target>,
     /// Whether there can be peers that were not configured.
@@ -339,7 +339,7 @@ pub(crate) struct Network {
     /// Whether peers are asked for further ones, and when they were last.
     asks_peers: bool,
     asked_peers: Option<Instant>,
-    observed: Observed,
+    observed: ObservedPools,
     heartbeat: Duration,
     /// Addresses that were configured, and those that have a socket by now.
     listeners: usize,
@@ -352,7 +352,7 @@ impl Network {
         config: &Config,
         keys: &identity::Keypair,
         tls: Option<Tls>,
-    ) -> Result<(Self, mpsc::Sender<Ask>)> {
+    ) -> Result<(Self, mpsc::Sender<SwarmRequest>)> {
         let limits: &Limits = &config.limits;
         let unread = pool(&node.ledger, pool::UNREAD)?;
         let meters = Meters::new(
@@ -396,13 +396,13 @@ impl Network {
         for address in &config.announce {
             swarm.add_external_address(address.clone());
         }
-        let (sender, asks) = mpsc::channel(ASKS);
-        let observed = Observed::new(&node.ledger)?;
+        let (requests_tx, requests_rx) = mpsc::channel(SWARM_REQUESTS);
+        let observed = ObservedPools::new(&node.ledger)?;
         let network = Self {
             node,
             swarm,
             meters,
-            asks,
+            requests_rx,
             dials: HashMap::new(),
             finds_peers: config.finds_peers(),
             asks_peers: config.asks_peers(),
@@ -412,7 +412,7 @@ impl Network {
             listeners: config.listen.len(),
             listening: HashSet::new(),
         };
-        Ok((network, sender))
+        Ok((network, requests_tx))
     }
 
     /// Runs until `stop` ends.
@@ -433,14 +433,14 @@ impl Network {
                         let _ = ready.send(self.addresses());
                     }
                 }
-                Some(ask) = self.asks.recv() => self.on_ask(ask),
+                Some(request) = self.requests_rx.recv() => self.on_request(request),
                 _ = beat.tick() => {
                     let now = self.node.now();
                     self.node.router().heartbeat(now);
                     self.swarm.behaviour_mut().waku.fill_gossip();
                     self.node.filter.expire(Instant::now());
                     self.find_peers();
-                    self.observed.look(&self.node);
+                    self.observed.update(&self.node);
                 }
                 _ = sweep.tick() => {
                     let closed = self.meters.sweep(Instant::now());
@@ -498,14 +498,14 @@ impl Network {
         }
     }
 
-    fn on_ask(&mut self, ask: Ask) {
-        match ask {
-            Ask::Dial(address) => {
+    fn on_request(&mut self, request: SwarmRequest) {
+        match request {
+            SwarmRequest::Dial(address) => {
                 self.node.peers().add_static(address);
                 self.find_peers();
             }
-            Ask::Peers(reply) => {
-                let connected = self.swarm.behaviour().waku.open().map(|open| Connected {
+            SwarmRequest::Peers(reply) => {
+                let connected = self.swarm.behaviour().waku.open().map(|open| ConnectedPeer {
                     number: open.number,
                     peer: open.peer,
                     address: open.address.clone(),
@@ -514,7 +514,7 @@ impl Network {
                 });
                 let _ = reply.send(connected.collect());
             }
-            Ask::Addresses(reply) => drop(reply.send(self.addresses())),
+            SwarmRequest::Addresses(reply) => drop(reply.send(self.addresses())),
         }
     }
 

@@ -15,7 +15,7 @@ use relay_limits::pool;
 use crate::node::{Node, pool as of};
 
 /// One for each of these pools.
-pub(crate) struct Observed {
+pub(crate) struct ObservedPools {
     _program: Observation,
     appending: Observation,
     gossip_peers: Observation,
@@ -30,7 +30,7 @@ pub(crate) struct Observed {
     http_cache: Observation,
 }
 
-impl Observed {
+impl ObservedPools {
     /// Counts the program, and nothing else yet.
     pub(crate) fn new(ledger: &Ledger) -> Result<Self> {
         let observe = |name| anyhow::Ok(of(ledger, name)?.observe());
@@ -54,8 +54,8 @@ impl Observed {
         })
     }
 
-    /// Looks at all of them.
-    pub(crate) fn look(&mut self, node: &Node) {
+    /// Updates all of them.
+    pub(crate) fn update(&mut self, node: &Node) {
         use relay_limits::{
             CRITERION_BYTES, GOSSIP_PEER_BYTES, HISTORY_BYTES, INDEX_ROW_BYTES, PEER_BYTES,
             QUERY_BYTES, REFERENCE_BYTES, SEEN_BYTES,
@@ -63,12 +63,12 @@ impl Observed {
         let set = |observation: &mut Observation, entries: usize, bytes: u64| {
             observation.set(entries as u64 * bytes);
         };
-        let gossip = node.router().held();
+        let gossip = node.router().usage();
         set(&mut self.gossip_peers, gossip.peers, GOSSIP_PEER_BYTES);
         set(&mut self.seen, gossip.seen, SEEN_BYTES);
         set(&mut self.gossip_history, gossip.history, HISTORY_BYTES);
         set(&mut self.gossip_queues, gossip.waiting, REFERENCE_BYTES);
-        let filter = node.filter.held();
+        let filter = node.filter.usage();
         self.subscriptions.set(filter.criteria as u64 * CRITERION_BYTES + filter.topics_bytes);
         set(&mut self.push_queues, filter.waiting, REFERENCE_BYTES);
         let store = node.store.waiting();

@@ -29,7 +29,7 @@ pub(crate) struct Floor {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Counted {
+struct WindowCounts {
     messages: u64,
     bytes: u64,
     taken: u64,
@@ -39,8 +39,8 @@ struct Counted {
 #[derive(Debug)]
 pub(crate) struct Pace {
     window: Instant,
-    this: Counted,
-    before: Counted,
+    this: WindowCounts,
+    before: WindowCounts,
     /// Since when something waits for it.
     waiting_since: Option<Instant>,
 }
@@ -49,17 +49,17 @@ impl Pace {
     pub(crate) fn new(now: Instant) -> Self {
         Self {
             window: now,
-            this: Counted::default(),
-            before: Counted::default(),
+            this: WindowCounts::default(),
+            before: WindowCounts::default(),
             waiting_since: None,
         }
     }
 
-    fn turn(&mut self, now: Instant) {
+    fn advance_window(&mut self, now: Instant) {
         let age = now.saturating_duration_since(self.window);
         if age >= WINDOW {
-            self.before = if age < WINDOW * 2 { self.this } else { Counted::default() };
-            self.this = Counted::default();
+            self.before = if age < WINDOW * 2 { self.this } else { WindowCounts::default() };
+            self.this = WindowCounts::default();
             // Windows follow one another without gaps, or start over after a pause.
             self.window = if age < WINDOW * 2 { self.window + WINDOW } else { now };
         }
@@ -67,7 +67,7 @@ impl Pace {
 
     /// A message of `bytes` bytes was put into its queue.
     pub(crate) fn queued(&mut self, bytes: usize, now: Instant) {
-        self.turn(now);
+        self.advance_window(now);
         self.this.messages += 1;
         self.this.bytes += bytes as u64;
         self.waiting_since.get_or_insert(now);
@@ -75,7 +75,7 @@ impl Pace {
 
     /// It took one.
     pub(crate) fn taken(&mut self, now: Instant) {
-        self.turn(now);
+        self.advance_window(now);
         self.this.taken += 1;
     }
 
@@ -86,7 +86,7 @@ impl Pace {
 
     /// Whether publishers wait until its queue has room.
     pub(crate) fn is_waited_for(&mut self, floor: Floor, now: Instant) -> bool {
-        self.turn(now);
+        self.advance_window(now);
         let fresh =
             self.waiting_since.is_none_or(|since| now.saturating_duration_since(since) < WINDOW);
         let live = fresh || self.this.taken + self.before.taken >= LIVE_MESSAGES;
@@ -95,7 +95,7 @@ impl Pace {
 
     /// Whether it is sent as much as the floor states.
     pub(crate) fn is_above(&mut self, floor: Floor, now: Instant) -> bool {
-        self.turn(now);
+        self.advance_window(now);
         let old =
             WINDOW.saturating_sub(now.saturating_duration_since(self.window)).as_millis() as u64;
         let rate =

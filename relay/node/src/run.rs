@@ -76,14 +76,14 @@ async fn serve(
     let peer = keys.public().to_peer_id();
     let node = Node::open(config, cgroup, peer, rand::random())?;
     let governor = governor::start(node.clone(), &config.limits.governor)?;
-    let (network, asks) = Network::new(node.clone(), config, &keys, tls)?;
+    let (network, swarm_tx) = Network::new(node.clone(), config, &keys, tls)?;
     let (ready, addresses) = oneshot::channel();
     let (stop, stopping) = oneshot::channel::<()>();
     let running = tokio::spawn(network.run(ready, async {
         // A dropped sender is a reason to stop, too.
         let _ = stopping.await;
     }));
-    let http = http::start(node.clone(), asks, sampler, config).await?;
+    let http = http::start(node.clone(), swarm_tx, sampler, config).await?;
     let addresses: Vec<Multiaddr> = addresses.await.context("no address can be listened on")?;
     for address in &addresses {
         tracing::info!(%address, "reached at");

@@ -12,7 +12,7 @@ use dashboard::{
 
 use crate::{
     governor::Level,
-    http::report::{Counted, Report},
+    http::report::{OutcomeCounts, Report},
 };
 
 /// Peers printed; the report itself has more.
@@ -86,7 +86,7 @@ fn text(report: &Report) -> String {
     );
     let (messages, requests) = (&report.messages, &report.requests);
     let _ = writeln!(out, "{:<22} {:>12}  refused", "", "taken");
-    let mut line = |name, counted: &Counted| {
+    let mut line = |name, counted: &OutcomeCounts| {
         let _ = writeln!(out, "{name:<22} {:>12}  {}", counted.accepted, reasons(&counted.refused));
     };
     line("messages of clients", &messages.client);

@@ -10,7 +10,7 @@
 use bytes::Bytes;
 
 use crate::topic::SHARDS_PER_CLUSTER_MAX;
-use crate::wire::{self, DecodeError, Fields, Packed, Value};
+use crate::wire::{self, DecodeError, Fields, PackedVarints, Value};
 
 /// Name of the protocol.
 pub const PROTOCOL: &str = "/vac/waku/metadata/1.0.0";
@@ -45,7 +45,7 @@ impl Metadata {
                 (1, _) => cluster = Some(field.uint32()?),
                 (2 | 3, Value::Varint(number)) => add(number),
                 (2 | 3, Value::Bytes(packed)) => {
-                    for number in Packed::new(packed) {
+                    for number in PackedVarints::new(packed) {
                         add(number?);
                     }
                 }

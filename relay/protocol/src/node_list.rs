@@ -123,7 +123,7 @@ pub struct EntryHash(Box<str>);
 
 impl EntryHash {
     /// The name of a text.
-    pub fn of(text: &str) -> Self {
+    pub fn for_text(text: &str) -> Self {
         Self(BASE32_NOPAD.encode(&keccak(text)[..HASH_BYTES]).into())
     }
 

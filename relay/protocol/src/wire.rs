@@ -247,18 +247,18 @@ impl<'a> Iterator for Fields<'a> {
 
 /// Iterator over the numbers of a packed list. Ends after the first error. Allocates nothing.
 #[derive(Clone, Debug)]
-pub struct Packed<'a> {
+pub struct PackedVarints<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Packed<'a> {
+impl<'a> PackedVarints<'a> {
     /// The numbers in `bytes`, the value of a packed field.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
 }
 
-impl Iterator for Packed<'_> {
+impl Iterator for PackedVarints<'_> {
     type Item = Result<u64, DecodeError>;
 
     fn next(&mut self) -> Option<Self::Item> {

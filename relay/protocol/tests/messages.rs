@@ -104,7 +104,7 @@ fn a_field_that_comes_twice_counts_the_last_time_and_unknown_ones_do_not_count()
 }
 
 #[test]
-fn messages_out_of_bounds_are_refused_in_words() {
+fn messages_out_of_bounds_are_refused_with_the_reason() {
     let fits = |message: &WakuMessage| WakuMessage::decode(message.encode().into());
     let good = WakuMessage::new("/c", "p");
     let long = WakuMessage { content_topic: "t".repeat(257).into(), ..good.clone() };

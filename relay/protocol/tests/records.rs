@@ -108,11 +108,11 @@ fn the_list_of_the_specification_is_read() {
 fn only_what_hashes_to_its_name_is_read() {
     let record = ListEntry::Record(Box::new(content(1).sign(&[3; 32]).unwrap()));
     let text = record.to_string();
-    assert_eq!(ListEntry::decode(&text, &EntryHash::of(&text)).unwrap(), record);
-    assert_eq!(ListEntry::decode(&text, &EntryHash::of("another")), Err(ListError::Hash));
+    assert_eq!(ListEntry::decode(&text, &EntryHash::for_text(&text)).unwrap(), record);
+    assert_eq!(ListEntry::decode(&text, &EntryHash::for_text("another")), Err(ListError::Hash));
     let long = format!("enrtree-branch:{}", "A".repeat(2000));
     assert!(matches!(
-        ListEntry::decode(&long, &EntryHash::of(&long)),
+        ListEntry::decode(&long, &EntryHash::for_text(&long)),
         Err(ListError::TooLong { .. })
     ));
 }
@@ -130,7 +130,7 @@ proptest! {
         prop_assert_eq!((record.sequence, record.shards.as_ref()), (sequence, Some(&shards)));
         prop_assert!(NodeRecord::decode(&Bytes::from(bytes)).is_err());
         prop_assert!(ListRoot::decode(&text, &record.public_key).is_err());
-        let root = ListRoot { records: EntryHash::of(&text), links: EntryHash::of("l"), sequence };
+        let root = ListRoot { records: EntryHash::for_text(&text), links: EntryHash::for_text("l"), sequence };
         let signed = root.sign(&[5; 32]).unwrap();
         prop_assert_eq!(ListRoot::decode(&signed, &record.public_key).unwrap(), root);
     }

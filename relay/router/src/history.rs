@@ -8,7 +8,7 @@ use crate::{MessageId, Peer, Shard};
 #[derive(Debug)]
 pub(crate) struct History<M> {
     windows: VecDeque<Vec<(MessageId, Shard)>>,
-    messages: HashMap<MessageId, Kept<M>>,
+    messages: HashMap<MessageId, CachedMessage<M>>,
     windows_max: usize,
     gossiped: usize,
     entries: usize,
@@ -17,7 +17,7 @@ pub(crate) struct History<M> {
 }
 
 #[derive(Debug)]
-struct Kept<M> {
+struct CachedMessage<M> {
     shard: Shard,
     message: M,
     /// Number of fetches by each peer. At most as many as peers.
@@ -42,7 +42,7 @@ impl<M: Clone> History<M> {
                 return;
             }
         }
-        if self.messages.insert(id, Kept { shard, message, fetched: Vec::new() }).is_none()
+        if self.messages.insert(id, CachedMessage { shard, message, fetched: Vec::new() }).is_none()
             && let Some(newest) = self.windows.back_mut()
         {
             newest.push((id, shard));

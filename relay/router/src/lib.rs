@@ -52,7 +52,7 @@ mod topics;
 pub use config::{Config, ScoreConfig};
 pub use control::{Control, Outgoing};
 pub use protocol::gossip::MessageId;
-pub use router::{Counters, Held, Offer, PeerView, Refusal, Router};
+pub use router::{Counters, Offer, PeerView, Refusal, Router, RouterUsage};
 pub use topics::{SHARDS, Shard, Topics};
 
 /// A connected peer, numbered by the owner of the connections. A number is never reused.

@@ -11,7 +11,7 @@ use rand_chacha::ChaCha20Rng;
 
 use crate::{
     Config, Control, MessageId, Outgoing, Peer, Shard, Topics, history::History, peer::PeerState,
-    score::Score, seen::Seen,
+    score::Score, seen::SeenCache,
 };
 
 /// Added to back-offs of this side: for peers whose clock is a little ahead.
@@ -68,7 +68,7 @@ pub struct Counters {
 
 /// Entries a router holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct RouterUsage {
     /// Peers that are connected.
     pub peers: usize,
     /// Ids of messages seen.
@@ -113,7 +113,7 @@ pub struct Router<M> {
     /// Debts of peers that left, oldest first: name, until when, score.
     retained: VecDeque<(Vec<u8>, Duration, Score)>,
 
-    pub(crate) seen: Seen,
+    pub(crate) seen: SeenCache,
     pub(crate) history: History<M>,
 }
 
@@ -133,7 +133,7 @@ impl<M: Clone> Router<M> {
             peers: BTreeMap::new(),
             colocated: BTreeMap::new(),
             retained: VecDeque::new(),
-            seen: Seen::new(config.seen, config.seen_entries),
+            seen: SeenCache::new(config.seen, config.seen_entries),
             history: History::new(config.history, config.history_gossip, config.history_entries),
             config,
         }
@@ -627,8 +627,8 @@ impl<M: Clone> Router<M> {
     }
 
     /// How much is held.
-    pub fn held(&self) -> Held {
-        Held {
+    pub fn usage(&self) -> RouterUsage {
+        RouterUsage {
             peers: self.peers.len(),
             seen: self.seen.len(),
             history: self.history.len(),

@@ -9,7 +9,7 @@ use crate::MessageId;
 /// An id is remembered for at least `keep` and at most one and a half times as long, unless more
 /// than `entries` come within it: then a generation ends early. Iteration order is never used.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct SeenCache {
     generation: Duration,
     entries: usize,
     began: Duration,
@@ -20,7 +20,7 @@ pub(crate) struct Seen {
     pub(crate) cut_short: u64,
 }
 
-impl Seen {
+impl SeenCache {
     pub(crate) fn new(keep: Duration, entries: usize) -> Self {
         Self {
             generation: keep / 2,
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn an_id_is_remembered_for_its_time_and_then_forgotten() {
-        let mut seen = Seen::new(Duration::from_secs(120), 1000);
+        let mut seen = SeenCache::new(Duration::from_secs(120), 1000);
         for second in 0..300 {
             let now = Duration::from_secs(second);
             assert!(seen.insert(id(second), now));
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_flood_cuts_memory_short_and_says_so() {
-        let mut seen = Seen::new(Duration::from_secs(120), 300);
+        let mut seen = SeenCache::new(Duration::from_secs(120), 300);
         for number in 0..10_000 {
             assert!(seen.insert(id(number), Duration::from_secs(1)));
             assert!(seen.len() <= 300);
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_long_silence_forgets_everything() {
-        let mut seen = Seen::new(Duration::from_secs(120), 300);
+        let mut seen = SeenCache::new(Duration::from_secs(120), 300);
         seen.insert(id(1), Duration::ZERO);
         assert!(seen.insert(id(1), Duration::from_secs(1000)));
     }

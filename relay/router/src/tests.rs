@@ -5,7 +5,9 @@ use std::{collections::BTreeMap, time::Duration};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha20Rng;
 
-use crate::{Config, Held, MessageId, Offer, Outgoing, Peer, Refusal, Router, ScoreConfig, Shard};
+use crate::{
+    Config, MessageId, Offer, Outgoing, Peer, Refusal, Router, RouterUsage, ScoreConfig, Shard,
+};
 
 const TOPIC: Shard = 7;
 
@@ -173,7 +175,7 @@ fn a_message_is_not_sent_back_nor_many_times() {
 }
 
 #[test]
-fn whoever_was_away_gets_the_history_by_gossip() {
+fn peer_outside_every_mesh_gets_messages_by_gossip() {
     let config = Config { flood_publish: false, ..Config::default() };
     let mut network = Network::new(20, &config, all);
     network.subscribe_all();
@@ -237,7 +239,7 @@ fn a_peer_that_never_reads_costs_its_queue_and_no_more() {
     for number in 0..1000 {
         router.publish(TOPIC, id(number), number as u32, Duration::from_secs(1));
     }
-    assert_eq!(router.held().waiting, 10);
+    assert_eq!(router.usage().waiting, 10);
     assert_eq!(router.counters().dropped, 990);
     let first = router.next(Peer(1)).unwrap().unwrap();
     assert_eq!(first, Outgoing::Message(TOPIC, 990), "the oldest left");
@@ -394,7 +396,7 @@ fn offers_are_bounded_in_number_and_length() {
 }
 
 #[test]
-fn who_sends_what_is_invalid_is_pruned_and_then_not_heard() {
+fn peer_that_sends_invalid_messages_is_pruned_then_graylisted() {
     let mut router = router_with(3, Config::default());
     let now = Duration::from_secs(1);
     for number in 0..11 {
@@ -559,7 +561,7 @@ fn nonsense_from_peers_keeps_every_bound() {
                     router.heartbeat(now);
                 }
             }
-            let Held { seen, history, waiting: queued, .. } = router.held();
+            let RouterUsage { seen, history, waiting: queued, .. } = router.usage();
             assert!(seen <= 300 && history <= 50 && queued <= 160, "{seen} {history} {queued}");
             let views = router.peers(now);
             assert!(views.len() <= 10);

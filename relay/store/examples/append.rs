@@ -57,7 +57,7 @@ async fn run(
         if waiting.len() >= in_flight {
             let (at, answer): (Instant, std::pin::Pin<Box<dyn Future<Output = _> + Send>>) =
                 waiting.pop_front().unwrap();
-            let _: store::Appended = Result::<_, store::AppendError>::unwrap(answer.await);
+            let _: store::AppendOutcome = Result::<_, store::AppendError>::unwrap(answer.await);
             slowest = slowest.max(at.elapsed());
         }
         let arrival = Arrival {

@@ -14,7 +14,7 @@ use crate::{
     catalog::Partition,
     index::{Index, Row, is_damage},
     recover,
-    store::Shared,
+    store::StoreState,
 };
 
 /// Rows of one transaction.
@@ -42,7 +42,7 @@ pub(crate) enum Event {
 }
 
 pub(crate) struct Indexer {
-    shared: Arc<Shared>,
+    shared: Arc<StoreState>,
     open: Vec<(Arc<Partition>, Index)>,
     /// Partitions whose indexes could not be rebuilt yet.
     unbuilt: Vec<Arc<Partition>>,
@@ -56,7 +56,7 @@ pub(crate) struct Indexer {
 }
 
 impl Indexer {
-    pub(crate) fn new(shared: Arc<Shared>, unopened: Vec<Arc<Partition>>) -> Self {
+    pub(crate) fn new(shared: Arc<StoreState>, unopened: Vec<Arc<Partition>>) -> Self {
         let (open, unbuilt) = (Vec::new(), Vec::new());
         Self {
             shared,

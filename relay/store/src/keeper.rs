@@ -7,47 +7,48 @@ use std::{
 };
 
 use crate::{
-    catalog::remove_if_there, config::nanos, indexer::Event, spare::SPARE_BYTES, store::Shared,
+    catalog::remove_if_there, config::nanos, indexer::Event, spare::SPARE_BYTES, store::StoreState,
 };
 use disk::Open;
 
 /// Wakes the keeper before its interval is over.
 #[derive(Default)]
 pub(crate) struct WakeUp {
-    state: Mutex<Rung>,
-    rung: Condvar,
+    state: Mutex<WakeState>,
+    changed: Condvar,
     /// One round at a time.
     round: Mutex<()>,
 }
 
 #[derive(Default)]
-struct Rung {
-    rung: bool,
+struct WakeState {
+    requested: bool,
     closed: bool,
 }
 
 impl WakeUp {
-    pub(crate) fn ring(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).rung = true;
-        self.rung.notify_all();
+    pub(crate) fn wake(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).requested = true;
+        self.changed.notify_all();
     }
 
     pub(crate) fn close(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
-        self.rung.notify_all();
+        self.changed.notify_all();
     }
 }
 
-/// Until the bell is closed.
-pub(crate) fn run(shared: &Shared) {
+/// Runs until [`WakeUp::close`].
+pub(crate) fn run(shared: &StoreState) {
     loop {
-        let bell = &shared.keeper;
-        let state = bell.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = bell.rung.wait_timeout_while(state, shared.config.sync_interval, |state| {
-            !state.rung && !state.closed
-        });
+        let wake_up = &shared.keeper;
+        let state = wake_up.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited =
+            wake_up.changed.wait_timeout_while(state, shared.config.sync_interval, |state| {
+                !state.requested && !state.closed
+            });
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        state.rung = false;
+        state.requested = false;
         if state.closed {
             return;
         }
@@ -57,7 +58,7 @@ pub(crate) fn run(shared: &Shared) {
 }
 
 /// One round: syncs, retires partitions and transit segments, and makes spare segments.
-pub(crate) fn round(shared: &Shared) {
+pub(crate) fn round(shared: &StoreState) {
     let _alone = shared.keeper.round.lock().unwrap_or_else(PoisonError::into_inner);
     sync(shared);
     if let Some(newest) = shared.catalog.newest() {
@@ -68,7 +69,7 @@ pub(crate) fn round(shared: &Shared) {
     make_spares(shared);
 }
 
-fn make_spares(shared: &Shared) {
+fn make_spares(shared: &StoreState) {
     let needed_bytes = shared.config.disk_reserve_bytes + SPARE_BYTES;
     let has_room = || shared.free_bytes().is_some_and(|free_bytes| free_bytes >= needed_bytes);
     if let Err(error) = shared.spares.make(shared.disk.as_ref(), has_room) {
@@ -77,7 +78,7 @@ fn make_spares(shared: &Shared) {
     }
 }
 
-fn sync(shared: &Shared) {
+fn sync(shared: &StoreState) {
     let (mut complete, mut failed) = (Vec::new(), false);
     for (partition, segment) in shared.unsynced().clone() {
         // Removed, or set aside.
@@ -123,7 +124,7 @@ fn sync(shared: &Shared) {
 }
 
 /// Whole partitions go, the oldest first; the newest stays while it takes messages.
-fn retire_partitions(shared: &Shared) {
+fn retire_partitions(shared: &StoreState) {
     let retention_ns = nanos(shared.config.retention);
     let all = shared.catalog.all();
     let now_ns = (shared.clock)();
@@ -155,7 +156,7 @@ fn retire_partitions(shared: &Shared) {
     }
 }
 
-fn retire_transit(shared: &Shared) {
+fn retire_transit(shared: &StoreState) {
     let now_ns = (shared.clock)();
     let keep_ns = nanos(shared.config.keep_transit);
     let over = |newest_ns: i64| now_ns.saturating_sub(newest_ns) > keep_ns;

@@ -149,10 +149,10 @@ impl Segment {
         path: PathBuf,
         number: u32,
     ) -> Arc<Self> {
-        Arc::new(Self::of(disk, files, path, number, false))
+        Arc::new(Self::with_spare(disk, files, path, number, false))
     }
 
-    pub(crate) fn of(
+    pub(crate) fn with_spare(
         disk: SharedDisk,
         files: Arc<Files>,
         path: PathBuf,

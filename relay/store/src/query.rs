@@ -22,8 +22,8 @@ use crate::{
     error::QueryError,
     index::{is_damage, open_reader},
     message::Message,
-    query_index::{Bounds, CheckError, Entry, by_hash, entries},
-    store::Shared,
+    query_index::{CheckError, Entry, KeyRange, by_hash, entries},
+    store::StoreState,
 };
 
 /// Messages of a page when the query does not state it.
@@ -67,14 +67,14 @@ pub struct Query {
 #[derive(Clone, Debug, Default)]
 pub struct Page {
     /// Its messages, ascending.
-    pub messages: Vec<Found>,
+    pub messages: Vec<StoredMessage>,
     /// Cursor of the next page; `None` on the last.
     pub cursor: Option<[u8; 32]>,
 }
 
 /// A message that was found.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct StoredMessage {
     /// Hash of the message, as queries name it.
     pub hash: [u8; 32],
     /// Its sender's timestamp.
@@ -94,7 +94,7 @@ pub(crate) struct Job {
 }
 
 /// Queues a query and waits for its page.
-pub(crate) async fn answer(shared: Arc<Shared>, query: Query) -> Result<Page, QueryError> {
+pub(crate) async fn answer(shared: Arc<StoreState>, query: Query) -> Result<Page, QueryError> {
     let lists = [
         ("hashes", query.hashes.len(), HASHES_MAX),
         ("content topics", query.content_topics.len(), CONTENT_TOPICS_MAX),
@@ -113,7 +113,7 @@ pub(crate) async fn answer(shared: Arc<Shared>, query: Query) -> Result<Page, Qu
     let appended = shared.appended.load(Ordering::Acquire);
     let mut indexed = shared.indexed.subscribe();
     if *indexed.borrow() < appended {
-        shared.rows.hurry();
+        shared.rows.flush();
     }
     let reached = indexed.wait_for(|indexed| *indexed >= appended);
     if tokio::time::timeout(shared.config.query_wait, reached).await.is_err() {
@@ -133,7 +133,7 @@ pub(crate) async fn answer(shared: Arc<Shared>, query: Query) -> Result<Page, Qu
 }
 
 /// A query thread, until the queue is closed and empty.
-pub(crate) fn run(shared: &Shared) {
+pub(crate) fn run(shared: &StoreState) {
     let mut connections = Connections { shared, open: VecDeque::new() };
     while let Some(jobs) = shared.jobs.take(1, u64::MAX, IDLE) {
         connections.close_what_is_over();
@@ -150,10 +150,10 @@ pub(crate) fn run(shared: &Shared) {
 
 /// Timestamps of cursors that were handed out.
 #[derive(Default)]
-pub(crate) struct Cursors(Mutex<Remembered>);
+pub(crate) struct Cursors(Mutex<CursorCache>);
 
 #[derive(Default)]
-struct Remembered {
+struct CursorCache {
     timestamps: HashMap<[u8; 32], i64>,
     order: VecDeque<[u8; 32]>,
 }
@@ -179,7 +179,7 @@ impl Cursors {
 
 /// A thread's open indexes, the one used last in front.
 struct Connections<'a> {
-    shared: &'a Shared,
+    shared: &'a StoreState,
     open: VecDeque<Open>,
 }
 
@@ -208,22 +208,22 @@ impl Connections<'_> {
         self.open.retain(|open| !open.is_over());
     }
 
-    /// Asks the index of a partition; nothing of one that is gone.
-    fn ask<T: Default>(
+    /// Reads from the index of a partition; the default of `T` if the partition was dropped.
+    fn read_index<T: Default>(
         &mut self,
         partition: &Arc<Partition>,
-        ask: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+        read: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, QueryError> {
         let path = partition.index_path();
         if partition.broken.load(Ordering::Acquire) {
             let what = "it is being made anew".to_string();
             return Err(QueryError::Index { path, what });
         }
-        let asked = match self.connection(partition) {
-            Ok(connection) => ask(connection),
+        let result = match self.connection(partition) {
+            Ok(connection) => read(connection),
             Err(error) => Err(error),
         };
-        match asked {
+        match result {
             Ok(found) => Ok(found),
             Err(_) if partition.dropped.load(Ordering::Acquire) => Ok(T::default()),
             Err(error) => {
@@ -308,7 +308,7 @@ impl Connections<'_> {
         if partition.aside || partition.figures().span.is_none() {
             return Ok(Vec::new());
         }
-        let found = self.ask(partition, |connection| by_hash(connection, hashes))?;
+        let found = self.read_index(partition, |connection| by_hash(connection, hashes))?;
         Ok(found.into_iter().map(|entry| (partition.clone(), entry)).collect())
     }
 
@@ -347,7 +347,7 @@ impl Connections<'_> {
         cursor: Option<(i64, [u8; 32])>,
         count: usize,
     ) -> Result<Vec<Hit>, QueryError> {
-        let bounds = Bounds::of(query, cursor);
+        let bounds = KeyRange::for_query(query, cursor);
         let mut partitions: Vec<(Arc<Partition>, (i64, i64))> = Vec::new();
         for partition in self.shared.catalog.all() {
             let span = partition.figures().span;
@@ -371,8 +371,8 @@ impl Connections<'_> {
             if full {
                 break;
             }
-            let found =
-                self.ask(&partition, |connection| entries(connection, query, &bounds, count))?;
+            let found = self
+                .read_index(&partition, |connection| entries(connection, query, &bounds, count))?;
             hits.extend(found.into_iter().map(|entry| (partition.clone(), entry)));
             order(&mut hits, query.forward);
             hits.truncate(count);
@@ -385,7 +385,7 @@ impl Connections<'_> {
         &mut self,
         partition: &Arc<Partition>,
         entry: Entry,
-    ) -> Result<Option<Found>, QueryError> {
+    ) -> Result<Option<StoredMessage>, QueryError> {
         let Some(segment) = partition.segment(entry.segment) else {
             if partition.dropped.load(Ordering::Acquire) {
                 return Ok(None);
@@ -409,7 +409,7 @@ impl Connections<'_> {
                 return Err(QueryError::Index { path: segment.path.clone(), what });
             }
         }
-        Ok(Some(Found {
+        Ok(Some(StoredMessage {
             hash: entry.hash,
             timestamp_ns: entry.timestamp_ns,
             pubsub_topic: entry.pubsub_topic,

@@ -111,13 +111,13 @@ impl Entry {
 
 /// Range of timestamps and hashes of a query: from the first inclusive to the second exclusive. A
 /// key's hash may have any length: empty before all, with a zero appended right after that hash.
-pub(crate) struct Bounds {
+pub(crate) struct KeyRange {
     from: (i64, Vec<u8>),
     to: (i64, Vec<u8>),
 }
 
-impl Bounds {
-    pub(crate) fn of(query: &Query, cursor: Option<(i64, [u8; 32])>) -> Self {
+impl KeyRange {
+    pub(crate) fn for_query(query: &Query, cursor: Option<(i64, [u8; 32])>) -> Self {
         let mut from = (query.start_ns.unwrap_or(i64::MIN), Vec::new());
         // Behind the largest key there is.
         let mut to = query.end_ns.map_or((i64::MAX, vec![0xff; 33]), |end_ns| (end_ns, Vec::new()));
@@ -141,7 +141,7 @@ impl Bounds {
 pub(crate) fn entries(
     connection: &Connection,
     query: &Query,
-    bounds: &Bounds,
+    bounds: &KeyRange,
     count: usize,
 ) -> rusqlite::Result<Vec<Entry>> {
     // Of one moment, whatever the index thread writes meanwhile.

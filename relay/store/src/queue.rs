@@ -23,25 +23,30 @@ struct State<T> {
     /// Number of items at which the taker is to be woken.
     enough: usize,
     /// Items must not be left to gather.
-    hurried: bool,
+    flush_requested: bool,
 }
 
 impl<T> State<T> {
     fn is_enough(&self) -> bool {
-        self.items.len() >= self.enough || self.hurried || self.closed
+        self.items.len() >= self.enough || self.flush_requested || self.closed
     }
 }
 
 /// Why an item was not taken.
-pub(crate) enum Refused {
+pub(crate) enum PushError {
     Full { count: usize, bytes: u64 },
     Closed,
 }
 
 impl<T> Queue<T> {
     pub(crate) fn new(count_max: usize, bytes_max: u64) -> Self {
-        let state =
-            State { items: VecDeque::new(), bytes: 0, closed: false, enough: 1, hurried: false };
+        let state = State {
+            items: VecDeque::new(),
+            bytes: 0,
+            closed: false,
+            enough: 1,
+            flush_requested: false,
+        };
         Self {
             state: Mutex::new(state),
             filled: Condvar::new(),
@@ -62,13 +67,13 @@ impl<T> Queue<T> {
     }
 
     /// Adds an item without waiting. Errors: the queue is full or closed.
-    pub(crate) fn try_push(&self, item: T, bytes: u64) -> Result<(), Refused> {
+    pub(crate) fn try_push(&self, item: T, bytes: u64) -> Result<(), PushError> {
         let mut state = self.state();
         if state.closed {
-            return Err(Refused::Closed);
+            return Err(PushError::Closed);
         }
         if !self.fits(&state, bytes) {
-            return Err(Refused::Full { count: state.items.len(), bytes: state.bytes });
+            return Err(PushError::Full { count: state.items.len(), bytes: state.bytes });
         }
         state.bytes += bytes;
         state.items.push_back((item, bytes));
@@ -81,7 +86,7 @@ impl<T> Queue<T> {
         let mut state = self.state();
         for (item, bytes) in items {
             while !state.closed && !self.fits(&state, bytes) {
-                state.hurried = true;
+                state.flush_requested = true;
                 self.filled.notify_one();
                 state = self.emptied.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
@@ -101,7 +106,7 @@ impl<T> Queue<T> {
     }
 
     /// Lets items gather until `enough` wait, for `linger` from the first one on at most; not when
-    /// [`Self::hurry`] was called, or a thread waits for room. Returns without items after
+    /// [`Self::flush`] was called, or a thread waits for room. Returns without items after
     /// `timeout`. For a queue with one taker.
     pub(crate) fn gather(&self, enough: usize, timeout: Duration, linger: Duration) {
         let mut state = self.wait(self.state(), timeout);
@@ -113,8 +118,8 @@ impl<T> Queue<T> {
     }
 
     /// Waiting items, and those that arrive until they are taken, do not gather.
-    pub(crate) fn hurry(&self) {
-        self.state().hurried = true;
+    pub(crate) fn flush(&self) {
+        self.state().flush_requested = true;
         self.filled.notify_all();
     }
 
@@ -156,7 +161,7 @@ impl<T> Queue<T> {
                 taken.push(item);
             }
         }
-        state.hurried = false;
+        state.flush_requested = false;
         let more = !state.items.is_empty();
         // A queue that was once long does not keep its memory.
         if !more && state.items.capacity() > 64 {
@@ -219,17 +224,17 @@ mod tests {
     }
 
     #[test]
-    fn who_hurries_who_waits_for_room_and_who_closes_end_the_gathering() {
+    fn gathering_ends_on_flush_on_a_waiting_push_and_on_close() {
         let queue = Arc::new(Queue::new(3, u64::MAX));
         // Before there is any item: the next items do not gather.
-        queue.hurry();
+        queue.flush();
         assert!(queue.try_push(1, 1).is_ok());
         assert_eq!(gather_and_take(&queue, LONG), Some(vec![1]));
         assert!(queue.try_push(2, 1).is_ok());
         let other = queue.clone();
-        let hurrying = thread::spawn(move || other.hurry());
+        let flushing = thread::spawn(move || other.flush());
         assert_eq!(gather_and_take(&queue, LONG), Some(vec![2]));
-        hurrying.join().unwrap();
+        flushing.join().unwrap();
         let other = queue.clone();
         let pushing = thread::spawn(move || other.push_all((0..5).map(|item| (item, 1))));
         let mut taken = gather_and_take(&queue, LONG).unwrap();

@@ -24,7 +24,7 @@ use crate::{
     index::{Index, Position, Row, is_damage},
     message::Segment,
     segment::{ScanError, number_of, scan},
-    store::Shared,
+    store::StoreState,
 };
 
 /// Rows of one transaction.
@@ -32,7 +32,7 @@ const BATCH_ROWS: usize = 2048;
 
 /// Finds everything in the folder. Returns the partitions that trouble of the disk keeps from being
 /// opened, which may heal.
-pub(crate) fn recover(shared: &Arc<Shared>) -> Result<Vec<Arc<Partition>>, OpenError> {
+pub(crate) fn recover(shared: &Arc<StoreState>) -> Result<Vec<Arc<Partition>>, OpenError> {
     let (transit, partitions) = (shared.transit_folder(), shared.partitions_folder());
     for folder in [&transit, &partitions] {
         let made = shared.disk.create_folder(folder);
@@ -89,7 +89,7 @@ pub(crate) fn recover(shared: &Arc<Shared>) -> Result<Vec<Arc<Partition>>, OpenE
 
 /// Puts a partition that could not be opened into service. Errors: it still cannot.
 pub(crate) fn open_again(
-    shared: &Arc<Shared>,
+    shared: &Arc<StoreState>,
     unopened: &Arc<Partition>,
 ) -> Result<(), PartitionError> {
     let end_ns = unopened.end_ns.load(Ordering::Acquire);
@@ -111,7 +111,7 @@ fn parse_name(path: &Path) -> Option<(i64, bool)> {
     Some((start, aside))
 }
 
-fn bytes_in(shared: &Shared, folder: &Path) -> u64 {
+fn bytes_in(shared: &StoreState, folder: &Path) -> u64 {
     let files = shared.disk.list(folder).unwrap_or_default();
     files.iter().map(|path| std::fs::metadata(path).map_or(0, |metadata| metadata.len())).sum()
 }
@@ -136,7 +136,10 @@ impl PartitionError {
     }
 }
 
-fn open_partition(shared: &Arc<Shared>, partition: &Arc<Partition>) -> Result<(), PartitionError> {
+fn open_partition(
+    shared: &Arc<StoreState>,
+    partition: &Arc<Partition>,
+) -> Result<(), PartitionError> {
     for path in shared.disk.list(&partition.folder)? {
         if let Some(number) = number_of(&path) {
             let files = shared.files.clone();
@@ -173,7 +176,7 @@ fn open_partition(shared: &Arc<Shared>, partition: &Arc<Partition>) -> Result<()
 
 /// The index that is there, brought up to its segments; `None` when it has to be rebuilt.
 fn open_index(
-    shared: &Arc<Shared>,
+    shared: &Arc<StoreState>,
     partition: &Arc<Partition>,
 ) -> Result<Option<Index>, PartitionError> {
     if !partition.index_path().exists() {
@@ -205,7 +208,7 @@ fn open_index(
 /// Reads a segment through, and adds the rows missing in the index. False when the index has to be
 /// rebuilt.
 fn bring_up(
-    shared: &Arc<Shared>,
+    shared: &Arc<StoreState>,
     partition: &Arc<Partition>,
     segment: &Arc<Segment>,
     index: &mut Index,
@@ -272,7 +275,7 @@ fn bring_up(
 /// Makes a segment durable and records it: writes that the previous process did not sync are read
 /// from memory.
 fn sync_and_seal(
-    shared: &Shared,
+    shared: &StoreState,
     segment: &Segment,
     index: &Index,
     length: u64,
@@ -285,7 +288,7 @@ fn sync_and_seal(
 
 /// Rebuilds the index of a partition from its segments; those that are damaged are set aside.
 pub(crate) fn rebuild(
-    shared: &Arc<Shared>,
+    shared: &Arc<StoreState>,
     partition: &Arc<Partition>,
 ) -> Result<Index, PartitionError> {
     shared.rebuilt_indexes.fetch_add(1, Ordering::Relaxed);

@@ -124,7 +124,8 @@ impl SegmentWriter {
         number: u32,
     ) -> io::Result<Self> {
         let file = disk.open(&path, Open::Write)?;
-        let segment = Arc::new(Segment::of(disk.clone(), files.clone(), path, number, true));
+        let segment =
+            Arc::new(Segment::with_spare(disk.clone(), files.clone(), path, number, true));
         Ok(Self::begin(segment, file, 0, 0, SPARE_BYTES))
     }
 

@@ -26,7 +26,7 @@ use crate::{
     keeper,
     message::{Files, Message, Segment},
     query::{self, Cursors, Job, Page, Query},
-    queue::{Queue, Refused},
+    queue::{PushError, Queue},
     recover,
     segment::{MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX, record_bytes},
     spare::Spares,
@@ -57,7 +57,7 @@ pub struct Arrival {
 
 /// Result of appending a message.
 #[derive(Clone, Debug)]
-pub struct Appended {
+pub struct AppendOutcome {
     /// The message in the log.
     pub message: Message,
     /// It arrived before, within the last two minutes, and was not written again. It has the same
@@ -68,7 +68,7 @@ pub struct Appended {
 }
 
 /// State shared by the threads.
-pub(crate) struct Shared {
+pub(crate) struct StoreState {
     // Configuration and interfaces passed in.
     pub(crate) config: Config,
     pub(crate) disk: SharedDisk,
@@ -102,7 +102,7 @@ pub(crate) struct Shared {
     pub(crate) last_sync_ns: AtomicI64,
 }
 
-impl Shared {
+impl StoreState {
     pub(crate) fn transit_folder(&self) -> PathBuf {
         self.config.folder.join("transit")
     }
@@ -217,7 +217,7 @@ impl Shared {
 pub struct Store(Arc<Running>);
 
 struct Running {
-    shared: Arc<Shared>,
+    shared: Arc<StoreState>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     writers: Mutex<Vec<JoinHandle<()>>>,
     _lock: Lock,
@@ -247,7 +247,7 @@ impl Store {
         let Some(lock) = lock else { return Err(OpenError::InUse { folder: config.folder }) };
         let now_ns = clock();
         let index_bytes = config.index_queue_messages as u64 * 400;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(StoreState {
             appends: Queue::new(config.queue_messages, config.queue_bytes),
             rows: Queue::new(config.index_queue_messages, index_bytes),
             jobs: Queue::new(config.query_queue, u64::MAX),
@@ -286,7 +286,7 @@ impl Store {
         Ok(store)
     }
 
-    fn start(&self, shared: &Arc<Shared>, unopened: Vec<Arc<Partition>>) -> io::Result<()> {
+    fn start(&self, shared: &Arc<StoreState>, unopened: Vec<Arc<Partition>>) -> io::Result<()> {
         let begin = |name: &str, work: Box<dyn FnOnce() + Send>| {
             thread::Builder::new().name(format!("store-{name}")).spawn(work)
         };
@@ -309,7 +309,7 @@ impl Store {
     /// survives the process then, and a power cut from the next sync on. The message is written
     /// whether the future is polled or not. `held` is released when the message is written or
     /// refused. A hash that arrived in the last two minutes is answered with the message that is
-    /// there ([`Appended::known`]).
+    /// there ([`AppendOutcome::known`]).
     ///
     /// # Errors
     /// [`Full`] at once when too much waits; [`AppendError`] from the future.
@@ -318,7 +318,7 @@ impl Store {
         arrival: Arrival,
         message: Bytes,
         held: Reservation,
-    ) -> Result<impl Future<Output = Result<Appended, AppendError>> + Send + use<>, Full> {
+    ) -> Result<impl Future<Output = Result<AppendOutcome, AppendError>> + Send + use<>, Full> {
         let shared = &self.0.shared;
         let (answer, answered) = oneshot::channel();
         let limits = [
@@ -335,8 +335,8 @@ impl Store {
                 let pending = Pending { arrival, message, held, answer };
                 match shared.appends.try_push(pending, bytes) {
                     Ok(()) => None,
-                    Err(Refused::Closed) => Some(AppendError::Closed),
-                    Err(Refused::Full { count, bytes }) => {
+                    Err(PushError::Closed) => Some(AppendError::Closed),
+                    Err(PushError::Full { count, bytes }) => {
                         return Err(Full {
                             messages: count,
                             messages_max: shared.config.queue_messages,

@@ -24,7 +24,7 @@ use crate::{
     indexer::Event,
     message::{Message, RecordPosition, Segment},
     segment::{BATCH_BYTES_MAX, SegmentWriter, file_name, record_bytes},
-    store::{Appended, Arrival, Shared},
+    store::{AppendOutcome, Arrival, StoreState},
 };
 
 /// Messages of one batch.
@@ -39,19 +39,19 @@ pub(crate) struct Pending {
     pub(crate) arrival: Arrival,
     pub(crate) message: Bytes,
     pub(crate) held: Reservation,
-    pub(crate) answer: oneshot::Sender<Result<Appended, AppendError>>,
+    pub(crate) answer: oneshot::Sender<Result<AppendOutcome, AppendError>>,
 }
 
 /// A message in the buffer of a segment.
-struct Encoded {
+struct BufferedRecord {
     arrival: Arrival,
     place: RecordPosition,
-    answer: oneshot::Sender<Result<Appended, AppendError>>,
+    answer: oneshot::Sender<Result<AppendOutcome, AppendError>>,
     held: Reservation,
 }
 
 pub(crate) struct Writer {
-    shared: Arc<Shared>,
+    shared: Arc<StoreState>,
     kept: Lane,
     transit: Lane,
     recent: Recent,
@@ -68,13 +68,13 @@ struct Lane {
     /// Of the segment; none: transit.
     partition: Option<Arc<Partition>>,
     begun_ns: i64,
-    encoded: Vec<Encoded>,
+    encoded: Vec<BufferedRecord>,
     /// Hashes of these.
     hashes: HashSet<[u8; 32]>,
 }
 
 impl Writer {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(shared: Arc<StoreState>) -> Self {
         let recent = Recent::new(shared.config.recent_messages);
         Self {
             shared,
@@ -153,7 +153,7 @@ impl Writer {
             writer.segment.newest_arrival_ns.fetch_max(now_ns, Ordering::AcqRel);
             self.free_bytes = self.free_bytes.map(|free| free.saturating_sub(bytes));
             lane.hashes.insert(arrival.hash);
-            lane.encoded.push(Encoded { arrival, place, answer, held });
+            lane.encoded.push(BufferedRecord { arrival, place, answer, held });
         }
     }
 
@@ -275,7 +275,7 @@ impl Writer {
         lane.begun_ns = now_ns;
         lane.writer = Some(writer);
         // This message may exceed a limit.
-        shared.keeper.ring();
+        shared.keeper.wake();
         Ok(())
     }
 
@@ -293,7 +293,7 @@ impl Writer {
         lane.hashes.clear();
         if let Err(source) = written {
             let error = shared.failed(source, bytes);
-            for Encoded { answer, held, .. } in encoded {
+            for BufferedRecord { answer, held, .. } in encoded {
                 drop(held);
                 let _ = answer.send(Err(error.clone()));
             }
@@ -306,10 +306,10 @@ impl Writer {
             shared.appended.fetch_add(encoded.len() as u64, Ordering::AcqRel);
         }
         let mut rows = Vec::with_capacity(if kept { encoded.len() } else { 0 });
-        for Encoded { arrival, place, answer, held } in encoded {
+        for BufferedRecord { arrival, place, answer, held } in encoded {
             drop(held);
             let message = Message::new(segment.clone(), place);
-            let _ = answer.send(Ok(Appended { message: message.clone(), known: false, kept }));
+            let _ = answer.send(Ok(AppendOutcome { message: message.clone(), known: false, kept }));
             self.recent.add(&arrival, message);
             if kept {
                 let Arrival { hash, timestamp_ns, pubsub_topic, content_topic, .. } = arrival;
@@ -374,9 +374,9 @@ impl Recent {
     }
 
     /// The same message, if it is kept at least as long.
-    fn find(&self, arrival: &Arrival) -> Option<Appended> {
+    fn find(&self, arrival: &Arrival) -> Option<AppendOutcome> {
         let (message, kept) = self.known.get(&arrival.hash)?;
-        let appended = || Appended { message: message.clone(), known: true, kept: *kept };
+        let appended = || AppendOutcome { message: message.clone(), known: true, kept: *kept };
         (*kept || !arrival.kept).then(appended)
     }
 

@@ -24,7 +24,7 @@ pub(crate) const POWER: f64 = 0.8;
 
 /// Analysis of one figure over all turns.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Paired {
+pub struct PairedEstimate {
     /// Mean logarithm of candidate over baseline.
     pub mean: f64,
     /// Standard deviation of it over turns.
@@ -36,7 +36,7 @@ pub struct Paired {
 }
 
 /// `differences`: of each turn, at least two.
-pub fn judge(differences: &[f64]) -> Option<Paired> {
+pub fn estimate_change(differences: &[f64]) -> Option<PairedEstimate> {
     let count = differences.len();
     if count < 2 {
         return None;
@@ -44,7 +44,7 @@ pub fn judge(differences: &[f64]) -> Option<Paired> {
     let mean = differences.iter().sum::<f64>() / count as f64;
     let squares: f64 = differences.iter().map(|one| (one - mean).powi(2)).sum();
     let spread = (squares / (count as f64 - 1.0)).sqrt();
-    Some(Paired {
+    Some(PairedEstimate {
         mean,
         spread,
         p: (count >= TURNS_MIN).then(|| signs(differences)),
@@ -113,11 +113,15 @@ mod tests {
 
     #[test]
     fn signs_are_counted() {
-        let all_up = judge(&[0.1, 0.2, 0.1, 0.15, 0.12, 0.11]).unwrap();
+        let all_up = estimate_change(&[0.1, 0.2, 0.1, 0.15, 0.12, 0.11]).unwrap();
         assert_eq!(all_up.p, Some(2.0 / 64.0));
-        assert_eq!(judge(&[0.1; 5]).unwrap().p, None, "five turns cannot be rarer than 6 %");
-        assert_eq!(judge(&[0.0; 8]).unwrap().p, Some(1.0));
-        assert_eq!(judge(&[0.1]), None);
+        assert_eq!(
+            estimate_change(&[0.1; 5]).unwrap().p,
+            None,
+            "five turns cannot be rarer than 6 %"
+        );
+        assert_eq!(estimate_change(&[0.0; 8]).unwrap().p, Some(1.0));
+        assert_eq!(estimate_change(&[0.1]), None);
     }
 
     #[test]
@@ -130,7 +134,7 @@ mod tests {
             let mut called = 0;
             for _ in 0..rounds {
                 let differences: Vec<f64> = (0..turns).map(|_| mean + 0.05 * normal(rng)).collect();
-                called += u32::from(judge(&differences).unwrap().p.unwrap() <= 0.05);
+                called += u32::from(estimate_change(&differences).unwrap().p.unwrap() <= 0.05);
             }
             f64::from(called) / f64::from(rounds)
         };

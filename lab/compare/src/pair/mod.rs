@@ -33,7 +33,7 @@ use serde::Serialize;
 use crate::{
     figure::{Better, Unit, by_name},
     input,
-    options::{Asked, is_stdout, percent, write},
+    options::{CompareSpec, is_stdout, percent, write},
     suite::median,
     verdict::Verdict,
 };
@@ -89,7 +89,7 @@ pub(crate) type Figures = BTreeMap<Key, f64>;
 
 /// One run of the baseline and one of the candidate, and what else ran meanwhile.
 #[derive(Clone, Debug)]
-pub(crate) struct Turn {
+pub(crate) struct PairedRun {
     pub(crate) candidate_first: bool,
     pub(crate) baseline: Figures,
     pub(crate) candidate: Figures,
@@ -124,7 +124,7 @@ pub(crate) struct Metric {
 }
 
 /// Measures and prints. Exit status as for comparing files, 130 after Ctrl-C.
-pub(crate) async fn run(options: &Options, asked: &Asked) -> Result<ExitCode> {
+pub(crate) async fn run(options: &Options, spec: &CompareSpec) -> Result<ExitCode> {
     let [first, second] = options.pair.as_slice() else {
         anyhow::bail!("--pair takes two commands")
     };
@@ -148,13 +148,13 @@ pub(crate) async fn run(options: &Options, asked: &Asked) -> Result<ExitCode> {
     let measured = work.await.context("measuring")??;
     ender.abort();
     let (kept, dropped) = sift(&measured.turns, options.busy.unwrap_or(0.1));
-    let metrics = judge(&kept, asked, options);
+    let metrics = build_metrics(&kept, spec, options);
     let report = report::Report::new(options, &commands, &measured, &kept, dropped, metrics);
-    if !is_stdout(asked.json.as_ref()) {
+    if !is_stdout(spec.json.as_ref()) {
         print!("{}", report.text());
     }
-    if asked.json.is_some() {
-        write(asked.json.as_ref(), &(serde_json::to_string_pretty(&report)? + "\n"))?;
+    if spec.json.is_some() {
+        write(spec.json.as_ref(), &(serde_json::to_string_pretty(&report)? + "\n"))?;
     }
     if measured.interrupted {
         return Ok(cli::interrupted());
@@ -167,7 +167,7 @@ pub(crate) async fn run(options: &Options, asked: &Asked) -> Result<ExitCode> {
     );
     let slower = report.metrics.iter().any(|metric| metric.verdict == Verdict::Slower);
     let unknown = report.metrics.iter().all(|metric| metric.p.is_none());
-    let fails = asked.fail_on.iter().any(|on| match on {
+    let fails = spec.fail_on.iter().any(|on| match on {
         crate::FailOn::Unknown => unknown,
         crate::FailOn::Gone => false,
         _ => slower,
@@ -176,8 +176,8 @@ pub(crate) async fn run(options: &Options, asked: &Asked) -> Result<ExitCode> {
 }
 
 /// The turns that were made, dropped ones included.
-pub(crate) struct Measured {
-    pub(crate) turns: Vec<Turn>,
+pub(crate) struct PairedRuns {
+    pub(crate) turns: Vec<PairedRun>,
     pub(crate) interrupted: bool,
     /// Why it ended before all turns were made.
     pub(crate) ended: Option<String>,
@@ -188,11 +188,11 @@ fn measure(
     commands: &[String; 2],
     running: &Running,
     stop: &AtomicBool,
-) -> Result<Measured> {
+) -> Result<PairedRuns> {
     let limit = Duration::from_secs(options.timeout.unwrap_or(600).into());
     let deadline =
         Instant::now() + Duration::from_secs(u64::from(options.minutes.unwrap_or(30)) * 60);
-    let mut measured = Measured { turns: Vec::new(), interrupted: false, ended: None };
+    let mut measured = PairedRuns { turns: Vec::new(), interrupted: false, ended: None };
     let one = |side: usize| -> Result<(Figures, Busy)> {
         let who = if side == 0 { "the baseline" } else { "the candidate" };
         let command = commands.get(side).map_or("", String::as_str);
@@ -222,7 +222,12 @@ fn measure(
             }
         }
         let [Some((baseline, before)), Some((candidate, after))] = sides else { continue };
-        measured.turns.push(Turn { candidate_first, baseline, candidate, busy: [before, after] });
+        measured.turns.push(PairedRun {
+            candidate_first,
+            baseline,
+            candidate,
+            busy: [before, after],
+        });
         let (kept, dropped) = sift(&measured.turns, options.busy.unwrap_or(0.1));
         let needed = needed(&kept, options.tell);
         let more =
@@ -246,18 +251,22 @@ fn measure(
 }
 
 /// Turns in total after which a change of wall time by `tell` would be detected.
-fn needed(kept: &[&Turn], tell: Option<f64>) -> Option<usize> {
+fn needed(kept: &[&PairedRun], tell: Option<f64>) -> Option<usize> {
     let differences = differences(kept, &wall())?;
     if kept.len() < TURNS_MIN {
         return None;
     }
-    Some(analysis::turns_needed(analysis::judge(&differences)?.spread, tell?, keys(kept).len()))
+    Some(analysis::turns_needed(
+        analysis::estimate_change(&differences)?.spread,
+        tell?,
+        keys(kept).len(),
+    ))
 }
 
 /// Figures that both commands have.
-fn keys<'a>(kept: &[&'a Turn]) -> Vec<&'a Key> {
-    let both = |turn: &&'a Turn| {
-        let turn: &'a Turn = turn;
+fn keys<'a>(kept: &[&'a PairedRun]) -> Vec<&'a Key> {
+    let both = |turn: &&'a PairedRun| {
+        let turn: &'a PairedRun = turn;
         turn.baseline.keys().filter(|key| turn.candidate.contains_key(*key)).collect()
     };
     kept.first().map(both).unwrap_or_default()
@@ -311,14 +320,14 @@ fn figures(
 }
 
 /// The turns that count, and how many do not.
-fn sift(turns: &[Turn], others_max: f64) -> (Vec<&Turn>, usize) {
+fn sift(turns: &[PairedRun], others_max: f64) -> (Vec<&PairedRun>, usize) {
     // The calmest runs show the pressure caused by the command itself.
     let calmest = |side: usize| {
         let all = turns.iter().filter_map(|turn| turn.busy.get(side)?.pressure);
         all.fold(1.0, f64::min)
     };
     let calm = [calmest(0), calmest(1)];
-    let counts = |turn: &&Turn| {
+    let counts = |turn: &&PairedRun| {
         turn.busy.iter().zip(calm).all(|(busy, calm)| {
             let pressed = busy.pressure.is_some_and(|pressure| pressure > calm + PRESSURE_ABOVE);
             // Pressure alone may be the command's own; it counts when others took a part of it.
@@ -326,21 +335,21 @@ fn sift(turns: &[Turn], others_max: f64) -> (Vec<&Turn>, usize) {
             busy.others <= others_max && !(pressed && near)
         })
     };
-    let kept: Vec<&Turn> = turns.iter().filter(counts).collect();
+    let kept: Vec<&PairedRun> = turns.iter().filter(counts).collect();
     let dropped = turns.len() - kept.len();
     (kept, dropped)
 }
 
 /// Logarithms of candidate over baseline, of all turns; none where a value has no logarithm.
-fn differences(kept: &[&Turn], key: &Key) -> Option<Vec<f64>> {
-    let one = |turn: &&Turn| {
+fn differences(kept: &[&PairedRun], key: &Key) -> Option<Vec<f64>> {
+    let one = |turn: &&PairedRun| {
         let (before, after) = (turn.baseline.get(key)?, turn.candidate.get(key)?);
         (*before > 0.0 && *after > 0.0).then(|| (after / before).ln())
     };
     kept.iter().map(one).collect()
 }
 
-fn judge(kept: &[&Turn], asked: &Asked, options: &Options) -> Vec<Metric> {
+fn build_metrics(kept: &[&PairedRun], spec: &CompareSpec, options: &Options) -> Vec<Metric> {
     let mut keys = keys(kept);
     // Wall time first, then CPU time, then the others by name.
     keys.sort_by_key(|key| (**key != wall(), key.0 != "CPU time", *key));
@@ -358,8 +367,8 @@ fn judge(kept: &[&Turn], asked: &Asked, options: &Options) -> Vec<Metric> {
             let improves =
                 metric.change.is_some_and(|change| change > 0.0) == (metric.better == Better::More);
             let large =
-                metric.change.is_some_and(|change| change.ln_1p().abs() >= asked.least.ln_1p());
-            metric.verdict = match (least <= asked.error && large, improves) {
+                metric.change.is_some_and(|change| change.ln_1p().abs() >= spec.least.ln_1p());
+            metric.verdict = match (least <= spec.error && large, improves) {
                 (true, true) => Verdict::Faster,
                 (true, false) => Verdict::Slower,
                 (false, _) => Verdict::Noise,
@@ -369,12 +378,13 @@ fn judge(kept: &[&Turn], asked: &Asked, options: &Options) -> Vec<Metric> {
     metrics
 }
 
-fn metric(kept: &[&Turn], key: &Key, count: usize, options: &Options) -> Metric {
-    let side = |of: fn(&Turn) -> &Figures| {
+fn metric(kept: &[&PairedRun], key: &Key, count: usize, options: &Options) -> Metric {
+    let side = |of: fn(&PairedRun) -> &Figures| {
         let values: Vec<f64> = kept.iter().filter_map(|turn| of(turn).get(key).copied()).collect();
         median(&values).unwrap_or(0.0)
     };
-    let found = differences(kept, key).and_then(|differences| analysis::judge(&differences));
+    let found =
+        differences(kept, key).and_then(|differences| analysis::estimate_change(&differences));
     let found = found.as_ref();
     Metric {
         name: key.0.clone(),
@@ -400,8 +410,8 @@ fn metric(kept: &[&Turn], key: &Key, count: usize, options: &Options) -> Metric 
 mod tests {
     use super::*;
 
-    fn turn(others: f64, pressure: Option<f64>) -> Turn {
-        Turn {
+    fn turn(others: f64, pressure: Option<f64>) -> PairedRun {
+        PairedRun {
             candidate_first: false,
             baseline: Figures::new(),
             candidate: Figures::new(),

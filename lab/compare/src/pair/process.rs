@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_that_fail_or_hang_are_told_as_such() {
+    fn failing_and_hanging_commands_return_errors() {
         let running = Running::default();
         let error = |command: &str, limit| run(command, limit, &running).unwrap_err().to_string();
         assert_eq!(error("exit 3", LIMIT), "ended with exit status 3");

@@ -4,7 +4,9 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::{Measured, Metric, Options, Turn, analysis::POWER, analysis::TURNS_MIN, machine};
+use super::{
+    Metric, Options, PairedRun, PairedRuns, analysis::POWER, analysis::TURNS_MIN, machine,
+};
 use crate::{
     figure::Better,
     report::{clean, percent, probability, value},
@@ -50,8 +52,8 @@ impl Report {
     pub(crate) fn new(
         options: &Options,
         commands: &[String; 2],
-        measured: &Measured,
-        kept: &[&Turn],
+        measured: &PairedRuns,
+        kept: &[&PairedRun],
         dropped: usize,
         metrics: Vec<Metric>,
     ) -> Self {
@@ -145,7 +147,7 @@ impl Report {
     }
 
     fn verdict(&self, metric: &Metric) -> String {
-        let words = metric.verdict.words_of(&metric.key.1);
+        let words = metric.verdict.label_for(&metric.key.1);
         match (metric.verdict, metric.q) {
             (_, Some(q)) => format!("{words} (q {})", probability(q)),
             (Verdict::Unknown, None) if metric.change.is_none() => {

@@ -7,7 +7,7 @@ use std::fmt::Write;
 use super::{Report, change, clean, how, picture, probability, summary, tells, unsigned, value};
 use crate::{
     figure::Better,
-    verdict::{Judged, VERDICTS, Verdict},
+    verdict::{TestResult, VERDICTS, Verdict},
 };
 
 /// Rows of the table.
@@ -17,7 +17,7 @@ const STYLE: &str = include_str!("page.css");
 
 /// Escapes text for elements and attributes.
 pub(crate) fn escape(text: &str) -> String {
-    ::picture::Escaped(&clean(text)).to_string()
+    ::picture::XmlEscaped(&clean(text)).to_string()
 }
 
 /// The whole page.
@@ -39,7 +39,7 @@ pub(crate) fn page(report: &Report) -> String {
                 html,
                 "<li class=\"{}\"><b>{count}</b> {}</li>",
                 picture::class(verdict),
-                verdict.words()
+                verdict.label()
             );
         }
     }
@@ -101,10 +101,10 @@ pub(crate) fn page(report: &Report) -> String {
     html
 }
 
-fn table(html: &mut String, tests: &[Judged]) {
+fn table(html: &mut String, tests: &[TestResult]) {
     html.push_str("<h2>All tests</h2>\n");
     for verdict in VERDICTS {
-        let of: Vec<&Judged> = tests.iter().filter(|test| test.verdict == verdict).collect();
+        let of: Vec<&TestResult> = tests.iter().filter(|test| test.verdict == verdict).collect();
         if of.is_empty() {
             continue;
         }
@@ -119,7 +119,7 @@ fn table(html: &mut String, tests: &[Judged]) {
              </thead><tbody>",
             picture::class(verdict),
             of.len(),
-            verdict.words()
+            verdict.label()
         );
         for test in of.iter().take(ROWS_MAX) {
             row(html, test);
@@ -132,7 +132,7 @@ fn table(html: &mut String, tests: &[Judged]) {
     }
 }
 
-fn row(html: &mut String, test: &Judged) {
+fn row(html: &mut String, test: &TestResult) {
     let of = |mean: Option<f64>| {
         mean.map_or_else(|| "-".into(), |mean| escape(&value(mean, &test.unit)))
     };

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::{Report, change, clean, how, probability, summary, unsigned, value};
 use crate::{
     figure::shortened,
-    verdict::{Judged, Verdict},
+    verdict::{TestResult, Verdict},
 };
 
 /// Rows of the folded table; a comment has a limit too.
@@ -19,7 +19,7 @@ pub(crate) fn markdown(report: &Report) -> String {
     for line in summary(report) {
         let _ = writeln!(text, "- {line}");
     }
-    let (loud, quiet): (Vec<&Judged>, Vec<&Judged>) =
+    let (loud, quiet): (Vec<&TestResult>, Vec<&TestResult>) =
         report.outcome.tests.iter().partition(|test| test.verdict != Verdict::Noise);
     if !loud.is_empty() {
         text.push('\n');
@@ -38,7 +38,7 @@ pub(crate) fn markdown(report: &Report) -> String {
     text
 }
 
-fn table(text: &mut String, tests: &[&Judged]) {
+fn table(text: &mut String, tests: &[&TestResult]) {
     text.push_str("| verdict | test | baseline | candidate | change | noise | q |\n");
     text.push_str("|---|---|---:|---:|---:|---:|---:|\n");
     for test in tests.iter().take(ROWS_MAX) {
@@ -48,7 +48,7 @@ fn table(text: &mut String, tests: &[&Judged]) {
         let _ = writeln!(
             text,
             "| {} | {} | {} | {} | {} | {} | {} |",
-            test.verdict.words_of(&test.unit),
+            test.verdict.label_for(&test.unit),
             code(&shortened(&test.name, NAME_BYTES_MAX)),
             of(test.baseline_mean),
             of(test.candidate_mean),

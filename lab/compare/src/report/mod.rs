@@ -18,7 +18,7 @@ use serde::Serialize;
 use crate::{
     figure::Unit,
     input::Run,
-    verdict::{Judged, Outcome, Verdict},
+    verdict::{Outcome, TestResult, Verdict},
 };
 
 /// Version of the JSON.
@@ -42,7 +42,7 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    pub(crate) fn of(run: &Run) -> Self {
+    pub(crate) fn from_run(run: &Run) -> Self {
         let readings = &run.readings;
         Self {
             path: clean(&run.path.display().to_string()),
@@ -140,7 +140,7 @@ pub(crate) fn probability(p: f64) -> String {
 }
 
 /// How the change of a test is written: as a ratio, else as a difference.
-pub(crate) fn change(test: &Judged) -> String {
+pub(crate) fn change(test: &TestResult) -> String {
     match (test.change, test.baseline_mean, test.candidate_mean) {
         (Some(change), ..) => percent(change),
         (None, Some(before), Some(after)) => {
@@ -159,7 +159,7 @@ pub(crate) fn summary(report: &Report) -> Vec<String> {
         .counts
         .iter()
         .filter(|(_, count)| *count > 0)
-        .map(|(verdict, count)| format!("{count} {}", verdict.words()))
+        .map(|(verdict, count)| format!("{count} {}", verdict.label()))
         .collect();
     lines.push(format!("{} tests: {}", report.outcome.tests.len(), counts.join(", ")));
     if whole.count(Verdict::Outlier) > 0 && whole.outliers_by_chance >= 0.1 {

@@ -11,7 +11,7 @@ use ::picture::{Anchor, Svg};
 use super::{change, clean, html::escape, unsigned};
 use crate::{
     figure::Better,
-    verdict::{Judged, Verdict},
+    verdict::{TestResult, Verdict},
 };
 
 /// Points of the first picture; outstanding ones come first.
@@ -45,7 +45,7 @@ fn signed(tick: f64) -> String {
 }
 
 /// Logarithm of the change for the worse.
-fn worse(test: &Judged) -> Option<f64> {
+fn worse(test: &TestResult) -> Option<f64> {
     let change = test.change?.ln_1p();
     change.is_finite().then_some(if test.better == Better::More { -change } else { change })
 }
@@ -67,11 +67,11 @@ fn ticks(most: f64) -> Vec<f64> {
 
 /// Change for the worse over noise. Empty when no test has both.
 #[expect(clippy::too_many_lines, reason = "one page, from top to bottom")]
-pub(crate) fn scatter(tests: &[Judged]) -> String {
+pub(crate) fn scatter(tests: &[TestResult]) -> String {
     const HEIGHT: f64 = 420.0;
     const TOP: f64 = 20.0;
     const BOTTOM: f64 = 50.0;
-    let points: Vec<(&Judged, f64, f64)> = tests
+    let points: Vec<(&TestResult, f64, f64)> = tests
         .iter()
         .filter_map(|test| Some((test, test.noise.filter(|noise| *noise > 0.0)?, worse(test)?)))
         .take(POINTS_MAX)
@@ -139,7 +139,7 @@ pub(crate) fn scatter(tests: &[Judged]) -> String {
             test.name,
             change(test),
             unsigned(*noise),
-            test.verdict.words_of(&test.unit)
+            test.verdict.label_for(&test.unit)
         );
         let kind = format!("dot {}{beyond}", class(test.verdict));
         svg.circle(&kind, (x(*noise), y(*change_log)), radius, Some(&clean(&title)));
@@ -157,12 +157,12 @@ pub(crate) fn scatter(tests: &[Judged]) -> String {
 
 /// Outstanding tests: every run of both sides, relative to the baseline's mean.
 #[expect(clippy::too_many_lines, reason = "one page, from top to bottom")]
-pub(crate) fn rows(tests: &[Judged]) -> String {
+pub(crate) fn rows(tests: &[TestResult]) -> String {
     const NAMES: f64 = 380.0;
     const ROW: f64 = 24.0;
     const TOP: f64 = 30.0;
     const ORDER: [Verdict; 3] = [Verdict::Slower, Verdict::Faster, Verdict::Outlier];
-    let mut shown: Vec<&Judged> = tests
+    let mut shown: Vec<&TestResult> = tests
         .iter()
         .filter(|test| ORDER.contains(&test.verdict) && test.change.is_some())
         .collect();
@@ -172,20 +172,20 @@ pub(crate) fn rows(tests: &[Judged]) -> String {
         shown.sort_by(|a, b| a.p.unwrap_or(1.0).total_cmp(&b.p.unwrap_or(1.0)));
         shown.truncate(10);
     }
-    let far = |test: &Judged| test.change.map_or(0.0, |change| change.ln_1p().abs());
+    let far = |test: &TestResult| test.change.map_or(0.0, |change| change.ln_1p().abs());
     shown.sort_by(|a, b| {
-        let rank = |test: &Judged| ORDER.iter().position(|one| *one == test.verdict);
+        let rank = |test: &TestResult| ORDER.iter().position(|one| *one == test.verdict);
         rank(a).cmp(&rank(b)).then(far(b).total_cmp(&far(a)))
     });
     shown.truncate(ROWS_MAX);
     if shown.is_empty() {
         return String::new();
     }
-    let relative = |test: &Judged, value: &f64| {
+    let relative = |test: &TestResult, value: &f64| {
         let relative = (value / test.baseline_mean?).ln();
         relative.is_finite().then_some(relative)
     };
-    let values = |test: &&Judged| -> Vec<f64> {
+    let values = |test: &&TestResult| -> Vec<f64> {
         let all = test.baseline.iter().chain(&test.candidate).flatten();
         all.filter_map(|value| relative(test, value)).collect()
     };

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::{Report, change, clean, how, probability, summary, tells, unsigned, value};
 use crate::{
     figure::Better,
-    verdict::{Judged, Verdict},
+    verdict::{TestResult, Verdict},
 };
 
 /// Rows of tests within their noise that are shown without being asked for.
@@ -19,9 +19,9 @@ const NAME_CHARS_MAX: usize = 60;
 pub(crate) fn text(report: &Report, all: bool) -> String {
     let mut text = String::new();
     let quiet_max = if all { ROWS_MAX } else { QUIET_ROWS_MAX };
-    let (loud, quiet): (Vec<&Judged>, Vec<&Judged>) =
+    let (loud, quiet): (Vec<&TestResult>, Vec<&TestResult>) =
         report.outcome.tests.iter().partition(|test| test.verdict != Verdict::Noise);
-    let shown: Vec<&Judged> =
+    let shown: Vec<&TestResult> =
         loud.iter().take(ROWS_MAX).chain(quiet.iter().take(quiet_max)).copied().collect();
     const HEADS: [&str; 8] =
         ["test", "better", "baseline", "candidate", "change", "noise", "tells", "q"];
@@ -43,7 +43,7 @@ pub(crate) fn text(report: &Report, all: bool) -> String {
     };
     line(HEADS, "verdict");
     for (row, test) in rows.iter().zip(&shown) {
-        let words = test.verdict.words_of(&test.unit);
+        let words = test.verdict.label_for(&test.unit);
         let verdict = match &test.why {
             Some(why) => format!("{words} ({why})"),
             None => words.to_owned(),
@@ -65,7 +65,7 @@ pub(crate) fn text(report: &Report, all: bool) -> String {
     text
 }
 
-fn cells(test: &Judged) -> [String; 8] {
+fn cells(test: &TestResult) -> [String; 8] {
     let name = clean(&test.name);
     let count = name.chars().count();
     let name = if count > NAME_CHARS_MAX {

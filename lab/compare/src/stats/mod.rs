@@ -27,13 +27,13 @@
 //! files, which direction is better.
 
 pub(crate) mod noise;
+pub(crate) mod overall;
 mod prior;
 mod runs;
 #[cfg(test)]
 mod simulation;
 pub(crate) mod special;
 mod tail;
-pub(crate) mod whole;
 
 pub(crate) use prior::TESTS_MIN;
 
@@ -108,8 +108,8 @@ pub(crate) struct Findings {
     pub(crate) tail_values: usize,
 }
 
-/// A test prepared: logarithms where there are any.
-struct Prepared {
+/// Values of a test: logarithms where there are any.
+struct TransformedTest {
     scale: Scale,
     baseline: Vec<Option<f64>>,
     candidate: Vec<Option<f64>>,
@@ -121,7 +121,7 @@ struct Prepared {
 /// Judges all tests. `shared_runs`: values with the same index are of one run, whose speed as a
 /// whole they share. `error` is the part of calls that may be wrong.
 pub(crate) fn find(tests: &[Values], shared_runs: bool, error: f64) -> Findings {
-    let mut prepared: Vec<Prepared> = tests.iter().map(prepare).collect();
+    let mut prepared: Vec<TransformedTest> = tests.iter().map(prepare).collect();
     let runs = if shared_runs { Runs::fit(&prepared) } else { Runs::default() };
     for test in &mut prepared {
         if test.scale == Scale::Ratio {
@@ -129,7 +129,7 @@ pub(crate) fn find(tests: &[Values], shared_runs: bool, error: f64) -> Findings 
         }
         test.squares = squares(test);
     }
-    let poolable = |test: &&Prepared| test.scale == Scale::Ratio && test.squares.df > 0.0;
+    let poolable = |test: &&TransformedTest| test.scale == Scale::Ratio && test.squares.df > 0.0;
     let pool: Vec<Squares> = prepared.iter().filter(poolable).map(floored).collect();
     // Without knowing what a run as a whole contributes, spreads of tests of shared runs are not
     // independent, and pooling them would make one fast run look like certainty.
@@ -143,10 +143,10 @@ pub(crate) fn find(tests: &[Values], shared_runs: bool, error: f64) -> Findings 
     }
     let tail = Tail::fit(&deviates);
     let asked = prepared.iter().filter(|test| has_both(test)).count().max(1);
-    let mut told = Told { error: error / asked as f64, tail, known: Vec::new() };
+    let mut limits = DetectionLimits { error: error / asked as f64, tail, known: Vec::new() };
     let mut findings: Vec<Option<Finding>> = prepared
         .iter()
-        .map(|test| has_both(test).then(|| one(test, prior, &runs, tail, &mut told)))
+        .map(|test| has_both(test).then(|| analyse_test(test, prior, &runs, tail, &mut limits)))
         .collect();
     correct(&mut findings);
     Findings {
@@ -159,7 +159,7 @@ pub(crate) fn find(tests: &[Values], shared_runs: bool, error: f64) -> Findings 
     }
 }
 
-fn has_both(test: &Prepared) -> bool {
+fn has_both(test: &TransformedTest) -> bool {
     count(&test.baseline) > 0 && count(&test.candidate) > 0
 }
 
@@ -171,7 +171,7 @@ pub(crate) fn mean(values: &[Option<f64>]) -> f64 {
     values.iter().flatten().sum::<f64>() / count(values).max(1) as f64
 }
 
-fn prepare(test: &Values) -> Prepared {
+fn prepare(test: &Values) -> TransformedTest {
     let all = || test.baseline.iter().chain(&test.candidate).flatten().copied();
     let least = test.resolution / 2.0;
     // A value written as 0.00 is less than half of the last digit.
@@ -191,10 +191,10 @@ fn prepare(test: &Values) -> Prepared {
         Scale::Ratio => (test.resolution / mean(&baseline).exp()).powi(2) / 12.0,
         Scale::Difference => 0.0,
     };
-    Prepared { scale, baseline, candidate, floor, squares: Squares { sum: 0.0, df: 0.0 } }
+    TransformedTest { scale, baseline, candidate, floor, squares: Squares { sum: 0.0, df: 0.0 } }
 }
 
-fn squares(test: &Prepared) -> Squares {
+fn squares(test: &TransformedTest) -> Squares {
     let mut squares = Squares { sum: 0.0, df: 0.0 };
     for side in [&test.baseline, &test.candidate] {
         if count(side) > 1 {
@@ -206,14 +206,14 @@ fn squares(test: &Prepared) -> Squares {
     squares
 }
 
-fn floored(test: &Prepared) -> Squares {
+fn floored(test: &TransformedTest) -> Squares {
     Squares { sum: test.squares.sum.max(test.floor * test.squares.df), df: test.squares.df }
 }
 
 /// Judges each value of a side against the others of its side, by all that is known of the test's
 /// spread without it. `see` gets its index, the probability and the sign.
 fn left_out(
-    test: &Prepared,
+    test: &TransformedTest,
     side: &[Option<f64>],
     prior: Prior,
     mut see: impl FnMut(usize, f64, f64),
@@ -249,13 +249,13 @@ fn left_out(
 }
 
 /// Smallest detectable differences, by the variances' degrees of freedom: most tests share them.
-struct Told {
+struct DetectionLimits {
     error: f64,
     tail: Tail,
     known: Vec<(f64, f64)>,
 }
 
-impl Told {
+impl DetectionLimits {
     /// In standard errors.
     fn errors(&mut self, df: f64) -> f64 {
         let near = |known: &&(f64, f64)| (known.0 / df - 1.0).abs() < 0.02;
@@ -275,7 +275,13 @@ impl Told {
     }
 }
 
-fn one(test: &Prepared, prior: Prior, runs: &Runs, tail: Tail, told: &mut Told) -> Finding {
+fn analyse_test(
+    test: &TransformedTest,
+    prior: Prior,
+    runs: &Runs,
+    tail: Tail,
+    limits: &mut DetectionLimits,
+) -> Finding {
     let (n, m) = (count(&test.baseline), count(&test.candidate));
     let difference = mean(&test.candidate) - mean(&test.baseline) + runs.difference(test);
     let pooled = test.scale == Scale::Ratio;
@@ -292,7 +298,7 @@ fn one(test: &Prepared, prior: Prior, runs: &Runs, tail: Tail, told: &mut Told) 
         }
         let p = two_sided(
             difference / (variance * scatter).sqrt(),
-            together(own, df, between, runs.df),
+            combine_df(own, df, between, runs.df),
         );
         Some(if pooled { tail.widen(p) } else { p })
     };
@@ -314,7 +320,7 @@ fn one(test: &Prepared, prior: Prior, runs: &Runs, tail: Tail, told: &mut Told) 
     let p = judge(difference, scatter);
     let standard_error = (variance * scatter).sqrt();
     let tells = p
-        .map(|_| told.errors(together(own, df, between, runs.df)) * standard_error)
+        .map(|_| limits.errors(combine_df(own, df, between, runs.df)) * standard_error)
         .filter(|_| df > 0.0);
     let base = || test.baseline.iter().flatten().copied();
     let (low, high) =
@@ -335,7 +341,7 @@ fn one(test: &Prepared, prior: Prior, runs: &Runs, tail: Tail, told: &mut Told) 
 }
 
 /// Degrees of freedom of a sum of two variances (Satterthwaite).
-fn together(own: f64, own_df: f64, between: f64, between_df: f64) -> f64 {
+fn combine_df(own: f64, own_df: f64, between: f64, between_df: f64) -> f64 {
     let part = |variance: f64, df: f64| if df > 0.0 { variance * variance / df } else { 0.0 };
     let whole = part(own, own_df) + part(between, between_df);
     if whole > 0.0 { (own + between).powi(2) / whole } else { own_df }

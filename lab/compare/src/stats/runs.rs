@@ -7,7 +7,7 @@
 //!
 //! Bounds: tests and runs. Must never know: what is measured.
 
-use super::{Prepared, Scale, TESTS_MIN, count, mean};
+use super::{Scale, TESTS_MIN, TransformedTest, count, mean};
 
 /// Offsets of whole runs.
 #[derive(Clone, Debug, Default)]
@@ -25,12 +25,13 @@ pub(crate) struct Runs {
 impl Runs {
     /// From the tests that have values in all runs of a side; known only when those are at least
     /// [`TESTS_MIN`] on each side that has several runs, and one has.
-    pub(crate) fn fit(tests: &[Prepared]) -> Self {
+    pub(crate) fn fit(tests: &[TransformedTest]) -> Self {
         let mut runs = Self::default();
         let mut squares = 0.0;
-        for of in
-            [|test: &Prepared| test.baseline.clone(), |test: &Prepared| test.candidate.clone()]
-        {
+        for of in [
+            |test: &TransformedTest| test.baseline.clone(),
+            |test: &TransformedTest| test.candidate.clone(),
+        ] {
             let sides: Vec<Vec<Option<f64>>> =
                 tests.iter().filter(|test| test.scale == Scale::Ratio).map(of).collect();
             let length = sides.iter().map(Vec::len).max().unwrap_or(0);
@@ -55,7 +56,7 @@ impl Runs {
     }
 
     /// Takes the offsets from a test's values.
-    pub(crate) fn remove(&self, test: &mut Prepared) {
+    pub(crate) fn remove(&self, test: &mut TransformedTest) {
         for (values, offsets) in
             [(&mut test.baseline, &self.baseline), (&mut test.candidate, &self.candidate)]
         {
@@ -67,7 +68,7 @@ impl Runs {
 
     /// The amount that [`Runs::remove`] took from the difference of the means: 0 where a test has
     /// values in all runs.
-    pub(crate) fn difference(&self, test: &Prepared) -> f64 {
+    pub(crate) fn difference(&self, test: &TransformedTest) -> f64 {
         if test.scale != Scale::Ratio {
             return 0.0;
         }

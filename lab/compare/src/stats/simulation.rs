@@ -7,7 +7,7 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha20Rng;
 
-use super::{Values, find, noise::heavy, noise::normal, whole};
+use super::{Values, find, noise::heavy, noise::normal, overall};
 
 const ERROR: f64 = 0.05;
 
@@ -92,7 +92,9 @@ fn run(name: &str, study: Study, few: usize) -> Rates {
         rates.found += right / study.changed.max(1) as f64;
         rates.noticed += 1.0 - missed / study.changed.max(1) as f64;
         rates.far += far / (study.tests - study.changed) as f64;
-        let whole = whole::judge(&tests, &vec![Some(false); tests.len()], &findings, true).unwrap();
+        let whole =
+            overall::estimate_overall(&tests, &vec![Some(false); tests.len()], &findings, true)
+                .unwrap();
         let p = whole.p_better.unwrap_or(0.5);
         rates.whole_better += f64::from(u8::from(p > 0.975));
         rates.whole_worse += f64::from(u8::from(p < 0.025));

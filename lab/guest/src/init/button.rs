@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use super::say;
+use super::print_line;
 
 /// An event: two words of time, two halves, one word.
 const EVENT_BYTES: usize = 24;
@@ -29,7 +29,7 @@ pub(super) fn watch(pressed: impl Fn() + Clone + Send + 'static) {
         watched += usize::from(started.is_ok());
     }
     if watched == 0 {
-        say("there is no power button; only cutting the power ends this machine");
+        print_line("there is no power button; only cutting the power ends this machine");
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result};
 use rustix::time::{ClockId, Timespec, clock_settime};
 
-use super::say;
+use super::print_line;
 
 /// The machine's clock: whole seconds of the Unix epoch. Reading the file reads the clock.
 const MACHINE_CLOCK: &str = "/sys/class/rtc/rtc0/since_epoch";
@@ -25,7 +25,7 @@ const TOLERATED: Duration = Duration::from_millis(2_500);
 /// Starts the thread. A machine without such a clock has none to follow.
 pub(super) fn follow() -> Result<()> {
     if read().is_none() {
-        say("this machine has no clock of its own: after a pause its time is behind");
+        print_line("this machine has no clock of its own: after a pause its time is behind");
         return Ok(());
     }
     thread::Builder::new()
@@ -58,8 +58,10 @@ fn compare() {
     };
     let off = right.as_secs_f64() - before.as_secs_f64();
     match clock_settime(ClockId::Realtime, set) {
-        Ok(()) => say(&format!("the clock was off by {off:+.1} s and is set")),
-        Err(error) => say(&format!("the clock is off by {off:+.1} s and cannot be set: {error}")),
+        Ok(()) => print_line(&format!("the clock was off by {off:+.1} s and is set")),
+        Err(error) => {
+            print_line(&format!("the clock is off by {off:+.1} s and cannot be set: {error}"))
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use rustix::mount::{MountFlags, mount, mount_move};
 
-use super::{IN_ROOT, LATE, ROOT_DEVICE, Then, modules, mounts};
+use super::{IN_ROOT, LATE, ROOT_DEVICE, Shutdown, modules, mounts};
 
 /// A disk is there a moment after its driver.
 const DISK_TIMEOUT: Duration = Duration::from_secs(60);
@@ -22,7 +22,7 @@ const NEW_ROOT: &str = "/root";
 /// Mounts that move to the new root.
 const KERNEL_MOUNTS: [&str; 3] = ["/dev", "/proc", "/sys"];
 
-pub(super) fn run() -> Result<Then> {
+pub(super) fn run() -> Result<Shutdown> {
     mounts::kernel()?;
     modules::load()?;
     wait_for(Path::new(ROOT_DEVICE))?;

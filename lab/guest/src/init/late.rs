@@ -14,14 +14,14 @@ use budget::format_size;
 use rustix::system::sethostname;
 
 use super::{
-    CONFIG_DEVICE, Then, button, clock, mounts, network,
+    CONFIG_DEVICE, Shutdown, button, clock, mounts, network,
     node::{self, Node},
+    print_line,
     report::{self, Port},
-    say,
 };
 use crate::{
     config::{self, Machine},
-    line::{Ended, Line, Started},
+    line::{EndReport, Line, StartReport},
     sum::Sum,
 };
 
@@ -31,7 +31,7 @@ const SAMPLE_EVERY_MIN: Duration = Duration::from_millis(100);
 static NODE: OnceLock<Node> = OnceLock::new();
 static PORT: OnceLock<Port> = OnceLock::new();
 
-pub(super) fn run() -> Result<Then> {
+pub(super) fn run() -> Result<Shutdown> {
     let node = NODE.get_or_init(Node::default);
     let port = PORT.get_or_init(|| Port::open().unwrap_or_else(|error| fail(&error)));
     mounts::state()?;
@@ -43,26 +43,26 @@ pub(super) fn run() -> Result<Then> {
     network::up(&machine.interfaces)?;
     seed(Path::new(node::DATA))?;
     let (total_bytes, available_bytes) = report::total_and_available_bytes();
-    let sum = Sum::of(machine.machine_bytes, total_bytes, available_bytes);
-    say(&sum.words());
+    let sum = Sum::new(machine.machine_bytes, total_bytes, available_bytes);
+    print_line(&sum.describe());
     let budget_bytes = match sum.budget(machine.memory_bytes, machine.overcommit) {
         Ok(budget_bytes) => budget_bytes,
         Err(why) => {
-            say(&why);
-            port.ended(Ended {
+            print_line(&why);
+            port.ended(EndReport {
                 how: why,
                 was_asked: false,
-                then: Then::PowerOff.words().to_owned(),
+                then: Shutdown::PowerOff.label().to_owned(),
             });
-            return Ok(Then::PowerOff);
+            return Ok(Shutdown::PowerOff);
         }
     };
     if budget_bytes > sum.left_bytes {
-        say("the node may take more than is left: the kernel may kill it");
+        print_line("the node may take more than is left: the kernel may kill it");
     }
     let (program, size) = (machine.role.program(), format_size(budget_bytes));
-    say(&format!("{program} starts within {size}"));
-    port.send(&Line::Started(Started {
+    print_line(&format!("{program} starts within {size}"));
+    port.send(&Line::Started(StartReport {
         machine_bytes: sum.machine_bytes,
         kernel_bytes: sum.kernel_bytes(),
         left_bytes: sum.left_bytes,
@@ -74,22 +74,23 @@ pub(super) fn run() -> Result<Then> {
     let was_asked = node.was_asked();
     // A node that exited with a status would do so again; one that was killed may recover after a
     // restart.
-    let then = if was_asked || ended.said_so { Then::PowerOff } else { Then::StartAnew };
-    say(&format!("{program} ended: {}; the machine will {}", ended.how, then.words()));
-    port.ended(Ended { how: ended.how, was_asked, then: then.words().to_owned() });
+    let then =
+        if was_asked || ended.ended_by_itself { Shutdown::PowerOff } else { Shutdown::StartAnew };
+    print_line(&format!("{program} ended: {}; the machine will {}", ended.how, then.label()));
+    port.ended(EndReport { how: ended.how, was_asked, then: then.label().to_owned() });
     Ok(then)
 }
 
 /// Writes everything to the disk, and ends the machine.
-pub(super) fn end(then: Then) -> Result<()> {
+pub(super) fn end(then: Shutdown) -> Result<()> {
     mounts::end();
     then.reboot()
 }
 
 /// Without the port, only the console can show the error.
 fn fail(error: &anyhow::Error) -> ! {
-    say(&format!("cannot continue: {error:#}"));
-    let _ = Then::PowerOff.reboot();
+    print_line(&format!("cannot continue: {error:#}"));
+    let _ = Shutdown::PowerOff.reboot();
     std::process::exit(1)
 }
 

@@ -52,13 +52,13 @@ pub fn run() -> ExitCode {
     let then = match done {
         Ok(then) => then,
         Err(error) => {
-            say(&format!("cannot continue: {error:#}"));
-            Then::PowerOff
+            print_line(&format!("cannot continue: {error:#}"));
+            Shutdown::PowerOff
         }
     };
     let code = if is_late { late::end(then) } else { then.reboot() };
     if let Err(error) = code {
-        say(&format!("cannot {}: {error:#}", then.words()));
+        print_line(&format!("cannot {}: {error:#}", then.label()));
     }
     // The kernel panics when this ends, and restarts the machine.
     thread::sleep(Duration::from_secs(5));
@@ -67,13 +67,13 @@ pub fn run() -> ExitCode {
 
 /// How a machine ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Then {
+enum Shutdown {
     PowerOff,
     StartAnew,
 }
 
-impl Then {
-    fn words(self) -> &'static str {
+impl Shutdown {
+    fn label(self) -> &'static str {
         match self {
             Self::PowerOff => "power off",
             Self::StartAnew => "start anew",
@@ -89,6 +89,6 @@ impl Then {
 }
 
 /// On the console, which is the log of the machine.
-fn say(words: &str) {
+fn print_line(words: &str) {
     println!("machine: {words}");
 }

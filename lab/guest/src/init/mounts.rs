@@ -18,7 +18,7 @@ use rustix::{
     mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount},
 };
 
-use super::{STATE_DEVICE, say};
+use super::{STATE_DEVICE, print_line};
 
 /// Makes an ext4 file system larger: EXT4_IOC_RESIZE_FS of the kernel's uapi.
 const RESIZE: rustix::ioctl::Opcode = rustix::ioctl::opcode::write::<u64>(b'f', 16);
@@ -47,7 +47,7 @@ pub(super) fn state() -> Result<()> {
         .with_context(|| format!("mounting {STATE_DEVICE}"))?;
     if let Err(error) = grow() {
         // The node has less room than its disk.
-        say(&format!("the state cannot be made as large as the disk: {error:#}"));
+        print_line(&format!("the state cannot be made as large as the disk: {error:#}"));
     }
     let temporary = Path::new("/state/tmp");
     // Remains of an earlier run are not needed.

@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
-use super::{NODE_USER, say};
+use super::{NODE_USER, print_line};
 use crate::config::Machine;
 
 /// Between the power button and the end of a node that does not stop: a host waits for a while,
@@ -34,10 +34,10 @@ pub(super) struct Node {
 }
 
 /// How the node ended.
-pub(super) struct Ended {
+pub(super) struct NodeExit {
     pub(super) how: String,
     /// It ended by itself with a status, after an error message, and would do so again.
-    pub(super) said_so: bool,
+    pub(super) ended_by_itself: bool,
 }
 
 impl Node {
@@ -86,11 +86,11 @@ impl Node {
         if self.asked.swap(true, Ordering::SeqCst) {
             return;
         }
-        say("the power button was pressed; the node stops");
+        print_line("the power button was pressed; the node stops");
         self.signal(Signal::TERM);
         let _ = thread::Builder::new().stack_size(64 << 10).spawn(|| {
             thread::sleep(STOPPED_WITHIN);
-            say(&format!(
+            print_line(&format!(
                 "the node did not stop within {} s; it is killed",
                 STOPPED_WITHIN.as_secs()
             ));
@@ -99,7 +99,7 @@ impl Node {
     }
 
     /// Reaps whatever ends, until the node does.
-    pub(super) fn wait(&self) -> Result<Ended> {
+    pub(super) fn wait(&self) -> Result<NodeExit> {
         loop {
             // Sleeps until some child has ended, without reaping it.
             let any = rustix::process::WaitId::All;
@@ -109,7 +109,7 @@ impl Node {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 // No children: the button was pressed before there was a node.
                 Err(rustix::io::Errno::CHILD) => {
-                    return Ok(Ended { how: "not started".to_owned(), said_so: true });
+                    return Ok(NodeExit { how: "not started".to_owned(), ended_by_itself: true });
                 }
                 Err(error) => return Err(error).context("waiting for the node"),
             }
@@ -117,14 +117,14 @@ impl Node {
             while let Ok(Some((ended, status))) = wait(WaitOptions::NOHANG) {
                 if Some(ended) == *pid {
                     *pid = None;
-                    return Ok(words(ExitStatus::from_raw(status.as_raw())));
+                    return Ok(describe_exit(ExitStatus::from_raw(status.as_raw())));
                 }
             }
         }
     }
 }
 
-fn words(status: ExitStatus) -> Ended {
+fn describe_exit(status: ExitStatus) -> NodeExit {
     match status.signal() {
         Some(signal) => {
             let name = match signal {
@@ -134,9 +134,11 @@ fn words(status: ExitStatus) -> Ended {
                 15 => "SIGTERM".to_owned(),
                 other => format!("signal {other}"),
             };
-            Ended { how: format!("ended by {name}"), said_so: false }
+            NodeExit { how: format!("ended by {name}"), ended_by_itself: false }
         }
-        None => Ended { how: format!("exit {}", status.code().unwrap_or(-1)), said_so: true },
+        None => {
+            NodeExit { how: format!("exit {}", status.code().unwrap_or(-1)), ended_by_itself: true }
+        }
     }
 }
 
@@ -159,10 +161,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_is_told_in_words() {
-        let said = words(ExitStatus::from_raw(2 << 8));
-        assert_eq!((said.how.as_str(), said.said_so), ("exit 2", true));
-        let killed = words(ExitStatus::from_raw(9));
-        assert_eq!((killed.how.as_str(), killed.said_so), ("ended by SIGKILL", false));
+    fn describe_exit_names_status_or_signal() {
+        let said = describe_exit(ExitStatus::from_raw(2 << 8));
+        assert_eq!((said.how.as_str(), said.ended_by_itself), ("exit 2", true));
+        let killed = describe_exit(ExitStatus::from_raw(9));
+        assert_eq!((killed.how.as_str(), killed.ended_by_itself), ("ended by SIGKILL", false));
     }
 }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use budget::process::{self, Pid};
 
 use super::REPORT_DEVICE;
-use crate::line::{Ended, Line, PROCESSES_MAX, Process, Sample};
+use crate::line::{EndReport, Line, PROCESSES_MAX, Process, Sample};
 
 /// The second serial port.
 pub(super) struct Port(Mutex<File>);
@@ -45,7 +45,7 @@ impl Port {
         }
     }
 
-    pub(super) fn ended(&self, ended: Ended) {
+    pub(super) fn ended(&self, ended: EndReport) {
         self.send(&Line::Ended(ended));
         if let Ok(file) = self.0.lock() {
             // Until the last bit has left the port.

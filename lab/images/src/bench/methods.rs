@@ -10,14 +10,14 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail};
 
-use super::{Measured, image::tool, measure};
-use crate::{BaseId, Cache, OverlayOptions, Settings, Stop, Wanted};
+use super::{Measurement, image::tool, measure};
+use crate::{BaseId, Cache, OverlayOptions, Packing, Settings, Stop};
 
 /// A way to make the disks.
 pub(crate) struct Method {
     pub(crate) name: &'static str,
     /// Which base is in the cache before it begins.
-    before: Option<Wanted>,
+    before: Option<Packing>,
     work: fn(&Workspace, &Path) -> Result<()>,
 }
 
@@ -70,33 +70,33 @@ pub(crate) const METHODS: &[Method] = &[
         before: None,
         work: |workspace, to| {
             let cache = workspace.cache(&to.join("cache"))?;
-            let id = cache.add(&workspace.image, Wanted::Best)?.base.id;
+            let id = cache.add(&workspace.image, Packing::Best)?.base.id;
             workspace.overlays(&cache, &id, to)
         },
     },
     Method {
         name: BY_LIBRARY,
-        before: Some(Wanted::Best),
+        before: Some(Packing::Best),
         work: |workspace, to| {
             let cache = workspace.cache(&workspace.warm)?;
-            let id = cache.add(&workspace.image, Wanted::Best)?.base.id;
+            let id = cache.add(&workspace.image, Packing::Best)?.base.id;
             workspace.overlays(&cache, &id, to)
         },
     },
-    Method { name: BY_COMMAND, before: Some(Wanted::Best), work: Workspace::command },
+    Method { name: BY_COMMAND, before: Some(Packing::Best), work: Workspace::command },
     Method {
         name: "base cached + qemu-img create, in sequence",
-        before: Some(Wanted::Best),
+        before: Some(Packing::Best),
         work: |workspace, to| {
-            let base = workspace.cached(Wanted::Best)?;
+            let base = workspace.cached(Packing::Best)?;
             workspace.every(false, &|index| create(&base.path, base.format, &disk(to, index)))
         },
     },
     Method {
         name: "base cached + qemu-img create, in parallel",
-        before: Some(Wanted::Best),
+        before: Some(Packing::Best),
         work: |workspace, to| {
-            let base = workspace.cached(Wanted::Best)?;
+            let base = workspace.cached(Packing::Best)?;
             workspace.every(true, &|index| create(&base.path, base.format, &disk(to, index)))
         },
     },
@@ -105,28 +105,28 @@ pub(crate) const METHODS: &[Method] = &[
         before: None,
         work: |workspace, to| {
             let cache = workspace.cache(&to.join("cache"))?;
-            let id = cache.add(&workspace.image, Wanted::Compressed)?.base.id;
+            let id = cache.add(&workspace.image, Packing::Compressed)?.base.id;
             workspace.overlays(&cache, &id, to)
         },
     },
     Method {
         name: "compressed base cached + overlays",
-        before: Some(Wanted::Compressed),
+        before: Some(Packing::Compressed),
         work: |workspace, to| {
             let cache = workspace.cache(&workspace.compressed)?;
-            let id = cache.add(&workspace.image, Wanted::Compressed)?.base.id;
+            let id = cache.add(&workspace.image, Packing::Compressed)?.base.id;
             workspace.overlays(&cache, &id, to)
         },
     },
     Method {
         name: "read a disk, raw base",
-        before: Some(Wanted::Best),
-        work: |workspace, to| workspace.read(Wanted::Best, to),
+        before: Some(Packing::Best),
+        work: |workspace, to| workspace.read(Packing::Best, to),
     },
     Method {
         name: "read a disk, compressed base",
-        before: Some(Wanted::Compressed),
-        work: |workspace, to| workspace.read(Wanted::Compressed, to),
+        before: Some(Packing::Compressed),
+        work: |workspace, to| workspace.read(Packing::Compressed, to),
     },
 ];
 
@@ -197,12 +197,12 @@ impl Workspace {
         Ok(Cache::open(folder, self.settings.clone())?)
     }
 
-    fn cached(&self, wanted: Wanted) -> Result<crate::Base> {
-        let folder = if wanted == Wanted::Compressed { &self.compressed } else { &self.warm };
+    fn cached(&self, wanted: Packing) -> Result<crate::Base> {
+        let folder = if wanted == Packing::Compressed { &self.compressed } else { &self.warm };
         Ok(self.cache(folder)?.add(&self.image, wanted)?.base)
     }
 
-    pub(crate) fn measure(&self, method: &Method) -> Result<Measured> {
+    pub(crate) fn measure(&self, method: &Method) -> Result<Measurement> {
         empty(&self.work)?;
         fs::create_dir_all(&self.work)?;
         let base = match method.before {
@@ -273,8 +273,8 @@ impl Workspace {
     }
 
     /// Reads all of a disk once through an overlay, as one machine that reads everything would.
-    fn read(&self, wanted: Wanted, to: &Path) -> Result<()> {
-        let folder = if wanted == Wanted::Compressed { &self.compressed } else { &self.warm };
+    fn read(&self, wanted: Packing, to: &Path) -> Result<()> {
+        let folder = if wanted == Packing::Compressed { &self.compressed } else { &self.warm };
         let cache = self.cache(folder)?;
         let base = cache.add(&self.image, wanted)?.base;
         let disk = disk(to, 0);

@@ -61,7 +61,7 @@ fn killed_at(call: &str, when: usize, arguments: &[&OsStr]) -> Output {
 // Promise: P25 - An `add` killed at any system call leaves a whole base or none.
 /// Every system call of these kinds that an add makes, in turn, is the last one it makes.
 #[test]
-fn at_every_system_call() {
+fn add_killed_at_every_system_call_leaves_no_partial_base() {
     if !can_trace() {
         return;
     }
@@ -98,7 +98,7 @@ fn at_every_system_call() {
 // Promise: P25 - An `add` killed at 24 moments is completed by the next one.
 /// At arbitrary moments, spread over the whole of a longer add.
 #[test]
-fn at_moments_spread_over_an_add() {
+fn add_killed_at_spread_moments_leaves_no_partial_base() {
     let lab = Lab::new();
     let image = pack(&lab.disk("disk", 12 << 20, 8), "xz");
     let disk = content(12 << 20, 8);
@@ -128,7 +128,7 @@ fn at_moments_spread_over_an_add() {
 // Promise: P25 - A `remove` killed at any system call is completed by the next one.
 /// Removing is as whole as adding: a base is there with all of it, or it is gone.
 #[test]
-fn removing_at_every_system_call() {
+fn remove_killed_at_every_system_call_leaves_no_partial_base() {
     if !can_trace() {
         return;
     }

@@ -33,7 +33,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 const SETTLES: Duration = Duration::from_secs(10);
 
 /// Measured figures.
-pub(super) struct Measured {
+pub(super) struct BrowserFigures {
     /// Anonymous bytes of all processes: with the canister there, at most under load, and after it.
     pub idle: u64,
     pub peak: u64,
@@ -110,7 +110,7 @@ pub(super) async fn measure(
     address: String,
     canister: Principal,
     seconds: u64,
-) -> Result<Measured> {
+) -> Result<BrowserFigures> {
     let client = demo::client::http().build()?;
     let site = Site { client, address, host: format!("{canister}.localhost") };
     for path in LONG.into_iter().chain([PAGE]) {
@@ -145,7 +145,7 @@ pub(super) async fn measure(
     let [downloads, broken, refused] =
         [&counts.downloads, &counts.broken, &counts.refused].map(|count| count.load(Relaxed));
     let after = anonymous()?;
-    Ok(Measured {
+    Ok(BrowserFigures {
         idle,
         peak,
         after,

@@ -83,7 +83,13 @@ impl Table {
     }
 
     /// A row with its goal, and whether it was met.
-    fn held(&mut self, what: impl Into<String>, value: String, goal: &'static str, met: bool) {
+    fn row_with_goal(
+        &mut self,
+        what: impl Into<String>,
+        value: String,
+        goal: &'static str,
+        met: bool,
+    ) {
         self.rows.push(Row { what: what.into(), value, goal, met: Some(met) });
     }
 
@@ -194,7 +200,7 @@ impl Bench<'_> {
         }
         let fresh = median(fresh);
         self.table.figure("start, fresh folder", fresh, "ms");
-        self.table.held(
+        self.table.row_with_goal(
             "start to healthy, fresh folder (median of 5)",
             format!("{fresh:.0} ms"),
             "< 300 ms",
@@ -214,14 +220,14 @@ impl Bench<'_> {
         let percent = (cpu - cpu_before) / started.elapsed().as_secs_f64() * 100.0;
         self.table.figure("idle, anonymous memory", anonymous as f64, "bytes");
         self.table.figure("idle, CPU", percent, "%");
-        self.table.held(
+        self.table.row_with_goal(
             format!("idle anonymous memory, {} processes", idle.len()),
             measure::mib(anonymous),
             "< 32 MiB",
             anonymous < 32 << 20,
         );
         let value = format!("{percent:.2} %");
-        self.table.held("idle CPU over 10 s", value, "< 1 %", percent < 1.0);
+        self.table.row_with_goal("idle CPU over 10 s", value, "< 1 %", percent < 1.0);
         Ok(())
     }
 
@@ -236,7 +242,7 @@ impl Bench<'_> {
         let [p50, p99] = [0.5, 0.99].map(|q| latency.value_at_quantile(q) as f64 / 1e3);
         self.table.figure("update round trip, p50", p50, "ms");
         self.table.figure("update round trip, p99", p99, "ms");
-        self.table.held(
+        self.table.row_with_goal(
             "update round trip, ic-agent with verification, p50 / p99",
             format!("{p50:.1} / {p99:.1} ms"),
             "p50 < 20 ms",
@@ -251,23 +257,28 @@ impl Bench<'_> {
         let load = Load { concurrency, seconds };
         let hasty = client::connect_signing_for(UPDATE_EXPIRY, &node.url, PATIENCE).await?;
         let updates = rate(load, &hasty, node, counter, Kind::Update).await?;
-        let said = updates.tell("updates", &mut self.table);
+        let said = updates.add_figures("updates", &mut self.table);
         let met = updates.per_second >= 1000.0;
-        self.table.held("counter updates, signed, p50 / p99", said, ">= 1,000/s", met);
+        self.table.row_with_goal("counter updates, signed, p50 / p99", said, ">= 1,000/s", met);
         let busy = measure::totals(&measure::processes(node.pid)?).0;
         self.table.figure("anonymous memory after updates", busy as f64, "bytes");
         self.table.row("anonymous memory right after the updates", measure::mib(busy));
 
         let stranger = client::agent(&node.url)?.build()?;
         let queries = rate(load, &stranger, node, counter, Kind::Query).await?;
-        let said = queries.tell("queries", &mut self.table);
+        let said = queries.add_figures("queries", &mut self.table);
         let met = queries.per_second >= 5000.0;
-        self.table.held("queries, each different, anonymous, p50 / p99", said, ">= 5,000/s", met);
+        self.table.row_with_goal(
+            "queries, each different, anonymous, p50 / p99",
+            said,
+            ">= 5,000/s",
+            met,
+        );
         let signed = rate(load, agent, node, counter, Kind::Query).await?;
-        let said = signed.tell("signed queries", &mut self.table);
+        let said = signed.add_figures("signed queries", &mut self.table);
         self.table.row("queries, each different, signed by its sender, p50 / p99", said);
         let repeated = rate(load, &stranger, node, counter, Kind::SameQuery).await?;
-        let said = repeated.tell("repeated queries", &mut self.table);
+        let said = repeated.add_figures("repeated queries", &mut self.table);
         self.table.row("queries, the same again and again, anonymous, p50 / p99", said);
         let said = format!("{} / {}", updates.verified, updates.replies);
         self.table.row("update replies verified / update replies in all", said);
@@ -281,7 +292,7 @@ impl Bench<'_> {
         let chains = [&always[..], &["--concurrency", "8", "--depth", "3"]].concat();
         let guaranteed = hammer::inter_canister_messages_per_second(&chains).await?;
         self.table.figure("messages between canisters, guaranteed", guaranteed, "/s");
-        self.table.held(
+        self.table.row_with_goal(
             "inter-canister messages, guaranteed, 8 chains of 3",
             format!("{guaranteed:.0}/s"),
             ">= 2,000/s",
@@ -309,7 +320,7 @@ impl Bench<'_> {
         }
         let write = median(writes);
         self.table.figure("24 MiB stable write", write, "ms");
-        self.table.held(
+        self.table.row_with_goal(
             "24 MiB stable write in one message (median of 7)",
             format!("{write:.0} ms"),
             "< 100 ms",
@@ -357,7 +368,7 @@ impl Bench<'_> {
         let (node, took) = Node::start(&self.binary(), data).await?;
         let took = took.as_secs_f64() * 1e3;
         self.table.figure("start with state", took, "ms");
-        self.table.held(
+        self.table.row_with_goal(
             "start to healthy with this state, after a clean stop",
             format!("{took:.0} ms"),
             "< 300 ms",

@@ -30,33 +30,33 @@ pub(super) struct Binary<'a> {
 }
 
 impl Binary<'_> {
-    /// The command that its arguments follow. `told` is where the cap writes what it does.
-    fn command(&self, told: &Path) -> Result<Command> {
+    /// The command that its arguments follow. `info_file` is where the cap writes what it does.
+    fn command(&self, info_file: &Path) -> Result<Command> {
         if !self.capped {
             return Ok(Command::new(self.program));
         }
         let this = std::env::current_exe().context("finding the program that caps memory")?;
         let mut command = Command::new(this);
         command.args(["cap", "--quiet", "--with-parent", "--memory", self.memory]);
-        command.arg("--info-file").arg(told).arg("--").arg(self.program);
+        command.arg("--info-file").arg(info_file).arg("--").arg(self.program);
         Ok(command)
     }
 }
 
 /// Information of the cap about its command.
 #[derive(Deserialize)]
-struct Told {
+struct CapInfo {
     pid: u32,
-    ended: Option<Ended>,
+    ended: Option<CapExit>,
 }
 
 #[derive(Deserialize)]
-struct Ended {
+struct CapExit {
     how: String,
     oom_kills: u64,
 }
 
-fn told(path: &Path) -> Result<Told> {
+fn read_cap_info(path: &Path) -> Result<CapInfo> {
     let text = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
     serde_json::from_slice(&text).with_context(|| format!("reading {}", path.display()))
 }
@@ -67,7 +67,7 @@ pub(super) struct Node {
     /// The node's own process.
     pub pid: u32,
     /// Information file of its cap, if it has one.
-    told: Option<PathBuf>,
+    info_file: Option<PathBuf>,
     pub url: String,
     pub port: u16,
 }
@@ -89,7 +89,7 @@ impl Node {
         let started = Instant::now();
         let mut child = Child::spawn(&mut command, &format!("{}", binary.program.display()))?;
         if binary.capped {
-            child = child.leaving_by(OnDrop::Ask);
+            child = child.with_on_drop(OnDrop::Ask);
         }
         let url = format!("http://{address}");
         let http = demo::client::http().build()?;
@@ -97,11 +97,12 @@ impl Node {
             let answer = http.get(format!("{url}/health")).send().await;
             answer.is_ok_and(|answer| answer.status().is_success()).then(|| started.elapsed())
         };
-        let took = child.ready_looking_every(LOOK_EVERY, HEALTHY_WITHIN, &mut healthy).await?;
-        let told_in = binary.capped.then_some(info);
-        let pid =
-            told_in.as_deref().map_or(Ok(child.id()), |path| told(path).map(|told| told.pid))?;
-        Ok((Self { child, pid, told: told_in, url, port }, took))
+        let took = child.ready_polling_every(LOOK_EVERY, HEALTHY_WITHIN, &mut healthy).await?;
+        let info_file = binary.capped.then_some(info);
+        let pid = info_file
+            .as_deref()
+            .map_or(Ok(child.id()), |path| read_cap_info(path).map(|info| info.pid))?;
+        Ok((Self { child, pid, info_file, url, port }, took))
     }
 
     /// How many files the node has open; its workers have their own.
@@ -113,8 +114,9 @@ impl Node {
     /// lack of memory.
     pub(super) async fn stop(mut self) -> Result<()> {
         self.child.stop_within(STOPPED_WITHIN).await?;
-        let Some(path) = &self.told else { return Ok(()) };
-        let ended = told(path)?.ended.context("the cap does not say how the node ended")?;
+        let Some(path) = &self.info_file else { return Ok(()) };
+        let ended =
+            read_cap_info(path)?.ended.context("the cap does not say how the node ended")?;
         ensure!(
             ended.oom_kills == 0,
             "{} processes were killed for lack of memory",

@@ -51,7 +51,7 @@ pub(super) struct Rate {
 
 impl Rate {
     /// Puts its three figures into the table; returns the text of the row.
-    pub(super) fn tell(&self, name: &str, table: &mut Table) -> String {
+    pub(super) fn add_figures(&self, name: &str, table: &mut Table) -> String {
         table.figure(name, self.per_second, "/s");
         table.figure(&format!("{name}, p50"), self.p50, "ms");
         table.figure(&format!("{name}, p99"), self.p99, "ms");

@@ -28,7 +28,7 @@ use super::{
     rates::{Kind, Load, rate},
 };
 use crate::{
-    hammer::protocol::{Route, ring, to_words},
+    hammer::protocol::{Route, decode_words, ring},
     machine,
 };
 
@@ -57,7 +57,7 @@ pub struct Options {
     canisters: usize,
     /// Measure these parts alone.
     #[arg(long, value_enum, value_delimiter = ',')]
-    parts: Vec<Part>,
+    parts: Vec<Scenario>,
     /// Let the node have more memory than its budget: what the kernel keeps of files then counts
     /// for nothing.
     #[arg(long)]
@@ -82,7 +82,7 @@ pub struct Options {
 
 /// Parts of the measurement, each on a node of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Part {
+enum Scenario {
     /// State that is written and read back, with restarts on the way.
     State,
     /// Idle canisters.
@@ -153,18 +153,18 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     async fn measure_all(&mut self) -> Result<()> {
-        for part in Part::value_variants() {
+        for part in Scenario::value_variants() {
             if !self.options.parts.is_empty() && !self.options.parts.contains(part) {
                 continue;
             }
             match part {
-                Part::State => self.state().await?,
-                Part::Canisters => self.canisters().await?,
-                Part::Calls => self.calls().await?,
-                Part::OpenCalls => self.open_calls().await?,
-                Part::LargeModule => self.large_module().await?,
-                Part::Modules => self.modules().await?,
-                Part::Install => self.install_beside_others().await?,
+                Scenario::State => self.state().await?,
+                Scenario::Canisters => self.canisters().await?,
+                Scenario::Calls => self.calls().await?,
+                Scenario::OpenCalls => self.open_calls().await?,
+                Scenario::LargeModule => self.large_module().await?,
+                Scenario::Modules => self.modules().await?,
+                Scenario::Install => self.install_beside_others().await?,
             }
         }
         Ok(())
@@ -181,7 +181,7 @@ impl Bench<'_> {
         }
     }
 
-    async fn fresh(&self, name: &str) -> Result<(Node, Agent, PathBuf)> {
+    async fn start_fresh(&self, name: &str) -> Result<(Node, Agent, PathBuf)> {
         eprintln!("bench-state: {name}");
         let data = self.scratch.join(name);
         let (node, _) = Node::start(&self.binary(), &data).await?;
@@ -189,7 +189,7 @@ impl Bench<'_> {
         Ok((node, agent, data))
     }
 
-    async fn leave(&self, node: Node, data: &Path) -> Result<()> {
+    async fn stop_and_remove(&self, node: Node, data: &Path) -> Result<()> {
         node.stop().await?;
         Ok(std::fs::remove_dir_all(data)?)
     }
@@ -198,15 +198,15 @@ impl Bench<'_> {
     /// of it, a little is changed and the node is started again: both must cost what was changed.
     async fn state(&mut self) -> Result<()> {
         let bytes = parse_size(&self.options.state).context("--state")?;
-        let (mut node, mut agent, data) = self.fresh("state").await?;
+        let (mut node, mut agent, data) = self.start_fresh("state").await?;
         let pieces = bytes.div_ceil(PIECE_BYTES);
-        let mut filled = Filled::default();
+        let mut filled = CanisterPieces::default();
         let (mut wrote, mut anonymous) = (0.0, 0);
         let mut curve = Vec::new();
         let mut stages = vec![pieces.div_ceil(20), pieces.div_ceil(4), pieces];
         stages.dedup();
         for stage in stages {
-            let peak = Peak::of(&node);
+            let peak = Peak::watch(&node);
             let started = Instant::now();
             self.fill(&agent, &mut filled, stage, pieces).await?;
             wrote += started.elapsed().as_secs_f64();
@@ -220,7 +220,7 @@ impl Bench<'_> {
             agent = client::connect(&node.url, PATIENCE).await?;
             curve.push((stage * PIECE_BYTES, stopped, took.as_secs_f64()));
         }
-        let peak = Peak::of(&node);
+        let peak = Peak::watch(&node);
         let started = Instant::now();
         filled.verify(&agent).await?;
         let read = started.elapsed().as_secs_f64();
@@ -229,7 +229,7 @@ impl Bench<'_> {
         self.table.figure("state, anonymous peak", anonymous as f64, "bytes");
         self.table.figure("state, written", mib / wrote, "MiB/s");
         self.table.figure("state, read", mib / read, "MiB/s");
-        self.table.held(
+        self.table.row_with_goal(
             format!("{mib:.0} MiB of state written and read back, anonymous peak"),
             measure::mib(anonymous),
             "< 170 MiB",
@@ -241,21 +241,21 @@ impl Bench<'_> {
             let of = format_size(bytes);
             self.table.figure(&format!("state, stop at {of}"), stopped * 1e3, "ms");
             self.table.figure(&format!("state, restart at {of}"), started * 1e3, "ms");
-            self.table.held(
+            self.table.row_with_goal(
                 format!("{of}, 96 MiB changed: stop with a checkpoint / restart"),
                 format!("{stopped:.2} / {started:.2} s"),
                 "restart < 1 s",
                 started < 1.0,
             );
         }
-        self.leave(node, &data).await
+        self.stop_and_remove(node, &data).await
     }
 
     /// Writes until `filled` has `until` of `pieces`.
     async fn fill(
         &self,
         agent: &Agent,
-        filled: &mut Filled,
+        filled: &mut CanisterPieces,
         until: u64,
         pieces: u64,
     ) -> Result<()> {
@@ -286,7 +286,7 @@ impl Bench<'_> {
 
     /// Many canisters that do nothing, each called twice before.
     async fn canisters(&mut self) -> Result<()> {
-        let (node, agent, data) = self.fresh("canisters").await?;
+        let (node, agent, data) = self.start_fresh("canisters").await?;
         let count = self.options.canisters.max(FEW_CANISTERS);
         let module = Arc::new(std::fs::read(self.options.wasm.join("counter-c.wasm"))?);
         let started = Instant::now();
@@ -312,7 +312,7 @@ impl Bench<'_> {
                 ids.push(id??);
             }
             if batch == 0 {
-                few = at_rest(&node).await?;
+                few = idle_anonymous_bytes(&node).await?;
             }
             if ids.len() % PROGRESS_EVERY == 0 {
                 let seconds = started.elapsed().as_secs_f64();
@@ -324,10 +324,10 @@ impl Bench<'_> {
             self.call_each(&agent, &ids).await?;
         }
         let took = started.elapsed();
-        let many = at_rest(&node).await?;
+        let many = idle_anonymous_bytes(&node).await?;
         let more = many.saturating_sub(few);
         self.table.figure("canisters, memory beyond that of 100", more as f64, "bytes");
-        self.table.held(
+        self.table.row_with_goal(
             format!("{count} canisters at rest: memory beyond that of {FEW_CANISTERS}"),
             measure::mib(more),
             "< 8 MiB",
@@ -349,7 +349,7 @@ impl Bench<'_> {
         let agent = client::connect(&node.url, PATIENCE).await?;
         let after = agent.query(last, "get").with_arg(vec![]).call().await?;
         ensure!(counted == after, "{last} had {counted:?} before the restart and has {after:?}");
-        self.leave(node, &data).await
+        self.stop_and_remove(node, &data).await
     }
 
     /// An update of each canister, some at a time.
@@ -372,16 +372,16 @@ impl Bench<'_> {
 
     /// Calls of senders who sign far ahead, so that the node has to remember each for long.
     async fn calls(&mut self) -> Result<()> {
-        let (node, agent, data) = self.fresh("calls").await?;
+        let (node, agent, data) = self.start_fresh("calls").await?;
         let counter = client::deploy(&agent, &self.options.wasm.join("counter-c.wasm")).await?;
         let agent = client::connect_signing_for(SIGNED_AHEAD, &node.url, PATIENCE).await?;
-        let peak = Peak::of(&node);
+        let peak = Peak::watch(&node);
         let load = Load { concurrency: self.options.concurrency, seconds: self.options.seconds };
         let calls = rate(load, &agent, &node, counter, Kind::Update).await?;
         let anonymous = peak.end().await;
         self.table.figure("calls signed five minutes ahead", calls.per_second, "/s");
         self.table.figure("the same, anonymous peak", anonymous as f64, "bytes");
-        self.table.held(
+        self.table.row_with_goal(
             format!("calls signed 5 min ahead, for {} s", self.options.seconds),
             format!("{:.0}/s", calls.per_second),
             ">= 2,000/s",
@@ -394,13 +394,13 @@ impl Bench<'_> {
         let seconds = took.as_secs_f64();
         self.table.figure("calls, restart to the first certificate", seconds * 1e3, "ms");
         self.table.row("the same, restart with what is remembered", format!("{seconds:.2} s"));
-        self.leave(node, &data).await
+        self.stop_and_remove(node, &data).await
     }
 
     /// Guaranteed calls that one message of one canister makes: all are open when it ends, or were
     /// refused.
     async fn open_calls(&mut self) -> Result<()> {
-        let (node, agent, data) = self.fresh("open calls").await?;
+        let (node, agent, data) = self.start_fresh("open calls").await?;
         let module = std::fs::read(self.options.wasm.join("hammer-c.wasm"))?;
         let caller = client::create(&agent, Some(CYCLES_OF_CALLER)).await?;
         client::install(&agent, caller, CanisterInstallMode::Install, module, Encode!()?).await?;
@@ -417,19 +417,19 @@ impl Bench<'_> {
             timeout_seconds: 0,
             payload_bytes: 256,
         };
-        let peak = Peak::of(&node);
+        let peak = Peak::watch(&node);
         let started = Instant::now();
         let reply = agent.update(&caller, "fan").with_arg(route.encode()).call_and_wait().await?;
         let seconds = started.elapsed().as_secs_f64();
         let anonymous = peak.end().await;
         // The counts are followed by the text of one of the rejects.
         let (counts, text) = reply.split_at(reply.len().min(FAN_COUNTS_BYTES));
-        let [replied, rejected, not_sent] = to_words(counts)[..] else {
+        let [replied, rejected, not_sent] = decode_words(counts)[..] else {
             anyhow::bail!("a fanout replied {} bytes, {reply:?}", reply.len());
         };
         self.table.figure("guaranteed calls open at once", replied as f64, "calls");
         self.table.figure("open calls, anonymous peak", anonymous as f64, "bytes");
-        self.table.held(
+        self.table.row_with_goal(
             "guaranteed calls open at once, all answered",
             format!("{replied} ({rejected} rejected, {not_sent} refused)"),
             ">= 10,000 (100 GiB of disk)",
@@ -440,7 +440,7 @@ impl Bench<'_> {
         }
         self.table.row("the same, until the last answer", format!("{seconds:.1} s"));
         self.table.row("the same, anonymous peak", measure::mib(anonymous));
-        self.leave(node, &data).await
+        self.stop_and_remove(node, &data).await
     }
 
     /// A large module in a small node.
@@ -451,7 +451,7 @@ impl Bench<'_> {
         let (node, _) = Node::start(&binary, &data).await?;
         let agent = client::connect(&node.url, PATIENCE).await?;
         let canister = client::create(&agent, None).await?;
-        let peak = Peak::of(&node);
+        let peak = Peak::watch(&node);
         let started = Instant::now();
         let mode = CanisterInstallMode::Install;
         // Packed, because a call has room for 2 MiB.
@@ -459,7 +459,7 @@ impl Bench<'_> {
         let installed = client::install(&agent, canister, mode, module, Encode!()?).await;
         let seconds = started.elapsed().as_secs_f64();
         let anonymous = peak.end().await;
-        self.table.held(
+        self.table.row_with_goal(
             format!("module of 10 MB, most of it data, in {SMALL_NODE}"),
             match &installed {
                 Ok(()) => format!("installs in {seconds:.1} s"),
@@ -469,18 +469,19 @@ impl Bench<'_> {
             installed.is_ok(),
         );
         self.table.row("the same, anonymous peak", measure::mib(anonymous));
-        self.leave(node, &data).await
+        self.stop_and_remove(node, &data).await
     }
 
     /// A restart with many modules, and the first query of each.
     async fn modules(&mut self) -> Result<()> {
-        let (node, agent, data) = self.fresh("modules").await?;
+        let (node, agent, data) = self.start_fresh("modules").await?;
         let count = self.options.modules;
         let module = std::fs::read(self.options.wasm.join("workbench.wasm"))?;
         let mut ids: Vec<Principal> = Vec::new();
         for number in 0..count {
             let id = client::create(&agent, None).await?;
-            let (mode, module) = (CanisterInstallMode::Install, another(&module, number));
+            let (mode, module) =
+                (CanisterInstallMode::Install, with_custom_section(&module, number));
             client::install(&agent, id, mode, module, Encode!()?).await?;
             let every = Encode!(&1_000_000_000_u64)?;
             agent.update(&id, "start_interval").with_arg(every).call_and_wait().await?;
@@ -502,24 +503,24 @@ impl Bench<'_> {
         let longest = queries.iter().copied().fold(0.0, f64::max);
         self.table.figure("modules, restart to the first certificate", certified * 1e3, "ms");
         self.table.figure("modules, longest cold query", longest, "ms");
-        self.table.held(
+        self.table.row_with_goal(
             format!("{count} modules with timers: restart to the first certificate"),
             format!("{certified:.2} s"),
             "< 1 s",
             certified < 1.0,
         );
-        self.table.held(
+        self.table.row_with_goal(
             "the same, first query of each, median / longest",
             format!("{:.0} / {longest:.0} ms", median(queries)),
             "< 100 ms",
             longest < 100.0,
         );
-        self.leave(node, &data).await
+        self.stop_and_remove(node, &data).await
     }
 
     /// How long updates of others wait while a large module is installed.
     async fn install_beside_others(&mut self) -> Result<()> {
-        let (node, agent, data) = self.fresh("install").await?;
+        let (node, agent, data) = self.start_fresh("install").await?;
         let counter = client::deploy(&agent, &self.options.wasm.join("counter-c.wasm")).await?;
         let module = std::fs::read(self.options.wasm.join("azle-hello.wasm.gz"))?;
         let canister = client::create(&agent, None).await?;
@@ -544,24 +545,24 @@ impl Bench<'_> {
         );
         let (installed, longest) = (installed?.as_secs_f64(), longest?.as_secs_f64() * 1e3);
         self.table.figure("install, longest wait of others", longest, "ms");
-        self.table.held(
+        self.table.row_with_goal(
             "longest wait of other updates while 3 MB are installed",
             format!("{longest:.0} ms"),
             "< 300 ms",
             longest < 300.0,
         );
         self.table.row("the same, the installation", format!("{installed:.1} s"));
-        self.leave(node, &data).await
+        self.stop_and_remove(node, &data).await
     }
 }
 
 /// Canisters and how many pieces each holds.
 #[derive(Default)]
-struct Filled {
+struct CanisterPieces {
     canisters: Vec<(Principal, u64)>,
 }
 
-impl Filled {
+impl CanisterPieces {
     fn pieces(&self) -> u64 {
         self.canisters.iter().map(|(_, count)| count).sum()
     }
@@ -627,7 +628,7 @@ fn packed(module: &[u8]) -> Result<Vec<u8>> {
 }
 
 /// The same module with another hash: a custom section more, named `n`, that holds its number.
-fn another(module: &[u8], number: usize) -> Vec<u8> {
+fn with_custom_section(module: &[u8], number: usize) -> Vec<u8> {
     let content = (number as u64).to_le_bytes();
     let mut another = module.to_vec();
     // Section 0; its length; the length of its name; its name; its content.
@@ -637,7 +638,7 @@ fn another(module: &[u8], number: usize) -> Vec<u8> {
 }
 
 /// Anonymous memory of a node that has nothing to do any more.
-async fn at_rest(node: &Node) -> Result<u64> {
+async fn idle_anonymous_bytes(node: &Node) -> Result<u64> {
     tokio::time::sleep(REST).await;
     Ok(measure::totals(&measure::processes(node.pid)?).0)
 }
@@ -649,7 +650,7 @@ struct Peak {
 }
 
 impl Peak {
-    fn of(node: &Node) -> Self {
+    fn watch(node: &Node) -> Self {
         let (pid, most) = (node.pid, Arc::new(AtomicU64::new(0)));
         let seen = most.clone();
         let watching = tokio::spawn(async move {

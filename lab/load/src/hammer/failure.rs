@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_agent_says_falls_into_classes() {
+    fn agent_errors_map_to_failure_classes() {
         let agent = |error: AgentError| Failure::agent(&error, None);
         let response = RejectResponse {
             reject_code: RejectCode::CanisterError,

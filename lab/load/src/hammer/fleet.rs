@@ -149,7 +149,7 @@ struct Floors {
 }
 
 impl Floors {
-    fn of(&mut self, space: Space) -> &mut Vec<u64> {
+    fn floors_of(&mut self, space: Space) -> &mut Vec<u64> {
         match space {
             Space::Stable => &mut self.stable,
             Space::Heap => &mut self.heap,
@@ -158,7 +158,7 @@ impl Floors {
 
     fn raise(&mut self, space: Space, offset: u64, bytes: u64, generation: u64) {
         let (from, to) = ((offset / PAGE_BYTES) as usize, ((offset + bytes) / PAGE_BYTES) as usize);
-        let floors = self.of(space);
+        let floors = self.floors_of(space);
         if floors.len() < to {
             floors.resize(to, 0);
         }
@@ -167,7 +167,7 @@ impl Floors {
 
     fn read(&mut self, space: Space, offset: u64, bytes: u64) -> Vec<u64> {
         let (from, to) = ((offset / PAGE_BYTES) as usize, ((offset + bytes) / PAGE_BYTES) as usize);
-        let floors = self.of(space);
+        let floors = self.floors_of(space);
         (from..to).map(|page| floors.get(page).copied().unwrap_or_default()).collect()
     }
 }
@@ -282,7 +282,7 @@ impl Fleet {
         for (index, canister) in self.canisters.iter().enumerate() {
             if self.owned {
                 let seed = mix(self.parameters.seed ^ mix(index as u64 + 1));
-                let argument = protocol::words(&[seed]);
+                let argument = protocol::encode_words(&[seed]);
                 let mode = CanisterInstallMode::Reinstall;
                 client::install(agent, canister.id, mode, MODULE.to_vec(), argument).await?;
                 *lock(&canister.floors) = Floors::default();
@@ -459,11 +459,12 @@ impl Fleet {
                 self.count(job, index, "inc", argument).await
             }
             Action::Burn { instructions } => {
-                self.count(job, index, "burn", protocol::words(&[instructions])).await
+                self.count(job, index, "burn", protocol::encode_words(&[instructions])).await
             }
             Action::Grow { space, bytes } => {
                 let method = if space == Space::Heap { "heap_grow" } else { "grow" };
-                let reply = self.update(job, index, method, protocol::words(&[bytes])).await?;
+                let reply =
+                    self.update(job, index, method, protocol::encode_words(&[bytes])).await?;
                 let has = protocol::first_word(&reply).map_err(unreadable)?;
                 if has < bytes {
                     outcome.wrong =
@@ -473,7 +474,7 @@ impl Fleet {
             }
             Action::Write { space, offset, bytes } => {
                 let method = if space == Space::Heap { "heap_write" } else { "write" };
-                let argument = protocol::words(&[offset, bytes]);
+                let argument = protocol::encode_words(&[offset, bytes]);
                 let reply = self.update(job, index, method, argument).await?;
                 let generation = protocol::first_word(&reply).map_err(unreadable)?;
                 let canister = &self.canisters[job.canister];
@@ -529,7 +530,7 @@ impl Fleet {
             true => lock(&canister.floors).read(space, offset, bytes),
             false => vec![0; (bytes / PAGE_BYTES) as usize],
         };
-        let argument = protocol::words(&[offset, bytes, mix(self.parameters.seed ^ index)]);
+        let argument = protocol::encode_words(&[offset, bytes, mix(self.parameters.seed ^ index)]);
         let reply = match (space, by) {
             (Space::Stable, By::Query) => self.query(job, index, "read", argument).await,
             (Space::Stable, By::Update) => self.update(job, index, "read_update", argument).await,
@@ -539,8 +540,9 @@ impl Fleet {
             }
         }?;
         let first = (offset / PAGE_BYTES) | if space == Space::Heap { HEAP_PAGES } else { 0 };
-        let judged = ReadReply::decode(&reply)
-            .and_then(|reply| reply.judge(seed, first, &floors, index.is_multiple_of(WHOLE_READS)));
+        let judged = ReadReply::decode(&reply).and_then(|reply| {
+            reply.verify(seed, first, &floors, index.is_multiple_of(WHOLE_READS))
+        });
         outcome.wrong = judged.err().map(|text| format!("canister {}: {text}", canister.id));
         outcome.touched_bytes = bytes;
         Ok(())
@@ -557,7 +559,7 @@ impl Fleet {
         let argument = self.route(job, depth, 0);
         self.hops.open(depth);
         let reply = self.update(job, index, "chain", argument).await?;
-        let words = protocol::to_words(&reply);
+        let words = protocol::decode_words(&reply);
         if words[..] != [depth, depth] {
             outcome.wrong =
                 Some(format!("a chain of {depth} calls replied [calls, replies] = {words:?}"));
@@ -579,7 +581,7 @@ impl Fleet {
         let argument = self.route(job, multiplier, fanout);
         self.hops.open(calls);
         let reply = self.update(job, index, "fan", argument).await?;
-        let words = protocol::to_words(reply.get(..24).unwrap_or_default());
+        let words = protocol::decode_words(reply.get(..24).unwrap_or_default());
         let [replied, rejected, not_sent] = words[..] else {
             return Err(unreadable(format!("a fanout replied {} bytes", reply.len())));
         };
@@ -639,7 +641,7 @@ impl Fleet {
         }
         let reply =
             endpoint.agent.update(&canister, method).with_arg(argument).call_and_wait().await;
-        reply.map_err(|error| Failure::agent(&error, told()))
+        reply.map_err(|error| Failure::agent(&error, last_retry_after()))
     }
 
     async fn query(
@@ -657,12 +659,12 @@ impl Fleet {
             .with_arg(argument)
             .call_with_verification()
             .await;
-        reply.map_err(|error| Failure::agent(&error, told()))
+        reply.map_err(|error| Failure::agent(&error, last_retry_after()))
     }
 }
 
 /// `Retry-After` of the last answer.
-fn told() -> Option<Duration> {
+fn last_retry_after() -> Option<Duration> {
     TRAFFIC.try_with(|traffic| traffic.retry_after.get()).ok().flatten()
 }
 
@@ -679,7 +681,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn books_tell_lost_and_repeated_updates() {
+    fn counter_check_detects_lost_and_repeated_updates() {
         let counts = Counts::default();
         for _ in 0..10 {
             counts.open(1);

@@ -52,9 +52,9 @@ struct Line {
 pub(crate) async fn inter_canister_messages_per_second(flags: &[&str]) -> Result<f64> {
     let line =
         Line::try_parse_from(["hammer", "--mode", "calls", "--no-progress"].iter().chain(flags))?;
-    let parameters = Parameters::of(&line.options)?;
-    let (_stopper, stop) = watch::channel(false);
-    let report = hammer(parameters, false, false, Stop(stop)).await?;
+    let parameters = Parameters::from_options(&line.options)?;
+    let (_stop_tx, stop_rx) = watch::channel(false);
+    let report = hammer(parameters, false, false, Stop(stop_rx)).await?;
     ensure!(
         report.errors == 0 && report.verification_failures == 0,
         "calls between canisters:\n{}",
@@ -69,24 +69,24 @@ const USAGE: u8 = 2;
 
 /// Runs everything, prints the results, and returns the exit code.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    let parameters = match Parameters::of(&options) {
+    let parameters = match Parameters::from_options(&options) {
         Ok(parameters) => parameters,
         Err(Usage(text)) => {
             eprintln!("thimble-lab hammer: {text}");
             return Ok(ExitCode::from(USAGE));
         }
     };
-    let (stopper, stop) = watch::channel(false);
+    let (stop_tx, stop_rx) = watch::channel(false);
     let mut signals = cli::StopSignals::listen()?;
     tokio::spawn(async move {
         signals.next().await;
         eprintln!("\nhammer: stopping; what there is will be printed");
         // Without a receiver the run is over.
-        let _ = stopper.send(true);
+        let _ = stop_tx.send(true);
         // The sender lives on: a channel without it would look like a stop that can no longer come.
         std::future::pending::<()>().await;
     });
-    let report = hammer(parameters, !options.no_progress, options.keep, Stop(stop)).await?;
+    let report = hammer(parameters, !options.no_progress, options.keep, Stop(stop_rx)).await?;
     match options.json.as_deref() {
         Some("-") => println!("{}", serde_json::to_string_pretty(&report)?),
         Some(file) => {

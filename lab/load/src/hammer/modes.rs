@@ -15,7 +15,7 @@ use super::{
 /// Expected outcome of a single operation around a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Expected {
+pub(crate) enum ProbeExpectation {
     Success,
     /// A reject whose text names the limit and its value.
     NamedLimit,
@@ -27,7 +27,7 @@ pub(crate) enum Expected {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Probe {
     pub(crate) name: String,
-    pub(crate) expected: Expected,
+    pub(crate) expected: ProbeExpectation,
     pub(crate) met: bool,
     pub(crate) milliseconds: f64,
     /// The class of the failure and its whole text; none is success.
@@ -364,13 +364,14 @@ impl Modes<'_> {
         self.probe(
             report,
             "grow the heap in one message",
-            Expected::Anything,
+            ProbeExpectation::Anything,
             grow_job(Space::Heap, most),
         )
         .await;
         for bytes in p.probe_bytes {
             let name = format!("write {} of heap in one message", budget::format_size(bytes));
-            self.probe(report, &name, Expected::Anything, write_job(Space::Heap, bytes)).await;
+            self.probe(report, &name, ProbeExpectation::Anything, write_job(Space::Heap, bytes))
+                .await;
         }
         self.fill(report, Space::Heap, p.heap_fill_bytes).await?;
         let pieces = Pieces { bytes: p.heap_fill_bytes, size: p.write_bytes };
@@ -386,7 +387,13 @@ impl Modes<'_> {
     }
 
     /// Runs one operation on the first canister.
-    async fn probe(&self, report: &mut ModeReport, name: &str, expected: Expected, job: Job) {
+    async fn probe(
+        &self,
+        report: &mut ModeReport,
+        name: &str,
+        expected: ProbeExpectation,
+        job: Job,
+    ) {
         if self.runner.stop.is_set() {
             return;
         }
@@ -419,23 +426,31 @@ impl Modes<'_> {
         let [small, medium, large] = self.parameters.probe_bytes;
         let size = budget::format_size;
         let grow = format!("grow stable memory to {}, touching nothing", size(medium));
-        self.probe(report, &grow, Expected::Success, grow_job(Space::Stable, medium)).await;
+        self.probe(report, &grow, ProbeExpectation::Success, grow_job(Space::Stable, medium)).await;
         let name = format!("write {} of stable memory", size(small));
-        self.probe(report, &name, Expected::Success, write_job(Space::Stable, small)).await;
+        self.probe(report, &name, ProbeExpectation::Success, write_job(Space::Stable, small)).await;
         let name = format!("write {} of stable memory", size(medium));
-        self.probe(report, &name, Expected::NamedLimit, write_job(Space::Stable, medium)).await;
+        self.probe(report, &name, ProbeExpectation::NamedLimit, write_job(Space::Stable, medium))
+            .await;
         let grow = format!("grow the heap by {}, touching nothing", size(large));
-        self.probe(report, &grow, Expected::Success, grow_job(Space::Heap, large)).await;
+        self.probe(report, &grow, ProbeExpectation::Success, grow_job(Space::Heap, large)).await;
         let name = format!("write {} of heap", size(large));
-        self.probe(report, &name, Expected::NamedLimit, write_job(Space::Heap, large)).await;
+        self.probe(report, &name, ProbeExpectation::NamedLimit, write_job(Space::Heap, large))
+            .await;
         let count = Job::new(Kind::Count, 0, Action::Count);
-        self.probe(report, "a small update: the node is alive", Expected::Success, count).await;
+        self.probe(report, "a small update: the node is alive", ProbeExpectation::Success, count)
+            .await;
         let name = format!(
             "read {} of stable memory back: the writes that trapped left nothing",
             size(small)
         );
-        self.probe(report, &name, Expected::Success, read_job(Kind::ReadQuery, small, By::Query))
-            .await;
+        self.probe(
+            report,
+            &name,
+            ProbeExpectation::Success,
+            read_job(Kind::ReadQuery, small, By::Query),
+        )
+        .await;
         let upper = Action::Read {
             space: Space::Stable,
             offset: small,
@@ -443,7 +458,8 @@ impl Modes<'_> {
             by: By::Query,
         };
         let name = format!("read the {} above it", size(medium - small));
-        self.probe(report, &name, Expected::Success, Job::new(Kind::ReadQuery, 0, upper)).await;
+        self.probe(report, &name, ProbeExpectation::Success, Job::new(Kind::ReadQuery, 0, upper))
+            .await;
     }
 
     async fn read_probes(&self, report: &mut ModeReport) {
@@ -452,7 +468,7 @@ impl Modes<'_> {
             [(By::Query, Kind::ReadQuery, "query"), (By::Update, Kind::ReadUpdate, "update")]
         {
             let name = format!("read {} of stable memory by {name}", budget::format_size(bytes));
-            self.probe(report, &name, Expected::Anything, read_job(kind, bytes, by)).await;
+            self.probe(report, &name, ProbeExpectation::Anything, read_job(kind, bytes, by)).await;
         }
     }
 }
@@ -491,15 +507,15 @@ fn rate_of_calls(report: &ModeReport) -> Option<f64> {
 }
 
 /// Whether an outcome is the expected one.
-fn is_met(expected: Expected, failure: Option<&(String, String)>) -> bool {
+fn is_met(expected: ProbeExpectation, failure: Option<&(String, String)>) -> bool {
     match (expected, failure) {
-        (Expected::Anything, _) | (Expected::Success, None) => true,
-        (Expected::NamedLimit, Some((class, text))) => {
+        (ProbeExpectation::Anything, _) | (ProbeExpectation::Success, None) => true,
+        (ProbeExpectation::NamedLimit, Some((class, text))) => {
             class.starts_with("reject")
                 && text.to_lowercase().contains("limit")
                 && text.contains(|c: char| c.is_ascii_digit())
         }
-        (Expected::Success, Some(_)) | (Expected::NamedLimit, None) => false,
+        (ProbeExpectation::Success, Some(_)) | (ProbeExpectation::NamedLimit, None) => false,
     }
 }
 
@@ -532,12 +548,18 @@ mod tests {
     fn a_limit_must_be_named_with_its_value() {
         let trap = |class: &str, text: &str| Some((class.to_owned(), text.to_owned()));
         let met = |expected, failure: Option<(String, String)>| is_met(expected, failure.as_ref());
-        assert!(met(Expected::NamedLimit, trap("reject 5 IC0524", "the limit is 32768 KB")));
-        assert!(!met(Expected::NamedLimit, trap("reject 5 IC0502", "the limit was met")));
-        assert!(!met(Expected::NamedLimit, trap("reject 5 IC0502", "error 17")));
-        assert!(!met(Expected::NamedLimit, trap("http 503", "limit 17")));
-        assert!(!met(Expected::NamedLimit, None));
-        assert!(!met(Expected::Success, trap("timeout", "limit 17")));
-        assert!(met(Expected::Success, None) && met(Expected::Anything, trap("timeout", "")));
+        assert!(met(
+            ProbeExpectation::NamedLimit,
+            trap("reject 5 IC0524", "the limit is 32768 KB")
+        ));
+        assert!(!met(ProbeExpectation::NamedLimit, trap("reject 5 IC0502", "the limit was met")));
+        assert!(!met(ProbeExpectation::NamedLimit, trap("reject 5 IC0502", "error 17")));
+        assert!(!met(ProbeExpectation::NamedLimit, trap("http 503", "limit 17")));
+        assert!(!met(ProbeExpectation::NamedLimit, None));
+        assert!(!met(ProbeExpectation::Success, trap("timeout", "limit 17")));
+        assert!(
+            met(ProbeExpectation::Success, None)
+                && met(ProbeExpectation::Anything, trap("timeout", ""))
+        );
     }
 }

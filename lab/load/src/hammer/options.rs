@@ -319,7 +319,7 @@ pub(crate) struct Parameters {
 
 impl Parameters {
     #[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
-    pub(crate) fn of(options: &Options) -> Result<Self, Usage> {
+    pub(crate) fn from_options(options: &Options) -> Result<Self, Usage> {
         let usage = |text: String| Err(Usage(text));
         for (flag, value) in [
             ("--scale", Some(options.scale)),
@@ -353,7 +353,7 @@ impl Parameters {
         }
         let urls = match &options.net {
             Some(dir) => {
-                endpoints::of_net(dir).map_err(|error| Usage(format!("--net: {error:#}")))?
+                endpoints::net_endpoints(dir).map_err(|error| Usage(format!("--net: {error:#}")))?
             }
             None => options.url.clone(),
         };
@@ -459,7 +459,7 @@ mod tests {
     fn parameters(line: &str) -> Result<Parameters, String> {
         let words = std::iter::once("hammer").chain(line.split_whitespace());
         let cli = Cli::try_parse_from(words).map_err(|error| error.to_string())?;
-        Parameters::of(&cli.options).map_err(|error| error.to_string())
+        Parameters::from_options(&cli.options).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_followed_is_said() {
+    fn invalid_options_are_rejected_with_a_reason() {
         for (line, said) in [
             ("--concurrency 0", "--concurrency is 0"),
             ("--scale nan", "--scale must be"),

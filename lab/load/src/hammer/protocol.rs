@@ -16,12 +16,12 @@ const MEMBER_BYTES: usize = 30;
 pub(crate) const RING_MAX: usize = 64;
 
 /// Encodes words as eight bytes each, little-endian.
-pub(crate) fn words(words: &[u64]) -> Vec<u8> {
+pub(crate) fn encode_words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
 /// Decodes words; a rest of less than eight bytes is not a word.
-pub(crate) fn to_words(bytes: &[u8]) -> Vec<u64> {
+pub(crate) fn decode_words(bytes: &[u8]) -> Vec<u64> {
     bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Info {
 
 impl Info {
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
-        match to_words(bytes)[..] {
+        match decode_words(bytes)[..] {
             [MAGIC, seed, count, hops, generation, stable_bytes, heap_bytes] => {
                 Ok(Self { seed, count, hops, generation, stable_bytes, heap_bytes })
             }
@@ -84,7 +84,7 @@ impl Route<'_> {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let members = (self.ring.len() / MEMBER_BYTES) as u64;
         let mut bytes =
-            words(&[self.hops_left, self.hop, self.member, members, self.timeout_seconds]);
+            encode_words(&[self.hops_left, self.hop, self.member, members, self.timeout_seconds]);
         bytes.extend_from_slice(self.ring);
         bytes.resize(bytes.len() + self.payload_bytes as usize, 0x5A);
         bytes
@@ -119,7 +119,7 @@ impl ReadReply {
         let short = || {
             format!("a read replied {} bytes, which is not the form of a read's reply", bytes.len())
         };
-        let words = to_words(bytes);
+        let words = decode_words(bytes);
         let (head, rest) = words.split_first_chunk::<8>().ok_or_else(short)?;
         let [pages, wrong_words, first_wrong_page, sum, generation, runs, runs_in_all, samples] =
             *head;
@@ -153,7 +153,7 @@ impl ReadReply {
     ///
     /// Returns what is wrong.
     #[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
-    pub(crate) fn judge(
+    pub(crate) fn verify(
         &self,
         seed: u64,
         first: u64,
@@ -266,18 +266,18 @@ mod tests {
         words
     }
 
-    fn judge(words_of: &[u64], floors: &[u64]) -> Result<(), String> {
-        ReadReply::decode(&words(words_of)).unwrap().judge(3, 8, floors, true)
+    fn verify(words_of: &[u64], floors: &[u64]) -> Result<(), String> {
+        ReadReply::decode(&encode_words(words_of)).unwrap().verify(3, 8, floors, true)
     }
 
     #[test]
-    fn a_true_reply_passes_and_every_lie_in_it_is_told() {
+    fn read_reply_verification_detects_every_wrong_field() {
         let good = reply(3);
-        assert_eq!(judge(&good, &[5, 4, 6, 0]), Ok(()));
+        assert_eq!(verify(&good, &[5, 4, 6, 0]), Ok(()));
         let lie = |index: usize, value: u64| {
             let mut words = good.clone();
             words[index] = value;
-            judge(&words, &[5, 4, 6, 0]).unwrap_err()
+            verify(&words, &[5, 4, 6, 0]).unwrap_err()
         };
         assert!(lie(1, 3).contains("never written"));
         assert!(lie(3, 1).contains("the sum of the 16384 bytes"));
@@ -286,18 +286,18 @@ mod tests {
         assert!(lie(9, 4).contains("acknowledged write is lost"));
         assert!(lie(8, 9).contains("not one of the range"));
         assert!(lie(16, 1).contains("are not those of generation 6"));
-        assert!(judge(&good, &[5, 5, 6, 1]).unwrap_err().contains("page 0xb has generation 0"));
+        assert!(verify(&good, &[5, 5, 6, 1]).unwrap_err().contains("page 0xb has generation 0"));
     }
 
     #[test]
     fn replies_of_another_form_are_refused() {
-        let good = words(&reply(3));
+        let good = encode_words(&reply(3));
         assert!(ReadReply::decode(&good[..good.len() - 8]).is_err());
         assert!(ReadReply::decode(&[]).is_err());
         let mut many = reply(3);
         many[5] = u64::MAX;
-        assert!(ReadReply::decode(&words(&many)).is_err());
-        assert!(Info::decode(&words(&[1, 2, 3, 4, 5, 6, 7])).is_err());
+        assert!(ReadReply::decode(&encode_words(&many)).is_err());
+        assert!(Info::decode(&encode_words(&[1, 2, 3, 4, 5, 6, 7])).is_err());
     }
 
     #[test]
@@ -313,7 +313,7 @@ mod tests {
         }
         .encode();
         assert_eq!(route.len(), 40 + 60 + 5);
-        assert_eq!(to_words(&route[..40]), [4, 0, 1, 2, 9]);
+        assert_eq!(decode_words(&route[..40]), [4, 0, 1, 2, 9]);
         assert_eq!(route[40..44], [3, 1, 2, 3]);
         assert_eq!(route[70], 0);
         assert_eq!(route[100..], [0x5A; 5]);

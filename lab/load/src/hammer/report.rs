@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::{
-    modes::{Expected, ModeReport},
+    modes::{ModeReport, ProbeExpectation},
     options::Parameters,
     stats::{Classes, Phase, QUANTILES, millis},
 };
@@ -103,7 +103,7 @@ fn mode_table(out: &mut String, mode: &ModeReport) {
             Some((class, text)) => format!("{class}: {text}"),
         };
         let verdict = match (probe.expected, probe.met) {
-            (Expected::Anything, _) => "     ",
+            (ProbeExpectation::Anything, _) => "     ",
             (_, true) => "ok   ",
             (_, false) => "UNMET",
         };

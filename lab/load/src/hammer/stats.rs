@@ -65,7 +65,7 @@ impl Kind {
 
 /// A class of failures, how often it came, and the first whole text.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Counted {
+pub(crate) struct ClassCount {
     pub(crate) count: u64,
     pub(crate) text: String,
 }
@@ -73,7 +73,7 @@ pub(crate) struct Counted {
 /// Failures by the text of their class.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(transparent)]
-pub(crate) struct Classes(pub(crate) BTreeMap<String, Counted>);
+pub(crate) struct Classes(pub(crate) BTreeMap<String, ClassCount>);
 
 impl Classes {
     pub(crate) fn add(&mut self, class: &Class, count: u64, text: &str) {
@@ -82,7 +82,7 @@ impl Classes {
             key = "further classes".into();
         }
         let entry =
-            self.0.entry(key).or_insert_with(|| Counted { count: 0, text: shortened(text) });
+            self.0.entry(key).or_insert_with(|| ClassCount { count: 0, text: shortened(text) });
         entry.count += count;
     }
 

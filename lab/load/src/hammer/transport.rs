@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_wait_is_never_shorter_than_told_and_repeats_with_the_seed() {
+    fn back_off_is_at_least_retry_after_and_repeats_with_the_seed() {
         let told = Duration::from_secs(2);
         let waits = |seed| -> Vec<Duration> {
             let back_off = BackOff::new(seed);

@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::lines::{Call, ClientRead, Final, Header, Line, Outcome, Progress, Run, Work};
+use super::lines::{Call, CallKind, ClientRead, Final, Header, Line, Outcome, Progress, Run};
 
 /// Texts kept of each rule; the rest is counted.
 const TEXTS_MAX: usize = 5;
@@ -62,7 +62,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    fn words(self) -> &'static str {
+    fn description(self) -> &'static str {
         match self {
             Self::Lost => "acknowledged updates lost",
             Self::Twice => "updates that ran twice",
@@ -158,7 +158,7 @@ impl Verdict {
             ));
         }
         for (rule, broken) in &self.broken {
-            text.push_str(&format!("BROKEN: {}: {}\n", rule.words(), broken.count));
+            text.push_str(&format!("BROKEN: {}: {}\n", rule.description(), broken.count));
             for line in &broken.texts {
                 text.push_str(&format!("  {line}\n"));
             }
@@ -352,7 +352,7 @@ fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Opti
 /// Rule 1, on one node.
 fn lost(verdict: &mut Verdict, history: &History, canister: usize, endpoint: usize, state: &State) {
     for call in history.calls.iter().filter(|call| call.canister == canister) {
-        let (Work::Append { page }, Outcome::Acknowledged { value, .. }) =
+        let (CallKind::Append { page }, Outcome::Acknowledged { value, .. }) =
             (call.work, &call.outcome)
         else {
             continue;
@@ -382,7 +382,7 @@ fn lost(verdict: &mut Verdict, history: &History, canister: usize, endpoint: usi
 fn appends(verdict: &mut Verdict, history: &History, canister: usize, state: &State) {
     let mut callers: BTreeMap<u64, &Call> = BTreeMap::new();
     for call in history.calls.iter().filter(|call| call.canister == canister) {
-        if let Work::Append { page } = call.work {
+        if let CallKind::Append { page } = call.work {
             callers.insert(page, call);
         }
     }
@@ -439,7 +439,7 @@ fn appends(verdict: &mut Verdict, history: &History, canister: usize, state: &St
     }
     // When the client knows nothing, the state does.
     let placed = callers.values().filter_map(|call| {
-        let Work::Append { page } = call.work else { return None };
+        let CallKind::Append { page } = call.work else { return None };
         match call.outcome {
             Outcome::Acknowledged { value, .. } => Some((*call, value)),
             _ => state.pages.get(&page).map(|generation| (*call, *generation)),
@@ -489,7 +489,7 @@ fn reads(verdict: &mut Verdict, history: &History, canister: usize, state: &Stat
     let mut known: Vec<(u64, u64)> = Vec::new();
     let mut sent: Vec<(u64, u64)> = Vec::new();
     for call in history.calls.iter().filter(|call| call.canister == canister) {
-        let Work::Append { page } = call.work else { continue };
+        let CallKind::Append { page } = call.work else { continue };
         match call.outcome {
             Outcome::Acknowledged { value, .. } => {
                 known.push((call.ended_micros, value));
@@ -570,7 +570,7 @@ fn counts(verdict: &mut Verdict, history: &History, canister: usize, state: &Sta
         .calls
         .iter()
         .copied()
-        .filter(|call| call.canister == canister && call.work == Work::Count)
+        .filter(|call| call.canister == canister && call.work == CallKind::Count)
         .collect();
     let mut known: BTreeMap<u64, &Call> = BTreeMap::new();
     let mut open: Vec<u64> = Vec::new();
@@ -638,7 +638,7 @@ fn hops(verdict: &mut Verdict, history: &History, states: &[Option<State>]) {
     let arrived: u64 = states.iter().flatten().map(|state| state.hops).sum();
     let (mut acknowledged, mut open) = (0, 0);
     for call in &history.calls {
-        let Work::Chain { depth } = call.work else { continue };
+        let CallKind::Chain { depth } = call.work else { continue };
         match call.outcome {
             Outcome::Acknowledged { value, .. } => {
                 acknowledged += depth;
@@ -752,7 +752,7 @@ mod tests {
         Outcome::Unknown { text: "the node was killed".into() }
     }
 
-    fn call(id: u64, work: Work, sent: u64, ended: u64, outcome: Outcome) -> Line {
+    fn call(id: u64, work: CallKind, sent: u64, ended: u64, outcome: Outcome) -> Line {
         Line::Call(Call {
             id,
             client: (id % 2) as usize,
@@ -766,7 +766,7 @@ mod tests {
     }
 
     fn append(id: u64, page: u64, sent: u64, ended: u64, outcome: Outcome) -> Line {
-        call(id, Work::Append { page }, sent, ended, outcome)
+        call(id, CallKind::Append { page }, sent, ended, outcome)
     }
 
     fn last(endpoint: usize) -> Final {
@@ -828,10 +828,10 @@ mod tests {
             append(4, 4, 50, 70, acknowledged(4, 7)),
             // It did not happen.
             append(5, 5, 51, 99, unknown()),
-            call(6, Work::Count, 10, 20, acknowledged(1, 5)),
-            call(7, Work::Count, 12, 90, unknown()),
-            call(8, Work::Count, 30, 40, acknowledged(3, 6)),
-            call(9, Work::Chain { depth: 2 }, 30, 40, acknowledged(2, 6)),
+            call(6, CallKind::Count, 10, 20, acknowledged(1, 5)),
+            call(7, CallKind::Count, 12, 90, unknown()),
+            call(8, CallKind::Count, 30, 40, acknowledged(3, 6)),
+            call(9, CallKind::Chain { depth: 2 }, 30, 40, acknowledged(2, 6)),
             read(true, 45, 55, 3, &[(0, 1), (1, 2), (2, 3), (3, 0)]),
             // A query may be late.
             read(false, 80, 81, 1, &[(0, 1), (1, 0)]),
@@ -922,7 +922,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ran_twice_is_told() {
+    fn repeated_update_is_reported() {
         // Call 0 ran as write 1 and again as write 5.
         let twice = |last: &mut Final| {
             last.runs[0] = (0, 5);
@@ -945,7 +945,7 @@ mod tests {
     }
 
     #[test]
-    fn effects_of_no_call_are_told() {
+    fn effect_without_a_call_is_reported() {
         let page_of_nobody = |last: &mut Final| {
             last.pages = 7;
             last.runs.push((6, 5));
@@ -964,7 +964,7 @@ mod tests {
     }
 
     #[test]
-    fn order_that_contradicts_time_is_told() {
+    fn effects_out_of_real_time_order_are_reported() {
         // Call 4 is write 4 and was sent at 50; now call 1, write 2, is sent after call 4 was
         // acknowledged.
         let late = with_call(1, |call| (call.sent_micros, call.ended_micros) = (80, 85));
@@ -1034,7 +1034,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_disagree_are_told() {
+    fn diverging_nodes_are_reported() {
         for change in [
             (|last: &mut Final| last.count = 4) as fn(&mut Final),
             |last| last.hops = 3,
@@ -1055,7 +1055,7 @@ mod tests {
     }
 
     #[test]
-    fn two_roots_at_one_time_are_told() {
+    fn two_roots_at_one_time_are_reported() {
         let root = |endpoint, root: &'static str| {
             with(
                 move |line| matches!(line, Line::Root(line) if line.endpoint == endpoint),
@@ -1081,7 +1081,7 @@ mod tests {
     }
 
     #[test]
-    fn a_net_that_stays_stuck_is_told() {
+    fn missing_progress_after_healing_is_reported() {
         let stuck = |at: Option<u64>| {
             with(
                 |line| matches!(line, Line::Progress(line) if line.endpoint == 1),
@@ -1094,7 +1094,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_certificates_and_gaps_in_the_history_are_told() {
+    fn wrong_certificates_and_history_gaps_are_reported() {
         let wrong =
             |call: &mut Call| call.outcome = Outcome::Wrong { text: "does not verify".into() };
         assert!(broken(&with_call(5, wrong)).contains(&Rule::Certificate));

@@ -98,14 +98,14 @@ pub(super) async fn time_certificate(
 }
 
 /// How a call ended, with the reply's bytes when it was acknowledged.
-pub(super) struct Done {
+pub(super) struct CompletedCall {
     pub(super) outcome: Outcome,
     pub(super) reply: Vec<u8>,
     pub(super) attempts: u32,
 }
 
 /// Answer of one endpoint.
-enum Said {
+enum EndpointResponse {
     /// A verified certificate with the outcome.
     Outcome(Outcome, Vec<u8>),
     /// It has taken the call.
@@ -132,9 +132,9 @@ pub(super) async fn call(
     canister: Principal,
     method: &str,
     argument: Vec<u8>,
-) -> Done {
+) -> CompletedCall {
     let deadline = Instant::now() + TIMEOUT;
-    let done = |outcome, attempts| Done { outcome, reply: vec![], attempts };
+    let done = |outcome, attempts| CompletedCall { outcome, reply: vec![], attempts };
     let signed = match endpoints[first].agent.update(&canister, method).with_arg(argument).sign() {
         Ok(signed) => signed,
         Err(error) => {
@@ -145,22 +145,24 @@ pub(super) async fn call(
     let mut last = String::new();
     while Instant::now() < deadline {
         let endpoint = &endpoints[at];
-        let said = match taken {
+        let response = match taken {
             false => {
                 attempts += 1;
                 send(endpoint, at, canister, &signed.request_id, signed.signed_update.clone()).await
             }
-            true => ask(endpoint, at, canister, &signed.request_id).await,
+            true => poll_status(endpoint, at, canister, &signed.request_id).await,
         };
-        match said {
-            Said::Outcome(outcome, reply) => return Done { outcome, reply, attempts },
-            Said::Taken => taken = true,
-            Said::Refused(text, wait) => {
+        match response {
+            EndpointResponse::Outcome(outcome, reply) => {
+                return CompletedCall { outcome, reply, attempts };
+            }
+            EndpointResponse::Taken => taken = true,
+            EndpointResponse::Refused(text, wait) => {
                 last = format!("{}: {text}", endpoint.url);
                 at = (at + 1) % endpoints.len();
                 sleep(wait).await;
             }
-            Said::Nothing(text) => {
+            EndpointResponse::Nothing(text) => {
                 last = format!("{}: {text}", endpoint.url);
                 certain = false;
                 // Another node may never have seen it: it is sent there again, which makes it no
@@ -185,7 +187,7 @@ async fn send(
     canister: Principal,
     request: &RequestId,
     body: Vec<u8>,
-) -> Said {
+) -> EndpointResponse {
     let url = format!("{}/api/v4/canister/{canister}/call", endpoint.url);
     let sent = endpoint
         .http
@@ -195,45 +197,49 @@ async fn send(
         .body(body)
         .send()
         .await;
-    let (status, told, bytes) = match sent {
+    let (status, retry_after, bytes) = match sent {
         Ok(response) => {
-            let (status, told) =
+            let (status, retry_after) =
                 (response.status().as_u16(), transport::retry_after(response.headers()));
             match response.bytes().await {
-                Ok(bytes) => (status, told, bytes),
-                Err(error) => return Said::Nothing(error.to_string()),
+                Ok(bytes) => (status, retry_after, bytes),
+                Err(error) => return EndpointResponse::Nothing(error.to_string()),
             }
         }
         // Nothing was sent to a node that does not listen.
         Err(error) if error.is_connect() => {
-            return Said::Refused("it does not listen".into(), ASK_AGAIN);
+            return EndpointResponse::Refused("it does not listen".into(), ASK_AGAIN);
         }
-        Err(error) => return Said::Nothing(error.to_string()),
+        Err(error) => return EndpointResponse::Nothing(error.to_string()),
     };
     let text = || String::from_utf8_lossy(&bytes).chars().take(300).collect::<String>();
     match status {
         200 => {}
-        202 => return Said::Taken,
+        202 => return EndpointResponse::Taken,
         // The node answers so before it takes a call, or because it could not wait for what became
         // of it.
         429 | 503 => {
-            sleep(told.unwrap_or(ASK_AGAIN).min(Duration::from_secs(2))).await;
-            return Said::Nothing(format!("{status}: {}", text()));
+            sleep(retry_after.unwrap_or(ASK_AGAIN).min(Duration::from_secs(2))).await;
+            return EndpointResponse::Nothing(format!("{status}: {}", text()));
         }
-        _ => return Said::Nothing(format!("{status}: {}", text())),
+        _ => return EndpointResponse::Nothing(format!("{status}: {}", text())),
     }
     let answer: Answer = match serde_cbor::from_slice(&bytes) {
         Ok(answer) => answer,
-        Err(error) => return Said::Nothing(error.to_string()),
+        Err(error) => return EndpointResponse::Nothing(error.to_string()),
     };
     match answer.status.as_str() {
         "replied" => {}
-        "non_replicated_rejection" => return Said::Refused(answer.reject_message, ASK_AGAIN),
-        other => return Said::Nothing(format!("status `{other}`")),
+        "non_replicated_rejection" => {
+            return EndpointResponse::Refused(answer.reject_message, ASK_AGAIN);
+        }
+        other => return EndpointResponse::Nothing(format!("status `{other}`")),
     }
     let certificate: Certificate = match serde_cbor::from_slice(&answer.certificate) {
         Ok(certificate) => certificate,
-        Err(error) => return Said::Outcome(Outcome::Wrong { text: error.to_string() }, vec![]),
+        Err(error) => {
+            return EndpointResponse::Outcome(Outcome::Wrong { text: error.to_string() }, vec![]);
+        }
     };
     if let Err(error) = endpoint.agent.verify(&certificate, canister) {
         return unverified(&error);
@@ -241,51 +247,60 @@ async fn send(
     match transport::outcome(&certificate, request) {
         Ok(reply) => acknowledged(&certificate, index, reply),
         Err(failure) if !failure.may_have_executed() => {
-            Said::Outcome(Outcome::Rejected { text: failure.text }, vec![])
+            EndpointResponse::Outcome(Outcome::Rejected { text: failure.text }, vec![])
         }
-        Err(failure) => Said::Nothing(failure.text),
+        Err(failure) => EndpointResponse::Nothing(failure.text),
     }
 }
 
-async fn ask(endpoint: &Endpoint, index: usize, canister: Principal, request: &RequestId) -> Said {
+async fn poll_status(
+    endpoint: &Endpoint,
+    index: usize,
+    canister: Principal,
+    request: &RequestId,
+) -> EndpointResponse {
     for _ in 0..ASKS_PER_ENDPOINT {
         let asked =
             timeout(ANSWER_TIMEOUT, endpoint.agent.request_status_raw(request, canister)).await;
         match asked {
-            Err(_) => return Said::Nothing("no answer".into()),
+            Err(_) => return EndpointResponse::Nothing("no answer".into()),
             Ok(Err(error)) => return unverified(&error),
             Ok(Ok((RequestStatusResponse::Replied(reply), certificate))) => {
                 return acknowledged(&certificate, index, reply.arg);
             }
             Ok(Ok((RequestStatusResponse::Rejected(reject), _))) => {
-                return Said::Outcome(Outcome::Rejected { text: reject.reject_message }, vec![]);
+                return EndpointResponse::Outcome(
+                    Outcome::Rejected { text: reject.reject_message },
+                    vec![],
+                );
             }
             Ok(Ok(_)) => sleep(ASK_AGAIN).await,
         }
     }
-    Said::Nothing("it has taken the call, and says nothing of what became of it".into())
+    EndpointResponse::Nothing("it has taken the call, and says nothing of what became of it".into())
 }
 
-fn acknowledged(certificate: &Certificate, endpoint: usize, reply: Vec<u8>) -> Said {
+fn acknowledged(certificate: &Certificate, endpoint: usize, reply: Vec<u8>) -> EndpointResponse {
     match root_of(certificate) {
         // The value is filled in by the caller, which decodes the reply.
-        Ok((time, root)) => {
-            Said::Outcome(Outcome::Acknowledged { value: 0, time, root, endpoint }, reply)
-        }
-        Err(text) => Said::Outcome(Outcome::Wrong { text }, vec![]),
+        Ok((time, root)) => EndpointResponse::Outcome(
+            Outcome::Acknowledged { value: 0, time, root, endpoint },
+            reply,
+        ),
+        Err(text) => EndpointResponse::Outcome(Outcome::Wrong { text }, vec![]),
     }
 }
 
 /// A certificate that is forged, or no certificate at all; one that is only old comes from a node
 /// that was asleep.
-fn unverified(error: &AgentError) -> Said {
+fn unverified(error: &AgentError) -> EndpointResponse {
     match error {
         AgentError::CertificateVerificationFailed()
         | AgentError::CertificateNotAuthorized()
         | AgentError::CertificateHasTooManyDelegations => {
-            Said::Outcome(Outcome::Wrong { text: error.to_string() }, vec![])
+            EndpointResponse::Outcome(Outcome::Wrong { text: error.to_string() }, vec![])
         }
-        other => Said::Nothing(other.to_string()),
+        other => EndpointResponse::Nothing(other.to_string()),
     }
 }
 

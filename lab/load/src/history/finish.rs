@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     client::{self, Endpoint},
-    lines::{self, Final, Line, Outcome, Progress, Root, Work, Writer, now_micros},
+    lines::{self, CallKind, Final, Line, Outcome, Progress, Root, Writer, now_micros},
     record::{READ_PAGES, query},
 };
 use crate::hammer::{
@@ -77,7 +77,7 @@ pub(super) async fn run(path: &Path, identity: Arc<dyn Identity>, limit: Duratio
         for (canister, id) in canisters.iter().enumerate() {
             let used = lines.iter().filter_map(|line| match line {
                 Line::Call(call) if call.canister == canister => match call.work {
-                    Work::Append { page } => Some(page + 1),
+                    CallKind::Append { page } => Some(page + 1),
                     _ => None,
                 },
                 _ => None,
@@ -128,7 +128,7 @@ async fn progress(
             id: *next_call,
             client: usize::MAX,
             canister: 0,
-            work: Work::Count,
+            work: CallKind::Count,
             sent_micros,
             ended_micros,
             attempts: done.attempts,
@@ -257,7 +257,7 @@ impl CanisterOnNode<'_> {
         if pages == 0 {
             return Ok(());
         }
-        let argument = protocol::words(&[first * PAGE_BYTES, pages * PAGE_BYTES, 0]);
+        let argument = protocol::encode_words(&[first * PAGE_BYTES, pages * PAGE_BYTES, 0]);
         let endpoints = std::slice::from_ref(self.endpoint);
         let done = client::call(endpoints, 0, self.id, "read_update", argument).await;
         let Outcome::Acknowledged { .. } = done.outcome else {
@@ -273,7 +273,7 @@ impl CanisterOnNode<'_> {
     }
 
     async fn queried(&self, first: u64, pages: u64) -> Result<ReadReply> {
-        let argument = protocol::words(&[first * PAGE_BYTES, pages * PAGE_BYTES, 0]);
+        let argument = protocol::encode_words(&[first * PAGE_BYTES, pages * PAGE_BYTES, 0]);
         let mut tries = 0;
         loop {
             match query(self.endpoint, self.id, "read", argument.clone()).await {

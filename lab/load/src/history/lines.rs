@@ -65,7 +65,7 @@ pub struct Header {
 /// Kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Work {
+pub enum CallKind {
     /// Writes this page, which no other call ever writes. The value is the canister's generation:
     /// how many writes it had seen.
     Append {
@@ -88,7 +88,7 @@ pub enum Work {
 pub enum Outcome {
     /// Acknowledged by a verified certificate.
     Acknowledged {
-        /// The value that [`Work`] describes for this kind of call.
+        /// The value that [`CallKind`] describes for this kind of call.
         value: u64,
         /// The certificate's time, in nanoseconds, and the state root it signs.
         time: u64,
@@ -124,7 +124,7 @@ pub struct Call {
     /// The canister called.
     pub canister: usize,
     /// Its kind.
-    pub work: Work,
+    pub work: CallKind,
     /// When it was sent first.
     pub sent_micros: u64,
     /// When its client knew the outcome, or gave up.

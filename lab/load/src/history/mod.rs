@@ -114,7 +114,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
             ensure!((1..=PAGES_MAX).contains(&pages), "--pages is 1 to {PAGES_MAX}, not {pages}");
             let plan = Plan {
                 urls: match net {
-                    Some(dir) => endpoints::of_net(&dir)?,
+                    Some(dir) => endpoints::net_endpoints(&dir)?,
                     None => endpoint,
                 },
                 clients: clients.into(),
@@ -124,16 +124,17 @@ pub async fn run(options: Options) -> Result<ExitCode> {
                 seed,
                 seconds,
             };
-            let (stopper, stop) = watch::channel(false);
+            let (stop_tx, stop_rx) = watch::channel(false);
             let mut signals = StopSignals::listen()?;
             let signals = tokio::spawn(async move {
                 signals.next().await;
-                let _ = stopper.send(true);
+                let _ = stop_tx.send(true);
                 // The sender lives on: a channel without it would look like a stop.
                 std::future::pending::<()>().await;
             });
             let ready = || println!("history: recording into {}", out.display());
-            let calls = record::run(plan, &out, Arc::new(basics::identity()?), stop, ready).await?;
+            let calls =
+                record::run(plan, &out, Arc::new(basics::identity()?), stop_rx, ready).await?;
             signals.abort();
             println!("history: {calls} calls recorded");
             Ok(ExitCode::SUCCESS)

@@ -24,7 +24,7 @@ use tokio::{sync::watch, task::JoinSet, time::Instant};
 
 use super::{
     client::{self, Endpoint},
-    lines::{Call, ClientRead, FORMAT, Header, Line, Outcome, Work, Writer, now_micros},
+    lines::{Call, CallKind, ClientRead, FORMAT, Header, Line, Outcome, Writer, now_micros},
 };
 use demo::client as basics;
 
@@ -55,7 +55,7 @@ pub(super) struct Plan {
     pub(super) seconds: Option<u64>,
 }
 
-struct Shared {
+struct RecordingContext {
     endpoints: Vec<Endpoint>,
     canisters: Vec<Principal>,
     ring: Vec<u8>,
@@ -67,7 +67,7 @@ struct Shared {
     failed: Mutex<Option<anyhow::Error>>,
 }
 
-impl Shared {
+impl RecordingContext {
     fn write(&self, line: &Line) {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = history.write(line) {
@@ -103,7 +103,7 @@ pub(super) async fn run(
         started_micros: now_micros(),
     }))?;
     let seconds = plan.seconds;
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(RecordingContext {
         ring: protocol::ring(&canisters),
         next_page: canisters.iter().map(|_| AtomicU64::new(0)).collect(),
         endpoints,
@@ -114,9 +114,9 @@ pub(super) async fn run(
         failed: Mutex::new(None),
     });
     let mut clients = JoinSet::new();
-    let (end, ended) = watch::channel(false);
+    let (end_tx, end_rx) = watch::channel(false);
     for number in 0..shared.plan.clients {
-        clients.spawn(work(shared.clone(), number, ended.clone()));
+        clients.spawn(run_client(shared.clone(), number, end_rx.clone()));
     }
     ready();
     let time = async {
@@ -129,7 +129,7 @@ pub(super) async fn run(
         () = time => {}
         _ = stop.wait_for(|stop| *stop) => {}
     }
-    let _ = end.send(true);
+    let _ = end_tx.send(true);
     let all = async { while clients.join_next().await.is_some() {} };
     tokio::time::timeout(END_TIMEOUT, all).await.context("a client did not end")?;
     if let Some(error) = shared.failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
@@ -144,10 +144,10 @@ async fn install(endpoints: &[Endpoint], plan: &Plan) -> Result<Vec<Principal>> 
     let mut canisters = Vec::new();
     for index in 0..plan.canisters {
         let canister = Box::pin(basics::create(agent, Some(CYCLES))).await?;
-        let seed = protocol::words(&[mix(plan.seed ^ mix(index as u64 + 1))]);
+        let seed = protocol::encode_words(&[mix(plan.seed ^ mix(index as u64 + 1))]);
         basics::install(agent, canister, CanisterInstallMode::Install, MODULE.to_vec(), seed)
             .await?;
-        let argument = protocol::words(&[plan.pages * PAGE_BYTES]);
+        let argument = protocol::encode_words(&[plan.pages * PAGE_BYTES]);
         let reply = agent.update(&canister, "grow").with_arg(argument).call_and_wait().await?;
         let has = protocol::first_word(&reply).map_err(anyhow::Error::msg)?;
         ensure!(
@@ -175,17 +175,20 @@ async fn install(endpoints: &[Endpoint], plan: &Plan) -> Result<Vec<Principal>> 
 }
 
 /// Runs one client until the end: calls and reads, each at a random endpoint and canister.
-async fn work(shared: Arc<Shared>, number: usize, ended: watch::Receiver<bool>) {
+async fn run_client(shared: Arc<RecordingContext>, number: usize, end_rx: watch::Receiver<bool>) {
     let mut random = ChaCha8Rng::seed_from_u64(shared.plan.seed ^ mix(number as u64 + 1));
     let pace = Duration::from_secs_f64(shared.plan.clients as f64 / shared.plan.rate);
-    while !*ended.borrow() && !shared.has_failed() {
+    while !*end_rx.borrow() && !shared.has_failed() {
         let begun = Instant::now();
         let endpoint = random.gen_range(0..shared.endpoints.len());
         let canister = random.gen_range(0..shared.canisters.len());
         match random.gen_range(0..100) {
             0..60 => append(&shared, number, endpoint, canister).await,
-            60..75 => make(&shared, number, endpoint, canister, Work::Count).await,
-            75..85 => make(&shared, number, endpoint, canister, Work::Chain { depth: DEPTH }).await,
+            60..75 => make_call(&shared, number, endpoint, canister, CallKind::Count).await,
+            75..85 => {
+                make_call(&shared, number, endpoint, canister, CallKind::Chain { depth: DEPTH })
+                    .await
+            }
             85..93 => read(&shared, number, endpoint, canister, true, &mut random).await,
             _ => read(&shared, number, endpoint, canister, false, &mut random).await,
         }
@@ -194,18 +197,26 @@ async fn work(shared: Arc<Shared>, number: usize, ended: watch::Receiver<bool>) 
     }
 }
 
-async fn append(shared: &Shared, number: usize, endpoint: usize, canister: usize) {
+async fn append(shared: &RecordingContext, number: usize, endpoint: usize, canister: usize) {
     let page = shared.next_page[canister].fetch_add(1, Ordering::Relaxed);
     // Full: from now on this canister only counts.
-    let work = if page < shared.plan.pages { Work::Append { page } } else { Work::Count };
-    make(shared, number, endpoint, canister, work).await;
+    let work = if page < shared.plan.pages { CallKind::Append { page } } else { CallKind::Count };
+    make_call(shared, number, endpoint, canister, work).await;
 }
 
-async fn make(shared: &Shared, number: usize, endpoint: usize, canister: usize, work: Work) {
+async fn make_call(
+    shared: &RecordingContext,
+    number: usize,
+    endpoint: usize,
+    canister: usize,
+    work: CallKind,
+) {
     let (method, argument) = match work {
-        Work::Append { page } => ("write", protocol::words(&[page * PAGE_BYTES, PAGE_BYTES])),
-        Work::Count => ("inc", vec![]),
-        Work::Chain { depth } => {
+        CallKind::Append { page } => {
+            ("write", protocol::encode_words(&[page * PAGE_BYTES, PAGE_BYTES]))
+        }
+        CallKind::Count => ("inc", vec![]),
+        CallKind::Chain { depth } => {
             let route = Route {
                 hops_left: depth,
                 hop: 0,
@@ -225,10 +236,11 @@ async fn make(shared: &Shared, number: usize, endpoint: usize, canister: usize, 
     let ended_micros = now_micros();
     if let Outcome::Acknowledged { value, .. } = &mut done.outcome {
         // A chain replies [calls, replies]; the others one word.
-        let words = protocol::to_words(&done.reply);
-        let told = if matches!(work, Work::Chain { .. }) { words.get(1) } else { words.first() };
-        match told {
-            Some(told) => *value = *told,
+        let words = protocol::decode_words(&done.reply);
+        let counted =
+            if matches!(work, CallKind::Chain { .. }) { words.get(1) } else { words.first() };
+        match counted {
+            Some(counted) => *value = *counted,
             None => {
                 let text = format!("the acknowledged reply has {} bytes", done.reply.len());
                 done.outcome = Outcome::Wrong { text };
@@ -248,7 +260,7 @@ async fn make(shared: &Shared, number: usize, endpoint: usize, canister: usize, 
 }
 
 async fn read(
-    shared: &Shared,
+    shared: &RecordingContext,
     number: usize,
     endpoint: usize,
     canister: usize,
@@ -259,7 +271,7 @@ async fn read(
     // Somewhere near the end, where pages are being written.
     let end = shared.next_page[canister].load(Ordering::Relaxed).min(shared.plan.pages);
     let first = end.saturating_sub(random.gen_range(0..2 * pages)).min(shared.plan.pages - pages);
-    let argument = protocol::words(&[first * PAGE_BYTES, pages * PAGE_BYTES, 0]);
+    let argument = protocol::encode_words(&[first * PAGE_BYTES, pages * PAGE_BYTES, 0]);
     let sent_micros = now_micros();
     let id = shared.canisters[canister];
     let (reply, endpoint) = match certified {

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{
     Report, Run,
     cases::Id,
-    life::{Life, Scene},
+    life::{Life, TestNetwork},
     net::START_WITHIN,
 };
 
@@ -108,7 +108,7 @@ pub(super) async fn attack(
     life: &Life,
     run: &Run,
     report: &mut Report,
-    scene: &mut Scene,
+    network: &mut TestNetwork,
     volume: Option<&Volume>,
     random: &mut ChaCha8Rng,
 ) -> Result<Option<(String, Vec<Id>)>> {
@@ -126,18 +126,18 @@ pub(super) async fn attack(
     }
     // Latency is not judged while the disk fails, nor afterwards: the nodes' histogram of rounds
     // keeps those of the faults.
-    scene.judge.suspend_limits();
+    network.judge.suspend_limits();
     // Cases that write pages, snapshots and modules during the faults.
     let writing = ["touch-pages", "snapshots"].map(Id::Known);
     let until = Instant::now() + life.lasts;
     let mut turn = 0;
     while turn < 2 || Instant::now() < until {
-        let _cases = scene.spawn_cases(run, &writing);
+        let _cases = network.spawn_cases(run, &writing);
         let fault = match volume {
             // Both in each life.
-            Some(volume) if !traces || turn % 2 == 0 => full(run, scene, volume, random).await?,
+            Some(volume) if !traces || turn % 2 == 0 => full(run, network, volume, random).await?,
             _ if !traces => break,
-            _ => match errors(run, scene, random).await? {
+            _ => match errors(run, network, random).await? {
                 Some(fault) => fault,
                 None => {
                     report.omit(NOT_ATTACHED.to_owned());
@@ -148,7 +148,7 @@ pub(super) async fn attack(
         };
         turn += 1;
         report.disk_faults += 1;
-        if let Some(what) = recovered(run, scene, &fault).await? {
+        if let Some(what) = recovered(run, network, &fault).await? {
             return Ok(Some((format!("after {fault}: {what}"), vec![])));
         }
     }
@@ -158,23 +158,27 @@ pub(super) async fn attack(
 /// Leaves the node without space for a moment; describes the fault.
 async fn full(
     run: &Run,
-    scene: &Scene,
+    network: &TestNetwork,
     volume: &Volume,
     random: &mut ChaCha8Rng,
 ) -> Result<String> {
     let free = *[0, 4_096, 65_536, 1 << 20, 8 << 20].choose(random).unwrap_or(&0);
     let fault = format!("a disk with {free} bytes free");
-    run.say(&format!("disk: {fault}"));
+    run.log(&format!("disk: {fault}"));
     ensure!(volume.fill(free), "a mounted tmpfs cannot be resized");
     sleep(Duration::from_millis(random.gen_range(500..3_000))).await;
     ensure!(volume.empty(), "a mounted tmpfs cannot be resized");
-    scene.judge.restart_clocks();
+    network.judge.restart_clocks();
     Ok(fault)
 }
 
 /// Injects errors into system calls of the node for a moment; describes the fault. `None` if strace
 /// could not attach.
-async fn errors(run: &Run, scene: &mut Scene, random: &mut ChaCha8Rng) -> Result<Option<String>> {
+async fn errors(
+    run: &Run,
+    network: &mut TestNetwork,
+    random: &mut ChaCha8Rng,
+) -> Result<Option<String>> {
     let calls = *CALLS.choose(random).unwrap_or(&CALLS[0]);
     let error = *ERRORS.choose(random).unwrap_or(&ERRORS[0]);
     let when = match random.gen_range(0..3) {
@@ -182,7 +186,7 @@ async fn errors(run: &Run, scene: &mut Scene, random: &mut ChaCha8Rng) -> Result
         1 => format!("{}+{}", random.gen_range(1..10), random.gen_range(2..6)),
         _ => "1+".to_owned(),
     };
-    let pid = scene.members[0].pid()?;
+    let pid = network.members[0].pid()?;
     let said = run.folder.join("strace.log");
     let log = File::create(&said)?;
     let mut strace = Command::new("strace");
@@ -192,20 +196,20 @@ async fn errors(run: &Run, scene: &mut Scene, random: &mut ChaCha8Rng) -> Result
         .arg("-e")
         .arg(format!("inject={calls}:error={error}:when={when}"));
     if calls == WRITES {
-        for file in files(&scene.members[0].data) {
+        for file in files(&network.members[0].data) {
             strace.arg("-P").arg(file);
         }
     }
     strace.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0);
     let fault = format!("{error} of {calls} ({when})");
-    run.say(&format!("disk: {fault}"));
+    run.log(&format!("disk: {fault}"));
     let mut tracer = Child::spawn(&mut strace, "strace")?;
     sleep(Duration::from_millis(random.gen_range(800..2_500))).await;
     // An attached strace ends by itself only after the node.
-    if tracer.has_ended() && scene.members[0].check().is_ok() {
+    if tracer.has_ended() && network.members[0].check().is_ok() {
         let said = fs::read_to_string(said).unwrap_or_default();
         let first = said.lines().next().unwrap_or("it said nothing");
-        run.say(&format!("disk: strace did not attach: {first}"));
+        run.log(&format!("disk: strace did not attach: {first}"));
         return Ok(None);
     }
     // On SIGTERM strace detaches and the node continues.
@@ -231,22 +235,22 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Starts the node again if it exited, and waits for an acknowledged update; otherwise a finding.
-async fn recovered(run: &Run, scene: &mut Scene, fault: &str) -> Result<Option<String>> {
+async fn recovered(run: &Run, network: &mut TestNetwork, fault: &str) -> Result<Option<String>> {
     let end = Instant::now() + RECOVERS_WITHIN;
     loop {
-        if let Some(finding) = scene.judge.finding() {
+        if let Some(finding) = network.judge.finding() {
             return Ok(Some(finding));
         }
         // The node may exit with an error, but must then start again.
-        if scene.members[0].check().is_err() {
-            run.say(&format!("disk: the node exited after {fault} and is started again"));
-            scene.members[0].kill();
-            scene.members[0].start()?;
-            if let Err(why) = scene.members[0].healthy(&scene.http, START_WITHIN).await {
+        if network.members[0].check().is_err() {
+            run.log(&format!("disk: the node exited after {fault} and is started again"));
+            network.members[0].kill();
+            network.members[0].start()?;
+            if let Err(why) = network.members[0].healthy(&network.http, START_WITHIN).await {
                 return Ok(Some(format!("the node does not start: {why:#}")));
             }
         }
-        if timeout(Duration::from_secs(2), scene.judge.settled()).await.is_ok() {
+        if timeout(Duration::from_secs(2), network.judge.wait_until_settled()).await.is_ok() {
             return Ok(None);
         }
         if Instant::now() > end {

@@ -30,17 +30,17 @@ const TRAP: u8 = IMPORTS + 64;
 struct Program(Vec<u8>);
 
 impl Program {
-    fn does(mut self, operations: &[u8]) -> Self {
+    fn push(mut self, operations: &[u8]) -> Self {
         self.0.extend(operations);
         self
     }
 
     fn int(self, value: u64) -> Self {
-        self.does(&[INT]).does(&value.to_le_bytes())
+        self.push(&[INT]).push(&value.to_le_bytes())
     }
 
     fn sized(self, operation: u8, bytes: &[u8]) -> Self {
-        self.does(&[operation]).does(&(bytes.len() as u32).to_le_bytes()).does(bytes)
+        self.push(&[operation]).push(&(bytes.len() as u32).to_le_bytes()).push(bytes)
     }
 
     fn bytes(self, bytes: &[u8]) -> Self {
@@ -55,29 +55,29 @@ pub(super) const REJECTED: u8 = b'j';
 
 /// The argument with which the universal canister calls `method` of `callee`.
 pub(super) fn call(callee: &Principal, method: &str, argument: &[u8], cycles: u64) -> Vec<u8> {
-    let replied = Program::default().bytes(&[REPLIED]).does(&[SPLIT, REPLY_APPEND, REPLY]);
+    let replied = Program::default().bytes(&[REPLIED]).push(&[SPLIT, REPLY_APPEND, REPLY]);
     let message = [REJECT_MESSAGE_SIZE, ROOM, COPY, 0, SPLIT];
     let rejected = Program::default()
         .bytes(&[REJECTED])
-        .does(&[REJECT_CODE, TO_BYTES, CONCAT])
-        .does(&message)
+        .push(&[REJECT_CODE, TO_BYTES, CONCAT])
+        .push(&message)
         .int(0)
-        .does(&[SWAP, REJECT_MESSAGE_COPY, CONCAT, SPLIT, REPLY_APPEND, REPLY]);
-    let refused = Program::default().bytes(b"the call could not be made").does(&[SPLIT, TRAP]);
+        .push(&[SWAP, REJECT_MESSAGE_COPY, CONCAT, SPLIT, REPLY_APPEND, REPLY]);
+    let refused = Program::default().bytes(b"the call could not be made").push(&[SPLIT, TRAP]);
     Program::default()
         .bytes(callee.as_slice())
-        .does(&[SPLIT])
+        .push(&[SPLIT])
         .bytes(method.as_bytes())
-        .does(&[SPLIT])
+        .push(&[SPLIT])
         .bytes(&replied.0)
-        .does(&[CALLBACK])
+        .push(&[CALLBACK])
         .bytes(&rejected.0)
-        .does(&[CALLBACK, CALL_NEW])
+        .push(&[CALLBACK, CALL_NEW])
         .bytes(argument)
-        .does(&[SPLIT, CALL_APPEND])
+        .push(&[SPLIT, CALL_APPEND])
         .int(0)
         .int(cycles)
-        .does(&[CALL_CYCLES, CALL_PERFORM])
+        .push(&[CALL_CYCLES, CALL_PERFORM])
         .sized(IF, &refused.0)
         .0
 }

@@ -5,7 +5,7 @@
 //!
 //! Four nodes on one machine share its cores, and a machine with fewer cores than threads that want
 //! to run is slow, not stuck: limits of time are multiplied by how many there are for each core
-//! ([`Crowd`]). A node that never ends a round is found all the same.
+//! ([`CpuContention`]). A node that never ends a round is found all the same.
 
 use std::{
     sync::{
@@ -31,10 +31,10 @@ const METRICS_WITHIN: Duration = Duration::from_secs(4);
 /// Interval between readings of how many threads want to run.
 const CROWD_EVERY: Duration = Duration::from_millis(150);
 /// Weight of a new reading of that; a change is seen to nine tenths after seven seconds.
-const CROWD_WEIGHT: f64 = 0.05;
+const CONTENTION_WEIGHT: f64 = 0.05;
 
 /// The nodes under attack, and the limit that applies to them.
-pub(super) struct Watched {
+pub(super) struct AttackTarget {
     pub(super) urls: Vec<String>,
     pub(super) agents: Vec<Agent>,
     pub(super) http: reqwest::Client,
@@ -45,7 +45,7 @@ pub(super) struct Watched {
 
 /// See the module.
 pub(super) struct Judge {
-    watched: Watched,
+    target: AttackTarget,
     /// Nodes that are currently killed and are not asked.
     down: Vec<AtomicBool>,
     /// The counter's highest value in an acknowledged call; a lower one that follows is a finding.
@@ -55,33 +55,33 @@ pub(super) struct Judge {
     /// Longest time that work waited for a round, as nodes report it.
     pub(super) longest_stall_millis: AtomicU64,
     /// Queries that were sent.
-    asked: AtomicU64,
+    queries_sent: AtomicU64,
     /// Number of the newest acknowledged call and of the newest answered query, in the order of
     /// sending.
-    fresh: watch::Sender<(u64, u64)>,
-    found: watch::Sender<Option<String>>,
+    answered_tx: watch::Sender<(u64, u64)>,
+    finding_tx: watch::Sender<Option<String>>,
     last: Mutex<Last>,
     /// Latency limits are suspended.
-    patient: AtomicBool,
+    limits_suspended: AtomicBool,
     /// The same while nodes recover that were killed.
     recovering: AtomicBool,
-    crowd: Mutex<Crowd>,
+    contention: Mutex<CpuContention>,
 }
 
 /// How many threads of this machine want to run, on the average of the last seconds.
-struct Crowd {
+struct CpuContention {
     cores: f64,
     runnable: f64,
 }
 
-impl Crowd {
+impl CpuContention {
     fn new() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self { cores: cores as f64, runnable: 0.0 }
     }
 
     /// Reads the number of runnable threads, if the kernel reports it.
-    fn look(&mut self) {
+    fn sample(&mut self) {
         let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
         if let Some(runnable) = runnable(&text) {
             self.add(runnable);
@@ -89,7 +89,7 @@ impl Crowd {
     }
 
     fn add(&mut self, runnable: f64) {
-        self.runnable += (runnable - self.runnable) * CROWD_WEIGHT;
+        self.runnable += (runnable - self.runnable) * CONTENTION_WEIGHT;
     }
 
     /// By how much slower than on a machine of its own a thread is.
@@ -111,22 +111,22 @@ struct Last {
 }
 
 impl Judge {
-    pub(super) fn new(watched: Watched) -> Arc<Self> {
+    pub(super) fn new(target: AttackTarget) -> Arc<Self> {
         let now = Instant::now();
         Arc::new(Self {
-            down: watched.urls.iter().map(|_| AtomicBool::new(false)).collect(),
-            watched,
+            down: target.urls.iter().map(|_| AtomicBool::new(false)).collect(),
+            target,
             acknowledged: AtomicU64::new(0),
             sent: AtomicU64::new(0),
             longest_millis: AtomicU64::new(0),
             longest_stall_millis: AtomicU64::new(0),
-            asked: AtomicU64::new(0),
-            fresh: watch::channel((0, 0)).0,
-            found: watch::channel(None).0,
+            queries_sent: AtomicU64::new(0),
+            answered_tx: watch::channel((0, 0)).0,
+            finding_tx: watch::channel(None).0,
             last: Mutex::new(Last { update: now, query: now }),
-            patient: AtomicBool::new(false),
+            limits_suspended: AtomicBool::new(false),
             recovering: AtomicBool::new(false),
-            crowd: Mutex::new(Crowd::new()),
+            contention: Mutex::new(CpuContention::new()),
         })
     }
 
@@ -152,22 +152,22 @@ impl Judge {
     }
 
     fn is_suspended(&self) -> bool {
-        self.patient.load(Relaxed) || self.recovering.load(Relaxed)
+        self.limits_suspended.load(Relaxed) || self.recovering.load(Relaxed)
     }
 
     /// The limit for a round and for an answer, on this machine now.
     fn limit(&self) -> Duration {
-        let crowd = self.crowd.lock().unwrap_or_else(PoisonError::into_inner);
-        self.watched.limit.mul_f64(crowd.factor())
+        let contention = self.contention.lock().unwrap_or_else(PoisonError::into_inner);
+        self.target.limit.mul_f64(contention.factor())
     }
 
     /// Suspends the latency limits from now on, for example because a disk fails.
     pub(super) fn suspend_limits(&self) {
-        self.patient.store(true, Relaxed);
+        self.limits_suspended.store(true, Relaxed);
     }
 
     pub(super) fn counter(&self) -> Principal {
-        self.watched.counter
+        self.target.counter
     }
 
     pub(super) fn set_down(&self, node: usize, down: bool) {
@@ -175,8 +175,8 @@ impl Judge {
     }
 
     /// Records a violation; only the first is kept.
-    pub(super) fn find(&self, text: String) {
-        self.found.send_if_modified(|found| {
+    pub(super) fn record_finding(&self, text: String) {
+        self.finding_tx.send_if_modified(|found| {
             let first = found.is_none();
             if first {
                 *found = Some(text);
@@ -186,21 +186,21 @@ impl Judge {
     }
 
     pub(super) fn finding(&self) -> Option<String> {
-        self.found.borrow().clone()
+        self.finding_tx.borrow().clone()
     }
 
     /// Waits for a finding.
-    pub(super) async fn found(&self) -> String {
-        let mut found = self.found.subscribe();
-        let text = found.wait_for(Option::is_some).await;
+    pub(super) async fn wait_for_finding(&self) -> String {
+        let mut finding_rx = self.finding_tx.subscribe();
+        let text = finding_rx.wait_for(Option::is_some).await;
         text.ok().and_then(|text| text.clone()).unwrap_or_default()
     }
 
     /// Waits until an update and a query that are sent from now on are answered.
-    pub(super) async fn settled(&self) {
-        let now = (self.sent.load(Relaxed), self.asked.load(Relaxed));
-        let mut fresh = self.fresh.subscribe();
-        drop(fresh.wait_for(|(call, query)| *call > now.0 && *query > now.1).await);
+    pub(super) async fn wait_until_settled(&self) {
+        let now = (self.sent.load(Relaxed), self.queries_sent.load(Relaxed));
+        let mut answered_rx = self.answered_tx.subscribe();
+        drop(answered_rx.wait_for(|(call, query)| *call > now.0 && *query > now.1).await);
     }
 
     /// Watches until it is dropped.
@@ -212,7 +212,7 @@ impl Judge {
     async fn crowds(&self) {
         loop {
             sleep(CROWD_EVERY).await;
-            self.crowd.lock().unwrap_or_else(PoisonError::into_inner).look();
+            self.contention.lock().unwrap_or_else(PoisonError::into_inner).sample();
         }
     }
 
@@ -236,16 +236,16 @@ impl Judge {
             let number = self.sent.fetch_add(1, Relaxed) + 1;
             let begun = Instant::now();
             let call =
-                self.watched.agents[node].update(&self.watched.counter, "inc").with_arg(vec![]);
+                self.target.agents[node].update(&self.target.counter, "inc").with_arg(vec![]);
             match timeout(self.limit(), call.call_and_wait()).await {
                 Ok(Ok(reply)) => {
                     self.last().update = Instant::now();
                     self.longest_millis.fetch_max(begun.elapsed().as_millis() as u64, Relaxed);
                     self.acknowledge(&reply);
-                    self.fresh.send_modify(|fresh| fresh.0 = number);
+                    self.answered_tx.send_modify(|answered| answered.0 = number);
                 }
                 Ok(Err(AgentError::CertifiedReject { reject, .. })) => {
-                    self.find(format!(
+                    self.record_finding(format!(
                         "a call of the counter was rejected: {}",
                         reject.reject_message
                     ));
@@ -255,7 +255,7 @@ impl Judge {
             }
             let waited = self.last().update.elapsed();
             if waited > self.limit() && !self.is_suspended() {
-                self.find(format!(
+                self.record_finding(format!(
                     "no update of an idle canister was acknowledged for {} s",
                     waited.as_secs()
                 ));
@@ -269,12 +269,12 @@ impl Judge {
                 let before = self.acknowledged.fetch_max(value, Relaxed);
                 let sent = self.sent.load(Relaxed);
                 if value <= before || value > sent {
-                    self.find(format!(
+                    self.record_finding(format!(
                         "the counter replied {value} after {before}, and {sent} calls were sent"
                     ));
                 }
             }
-            Err(error) => self.find(error),
+            Err(error) => self.record_finding(error),
         }
     }
 
@@ -283,17 +283,17 @@ impl Judge {
         loop {
             sleep(ASK_EVERY * 2).await;
             let node = self.next(&mut at);
-            let number = self.asked.fetch_add(1, Relaxed) + 1;
-            let ask = self.watched.agents[node].query(&self.watched.counter, "get");
+            let number = self.queries_sent.fetch_add(1, Relaxed) + 1;
+            let ask = self.target.agents[node].query(&self.target.counter, "get");
             let answer = timeout(self.limit(), ask.with_arg(vec![]).call()).await;
             if matches!(answer, Ok(Ok(_))) {
                 self.last().query = Instant::now();
-                self.fresh.send_modify(|fresh| fresh.1 = number);
+                self.answered_tx.send_modify(|answered| answered.1 = number);
             }
             let waited = self.last().query.elapsed();
             // Queries may be refused for a while, but not indefinitely.
             if waited > self.limit() * 2 && !self.is_suspended() {
-                self.find(format!(
+                self.record_finding(format!(
                     "no query of an idle canister was answered for {} s",
                     waited.as_secs()
                 ));
@@ -305,11 +305,11 @@ impl Judge {
     async fn readings(&self) {
         loop {
             sleep(READ_EVERY).await;
-            for (node, url) in self.watched.urls.iter().enumerate() {
+            for (node, url) in self.target.urls.iter().enumerate() {
                 if self.down[node].load(Relaxed) {
                     continue;
                 }
-                let asked = self.watched.http.get(format!("{url}/metrics")).send();
+                let asked = self.target.http.get(format!("{url}/metrics")).send();
                 let Ok(Ok(answer)) = timeout(METRICS_WITHIN, asked).await else { continue };
                 let Ok(text) = answer.text().await else { continue };
                 self.read(node, &text);
@@ -323,12 +323,12 @@ impl Judge {
         self.longest_stall_millis.fetch_max((stall * 1e3) as u64, Relaxed);
         let running = figure("thimble_round_running_seconds").unwrap_or_default();
         if running > self.limit().as_secs_f64() && !self.is_suspended() {
-            self.find(format!("a round of node {node} has not ended for {running:.0} s"));
+            self.record_finding(format!("a round of node {node} has not ended for {running:.0} s"));
         }
         let anonymous = figure("thimble_memory_anonymous_bytes").unwrap_or_default();
         let budget = figure("thimble_memory_budget_bytes").unwrap_or(f64::MAX);
         if anonymous > budget {
-            self.find(format!(
+            self.record_finding(format!(
                 "node {node} holds {} MiB of anonymous memory with a budget of {} MiB",
                 anonymous as u64 >> 20,
                 budget as u64 >> 20
@@ -358,16 +358,20 @@ mod tests {
     fn limits_grow_with_the_threads_for_each_core() {
         assert_eq!(runnable("0.50 0.40 0.30 5/312 4711\n"), Some(4.0));
         assert_eq!(runnable("nothing"), None);
-        let mut crowd = Crowd { cores: 2.0, runnable: 0.0 };
+        let mut contention = CpuContention { cores: 2.0, runnable: 0.0 };
         for (runnable, least, most) in [(1.0, 1.0, 1.0), (8.0, 3.9, 4.0), (0.0, 1.0, 1.01)] {
-            (0..100).for_each(|_| crowd.add(runnable));
-            assert!((least..=most).contains(&crowd.factor()), "{runnable}: {}", crowd.factor());
+            (0..100).for_each(|_| contention.add(runnable));
+            assert!(
+                (least..=most).contains(&contention.factor()),
+                "{runnable}: {}",
+                contention.factor()
+            );
         }
     }
 
     #[test]
-    fn a_lower_reply_is_found_and_does_not_lower_what_was_acknowledged() {
-        let judge = Judge::new(Watched {
+    fn lower_counter_reply_is_a_finding_and_keeps_the_acknowledged_maximum() {
+        let judge = Judge::new(AttackTarget {
             urls: vec![],
             agents: vec![],
             http: reqwest::Client::new(),

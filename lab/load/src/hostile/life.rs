@@ -19,9 +19,9 @@ use super::{
     GROUP, Phase, Queue, Report, Run,
     cases::{self, Ground, Id},
     disk,
-    judge::{Judge, Watched},
+    judge::{AttackTarget, Judge},
     members::Fifth,
-    net::{self, Flavour, Member, Plan, START_WITHIN},
+    net::{self, Member, Plan, ProcessProfile, START_WITHIN},
     server, user,
 };
 
@@ -48,8 +48,8 @@ const CHURN_FROM: Duration = Duration::from_secs(30);
 pub(super) struct Life {
     pub(super) phase: Phase,
     pub(super) number: u64,
-    /// Decides, with the seed, the nodes and the faults; see [`super::Options::like`].
-    pub(super) like: u64,
+    /// Decides, with the seed, the nodes and the faults; see [`super::Options::variant`].
+    pub(super) variant: u64,
     /// This case alone.
     pub(super) only: Option<Id>,
     /// Duration, from when its nodes serve.
@@ -57,17 +57,17 @@ pub(super) struct Life {
 }
 
 /// A finding with the cases that were run.
-type Found = Option<(String, Vec<Id>)>;
+type LifeFinding = Option<(String, Vec<Id>)>;
 
 /// Running nodes with the canisters that cases need.
-pub(super) struct Scene {
+pub(super) struct TestNetwork {
     pub(super) members: Vec<Member>,
     /// The first `honest` members follow the protocol.
     honest: usize,
     pub(super) judge: Arc<Judge>,
     pub(super) http: reqwest::Client,
     ground: Arc<Ground>,
-    /// The judge and the server; aborted when the scene is dropped.
+    /// The judge and the server; aborted when the network is dropped.
     tasks: JoinSet<()>,
 }
 
@@ -79,9 +79,9 @@ impl Life {
         report: &mut Report,
         queue: &mut Queue,
         folder: &Path,
-    ) -> Result<Found> {
+    ) -> Result<LifeFinding> {
         let mut random = ChaCha8Rng::seed_from_u64(run.seed);
-        random.set_stream(self.like.wrapping_add(1_000));
+        random.set_stream(self.variant.wrapping_add(1_000));
         let plan = self.plan(run, folder, &mut random);
         // Unmounted when the life is over; the nodes are dropped before.
         let volume =
@@ -89,33 +89,33 @@ impl Life {
         let volume = volume.flatten();
         let members = match self.phase {
             Phase::Subnet => plan.four(&mut random).await?,
-            Phase::Alone | Phase::Disk => plan.alone(self.like as usize, &mut random)?,
+            Phase::Alone | Phase::Disk => plan.alone(self.variant as usize, &mut random)?,
         };
-        run.say(&format!(
+        run.log(&format!(
             "life {} ({}): {}",
             self.number,
             self.phase.name(),
-            members.iter().map(|one| one.flavour.words()).collect::<Vec<_>>().join("; ")
+            members.iter().map(|one| one.profile.description()).collect::<Vec<_>>().join("; ")
         ));
         let honest = if plan.byzantine.is_some() { members.len() - 1 } else { members.len() };
         let limit = Duration::from_secs(run.options.round_within);
         // Findings during the start are attributed to the requested case, if any.
         let only: Vec<Id> = self.only.iter().cloned().collect();
-        let mut scene = match Scene::start(members, honest, limit).await {
-            Ok(scene) => scene,
+        let mut network = match TestNetwork::start(members, honest, limit).await {
+            Ok(network) => network,
             Err(error) => return Ok(Some((format!("the nodes did not start: {error:#}"), only))),
         };
         let mut done = Vec::new();
         let found = match self.phase {
             Phase::Disk => {
                 let volume = volume.as_ref();
-                disk::attack(&self, run, report, &mut scene, volume, &mut random).await?
+                disk::attack(&self, run, report, &mut network, volume, &mut random).await?
             }
             Phase::Alone | Phase::Subnet => {
-                self.attack(run, report, queue, &mut scene, &mut done, &mut random).await?
+                self.attack(run, report, queue, &mut network, &mut done, &mut random).await?
             }
         };
-        let judge = scene.judge.clone();
+        let judge = network.judge.clone();
         report.acknowledged += judge.acknowledged.load(std::sync::atomic::Ordering::Relaxed);
         let longest =
             |of: &std::sync::atomic::AtomicU64| of.load(std::sync::atomic::Ordering::Relaxed);
@@ -125,7 +125,7 @@ impl Life {
             report.longest_stall_millis.max(longest(&judge.longest_stall_millis));
         let found = match found {
             Some(found) => Some(found),
-            None => scene.end(run, report, folder, &mut random).await?.map(|what| (what, done)),
+            None => network.end(run, report, folder, &mut random).await?.map(|what| (what, done)),
         };
         if let (Some(_), Some(volume)) = (&found, &volume) {
             volume.save();
@@ -155,10 +155,10 @@ impl Life {
         run: &Run,
         report: &mut Report,
         queue: &mut Queue,
-        scene: &mut Scene,
+        network: &mut TestNetwork,
         done: &mut Vec<Id>,
         random: &mut ChaCha8Rng,
-    ) -> Result<Found> {
+    ) -> Result<LifeFinding> {
         let mut groups = 0;
         let mut fifth: Option<Fifth> = None;
         let until = Instant::now() + self.lasts;
@@ -168,7 +168,7 @@ impl Life {
                 Some(id) => vec![id.clone()],
                 None if Instant::now() >= until => {
                     if let Some(mut fifth) = fifth
-                        && let Err(error) = fifth.finish(&scene.members, &scene.http).await
+                        && let Err(error) = fifth.finish(&network.members, &network.http).await
                     {
                         let what = format!("a change of members: {error:#}");
                         return Ok(Some((what, done.clone())));
@@ -181,37 +181,37 @@ impl Life {
                 return Ok(None);
             }
             groups += 1;
-            if groups == 2 && self.lasts >= CHURN_FROM && scene.members.len() == scene.honest {
+            if groups == 2 && self.lasts >= CHURN_FROM && network.members.len() == network.honest {
                 report.member_changes += 1;
-                match scene.admit(run, random).await {
+                match network.admit(run, random).await {
                     Ok(joined) => fifth = joined,
                     Err(error) => return Ok(Some((format!("a node joins: {error:#}"), group))),
                 }
             }
             if let Some(fifth) = &mut fifth {
-                let folder = scene.folder();
-                match fifth.leave(&scene.members, &scene.http, &folder).await {
+                let folder = network.folder();
+                match fifth.leave(&network.members, &network.http, &folder).await {
                     Ok(left) => report.member_changes += u64::from(left),
                     Err(error) => return Ok(Some((format!("a node leaves: {error:#}"), group))),
                 }
             }
             done.extend(group.iter().cloned());
-            if let Some(what) = scene.group(run, report, &group).await? {
+            if let Some(what) = network.group(run, report, &group).await? {
                 return Ok(Some((what, group)));
             }
             if self.only.is_none() && random.gen_bool(0.2) {
                 report.kills += 1;
-                let mut found = scene.kill(run, random).await?;
+                let mut found = network.kill(run, random).await?;
                 if found.is_none() {
                     // The next reply shows whether an update was lost.
-                    found = scene.group(run, report, &[]).await?;
+                    found = network.group(run, report, &[]).await?;
                 }
                 if let Some(what) = found {
                     return Ok(Some((what, group)));
                 }
             }
             if groups % VICTIM_GROUPS == 0
-                && let Err(error) = scene.new_victim().await
+                && let Err(error) = network.new_victim().await
             {
                 return Ok(Some((format!("no canister could be made: {error:#}"), group)));
             }
@@ -231,7 +231,7 @@ async fn agent(url: &str, http: &reqwest::Client) -> Result<Agent> {
     Ok(agent)
 }
 
-impl Scene {
+impl TestNetwork {
     /// Starts the nodes and makes the canisters.
     async fn start(mut members: Vec<Member>, honest: usize, limit: Duration) -> Result<Self> {
         let http =
@@ -258,7 +258,7 @@ impl Scene {
         }
         let victim = cases::create(first, user, Some(made[1])).await?;
         let (port, serve) = server::start().await?;
-        let judge = Judge::new(Watched {
+        let judge = Judge::new(AttackTarget {
             urls: members[..honest].iter().map(|member| member.url.clone()).collect(),
             agents: agents.clone(),
             http: http.clone(),
@@ -282,7 +282,7 @@ impl Scene {
         if self.members.len() == 1 {
             return Ok(None);
         }
-        run.say("a fifth node joins");
+        run.log("a fifth node joins");
         // Those of the first but for its address among the members.
         let mut arguments = self.members[0].arguments.clone();
         arguments.truncate(arguments.len().saturating_sub(2));
@@ -334,7 +334,7 @@ impl Scene {
         let judge = self.judge.clone();
         loop {
             tokio::select! {
-                found = judge.found() => return Ok(Some(found)),
+                found = judge.wait_for_finding() => return Ok(Some(found)),
                 joined = running.join_next(), if !running.is_empty() => {
                     if let Some(Ok((id, outcome, took))) = joined {
                         let family = cases::family(run.seed, &id);
@@ -343,7 +343,7 @@ impl Scene {
                         log_case(run, &id, outcome.ok().as_ref(), took)?;
                     }
                 }
-                () = judge.settled(), if running.is_empty() => return Ok(judge.finding()),
+                () = judge.wait_until_settled(), if running.is_empty() => return Ok(judge.finding()),
                 _ = look.tick() => {
                     for (node, member) in self.members[..self.honest].iter_mut().enumerate() {
                         if let Err(error) = member.check() {
@@ -361,13 +361,13 @@ impl Scene {
         let node = random.gen_range(0..count);
         // With a misbehaving member, another fault would exceed f.
         if random.gen_bool(0.4) || count < self.members.len() {
-            run.say(&format!("a worker of node {node} is killed"));
+            run.log(&format!("a worker of node {node} is killed"));
             self.members[node].kill_worker(random);
             return Ok(None);
         }
         let all = count == 1 || random.gen_bool(0.25);
         let killed: Vec<usize> = if all { (0..count).collect() } else { vec![node] };
-        run.say(&format!("kill -9 of {killed:?}"));
+        run.log(&format!("kill -9 of {killed:?}"));
         self.judge.begin_recovery();
         for node in &killed {
             self.judge.set_down(*node, true);
@@ -478,11 +478,11 @@ impl Scene {
         let acknowledged = self.judge.acknowledged.load(std::sync::atomic::Ordering::Relaxed);
         // The misbehaving member may be disconnected; the others continue without it.
         for (turn, member) in self.members[..self.honest].iter_mut().enumerate() {
-            member.flavour = Flavour::any(&run.builds, turn + 1, random);
+            member.profile = ProcessProfile::any(&run.builds, turn + 1, random);
             member.set_memory(memory);
             member.start()?;
         }
-        run.say(&format!("killed, and started again with {memory}"));
+        run.log(&format!("killed, and started again with {memory}"));
         for (node, member) in self.members[..self.honest].iter_mut().enumerate() {
             if let Err(error) = member.healthy(&self.http, START_WITHIN).await {
                 return Ok(Some(format!("node {node} did not start with {memory}: {error:#}")));
@@ -526,7 +526,7 @@ async fn replays(
     // The builds by turns, and each with the least and the most stack over two lives.
     let first = 2 * random.gen_range(0..2);
     for turn in 0..run.builds.len().max(2) {
-        let flavour = Flavour::extreme(&run.builds, first + turn);
+        let profile = ProcessProfile::extreme(&run.builds, first + turn);
         let counts = match (run.is_short(), turn.is_multiple_of(2)) {
             (true, true) => ["1"; 3],
             (true, false) => ["2", "3", "4"],
@@ -534,10 +534,10 @@ async fn replays(
         };
         let threads = counts[random.gen_range(0..counts.len())];
         let log = folder.join(format!("replay-{}.log", report.replays));
-        let mut command = flavour.command();
+        let mut command = profile.command();
         command.args(["replay", "--threads", threads, "--json", "--scratch"]).arg(folder);
         command.arg(&member.data);
-        let words = format!("{} with {threads} threads", flavour.words());
+        let words = format!("{} with {threads} threads", profile.description());
         let good = match net::finished(command, REPLAY_WITHIN, &log).await {
             Ok(good) => good,
             Err(error) => return Ok(Some(format!("a replay by {words}: {error:#}"))),

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     Run,
-    net::{self, Flavour, Member},
+    net::{self, Member, ProcessProfile},
 };
 
 /// For one command.
@@ -28,7 +28,7 @@ pub(super) struct Fifth {
 }
 
 async fn command(member: &Member, words: &[&str], folder: &Path) -> Result<()> {
-    let mut command = member.flavour.command();
+    let mut command = member.profile.command();
     command.args(words);
     let log = folder.join("members.log");
     let good = net::finished(command, COMMAND_WITHIN, &log).await?;
@@ -65,8 +65,8 @@ impl Fifth {
         let (data, record, genesis) = (text("node4"), text("node4.json"), text("genesis.json"));
         let arguments =
             arguments.into_iter().chain(["--p2p-listen".to_owned(), address.clone()]).collect();
-        let flavour = Flavour::any(&run.builds, 4, random);
-        let mut member = Member::new(folder.join("node4"), flavour, arguments)?;
+        let profile = ProcessProfile::any(&run.builds, 4, random);
+        let mut member = Member::new(folder.join("node4"), profile, arguments)?;
         let keys = ["keygen", "--data-dir", &data, "--address", &address, "--out", &record];
         command(&member, &keys, folder).await?;
         command(&member, &["join", "--data-dir", &data, "--genesis", &genesis], folder).await?;

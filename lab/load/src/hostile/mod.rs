@@ -124,7 +124,7 @@ fn node_memory(text: &str) -> Result<String, String> {
 impl Options {
     /// Number that decides, with the seed, the nodes and the faults of the life that is the
     /// `number`th of this run.
-    fn like(&self, number: u64) -> u64 {
+    fn variant(&self, number: u64) -> u64 {
         match self.life {
             Some(life) if !self.case.is_empty() => life,
             first => first.unwrap_or(0).wrapping_add(number),
@@ -216,12 +216,13 @@ impl Run {
         self.options.seconds < SHORT_SECONDS
     }
 
-    fn say(&self, words: &str) {
+    fn log(&self, words: &str) {
         println!("hostile: {:>5.1} s: {words}", self.began.elapsed().as_secs_f64());
     }
 
-    /// The command that runs cases again, with the nodes of the life [`Options::like`] that number.
-    fn reproduce(&self, phase: Phase, like: u64, cases: &[Id]) -> String {
+    /// The command that runs cases again, with the nodes of the life whose [`Options::variant`] is
+    /// `variant`.
+    fn reproduce(&self, phase: Phase, variant: u64, cases: &[Id]) -> String {
         let program = std::env::current_exe().unwrap_or_else(|_| "thimble-lab".into());
         let mut words = vec![program.display().to_string(), "hostile".into()];
         for build in &self.builds {
@@ -230,7 +231,7 @@ impl Run {
         if let Some(byzantine) = &self.options.byzantine {
             words.push(format!("--byzantine {}", byzantine.display()));
         }
-        words.push(format!("--seed {} --on {} --life {like}", self.seed, phase.name()));
+        words.push(format!("--seed {} --on {} --life {variant}", self.seed, phase.name()));
         words.push(format!("--memory {}", self.options.memory));
         words.extend(cases.iter().map(|case| format!("--case {case}")));
         words.join(" ")
@@ -258,7 +259,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     fs::create_dir_all(&folder)?;
     let builds = builds(&options)?;
     let run = Run { seed, builds, folder, began: Instant::now(), options };
-    run.say(&format!(
+    run.log(&format!(
         "seed {seed}, {} s; builds: {}; everything is in {}",
         run.options.seconds,
         run.builds.iter().map(|build| build.display().to_string()).collect::<Vec<_>>().join(", "),
@@ -369,18 +370,18 @@ async fn attack(run: &Run, report: &mut Report) -> Result<()> {
     let (mut turn, mut isolated) = (0, 0);
     loop {
         if report.findings.len() >= options.findings {
-            run.say("there are enough findings");
+            run.log("there are enough findings");
             return Ok(());
         }
         let over = Instant::now() >= end;
-        let (number, like) = (report.lives, options.like(report.lives));
+        let (number, variant) = (report.lives, options.variant(report.lives));
         if let Some((phase, case)) = queue.alone.pop_front() {
             if over && !named && isolated >= ISOLATED_AFTER_END {
                 continue;
             }
             isolated += u64::from(over);
             let lasts = Duration::ZERO;
-            let single = life::Life { phase, number, like, only: Some(case), lasts };
+            let single = life::Life { phase, number, variant, only: Some(case), lasts };
             run_life(run, report, &mut queue, single).await?;
             continue;
         }
@@ -396,7 +397,7 @@ async fn attack(run: &Run, report: &mut Report) -> Result<()> {
         // Counted from when the nodes serve.
         let lasts = end.saturating_duration_since(Instant::now());
         let lasts = lasts.min(Duration::from_secs_f64(seconds)).max(LIFE_MIN);
-        let life = life::Life { phase, number, like, only: None, lasts };
+        let life = life::Life { phase, number, variant, only: None, lasts };
         run_life(run, report, &mut queue, life).await?;
     }
 }
@@ -416,7 +417,7 @@ async fn run_life(
     report.lives += 1;
     let folder = run.folder.join(format!("life{}", life.number));
     let isolated = life.only.is_some();
-    let (phase, like) = (life.phase, life.like);
+    let (phase, variant) = (life.phase, life.variant);
     let found = Box::pin(life.run(run, report, queue, &folder)).await?;
     let Some((what, ids)) = found else {
         if !run.options.keep {
@@ -424,11 +425,11 @@ async fn run_life(
         }
         return Ok(());
     };
-    let reproduce = run.reproduce(phase, like, &ids);
-    run.say(&format!("FOUND: {what}"));
+    let reproduce = run.reproduce(phase, variant, &ids);
+    run.log(&format!("FOUND: {what}"));
     let names: Vec<String> = ids.iter().map(|id| cases::describe(run.seed, id)).collect();
-    run.say(&format!("  cases {}; {}", names.join(", "), folder.display()));
-    run.say(&format!("  reproduce: {reproduce}"));
+    run.log(&format!("  cases {}; {}", names.join(", "), folder.display()));
+    run.log(&format!("  reproduce: {reproduce}"));
     if !isolated {
         queue.alone.extend(ids.into_iter().rev().take(ISOLATED_MAX).map(|id| (phase, id)));
     }

@@ -26,7 +26,7 @@ const STACKS: [(u64, u64); 4] = [(8_192, 2_048), (1_024, 1_024), (16_384, 8_192)
 
 /// Properties of a process that must not change a result.
 #[derive(Clone, Debug)]
-pub(super) struct Flavour {
+pub(super) struct ProcessProfile {
     pub(super) build: PathBuf,
     main_stack_kib: u64,
     thread_stack_kib: u64,
@@ -34,7 +34,7 @@ pub(super) struct Flavour {
     prelude: String,
 }
 
-impl Flavour {
+impl ProcessProfile {
     pub(super) fn any(builds: &[PathBuf], turn: usize, random: &mut ChaCha8Rng) -> Self {
         let (main, thread) = *STACKS.choose(random).unwrap_or(&STACKS[0]);
         Self {
@@ -76,7 +76,7 @@ impl Flavour {
         command
     }
 
-    pub(super) fn words(&self) -> String {
+    pub(super) fn description(&self) -> String {
         let name = self.build.file_name().unwrap_or_default().to_string_lossy().into_owned();
         format!("{name}, stacks of {} and {} KiB", self.main_stack_kib, self.thread_stack_kib)
     }
@@ -108,7 +108,7 @@ pub(super) struct Member {
     pub(super) data: PathBuf,
     pub(super) log: PathBuf,
     pub(super) url: String,
-    pub(super) flavour: Flavour,
+    pub(super) profile: ProcessProfile,
     listen: String,
     /// Of `thimble run`.
     pub(super) arguments: Vec<String>,
@@ -116,14 +116,18 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub(super) fn new(data: PathBuf, flavour: Flavour, arguments: Vec<String>) -> Result<Self> {
+    pub(super) fn new(
+        data: PathBuf,
+        profile: ProcessProfile,
+        arguments: Vec<String>,
+    ) -> Result<Self> {
         let [port] = ports()?;
         Ok(Self {
             log: data.with_extension("log"),
             url: format!("http://127.0.0.1:{port}"),
             listen: format!("127.0.0.1:{port}"),
             data,
-            flavour,
+            profile,
             arguments,
             child: None,
         })
@@ -132,7 +136,7 @@ impl Member {
     /// Starts the process.
     pub(super) fn start(&mut self) -> Result<()> {
         let log = File::options().create(true).append(true).open(&self.log)?;
-        let mut command = self.flavour.command();
+        let mut command = self.profile.command();
         command
             .args(["run", "--listen", &self.listen, "--http-gateway", "off", "--log", "info"])
             .arg("--data-dir")
@@ -201,7 +205,7 @@ impl Member {
     pub(super) async fn stop(&mut self) -> Result<()> {
         let Some(mut child) = self.child.take() else { return Ok(()) };
         let status = child.stop_within(COMMAND_WITHIN).await?;
-        ensure!(status.success(), "it ended with {status}:\n{}", child.last_words());
+        ensure!(status.success(), "it ended with {status}:\n{}", child.log_tail());
         Ok(())
     }
 }
@@ -258,14 +262,14 @@ impl Plan {
     /// One node with an empty folder, not started.
     pub(super) fn alone(&self, turn: usize, random: &mut ChaCha8Rng) -> Result<Vec<Member>> {
         let configuration = self.write_configuration()?;
-        let flavour = Flavour::any(&self.builds, turn, random);
+        let profile = ProcessProfile::any(&self.builds, turn, random);
         let arguments = self.arguments(&configuration, &self.memory);
-        Ok(vec![Member::new(self.folder.join("node0"), flavour, arguments)?])
+        Ok(vec![Member::new(self.folder.join("node0"), profile, arguments)?])
     }
 
     /// One command of the ceremony.
-    async fn step(&self, flavour: &Flavour, words: &[&str]) -> Result<()> {
-        let mut command = flavour.command();
+    async fn step(&self, profile: &ProcessProfile, words: &[&str]) -> Result<()> {
+        let mut command = profile.command();
         command.args(words);
         let log = self.folder.join("ceremony.log");
         let good = finished(command, COMMAND_WITHIN, &log).await?;
@@ -281,14 +285,14 @@ impl Plan {
         let paths = |prefix: &str, suffix: &str| {
             [0, 1, 2, 3].map(|node| path(&format!("{prefix}{node}{suffix}")))
         };
-        let flavours: Vec<Flavour> =
-            (0..4).map(|member| Flavour::any(&self.builds, member, random)).collect();
+        let profiles: Vec<ProcessProfile> =
+            (0..4).map(|member| ProcessProfile::any(&self.builds, member, random)).collect();
         let addresses = ports::<4>()?.map(|port| format!("127.0.0.1:{port}"));
         let (data, records, dealings) =
             (paths("node", ""), paths("node", ".json"), paths("deal", ".json"));
-        for (node, flavour) in flavours.iter().enumerate() {
+        for (node, profile) in profiles.iter().enumerate() {
             let keys = ["keygen", "--data-dir", &data[node], "--address", &addresses[node]];
-            self.step(flavour, &[&keys[..], &["--out", &records[node]]].concat()).await?;
+            self.step(profile, &[&keys[..], &["--out", &records[node]]].concat()).await?;
         }
         let (plan, genesis) = (path("plan.json"), path("genesis.json"));
         let named = |flag, files: &'_ [String; 4]| -> Vec<String> {
@@ -297,28 +301,28 @@ impl Plan {
         let nodes = named("--node", &records);
         let mut words = vec!["genesis", "plan", "--out", &plan];
         words.extend(nodes.iter().map(String::as_str));
-        self.step(&flavours[0], &words).await?;
-        for (node, flavour) in flavours.iter().enumerate() {
+        self.step(&profiles[0], &words).await?;
+        for (node, profile) in profiles.iter().enumerate() {
             let deal = ["genesis", "deal", "--data-dir", &data[node], "--plan", &plan];
-            self.step(flavour, &[&deal[..], &["--out", &dealings[node]]].concat()).await?;
+            self.step(profile, &[&deal[..], &["--out", &dealings[node]]].concat()).await?;
         }
         let files = named("--dealing", &dealings);
         let mut words = vec!["genesis", "assemble", "--plan", &plan, "--out", &genesis];
         words.extend(files.iter().map(String::as_str));
-        self.step(&flavours[0], &words).await?;
+        self.step(&profiles[0], &words).await?;
         let mut members = Vec::new();
-        for (node, flavour) in flavours.into_iter().enumerate() {
+        for (node, profile) in profiles.into_iter().enumerate() {
             let join = ["join", "--data-dir", &data[node], "--genesis", &genesis];
-            self.step(&flavour, &join).await?;
+            self.step(&profile, &join).await?;
             let mut arguments = self.arguments(&configuration, &self.memory);
             arguments.extend(["--p2p-listen".to_owned(), addresses[node].clone()]);
-            let flavour = match &self.byzantine {
+            let profile = match &self.byzantine {
                 Some(build) if node == 3 => {
-                    flavour.byzantine(build, random.r#gen(), &self.folder.join("attacks.jsonl"))
+                    profile.byzantine(build, random.r#gen(), &self.folder.join("attacks.jsonl"))
                 }
-                _ => flavour,
+                _ => profile,
             };
-            members.push(Member::new(data[node].clone().into(), flavour, arguments)?);
+            members.push(Member::new(data[node].clone().into(), profile, arguments)?);
         }
         Ok(members)
     }

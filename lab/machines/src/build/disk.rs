@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::{tool, work::Work};
+use super::{tool, work_folder::WorkFolder};
 
 const SECTOR_BYTES: u64 = 512;
 const MIB: u64 = 1 << 20;
@@ -32,7 +32,7 @@ const HASH_SEED: &str = "7411b1e0-0000-4000-8000-000000000003";
 const TIME: &str = "1000000000";
 
 /// Makes the disk out of the tree of the root; the bytes of the root's part.
-pub(super) fn make(path: &Path, root: &Path, work: &Work) -> Result<u64> {
+pub(super) fn make(path: &Path, root: &Path, work: &WorkFolder) -> Result<u64> {
     let content = tree_bytes(root)?;
     // Tables take a few blocks for each file, and some per cent of all.
     let root_bytes = (content + content / 24 + MIB).next_multiple_of(MIB);
@@ -126,7 +126,7 @@ mod tests {
         let root = folder.path().join("root");
         fs::create_dir_all(root.join("bin")).unwrap();
         fs::write(root.join("bin/thimble"), vec![7; 3 << 20]).unwrap();
-        let work = Work::new(&folder.path().join("machines"), Stop::default()).unwrap();
+        let work = WorkFolder::new(&folder.path().join("machines"), Stop::default()).unwrap();
         let (one, two) = (folder.path().join("one"), folder.path().join("two"));
         let root_bytes = make(&one, &root, &work).unwrap();
         assert_eq!(make(&two, &root, &work).unwrap(), root_bytes);

@@ -12,7 +12,7 @@ mod disk;
 mod modules;
 mod package;
 mod programs;
-mod work;
+mod work_folder;
 
 use std::{
     fs,
@@ -28,11 +28,11 @@ use guest::{
     config::Role,
     init::{IN_ROOT, MODULES},
 };
-use images::{Cache, Settings, Stop, Wanted};
+use images::{Cache, Packing, Settings, Stop};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use self::{cpio::Archive, package::Kernel, programs::Program, work::Work};
+use self::{cpio::Archive, package::Kernel, programs::Program, work_folder::WorkFolder};
 use crate::image::{self, FORMAT, Image};
 
 /// Modules that machines need in addition to the built-in ones.
@@ -73,7 +73,7 @@ pub struct Options {
 
 /// The built image.
 #[derive(Debug, Serialize)]
-struct Built {
+struct BuildReport {
     #[serde(flatten)]
     image: Image,
     is_new: bool,
@@ -115,7 +115,7 @@ pub fn run(options: &Options, stop: &Stop) -> Result<ExitCode> {
     let settings = Settings { talks: !options.quiet, stop: stop.clone(), ..Settings::default() };
     let cache = Cache::open(&folder, settings)?;
     let machines = image::folder(cache.folder());
-    let work = Work::new(&machines, stop.clone())?;
+    let work = WorkFolder::new(&machines, stop.clone())?;
 
     let packages = match options.kernel.is_empty() {
         true => package::download(&machines.join("packages"), &work, &say)?,
@@ -137,7 +137,7 @@ pub fn run(options: &Options, stop: &Stop) -> Result<ExitCode> {
     let initrd = initrd(&programs[1], &kernel, &modules)?;
 
     work.check()?;
-    let added = cache.add(&raw, Wanted::Unpacked)?;
+    let added = cache.add(&raw, Packing::Unpacked)?;
     let id = added.base.id.to_string();
     let target = machines.join(&id);
     let made = Image {
@@ -153,7 +153,7 @@ pub fn run(options: &Options, stop: &Stop) -> Result<ExitCode> {
     let is_new = publish(&made, &kernel, &initrd, &work)?;
     tidy(&cache, &machines)?;
     let length = |path: PathBuf| -> Result<u64> { Ok(fs::metadata(path)?.len()) };
-    let built = Built {
+    let built = BuildReport {
         is_new,
         program_bytes: programs[0].bytes,
         root_bytes,
@@ -169,11 +169,11 @@ pub fn run(options: &Options, stop: &Stop) -> Result<ExitCode> {
     } else {
         println!("{}", built.image.base);
     }
-    say(&words(&built));
+    say(&summary(&built));
     Ok(ExitCode::SUCCESS)
 }
 
-fn words(built: &Built) -> String {
+fn summary(built: &BuildReport) -> String {
     let image = &built.image;
     let word = if built.is_new { "made" } else { "already there" };
     format!(
@@ -252,7 +252,7 @@ fn initrd(guest: &Program, kernel: &Kernel, modules: &[PathBuf]) -> Result<Vec<u
 
 /// Puts the image into its place, whole, and makes it the newest of its role; returns whether it is
 /// new.
-fn publish(made: &Image, kernel: &Kernel, initrd: &[u8], work: &Work) -> Result<bool> {
+fn publish(made: &Image, kernel: &Kernel, initrd: &[u8], work: &WorkFolder) -> Result<bool> {
     let scratch = work.folder("image")?;
     fs::copy(&kernel.file, scratch.join("kernel"))?;
     fs::write(scratch.join("initrd"), initrd)?;

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_is_named() {
+    fn cyclic_dependency_is_rejected_by_name() {
         let folder = tempfile::tempdir().unwrap();
         let kernel = kernel(folder.path(), &[("a", "b"), ("b", "a")], "");
         let error = in_order(&kernel, &["a"]).unwrap_err().to_string();

@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{modules, tool, work::Work};
+use super::{modules, tool, work_folder::WorkFolder};
 
 /// A kernel with all its modules has some 600 MiB.
 const UNPACKED_BYTES_MAX: u64 = 4 << 30;
@@ -48,7 +48,11 @@ pub(super) fn names(paths: &[PathBuf]) -> String {
 }
 
 /// Downloads the distribution's kernel into `folder`, unless it is there.
-pub(super) fn download(folder: &Path, work: &Work, say: &impl Fn(&str)) -> Result<Vec<PathBuf>> {
+pub(super) fn download(
+    folder: &Path,
+    work: &WorkFolder,
+    say: &impl Fn(&str),
+) -> Result<Vec<PathBuf>> {
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
     let field = |key: &str| {
         let line = release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
@@ -156,7 +160,7 @@ fn file_of(package: &str) -> Result<(String, u64)> {
 }
 
 /// Takes the kernel and its modules out of packages.
-pub(super) fn unpack(packages: &[PathBuf], into: &Path, work: &Work) -> Result<Kernel> {
+pub(super) fn unpack(packages: &[PathBuf], into: &Path, work: &WorkFolder) -> Result<Kernel> {
     for package in packages {
         unpack_one(package, into, work)
             .with_context(|| format!("reading {}", package.display()))?;
@@ -177,7 +181,7 @@ pub(super) fn unpack(packages: &[PathBuf], into: &Path, work: &Work) -> Result<K
     Ok(Kernel { name, file, folder, modules, built_in })
 }
 
-fn unpack_one(package: &Path, into: &Path, work: &Work) -> Result<()> {
+fn unpack_one(package: &Path, into: &Path, work: &WorkFolder) -> Result<()> {
     let mut file = BufReader::new(File::open(package)?);
     let data = data_member(&mut file)?;
     let mut archive = tar::Archive::new(data.take(UNPACKED_BYTES_MAX));
@@ -278,7 +282,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kernel.deb");
         package(&path, name);
-        let work = Work::new(&folder.path().join("machines"), Stop::default()).unwrap();
+        let work = WorkFolder::new(&folder.path().join("machines"), Stop::default()).unwrap();
         unpack(&[path], &work.folder("kernel").unwrap(), &work)
     }
 
@@ -295,7 +299,7 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let (path, work) =
-            (folder.path().join("x.deb"), Work::new(folder.path(), Stop::default()).unwrap());
+            (folder.path().join("x.deb"), WorkFolder::new(folder.path(), Stop::default()).unwrap());
         for bytes in [&b""[..], b"!<arch>\n", b"PK\x03\x04 something else altogether"] {
             fs::write(&path, bytes).unwrap();
             assert!(unpack(std::slice::from_ref(&path), folder.path(), &work).is_err());

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::{tool, work::Work};
+use super::{tool, work_folder::WorkFolder};
 
 /// Libraries of a program.
 const LIBRARIES_MAX: usize = 64;
@@ -28,7 +28,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    pub(super) fn new(path: &Path, target: &str, work: &Work) -> Result<Self> {
+    pub(super) fn new(path: &Path, target: &str, work: &WorkFolder) -> Result<Self> {
         let name = path.file_name().context("a program has a name")?;
         let stripped = work.folder("programs")?.join(name);
         fs::copy(path, &stripped).with_context(|| format!("copying {}", path.display()))?;

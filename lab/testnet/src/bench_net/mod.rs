@@ -63,7 +63,7 @@ const HEIGHTS_EVERY: Duration = Duration::from_millis(500);
 
 /// A part of the bench.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Part {
+enum Scenario {
     /// Memory and CPU of nodes that have nothing to do.
     Idle,
     /// Of one update after the other.
@@ -102,7 +102,7 @@ pub struct Options {
     seconds: u64,
     /// Only these parts; repeatable.
     #[arg(long)]
-    part: Vec<Part>,
+    part: Vec<Scenario>,
     /// Folder for a folder with tables, series, picture, reports and the net.
     #[arg(long, value_name = "DIR", default_value = "target/bench-net")]
     out: PathBuf,
@@ -216,13 +216,13 @@ impl Bench {
     }
 
     /// Adds a figure to the last row, for thimble-lab compare.
-    fn tells(&mut self, name: &str, value: f64, unit: &str) {
+    fn add_figure(&mut self, name: &str, value: f64, unit: &str) {
         if let Some(row) = self.rows.last_mut() {
-            row.tells(name, value, unit);
+            row.add_figure(name, value, unit);
         }
     }
 
-    fn wants(&self, part: Part) -> bool {
+    fn is_selected(&self, part: Scenario) -> bool {
         self.options.part.is_empty() || self.options.part.contains(&part)
     }
 
@@ -230,19 +230,19 @@ impl Bench {
         self.phase("start");
         self.start().await?;
         self.watch(SETTLE).await?;
-        if self.wants(Part::Idle) {
+        if self.is_selected(Scenario::Idle) {
             self.idle().await?;
         }
-        if self.wants(Part::Latency) {
+        if self.is_selected(Scenario::Latency) {
             self.latency().await?;
         }
-        if self.wants(Part::Calls) {
+        if self.is_selected(Scenario::Calls) {
             self.calls().await?;
         }
-        if self.wants(Part::Storm) {
+        if self.is_selected(Scenario::Storm) {
             self.storm().await?;
         }
-        if self.wants(Part::Sync) {
+        if self.is_selected(Scenario::Sync) {
             self.sync().await?;
         }
         self.phase("end");
@@ -383,7 +383,7 @@ impl Bench {
             &format!("< {} MiB", IDLE_BYTES_MAX / MIB),
             Some(most < IDLE_BYTES_MAX),
         );
-        self.tells("idle, anonymous memory of the largest node", most as f64, "bytes");
+        self.add_figure("idle, anonymous memory of the largest node", most as f64, "bytes");
         let words: Vec<String> = cpu.iter().map(|percent| format!("{percent:.2} %")).collect();
         let most = cpu.iter().copied().fold(0.0, f64::max);
         self.row(
@@ -392,10 +392,10 @@ impl Bench {
             &format!("< {IDLE_CPU_PERCENT_MAX} % of a core"),
             Some(most < IDLE_CPU_PERCENT_MAX),
         );
-        self.tells("idle, CPU of the busiest node", most, "%");
+        self.add_figure("idle, CPU of the busiest node", most, "%");
         let rounds = tip(&after).saturating_sub(tip(&before)) as f64 / (to - from);
         self.row("rounds a second while idle", format!("{rounds:.2}"), "", None);
-        self.tells("rounds while idle", rounds, "/s");
+        self.add_figure("rounds while idle", rounds, "/s");
         Ok(())
     }
 
@@ -422,9 +422,9 @@ impl Bench {
             &format!("p50 < {LATENCY_MILLIS_MAX} ms"),
             Some(p50 < LATENCY_MILLIS_MAX),
         );
-        self.tells("finalised update, p50", p50, "ms");
+        self.add_figure("finalised update, p50", p50, "ms");
         if let Some(p99) = at("p99") {
-            self.tells("finalised update, p99", p99, "ms");
+            self.add_figure("finalised update, p99", p99, "ms");
         }
         self.judge_hammer("latency", &report);
         Ok(())
@@ -463,14 +463,14 @@ impl Bench {
             "",
             None,
         );
-        self.tells("messages between canisters, chains of 3", rate(&report), "/s");
+        self.add_figure("messages between canisters, chains of 3", rate(&report), "/s");
         self.row(
             "inter-canister messages, 32 best-effort chains of 20",
             format!("{:.0}/s", rate(&best_effort)),
             "",
             None,
         );
-        self.tells(
+        self.add_figure(
             "messages between canisters, best-effort chains of 20",
             rate(&best_effort),
             "/s",
@@ -514,7 +514,7 @@ impl Bench {
             Some(most < STORM_PEAK_BYTES_MAX),
         );
         if !peaks.is_empty() {
-            self.tells("storm, anonymous peak of the largest node", most as f64, "bytes");
+            self.add_figure("storm, anonymous peak of the largest node", most as f64, "bytes");
         }
         let tip = tip(&reports);
         let behind: Vec<u64> = reports
@@ -546,7 +546,7 @@ impl Bench {
         self.row("storm: operations", words, "some", Some(done("write") > 0));
         for name in ["write", "read-query", "chain"] {
             let per_second = done(name) as f64 / (self.options.minutes * 60.0);
-            self.tells(&format!("storm, {name}"), per_second, "/s");
+            self.add_figure(&format!("storm, {name}"), per_second, "/s");
         }
         self.judge_hammer("storm", &report);
         Ok(())
@@ -594,7 +594,7 @@ impl Bench {
             Some(took.is_some_and(|seconds| seconds < SYNC_SECONDS_MAX)),
         );
         if let Some(seconds) = took {
-            self.tells("state sync", seconds, "s");
+            self.add_figure("state sync", seconds, "s");
         }
         self.judge_sync_memory((from, to), &idle)
     }
@@ -657,7 +657,7 @@ impl Bench {
             Some(extra.len() == series.len() && small),
         );
         if let Some(most) = extra.iter().max() {
-            self.tells(
+            self.add_figure(
                 "state sync, anonymous peak above idle of the worst node",
                 *most as f64,
                 "bytes",

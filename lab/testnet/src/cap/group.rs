@@ -133,7 +133,7 @@ impl Group {
     }
 
     fn make_v2(caps: Caps) -> Result<Self, String> {
-        let own = GroupPaths::of(Pid::own())
+        let own = GroupPaths::for_pid(Pid::own())
             .map_err(|error| error.to_string())?
             .unified
             .ok_or("no version 2 hierarchy is mounted")?;
@@ -184,7 +184,7 @@ impl Group {
     }
 
     fn make_v1(caps: Caps) -> Result<Self, String> {
-        let places = GroupPaths::of(Pid::own()).map_err(|error| error.to_string())?;
+        let places = GroupPaths::for_pid(Pid::own()).map_err(|error| error.to_string())?;
         let own = places
             .memory_v1
             .ok_or("no version 1 hierarchy with the memory controller is mounted")?;
@@ -315,7 +315,7 @@ impl Group {
     pub(crate) fn entered(&mut self, pid: Pid) -> anyhow::Result<()> {
         let deadline = Instant::now() + SCOPE_TIMEOUT;
         while self.readings.is_none() {
-            let group = Cgroup::of(pid)?;
+            let group = Cgroup::for_pid(pid)?;
             if let Some(group) =
                 group.filter(|group| group.directory().ends_with(format!("{}.scope", self.unit)))
             {

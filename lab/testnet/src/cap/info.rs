@@ -31,12 +31,12 @@ pub(crate) struct Info {
     /// The group's directory.
     pub(crate) directory: PathBuf,
     /// How it ended, once it has.
-    pub(crate) ended: Option<Ended>,
+    pub(crate) ended: Option<CapExit>,
 }
 
 /// How a command ended.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
-pub(crate) struct Ended {
+pub(crate) struct CapExit {
     /// A text: `exit 0`, `ended by SIGKILL`.
     pub(crate) how: String,
     /// Processes the kernel killed for lack of memory.
@@ -48,8 +48,8 @@ pub(crate) struct Ended {
     pub(crate) left: usize,
 }
 
-impl Ended {
-    pub(crate) fn of(summary: &Summary, left: usize) -> Self {
+impl CapExit {
+    pub(crate) fn from_summary(summary: &Summary, left: usize) -> Self {
         Self {
             how: summary.ended.clone(),
             oom_kills: summary.oom_kills,
@@ -60,7 +60,7 @@ impl Ended {
 }
 
 impl Info {
-    pub(crate) fn of(main: Pid, group: &Group, readings: &Cgroup) -> Result<Self> {
+    pub(crate) fn for_command(main: Pid, group: &Group, readings: &Cgroup) -> Result<Self> {
         Ok(Self {
             pid: main.0,
             // A command that has ended already is a zombie that we have not waited for: it still

@@ -17,7 +17,7 @@ const REST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// See the module.
 pub(crate) struct Pump {
-    ended: mpsc::Receiver<()>,
+    end_rx: mpsc::Receiver<()>,
 }
 
 impl Pump {
@@ -26,19 +26,19 @@ impl Pump {
     pub(crate) fn start(command: &mut Command, log: Rotating) -> io::Result<Self> {
         let (reader, writer) = io::pipe()?;
         command.stdout(writer.try_clone()?).stderr(writer);
-        let (end, ended) = mpsc::channel();
+        let (end_tx, end_rx) = mpsc::channel();
         std::thread::Builder::new().name("log".into()).spawn(move || {
             pump(reader, log);
             // The receiver is gone when this program ends first.
-            let _ = end.send(());
+            let _ = end_tx.send(());
         })?;
-        Ok(Self { ended })
+        Ok(Self { end_rx })
     }
 
     /// Waits for the rest.
     pub(crate) fn finish(self) {
         // A process that left the group with the pipe open would be waited for in vain.
-        let _ = self.ended.recv_timeout(REST_TIMEOUT);
+        let _ = self.end_rx.recv_timeout(REST_TIMEOUT);
     }
 }
 

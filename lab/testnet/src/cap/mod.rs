@@ -44,7 +44,7 @@ use self::{
     marks::Marks,
     sampler::Sampler,
     series::{Event, Header, Line, Sample, Summary, What, Writer},
-    signals::{Arrived, Signals},
+    signals::{SignalEvent, Signals},
 };
 use crate::machine;
 
@@ -199,7 +199,7 @@ fn run_inner(options: &Options) -> Result<u8> {
     group.entered(main)?;
     let readings =
         group.readings().context("the group is known once the command is in it")?.clone();
-    let mut info = Info::of(main, &group, &readings)?;
+    let mut info = Info::for_command(main, &group, &readings)?;
     info.write(options.info_file.as_deref());
     let mut run = Run {
         sampler: Sampler::new(&readings, main, started),
@@ -222,7 +222,7 @@ fn run_inner(options: &Options) -> Result<u8> {
     if let Some(pump) = pump {
         pump.finish();
     }
-    info.ended = Some(info::Ended::of(&summary, left.as_ref().map_or(0, |left| *left)));
+    info.ended = Some(info::CapExit::from_summary(&summary, left.as_ref().map_or(0, |left| *left)));
     info.write(options.info_file.as_deref());
     if let (Some(path), Some(picture)) = (&series_path, &options.picture) {
         picture::draw(path, picture).with_context(|| format!("drawing {}", picture.display()))?;
@@ -345,8 +345,8 @@ impl Run<'_> {
             }
             for arrived in signals.wait(due.saturating_duration_since(Instant::now()))? {
                 match arrived {
-                    Arrived::Child => {}
-                    Arrived::Stop { signal, by_terminal } => self.stop(signal, by_terminal),
+                    SignalEvent::Child => {}
+                    SignalEvent::Stop { signal, by_terminal } => self.stop(signal, by_terminal),
                 }
             }
             if let Some(ended) = self.reap() {

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_halves_are_kept_and_a_log_is_gone_on_with() {
+    fn rotating_log_keeps_two_halves_and_appends_on_reopen() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         for round in 0..10_u8 {

@@ -29,7 +29,7 @@ const WATCHED_MAX: usize = 512;
 const ROLES_MAX: usize = 128;
 
 /// A process that is, or was in the sample before.
-struct Watched {
+struct TrackedProcess {
     role: String,
     first_seconds: f64,
     announced: bool,
@@ -48,7 +48,7 @@ struct Role {
 pub(crate) struct Sampler {
     started: Instant,
     main: Pid,
-    watched: BTreeMap<Pid, Watched>,
+    watched: BTreeMap<Pid, TrackedProcess>,
     roles: BTreeMap<String, Role>,
     oom_kills: u64,
     /// CPU time of processes that ended; for groups that do not count it themselves.
@@ -142,13 +142,13 @@ impl Sampler {
                     // not, and may be a shell that became another program.
                     let settled = before.announced && pid != self.main;
                     let role = if settled { before.role } else { role };
-                    Watched { role, announced: true, cpu, ..before }
+                    TrackedProcess { role, announced: true, cpu, ..before }
                 }
                 other => {
                     if let Some(before) = other {
                         self.watched.insert(pid, before);
                     }
-                    Watched { role, first_seconds: seconds, announced: false, cpu }
+                    TrackedProcess { role, first_seconds: seconds, announced: false, cpu }
                 }
             };
             samples.push(ProcessSample {

@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 /// Meaning of a received signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Arrived {
+pub(crate) enum SignalEvent {
     /// A child changed state.
     Child,
     /// We were asked to stop.
@@ -54,7 +54,7 @@ impl Signals {
     }
 
     /// Waits for a signal, for at most `timeout`; then gives those that are there.
-    pub(crate) fn wait(&self, timeout: Duration) -> Result<Vec<Arrived>> {
+    pub(crate) fn wait(&self, timeout: Duration) -> Result<Vec<SignalEvent>> {
         let mut descriptors = [PollFd::from_borrowed_fd(self.descriptor.as_fd(), PollFlags::IN)];
         let timeout = Timespec {
             tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
@@ -70,9 +70,11 @@ impl Signals {
                 .ok()
                 .and_then(|number| Signal::try_from(number).ok())
             {
-                Some(Signal::SIGCHLD) => arrived.push(Arrived::Child),
-                Some(signal) => arrived
-                    .push(Arrived::Stop { signal, by_terminal: info.ssi_code == libc::SI_KERNEL }),
+                Some(Signal::SIGCHLD) => arrived.push(SignalEvent::Child),
+                Some(signal) => arrived.push(SignalEvent::Stop {
+                    signal,
+                    by_terminal: info.ssi_code == libc::SI_KERNEL,
+                }),
                 None => {}
             }
         }

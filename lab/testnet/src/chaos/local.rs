@@ -107,14 +107,14 @@ pub(super) fn empty(place: &NetFolder, node: usize) -> Result<()> {
 
 /// Previous descriptor limit of a node's process, in a file, so that Ctrl-C can restore it.
 #[derive(Serialize, Deserialize)]
-struct Before {
+struct SavedLimit {
     pid: u32,
     started_ticks: u64,
     soft: Option<u64>,
     hard: Option<u64>,
 }
 
-fn noted(place: &NetFolder, node: usize) -> PathBuf {
+fn limit_file(place: &NetFolder, node: usize) -> PathBuf {
     place.node(node).join("descriptors.json")
 }
 
@@ -122,21 +122,21 @@ fn noted(place: &NetFolder, node: usize) -> PathBuf {
 pub(super) fn exhaust(place: &NetFolder, node: usize, process: Handle) -> Result<()> {
     let open = fs::read_dir(format!("/proc/{}/fd", process.pid))?.count() as u64;
     let now = limit(process.pid)?;
-    let before = Before {
+    let before = SavedLimit {
         pid: process.pid,
         started_ticks: process.started_ticks,
         soft: now.current,
         hard: now.maximum,
     };
-    fs::write(noted(place, node), serde_json::to_vec(&before)?)?;
+    fs::write(limit_file(place, node), serde_json::to_vec(&before)?)?;
     set(process.pid, Rlimit { current: Some(open), maximum: now.maximum })
 }
 
 /// Restores the previous limit, if it was lowered and the process is still the same.
 pub(super) fn replenish(place: &NetFolder, node: usize) -> Result<()> {
-    let path = noted(place, node);
+    let path = limit_file(place, node);
     let Ok(text) = fs::read(&path) else { return Ok(()) };
-    let before: Before = serde_json::from_slice(&text)?;
+    let before: SavedLimit = serde_json::from_slice(&text)?;
     let process = Handle { pid: before.pid, started_ticks: before.started_ticks };
     if process.is_alive() {
         set(before.pid, Rlimit { current: before.soft, maximum: before.hard })?;
@@ -173,7 +173,7 @@ mod tests {
         let place = NetFolder::new(folder.path()).unwrap();
         fs::create_dir_all(place.node(0)).unwrap();
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let process = Handle::of(child.id()).unwrap();
+        let process = Handle::for_pid(child.id()).unwrap();
         let before = limit(child.id()).unwrap();
         exhaust(&place, 0, process).unwrap();
         let during = limit(child.id()).unwrap();

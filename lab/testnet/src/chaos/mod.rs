@@ -207,7 +207,7 @@ fn heal(session: &mut Session) -> Result<()> {
             session.resume(index)?;
         }
     }
-    if !session.net.links.words().is_empty() {
+    if !session.net.links.faults().is_empty() {
         session.change_links(|links| {
             links.heal();
             links.slow_none();
@@ -340,20 +340,20 @@ impl Recorder {
             .process_group(0);
         let mut child = Child::spawn(&mut command, "the recorder")?.logging_to([log]);
         let output = child.take_output().context("its output is a pipe")?;
-        let (first, said) = tokio::sync::oneshot::channel();
+        let (first_line_tx, first_line_rx) = tokio::sync::oneshot::channel();
         // What it prints later is of no interest, but must not block it.
         std::thread::spawn(move || {
             let mut lines = BufReader::new(output).lines();
-            let _ = first.send(lines.next().is_some_and(|line| line.is_ok()));
+            let _ = first_line_tx.send(lines.next().is_some_and(|line| line.is_ok()));
             lines.for_each(drop);
         });
-        let ready = tokio::time::timeout(RECORDER_TIMEOUT, said)
+        let ready = tokio::time::timeout(RECORDER_TIMEOUT, first_line_rx)
             .await
             .context("the recorder does not begin")?;
         if !ready.unwrap_or(false) {
             // It closed its output and is about to end.
             let status = child.ended_within(RECORDER_TIMEOUT).await?;
-            bail!("the recorder ended with {status}:\n{}", child.last_words());
+            bail!("the recorder ended with {status}:\n{}", child.log_tail());
         }
         Ok(Self(child))
     }
@@ -364,7 +364,7 @@ impl Recorder {
 
     async fn stop(mut self) -> Result<()> {
         let status = self.0.stop_within(RECORDER_TIMEOUT).await?;
-        ensure!(status.success(), "the recorder ended with {status}:\n{}", self.0.last_words());
+        ensure!(status.success(), "the recorder ended with {status}:\n{}", self.0.log_tail());
         Ok(())
     }
 }
@@ -411,7 +411,7 @@ struct Chaos {
 
 impl Chaos {
     /// For the person who looks on, and for the history.
-    fn say(&mut self, text: &str) -> Result<()> {
+    fn log(&mut self, text: &str) -> Result<()> {
         println!("chaos: {:>6.1} s: {text}", self.began.elapsed().as_secs_f64());
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let at_micros = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
@@ -464,7 +464,7 @@ impl Chaos {
     /// A node that was not killed is not running.
     fn ended(&mut self, index: usize, how: &str) -> Result<()> {
         let text = format!("node {index} ended by itself: {how}");
-        self.say(&text)?;
+        self.log(&text)?;
         if self.surprises.len() < SURPRISES_MAX {
             self.surprises.push(text);
         }
@@ -493,7 +493,7 @@ impl Chaos {
             Action::Slow(node, micros) => format!("slow {node}, {} ms", micros / 1000),
             Action::SlowOff(node) => format!("slow {node} no more"),
         };
-        self.say(&text)?;
+        self.log(&text)?;
         if let Some(what) = action.counted_as() {
             *self.faults.entry(what).or_default() += 1;
         }
@@ -544,7 +544,7 @@ impl Chaos {
 
     /// Undoes everything and waits until every node serves.
     async fn heal_all(&mut self, timeout: Duration) -> Result<()> {
-        self.say("everything is healed")?;
+        self.log("everything is healed")?;
         let mut session = Session::open(self.place.clone())?;
         heal(&mut session)?;
         let all: Vec<usize> = (0..session.net.nodes.len()).collect();

@@ -21,7 +21,7 @@ use super::state::{Net, NetFolder};
 const RECORD_BYTES_MAX: u64 = 1 << 20;
 
 /// Makes the nodes of `net` one subnet and records their ids. Reports its progress through `say`.
-pub(crate) fn hold(net: &mut Net, place: &NetFolder, mut say: impl FnMut(&str)) -> Result<()> {
+pub(crate) fn perform(net: &mut Net, place: &NetFolder, mut say: impl FnMut(&str)) -> Result<()> {
     let folder = place.file("ceremony");
     fs::create_dir_all(&folder)
         .with_context(|| format!("making the folder {}", folder.display()))?;

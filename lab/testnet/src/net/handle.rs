@@ -19,8 +19,8 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    /// Of a process that is there.
-    pub(crate) fn of(pid: u32) -> io::Result<Self> {
+    /// Handle of a running process.
+    pub(crate) fn for_pid(pid: u32) -> io::Result<Self> {
         let started_ticks = process::started_ticks(Pid(pid)).map_err(io::Error::other)?;
         Ok(Self { pid, started_ticks })
     }
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn a_signal_reaches_the_process_that_was_meant_and_no_other() {
         let mut child = Command::new("sleep").arg("1000").stdout(Stdio::null()).spawn().unwrap();
-        let handle = Handle::of(child.id()).unwrap();
+        let handle = Handle::for_pid(child.id()).unwrap();
         let later = Handle { started_ticks: handle.started_ticks + 1, ..handle };
         assert!(handle.is_alive() && !later.is_alive());
         assert!(!later.signal(Signal::KILL).unwrap(), "another process with its id is left alone");

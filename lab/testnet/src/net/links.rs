@@ -26,7 +26,7 @@ impl Quality {
     }
 
     /// `50 ms, 1 % lost`.
-    pub(crate) fn words(&self) -> String {
+    pub(crate) fn description(&self) -> String {
         let mut words = format!("{} ms", self.latency_micros as f64 / 1e3);
         if self.loss > 0.0 {
             words.push_str(&format!(", {} % lost", (self.loss * 1e4).round() / 1e2));
@@ -52,7 +52,7 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    pub(crate) fn built(built: BTreeMap<Link, Quality>) -> Self {
+    pub(crate) fn from_topology(built: BTreeMap<Link, Quality>) -> Self {
         Self { built, ..Self::default() }
     }
 
@@ -106,7 +106,7 @@ impl Links {
     }
 
     /// For a person: one line each, nothing when all is well.
-    pub(crate) fn words(&self) -> Vec<String> {
+    pub(crate) fn faults(&self) -> Vec<String> {
         let mut words = Vec::new();
         if !self.cut.is_empty() {
             let pairs: Vec<String> =
@@ -119,7 +119,7 @@ impl Links {
             let quality = self.quality(link);
             if !quality.is_good() {
                 by_quality
-                    .entry(quality.words())
+                    .entry(quality.description())
                     .or_default()
                     .push(format!("{}>{}", link.0, link.1));
             }
@@ -222,7 +222,7 @@ mod tests {
         {
             assert_eq!((links.is_cut((a, b)), links.is_cut((b, a))), (cut, cut), "{a} {b}");
         }
-        assert_eq!(links.words(), ["cut: 0-2 0-3 1-2 1-3"]);
+        assert_eq!(links.faults(), ["cut: 0-2 0-3 1-2 1-3"]);
         links.partition(&parse_groups(&["0".into(), "1,2,3,4".into()], 5).unwrap());
         assert!(
             links.is_cut((0, 4)) && !links.is_cut((1, 2)),
@@ -233,16 +233,16 @@ mod tests {
     }
 
     #[test]
-    fn slow_stands_above_the_topology_until_it_is_taken_off() {
+    fn slow_overrides_the_topology_until_removed() {
         let far = Quality { latency_micros: 20_000, loss: 0.0 };
         let bad = Quality { latency_micros: 50_000, loss: 0.01 };
-        let mut links = Links::built([((0, 1), far)].into());
+        let mut links = Links::from_topology([((0, 1), far)].into());
         links.slow(1, 3, bad);
         assert_eq!(
             (links.quality((0, 1)), links.quality((1, 2)), links.quality((0, 2))),
             (bad, bad, Quality::default())
         );
-        assert_eq!(links.words(), ["slow (50 ms, 1 % lost): 0>1 1>0 1>2 2>1"]);
+        assert_eq!(links.faults(), ["slow (50 ms, 1 % lost): 0>1 1>0 1>2 2>1"]);
         let text = serde_json::to_string(&links).unwrap();
         assert_eq!(serde_json::from_str::<Links>(&text).unwrap(), links);
         links.slow_off(1);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_followed_is_named() {
+    fn invalid_link_arguments_are_rejected_with_a_reason() {
         assert_eq!(parse_latency("1.5s"), Ok(1_500_000));
         assert_eq!(parse_latency("200us"), Ok(200));
         for text in ["", "50", "ms", "-5ms", "5 minutes", "61s", "1e9s"] {

@@ -274,12 +274,12 @@ async fn other(place: NetFolder, command: Command) -> Result<ExitCode> {
             let groups =
                 parse_groups(&groups, session.net.nodes.len()).map_err(anyhow::Error::msg)?;
             session.change_links(|links| links.partition(&groups))?;
-            links_words(&session);
+            print_links(&session);
         }
         Command::Heal => {
             let mut session = Session::open(place)?;
             session.change_links(links::Links::heal)?;
-            links_words(&session);
+            print_links(&session);
         }
         Command::Slow { node, latency, loss, off } => {
             let mut session = Session::open(place)?;
@@ -291,7 +291,7 @@ async fn other(place: NetFolder, command: Command) -> Result<ExitCode> {
                 true => links.slow_off(node),
                 false => links.slow(node, nodes, quality),
             })?;
-            links_words(&session);
+            print_links(&session);
         }
         Command::Logs { node, follow, lines } => {
             place.load()?.node(node)?;
@@ -301,8 +301,8 @@ async fn other(place: NetFolder, command: Command) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn links_words(session: &Session) {
-    let words = session.net.links.words();
+fn print_links(session: &Session) {
+    let words = session.net.links.faults();
     println!(
         "net: links: {}",
         if words.is_empty() { "all well".to_owned() } else { words.join("; ") }

@@ -58,7 +58,7 @@ pub(crate) struct RelayReport {
 }
 
 impl RelayReport {
-    fn of(value: &Value) -> Option<Self> {
+    fn from_status(value: &Value) -> Option<Self> {
         let shards = value.pointer("/gossip/by_shard")?.as_object()?;
         let most = |name: &str| {
             shards.values().filter_map(|shard| shard.get(name)?.as_u64()).max().unwrap_or(0)
@@ -70,8 +70,8 @@ impl RelayReport {
 
 impl Report {
     /// Reads the document that a node or a relay serves at `/status.json`.
-    pub(crate) fn of(value: &Value) -> Self {
-        if let Some(relay) = RelayReport::of(value) {
+    pub(crate) fn from_status(value: &Value) -> Self {
+        if let Some(relay) = RelayReport::from_status(value) {
             let uptime = value.get("uptime_seconds").and_then(Value::as_f64).unwrap_or(0.0);
             return Self {
                 // Without peers it would accept messages that no one receives.
@@ -152,7 +152,7 @@ impl Asker {
     }
 
     pub(crate) async fn report(&self, url: &str) -> Result<Report, String> {
-        Ok(Report::of(&self.document(url).await?))
+        Ok(Report::from_status(&self.document(url).await?))
     }
 }
 
@@ -209,7 +209,7 @@ pub(crate) async fn rows(net: &Net, place: &NetFolder, asker: &Asker) -> Vec<Row
         };
         rows.push(Row {
             index: node.index,
-            condition: condition.words(),
+            condition: condition.description(),
             url: node.url(),
             multiaddr: matches!(net.kind, Kind::Relays { .. }).then(|| node.multiaddr()),
             node_id: node.node_id.clone(),
@@ -297,7 +297,7 @@ mod tests {
             "healthy": true, "status": "healthy", "uptime_millis": 5,
             "rounds": {"height": 7, "worker_restarts": 1},
         });
-        let report = Report::of(&alone);
+        let report = Report::from_status(&alone);
         assert_eq!(
             (report.healthy, report.height, report.worker_restarts, report.behind),
             (true, 7, 1, None)
@@ -310,11 +310,11 @@ mod tests {
                 "members": [{"heard_height": 9}, {"heard_height": 9}, {"heard_height": 0}, {"heard_height": 8}],
             },
         });
-        let report = Report::of(&member);
+        let report = Report::from_status(&member);
         assert_eq!((report.height, report.finalised, report.behind), (9, Some(11), Some(2)));
         assert_eq!(report.peers_heard, Some(2), "itself is no peer");
         assert!(report.catching_up && report.syncing);
-        assert_eq!(Report::of(&serde_json::json!([])), Report::default());
+        assert_eq!(Report::from_status(&serde_json::json!([])), Report::default());
     }
 
     #[test]
@@ -324,7 +324,7 @@ mod tests {
             let value = serde_json::json!({
                 "uptime_seconds": 1.5, "gossip": {"by_shard": shards}, "store": {"messages": 7},
             });
-            Report::of(&value)
+            Report::from_status(&value)
         };
         let report = relay(4);
         assert!(report.healthy && report.uptime_millis == 1500);

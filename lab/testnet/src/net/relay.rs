@@ -80,7 +80,7 @@ struct Order {
 }
 
 impl Orders {
-    pub(crate) fn of(net: &Net) -> Result<Self> {
+    pub(crate) fn for_net(net: &Net) -> Result<Self> {
         let indices = 0..net.nodes.len();
         let links = indices
             .clone()
@@ -132,8 +132,8 @@ pub(crate) async fn run(place: NetFolder) -> Result<()> {
     let states: Arc<States> = Arc::new(
         orders.links.iter().map(|order| (order.link, watch::channel(State::default()).0)).collect(),
     );
-    let (table, told) = watch::channel(switch::Table::new());
-    let mut switch = tokio::spawn(switch::run(orders.ports.clone(), told));
+    let (table_tx, table_rx) = watch::channel(switch::Table::new());
+    let mut switch = tokio::spawn(switch::run(orders.ports.clone(), table_rx));
     let is_switch = !orders.ports.is_empty();
     for order in orders.links.iter().filter(|_| !is_switch) {
         let listener = TcpListener::bind(order.listen)
@@ -147,7 +147,7 @@ pub(crate) async fn run(place: NetFolder) -> Result<()> {
                 state.send_replace(State { cut: order.cut, quality: order.quality });
             }
         }
-        table.send_replace(orders.table());
+        table_tx.send_replace(orders.table());
         acknowledge(&place, orders.generation)?;
         tokio::select! {
             _ = hangup.recv() => match read() {
@@ -164,20 +164,20 @@ pub(crate) async fn run(place: NetFolder) -> Result<()> {
 
 /// The orders last applied by the relay, for the command that waits for them.
 #[derive(Serialize, Deserialize)]
-struct Followed {
+struct AppliedGeneration {
     generation: u64,
 }
 
 fn acknowledge(place: &NetFolder, generation: u64) -> Result<()> {
-    place.write("relay.json", &serde_json::to_vec(&Followed { generation })?)
+    place.write("relay.json", &serde_json::to_vec(&AppliedGeneration { generation })?)
 }
 
 /// Which orders the relay followed last.
-pub(crate) fn followed(place: &NetFolder) -> Option<u64> {
+pub(crate) fn applied_generation(place: &NetFolder) -> Option<u64> {
     let path: PathBuf = place.file("relay.json");
-    serde_json::from_slice::<Followed>(&fs::read(path).ok()?)
+    serde_json::from_slice::<AppliedGeneration>(&fs::read(path).ok()?)
         .ok()
-        .map(|followed| followed.generation)
+        .map(|applied| applied.generation)
 }
 
 /// Accepts what is dialled on one link.

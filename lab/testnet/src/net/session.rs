@@ -21,7 +21,7 @@ use super::{
     handle::Handle,
     links::Links,
     machine, namespaces, relay, relays,
-    state::{Backend, Kind, Lock, Net, NetFolder, Network, Told},
+    state::{Backend, Kind, LastCommand, Lock, Net, NetFolder, Network},
 };
 use crate::cap::info::Info;
 
@@ -60,7 +60,7 @@ pub(crate) enum Condition {
 }
 
 impl Condition {
-    pub(crate) fn words(&self) -> String {
+    pub(crate) fn description(&self) -> String {
         match self {
             Self::Running => "running".into(),
             Self::Paused => "paused".into(),
@@ -77,12 +77,12 @@ pub(crate) fn condition(net: &Net, place: &NetFolder, index: usize) -> Condition
     let node = &net.nodes[index];
     let alive = node.keeper.is_some_and(Handle::is_alive);
     match (alive, node.told) {
-        (true, Told::Pause) => Condition::Paused,
+        (true, LastCommand::Pause) => Condition::Paused,
         (true, _) => Condition::Running,
-        (false, Told::Nothing) => Condition::New,
-        (false, Told::Stop) => Condition::Stopped,
-        (false, Told::Kill) => Condition::Killed,
-        (false, Told::Run | Told::Pause) => {
+        (false, LastCommand::Nothing) => Condition::New,
+        (false, LastCommand::Stop) => Condition::Stopped,
+        (false, LastCommand::Kill) => Condition::Killed,
+        (false, LastCommand::Run | LastCommand::Pause) => {
             let ended = place.info(index).and_then(|info| info.ended);
             Condition::Ended(match ended {
                 Some(ended) if ended.oom_kills > 0 => {
@@ -120,7 +120,7 @@ impl Session {
         condition(&self.net, &self.place, index)
     }
 
-    fn tell(&mut self, index: usize, told: Told) -> Result<()> {
+    fn record_command(&mut self, index: usize, told: LastCommand) -> Result<()> {
         self.net.nodes[index].told = told;
         self.save()
     }
@@ -149,9 +149,9 @@ impl Session {
         leave_session(&mut command);
         let child = command.spawn().with_context(|| format!("starting what keeps node {index}"))?;
         let node = &mut self.net.nodes[index];
-        node.keeper = Some(Handle::of(child.id())?);
+        node.keeper = Some(Handle::for_pid(child.id())?);
         node.starts += 1;
-        self.tell(index, Told::Run)?;
+        self.record_command(index, LastCommand::Run)?;
         Ok(true)
     }
 
@@ -240,7 +240,7 @@ impl Session {
             if condition == Condition::Paused {
                 self.resume(index)?;
             }
-            self.tell(index, Told::Stop)?;
+            self.record_command(index, LastCommand::Stop)?;
             if let Some(keeper) = self.net.nodes[index].keeper {
                 keeper.signal(Signal::TERM)?;
                 asked.push((index, keeper));
@@ -279,7 +279,7 @@ impl Session {
                 killed.push((index, Handle { pid: info.pid, started_ticks: info.started_ticks }));
                 // Before the signal: were we killed now, the net would rather think too little of
                 // the node than wonder at its end.
-                self.tell(index, Told::Kill)?;
+                self.record_command(index, LastCommand::Kill)?;
             }
         }
         for (_, node) in &killed {
@@ -328,7 +328,7 @@ impl Session {
         let Some((pid, role)) = workers.get((which % workers.len().max(1) as u64) as usize) else {
             return Ok(None);
         };
-        let killed = Handle::of(pid.0)?.signal(Signal::KILL)?;
+        let killed = Handle::for_pid(pid.0)?.signal(Signal::KILL)?;
         Ok(killed.then(|| format!("{role}, process {pid}")))
     }
 
@@ -372,15 +372,17 @@ impl Session {
         match self.condition(index) {
             Condition::Paused => return Ok(false),
             Condition::Running => {}
-            other => bail!("node {index} is {}; only a running node can be paused", other.words()),
+            other => {
+                bail!("node {index} is {}; only a running node can be paused", other.description())
+            }
         }
         let info = self.info(index)?;
         if self.net.backend == Backend::Vm {
             machine::stop(&self.net, index)?;
-            self.tell(index, Told::Pause)?;
+            self.record_command(index, LastCommand::Pause)?;
             return Ok(true);
         }
-        self.tell(index, Told::Pause)?;
+        self.record_command(index, LastCommand::Pause)?;
         // The node first: from then on no process is added.
         Handle { pid: info.pid, started_ticks: info.started_ticks }.signal(Signal::STOP)?;
         signal_group(&info, Signal::STOP)?;
@@ -393,16 +395,18 @@ impl Session {
         match self.condition(index) {
             Condition::Running => return Ok(false),
             Condition::Paused => {}
-            other => bail!("node {index} is {}; start it with: net restart {index}", other.words()),
+            other => {
+                bail!("node {index} is {}; start it with: net restart {index}", other.description())
+            }
         }
         if self.net.backend == Backend::Vm {
-            machine::go_on(&self.net, index)?;
-            self.tell(index, Told::Run)?;
+            machine::resume(&self.net, index)?;
+            self.record_command(index, LastCommand::Run)?;
             return Ok(true);
         }
         let info = self.info(index)?;
         signal_group(&info, Signal::CONT)?;
-        self.tell(index, Told::Run)?;
+        self.record_command(index, LastCommand::Run)?;
         Ok(true)
     }
 
@@ -461,7 +465,7 @@ impl Session {
                 command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
                 leave_session(&mut command);
                 let child = command.spawn().context("starting the relay")?;
-                self.net.relay = Some(Handle::of(child.id())?);
+                self.net.relay = Some(Handle::for_pid(child.id())?);
                 self.save()?;
                 self.wait_for_relay()
             }
@@ -470,7 +474,7 @@ impl Session {
 
     fn write_orders(&mut self) -> Result<()> {
         self.net.generation += 1;
-        self.place.write("links.json", &serde_json::to_vec(&relay::Orders::of(&self.net)?)?)
+        self.place.write("links.json", &serde_json::to_vec(&relay::Orders::for_net(&self.net)?)?)
     }
 
     fn order_relay(&mut self) -> Result<()> {
@@ -484,7 +488,7 @@ impl Session {
 
     fn wait_for_relay(&self) -> Result<()> {
         let deadline = Instant::now() + FOLLOWED_WITHIN;
-        while relay::followed(&self.place) != Some(self.net.generation) {
+        while relay::applied_generation(&self.place) != Some(self.net.generation) {
             let alive = self.net.relay.is_some_and(Handle::is_alive);
             if !alive || Instant::now() > deadline {
                 let said = fs::read_to_string(self.place.file("relay.log")).unwrap_or_default();

@@ -105,7 +105,7 @@ pub(crate) enum Kind {
 /// Last order to a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Told {
+pub(crate) enum LastCommand {
     #[default]
     Nothing,
     Run,
@@ -130,7 +130,7 @@ pub(crate) struct Node {
     pub(crate) node_id: Option<String>,
     /// More arguments for `thimble run`.
     pub(crate) arguments: Vec<String>,
-    pub(crate) told: Told,
+    pub(crate) told: LastCommand,
     /// The process that keeps it within its group: `thimble-lab cap`.
     pub(crate) keeper: Option<Handle>,
     /// How often it was started.
@@ -421,7 +421,7 @@ mod tests {
                 clients: None,
                 node_id: None,
                 arguments: vec![],
-                told: Told::Run,
+                told: LastCommand::Run,
                 keeper: None,
                 starts: 0,
             });

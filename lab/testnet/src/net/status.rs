@@ -25,7 +25,7 @@ struct Status<'a> {
 
 pub(crate) async fn run(net: &Net, place: &NetFolder, json: bool) -> Result<ExitCode> {
     let rows = reading::rows(net, place, &Asker::new()?).await;
-    let links = net.links.words();
+    let links = net.links.faults();
     if json {
         let dir = place.dir().display().to_string();
         let qemu = net.machines.as_ref().map(|machines| &machines.qemu);
@@ -34,7 +34,7 @@ pub(crate) async fn run(net: &Net, place: &NetFolder, json: bool) -> Result<Exit
         println!("{}", serde_json::to_string_pretty(&status)?);
     } else {
         print!("{}", table(net, &rows));
-        if let Some(words) = machines_words(net, &rows) {
+        if let Some(words) = machines_summary(net, &rows) {
             println!("{words}");
         }
         for words in links {
@@ -46,7 +46,7 @@ pub(crate) async fn run(net: &Net, place: &NetFolder, json: bool) -> Result<Exit
 }
 
 /// Describes the QEMU of the machines, and their use of this host.
-pub(crate) fn machines_words(net: &Net, rows: &[Row]) -> Option<String> {
+pub(crate) fn machines_summary(net: &Net, rows: &[Row]) -> Option<String> {
     let machines = net.machines.as_ref()?;
     let taken: Vec<u64> = rows.iter().filter_map(|row| row.host_bytes).collect();
     let sum = size(Some(taken.iter().sum()));

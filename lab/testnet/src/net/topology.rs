@@ -73,7 +73,7 @@ struct FileLink {
 
 impl Topology {
     /// A net of nodes that have the same memory, without slow or lossy links.
-    pub(crate) fn equal(count: usize, memory: &str, base_port: Option<u16>) -> Result<Self> {
+    pub(crate) fn uniform(count: usize, memory: &str, base_port: Option<u16>) -> Result<Self> {
         check_count(count)?;
         let plan = NodePlan {
             memory_bytes: parse_size(memory)?,
@@ -210,7 +210,7 @@ mod tests {
     fn equal_nodes_need_no_list() {
         let topology = Topology::parse("count = 7\n").unwrap();
         assert_eq!(topology.nodes.len(), 7);
-        assert_eq!(topology, Topology::equal(7, "512MiB", None).unwrap());
+        assert_eq!(topology, Topology::uniform(7, "512MiB", None).unwrap());
         assert_eq!(topology.differs_from(&[512 << 20; 7]), None);
         assert_eq!(topology.differs_from(&[512 << 20; 4]).unwrap(), "has 4 nodes, not 7");
         let other = [512 << 20, 512 << 20, 256 << 20, 0, 0, 0, 0];
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_topology_file_is_rejected_with_a_reason() {
         for (text, part) in [
             ("", "neither"),
             ("count = 0", "1 to 100"),

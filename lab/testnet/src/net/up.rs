@@ -20,7 +20,7 @@ use super::{
     reading::{self, Asker},
     relays,
     session::{Condition, Session},
-    state::{Backend, Kind, Net, NetFolder, Network, Node, Told},
+    state::{Backend, Kind, LastCommand, Net, NetFolder, Network, Node},
     status,
     topology::Topology,
     wait::{self, Goal},
@@ -143,7 +143,7 @@ pub(crate) async fn run(
             }
             session.connect()?;
             if session.net.is_subnet() {
-                ceremony::hold(&mut session.net, &session.place, say)?;
+                ceremony::perform(&mut session.net, &session.place, say)?;
                 session.save()?;
             }
             if let Kind::Relays { .. } = session.net.kind {
@@ -199,7 +199,7 @@ pub(crate) async fn run(
     };
     say(&format!("every node serves, {:.1} s after the command", began.elapsed().as_secs_f64()));
     print!("{}", status::table(&session.net, &rows));
-    if let Some(words) = status::machines_words(&session.net, &rows) {
+    if let Some(words) = status::machines_summary(&session.net, &rows) {
         say(&words);
     }
     say(&format!("in {}; stop it with: thimble-lab net down", session.place.dir().display()));
@@ -220,7 +220,7 @@ fn prepare(place: NetFolder, options: &Options) -> Result<(Session, Option<Claim
                 None => 4,
             };
             let memory = if options.relay.is_some() { RELAY_MEMORY } else { MEMORY };
-            Some(Topology::equal(nodes, options.memory.as_deref().unwrap_or(memory), None)?)
+            Some(Topology::uniform(nodes, options.memory.as_deref().unwrap_or(memory), None)?)
         }
     };
     if place.exists() {
@@ -292,7 +292,7 @@ fn plan(place: &NetFolder, options: &Options, topology: &Topology) -> Result<(Ne
     net.kind = options.kind();
     net.backend = options.backend();
     if net.backend == Backend::Vm {
-        let wanted = machine::Wanted {
+        let wanted = machine::MachineOptions {
             cache: options.image_cache.as_deref(),
             disk_bytes: parse_size(options.disk.as_deref().unwrap_or(MACHINE_DISK))?,
             overcommit: options.overcommit,
@@ -304,7 +304,7 @@ fn plan(place: &NetFolder, options: &Options, topology: &Topology) -> Result<(Ne
     }
     net.independent = options.independent;
     net.sample_millis = options.sample_millis;
-    net.links = Links::built(topology.links.clone());
+    net.links = Links::from_topology(topology.links.clone());
     if network == Network::Namespaces {
         net.netem = namespaces::has_netem();
         net.address_block = namespaces::free_block(&net.id)?;
@@ -348,7 +348,7 @@ fn plan(place: &NetFolder, options: &Options, topology: &Topology) -> Result<(Ne
             clients,
             node_id: None,
             arguments,
-            told: Told::Nothing,
+            told: LastCommand::Nothing,
             keeper: None,
             starts: 0,
         });

@@ -66,7 +66,7 @@ pub(crate) async fn until_serving(
         for (place, &index) in indices.iter().enumerate() {
             let condition = session.condition(index);
             if let Condition::Ended(_) = condition {
-                bail!("node {index} {}{}", condition.words(), last_words(session, index));
+                bail!("node {index} {}{}", condition.description(), last_words(session, index));
             }
             let answer = asker.report(&session.net.nodes[index].url()).await;
             if answer.is_err() {

@@ -155,7 +155,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     let findings = told.with_context(|| {
         format!("the storm did not complete; its files are in {}", files.folder.display())
     })?;
-    let rows = verdict::judge(&findings);
+    let rows = verdict::evaluate(&findings);
     let good = rows.iter().all(|row| row.met != Some(false));
     println!("\nmachine: {}", machine::describe());
     println!("node: --memory {}, group {}", options.memory, findings.group);

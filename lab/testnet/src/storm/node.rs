@@ -89,7 +89,7 @@ impl CappedNode {
             .process_group(0);
         let mut child = Child::spawn(&mut command, "the node or its cap")?
             .logging_to([files.log()])
-            .leaving_by(OnDrop::Ask);
+            .with_on_drop(OnDrop::Ask);
         let client = reqwest::Client::builder().no_proxy().build()?;
         let healthy = async || {
             let url = format!("http://{}", cli::written_address(&address)?);
@@ -153,7 +153,7 @@ impl CappedNode {
             _ => {}
         })?;
         let summary = summary
-            .with_context(|| format!("the cap left no summary:\n{}", self.child.last_words()))?;
+            .with_context(|| format!("the cap left no summary:\n{}", self.child.log_tail()))?;
         Ok((header.group, summary))
     }
 }

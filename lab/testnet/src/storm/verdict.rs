@@ -63,13 +63,13 @@ pub(crate) struct Row {
 
 impl Row {
     /// Adds a figure that `thimble-lab compare` reads.
-    pub(crate) fn tells(&mut self, name: &str, value: f64, unit: &str) {
+    pub(crate) fn add_figure(&mut self, name: &str, value: f64, unit: &str) {
         self.figures.push(Figure::new(name, value, unit));
     }
 }
 
 /// Compares what was measured with the goals, one row for each figure.
-pub(crate) fn judge(findings: &Findings) -> Vec<Row> {
+pub(crate) fn evaluate(findings: &Findings) -> Vec<Row> {
     let mut rows = Rows(Vec::new());
     rows.survival(findings);
     rows.work(findings);
@@ -77,9 +77,9 @@ pub(crate) fn judge(findings: &Findings) -> Vec<Row> {
     rows.unaccounted(findings);
     rows.rounds(findings);
     let ended = &findings.summary.ended;
-    rows.held("the node's end after SIGTERM", ended.clone(), "exit 0", ended == "exit 0");
+    rows.add_with_goal("the node's end after SIGTERM", ended.clone(), "exit 0", ended == "exit 0");
     let Rows(mut rows) = rows;
-    tell(findings, &mut rows);
+    add_figures(findings, &mut rows);
     rows
 }
 
@@ -97,21 +97,21 @@ impl Rows {
     }
 
     /// With a goal.
-    fn held(&mut self, what: &str, measured: String, goal: &str, met: bool) {
+    fn add_with_goal(&mut self, what: &str, measured: String, goal: &str, met: bool) {
         self.add(what, measured, goal, Some(met));
     }
 
     /// A figure without a goal.
-    fn told(&mut self, what: &str, measured: String) {
+    fn add_without_goal(&mut self, what: &str, measured: String) {
         self.add(what, measured, "", None);
     }
 
     /// No process was killed or restarted.
     fn survival(&mut self, findings: &Findings) {
         let summary = &findings.summary;
-        self.held("OOM kills", summary.oom_kills.to_string(), "0", summary.oom_kills == 0);
+        self.add_with_goal("OOM kills", summary.oom_kills.to_string(), "0", summary.oom_kills == 0);
         let restarts = metric(&findings.metrics, "thimble_worker_restarts_total");
-        self.held(
+        self.add_with_goal(
             "worker restarts (the node's word)",
             restarts.map_or_else(|| "not told".into(), |restarts| format!("{restarts:.0}")),
             "0",
@@ -125,22 +125,22 @@ impl Rows {
             .collect();
         let none = restarted.is_empty();
         let said = if none { "0".into() } else { restarted.join(", ") };
-        self.held("process restarts (seen from outside)", said, "0", none);
+        self.add_with_goal("process restarts (seen from outside)", said, "0", none);
     }
 
     /// What the hammer did, and found right.
     fn work(&mut self, findings: &Findings) {
         let hammer = &findings.hammer;
-        self.held("hammer", hammer.status.clone(), "exit status: 0", hammer.success);
+        self.add_with_goal("hammer", hammer.status.clone(), "exit status: 0", hammer.success);
         let report = hammer.report.as_ref();
         let wrong = report.and_then(|report| report.get("verification_failures")?.as_u64());
         let said = wrong.map_or_else(|| "no report".to_owned(), |wrong| wrong.to_string());
-        self.held("verification failures", said, "0", wrong == Some(0));
+        self.add_with_goal("verification failures", said, "0", wrong == Some(0));
         let done = report.map_or(0, operations);
         // A storm in which nothing was done proves nothing.
-        self.held("operations done", done.to_string(), "some", done > 0);
+        self.add_with_goal("operations done", done.to_string(), "some", done > 0);
         if let Some(errors) = report.and_then(|report| report.get("errors")?.as_u64()) {
-            self.told("errors the hammer was answered with", errors.to_string());
+            self.add_without_goal("errors the hammer was answered with", errors.to_string());
         }
     }
 
@@ -151,9 +151,9 @@ impl Rows {
             (bytes, _) => bytes,
         };
         let goal = format!("at most {}", format_size(peak_max));
-        self.held("anonymous memory, peak", mib(peak), &goal, peak <= peak_max);
-        self.told("anonymous memory, idle before", mib(findings.idle_bytes));
-        self.held(
+        self.add_with_goal("anonymous memory, peak", mib(peak), &goal, peak <= peak_max);
+        self.add_without_goal("anonymous memory, idle before", mib(findings.idle_bytes));
+        self.add_with_goal(
             &format!("anonymous memory, {} s after", findings.cool_down_seconds),
             mib(findings.after_bytes),
             &format!("at most {} above idle", format_size(KEPT_BYTES_MAX)),
@@ -164,7 +164,7 @@ impl Rows {
     fn unaccounted(&mut self, findings: &Findings) {
         let signed = |bytes: i64| format!("{:.1} MiB", bytes as f64 / MIB as f64);
         let idle = findings.unaccounted_idle_bytes;
-        self.told(
+        self.add_without_goal(
             "memory that no pool holds, idle before",
             idle.map_or_else(|| "not told".to_owned(), signed),
         );
@@ -177,7 +177,7 @@ impl Rows {
             |peak| format!("{} in {} samples", signed(peak), samples.len()),
         );
         let enough = samples.len() >= UNACCOUNTED_SAMPLES_MIN;
-        self.held(
+        self.add_with_goal(
             "memory that no pool holds, peak",
             said,
             &format!("at most {} ({UNACCOUNTED_STORM_PERCENT_MAX} % or 12 MiB)", mib(most)),
@@ -188,28 +188,28 @@ impl Rows {
     fn rounds(&mut self, findings: &Findings) {
         let summary = &findings.summary;
         let charged = mib(summary.charged_peak_bytes);
-        self.told("charged memory, peak (page cache included)", charged);
-        let told = |name: &str, digits: usize| {
+        self.add_without_goal("charged memory, peak (page cache included)", charged);
+        let metric_text = |name: &str, digits: usize| {
             metric(&findings.metrics, name)
                 .map_or_else(|| "not told".to_owned(), |value| format!("{value:.digits$}"))
         };
-        let stall = told("thimble_longest_stall_seconds", 3);
-        self.told("longest stall of rounds, seconds", stall);
-        self.told("rounds skipped", told("thimble_rounds_skipped_total", 0));
+        let stall = metric_text("thimble_longest_stall_seconds", 3);
+        self.add_without_goal("longest stall of rounds, seconds", stall);
+        self.add_without_goal("rounds skipped", metric_text("thimble_rounds_skipped_total", 0));
         let (some, full) = (summary.pressure_some_percent_max, summary.pressure_full_percent_max);
         if let (Some(some), Some(full)) = (some, full) {
             let said = format!("some {some:.1} %, full {full:.1} %");
-            self.told("memory pressure, worst 10 s", said);
+            self.add_without_goal("memory pressure, worst 10 s", said);
         }
     }
 }
 
 /// Figures for comparing runs, on the last row.
-fn tell(findings: &Findings, rows: &mut [Row]) {
+fn add_figures(findings: &Findings, rows: &mut [Row]) {
     let Some(row) = rows.last_mut() else { return };
     let Findings { summary, mode, .. } = findings;
     let mut add = |name: &str, value: f64, unit: &str| {
-        row.tells(&format!("storm {mode} > {name}"), value, unit)
+        row.add_figure(&format!("storm {mode} > {name}"), value, unit)
     };
     add("anonymous memory, idle before", findings.idle_bytes as f64, "bytes");
     add("anonymous memory, peak", summary.anonymous_peak_bytes as f64, "bytes");
@@ -314,7 +314,7 @@ mod tests {
 
     /// What is not met.
     fn failing(findings: &Findings) -> Vec<String> {
-        judge(findings)
+        evaluate(findings)
             .into_iter()
             .filter(|row| row.met == Some(false))
             .map(|row| row.what)
@@ -325,7 +325,9 @@ mod tests {
     fn a_calm_storm_is_good_at_the_limit() {
         assert_eq!(failing(&good()), [""; 0]);
         assert!(
-            judge(&good()).iter().any(|row| row.what == "operations done" && row.measured == "42")
+            evaluate(&good())
+                .iter()
+                .any(|row| row.what == "operations done" && row.measured == "42")
         );
     }
 

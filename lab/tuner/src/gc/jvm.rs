@@ -29,7 +29,7 @@ pub(super) struct Reader {
 #[derive(Debug, Default)]
 struct Cycle {
     number: u64,
-    told: Collection,
+    collection: Collection,
     /// A cleanup ends it once references were updated.
     updated: bool,
     cleaned: bool,
@@ -58,7 +58,7 @@ impl Reader {
             let sizes = rest.split_ascii_whitespace().filter(|word| !word.starts_with('('));
             let after = sizes.take(4).last().and_then(size);
             if let Some(cycle) = self.cycle(id) {
-                cycle.told.heap_bytes = after.or(cycle.told.heap_bytes);
+                cycle.collection.heap_bytes = after.or(cycle.collection.heap_bytes);
             }
             return None;
         }
@@ -68,31 +68,31 @@ impl Reader {
         {
             let (_, after) = text.rsplit_once("->")?;
             let live = size(after.split('(').next()?)?;
-            let told = self.take(id).map(|cycle| cycle.told).unwrap_or_default();
+            let collection = self.take(id).map(|cycle| cycle.collection).unwrap_or_default();
             let major = !text.starts_with("Minor");
-            return Some(Collection { seconds, major, live_bytes: Some(live), ..told });
+            return Some(Collection { seconds, major, live_bytes: Some(live), ..collection });
         }
         if text.starts_with("Concurrent Mark Cycle ") || text.starts_with("Concurrent Cycle ") {
             millis(text)?;
-            let told = self.take(id)?.told;
-            return Some(Collection { seconds, major: true, ..told });
+            let collection = self.take(id)?.collection;
+            return Some(Collection { seconds, major: true, ..collection });
         }
         if text.starts_with("Concurrent cleanup ") {
             let (_, live, heap) = sizes(text)?;
             let cycle = self.cycle(id)?;
-            cycle.told = Collection {
+            cycle.collection = Collection {
                 seconds,
                 live_bytes: Some(live),
                 heap_bytes: Some(heap),
-                ..cycle.told.clone()
+                ..cycle.collection.clone()
             };
             cycle.cleaned = true;
-            return cycle.updated.then(|| self.take(id)).flatten().map(Cycle::whole);
+            return cycle.updated.then(|| self.take(id)).flatten().map(Cycle::into_collection);
         }
         if text.starts_with("Concurrent reset") {
             // A cycle of Shenandoah that had nothing to move ended with its first cleanup.
             let short = self.cycles.iter().find(|cycle| cycle.cleaned && cycle.number < id)?.number;
-            return self.take(short).map(Cycle::whole);
+            return self.take(short).map(Cycle::into_collection);
         }
         None
     }
@@ -105,23 +105,24 @@ impl Reader {
             return None;
         };
         let whole = ["Pause Young", "Pause Full", "Pause Mixed", "Pause Degenerated"];
-        let told = sizes(text);
+        let reported = sizes(text);
         // An older G1 begins a cycle with a young collection.
         let is_whole = whole.iter().any(|start| text.starts_with(start))
-            || (text.starts_with("Pause Initial Mark") && told.is_some());
+            || (text.starts_with("Pause Initial Mark") && reported.is_some());
         if !is_whole {
             let cycle = self.cycle(id)?;
-            cycle.told.pause_millis += pause_millis;
+            cycle.collection.pause_millis += pause_millis;
             cycle.updated |= text.starts_with("Pause Final Update");
-            if let Some((_, live, heap)) = told {
-                (cycle.told.live_bytes, cycle.told.heap_bytes) = (Some(live), Some(heap));
+            if let Some((_, live, heap)) = reported {
+                (cycle.collection.live_bytes, cycle.collection.heap_bytes) =
+                    (Some(live), Some(heap));
             }
             return None;
         }
-        let (_, live, heap) = told?;
+        let (_, live, heap) = reported?;
         let major = text.starts_with("Pause Full") || text.starts_with("Pause Degenerated");
         // Its line also reports a cycle that was abandoned for it.
-        let earlier = self.take(id).map_or(0.0, |cycle| cycle.told.pause_millis);
+        let earlier = self.take(id).map_or(0.0, |cycle| cycle.collection.pause_millis);
         let collection = Collection {
             seconds,
             major,
@@ -146,7 +147,7 @@ impl Reader {
             return Some(Collection { cpu_millis: Some(cpu), ..collection });
         }
         let cycle = self.cycles.iter_mut().find(|cycle| cycle.number == id)?;
-        *cycle.told.cpu_millis.get_or_insert_default() += cpu;
+        *cycle.collection.cpu_millis.get_or_insert_default() += cpu;
         None
     }
 
@@ -168,8 +169,8 @@ impl Reader {
 }
 
 impl Cycle {
-    fn whole(self) -> Collection {
-        Collection { major: true, ..self.told }
+    fn into_collection(self) -> Collection {
+        Collection { major: true, ..self.collection }
     }
 }
 

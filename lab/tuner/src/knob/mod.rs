@@ -12,7 +12,7 @@ mod setting;
 
 pub(crate) use self::{
     file::{Log, Runtime, read, shipped, shipped_names},
-    setting::{Applied, Setting, Spot},
+    setting::{KnobChoice, Setting, TunedCommand},
 };
 
 use serde::Deserialize;
@@ -148,18 +148,18 @@ fn rounded(number: u64) -> u64 {
 
 impl Way {
     /// Takes the way preferred, or the one there is.
-    fn chosen(&self, by: By) -> Chosen<'_> {
+    fn target(&self, by: By) -> DeliveryTarget<'_> {
         match (by, &self.argument, &self.environment) {
             (By::Argument, Some(argument), _) | (By::Environment, Some(argument), None) => {
-                Chosen::Argument(argument)
+                DeliveryTarget::Argument(argument)
             }
-            (_, _, Some(variable)) => Chosen::Environment(variable),
-            (By::Argument, None, None) | (By::Environment, None, None) => Chosen::Nothing,
+            (_, _, Some(variable)) => DeliveryTarget::Environment(variable),
+            (By::Argument, None, None) | (By::Environment, None, None) => DeliveryTarget::Nothing,
         }
     }
 }
 
-enum Chosen<'a> {
+enum DeliveryTarget<'a> {
     Argument(&'a Argument),
     Environment(&'a Variable),
     Nothing,

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{Argument, ArgumentPosition, By, Chosen, Knob};
+use super::{Argument, ArgumentPosition, By, DeliveryTarget, Knob};
 
 /// A value of a knob, by their places in the list of knobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Spot {
+pub(crate) struct KnobChoice {
     pub(crate) knob: usize,
     pub(crate) value: usize,
 }
@@ -17,13 +17,13 @@ pub(crate) struct Setting(BTreeMap<usize, usize>);
 
 impl Setting {
     /// One knob alone.
-    pub(crate) fn one(spot: Spot) -> Self {
-        Self::default().with(spot)
+    pub(crate) fn single(choice: KnobChoice) -> Self {
+        Self::default().with(choice)
     }
 
-    pub(crate) fn with(&self, spot: Spot) -> Self {
+    pub(crate) fn with(&self, choice: KnobChoice) -> Self {
         let mut setting = self.clone();
-        setting.0.insert(spot.knob, spot.value);
+        setting.0.insert(choice.knob, choice.value);
         setting
     }
 
@@ -41,17 +41,21 @@ impl Setting {
         self.0.is_empty()
     }
 
-    pub(crate) fn spots(&self) -> impl Iterator<Item = Spot> {
-        self.0.iter().map(|(knob, value)| Spot { knob: *knob, value: *value })
+    pub(crate) fn choices(&self) -> impl Iterator<Item = KnobChoice> {
+        self.0.iter().map(|(knob, value)| KnobChoice { knob: *knob, value: *value })
     }
 
     /// Names and values, in the order of the knobs.
-    pub(crate) fn named(&self, knobs: &[Knob], peak_bytes: u64) -> Vec<(String, String)> {
-        let name = |spot: Spot| {
-            let knob = knobs.get(spot.knob)?;
-            Some((knob.name.clone(), knob.values.get(spot.value)?.text(peak_bytes)))
+    pub(crate) fn names_and_values(
+        &self,
+        knobs: &[Knob],
+        peak_bytes: u64,
+    ) -> Vec<(String, String)> {
+        let name = |choice: KnobChoice| {
+            let knob = knobs.get(choice.knob)?;
+            Some((knob.name.clone(), knob.values.get(choice.value)?.text(peak_bytes)))
         };
-        self.spots().filter_map(name).collect()
+        self.choices().filter_map(name).collect()
     }
 }
 
@@ -60,7 +64,7 @@ pub(crate) const CONFIG: &str = "{config}";
 
 /// A command with a setting applied.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Applied {
+pub(crate) struct TunedCommand {
     pub(crate) command: Vec<String>,
     /// Variables in addition to those that the command gets anyway.
     pub(crate) environment: Vec<(String, String)>,
@@ -71,7 +75,7 @@ pub(crate) struct Applied {
     end: Vec<(Vec<String>, Vec<String>)>,
 }
 
-impl Applied {
+impl TunedCommand {
     /// The user's command as it is.
     pub(crate) fn new(command: &[String]) -> Self {
         Self { command: command.to_vec(), ..Self::default() }
@@ -79,7 +83,7 @@ impl Applied {
 
     /// Turns knobs. `inherited` is a variable's value in the environment, to which a joined one is
     /// added.
-    pub(crate) fn turned(
+    pub(crate) fn with_knobs(
         command: &[String],
         texts: &[(&super::Way, String)],
         by: By,
@@ -88,9 +92,9 @@ impl Applied {
         let mut applied = Self::new(command);
         for (way, value) in texts {
             let text = way.text.replace("{}", value);
-            match way.chosen(by) {
-                Chosen::Argument(argument) => applied.add_argument(argument, &text),
-                Chosen::Environment(variable) => {
+            match way.target(by) {
+                DeliveryTarget::Argument(argument) => applied.add_argument(argument, &text),
+                DeliveryTarget::Environment(variable) => {
                     let known =
                         applied.environment.iter_mut().find(|(name, _)| *name == variable.name);
                     match (known, &variable.join) {
@@ -109,7 +113,7 @@ impl Applied {
                         }
                     }
                 }
-                Chosen::Nothing => {}
+                DeliveryTarget::Nothing => {}
             }
         }
         applied.finish()
@@ -188,7 +192,7 @@ mod tests {
             .collect();
         let command: Vec<String> = command.iter().map(|word| (*word).to_owned()).collect();
         let inherited = |name: &str| (name == "GODEBUG").then(|| "http2client=0".to_owned());
-        let applied = Applied::turned(&command, &texts, by, inherited);
+        let applied = TunedCommand::with_knobs(&command, &texts, by, inherited);
         let environment: Vec<String> =
             applied.environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
         (applied.command.join(" "), environment.join(" "))
@@ -227,7 +231,7 @@ mod tests {
         std::fs::write(file.path(), text).unwrap();
         let runtime = read(file.path()).unwrap();
         let texts: Vec<_> = runtime.knobs.iter().map(|knob| (&knob.way, "7".to_owned())).collect();
-        let applied = Applied::turned(&["p".to_owned()], &texts, By::Argument, |_| None);
+        let applied = TunedCommand::with_knobs(&["p".to_owned()], &texts, By::Argument, |_| None);
         assert_eq!(applied.command.join(" "), "p --cache 7 --pool=7");
     }
 
@@ -236,7 +240,7 @@ mod tests {
         let runtime = shipped("thimble").unwrap();
         let texts: Vec<_> =
             runtime.knobs.iter().take(2).map(|knob| (&knob.way, "7".to_owned())).collect();
-        let applied = Applied::turned(
+        let applied = TunedCommand::with_knobs(
             &["thimble".to_owned(), "run".to_owned()],
             &texts,
             By::Argument,
@@ -254,10 +258,10 @@ mod tests {
 
     #[test]
     fn a_setting_is_its_knobs_and_values() {
-        let first = Spot { knob: 0, value: 1 };
-        let setting = Setting::one(first).with(Spot { knob: 2, value: 0 });
+        let first = KnobChoice { knob: 0, value: 1 };
+        let setting = Setting::single(first).with(KnobChoice { knob: 2, value: 0 });
         assert_eq!(setting.value_of(2), Some(0));
-        assert_eq!(setting.without(2), Setting::one(first));
+        assert_eq!(setting.without(2), Setting::single(first));
         assert!(setting.without(0).without(2).is_default());
     }
 }

@@ -46,14 +46,17 @@ pub(crate) async fn ask(
         };
         while asked.try_join_next().is_some() {}
         let Ok(permit) = free.clone().try_acquire_owned() else {
-            note(&samples, Err(format!("{IN_FLIGHT_MAX} questions are without an answer")));
+            record_answer(
+                &samples,
+                Err(format!("{IN_FLIGHT_MAX} questions are without an answer")),
+            );
             continue;
         };
         let (target, samples) = (target.clone(), samples.clone());
         asked.spawn(async move {
             let answer = tokio::time::timeout(TIMEOUT, target.ask()).await;
             let late = at.elapsed().as_secs_f64() * 1_000.0;
-            note(
+            record_answer(
                 &samples,
                 match answer {
                     Ok(Ok(())) => Ok(late),
@@ -70,10 +73,10 @@ pub(crate) async fn ask(
         tokio::time::timeout(TIMEOUT, async { while asked.join_next().await.is_some() {} }).await;
 }
 
-fn note(samples: &Mutex<Samples>, answer: Result<f64, String>) {
+fn record_answer(samples: &Mutex<Samples>, answer: Result<f64, String>) {
     let mut samples = samples.lock().unwrap_or_else(PoisonError::into_inner);
     match answer {
-        Ok(millis) => samples.late(millis),
-        Err(why) => samples.missed(&why),
+        Ok(millis) => samples.record_delay(millis),
+        Err(why) => samples.record_miss(&why),
     }
 }

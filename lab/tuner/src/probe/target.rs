@@ -50,7 +50,7 @@ impl Target {
     pub(crate) async fn ask(&self) -> Result<(), String> {
         match self {
             Self::Http(client, address) => {
-                let answer = client.get(address).send().await.map_err(words)?;
+                let answer = client.get(address).send().await.map_err(root_cause)?;
                 read(answer).await.map(drop)
             }
             Self::Tcp(address) => {
@@ -58,7 +58,7 @@ impl Target {
             }
             Self::Rpc(client, address, body) => {
                 let request = client.post(address).header("content-type", "application/json");
-                let answer = request.body(body.clone()).send().await.map_err(words)?;
+                let answer = request.body(body.clone()).send().await.map_err(root_cause)?;
                 let body = read(answer).await?;
                 let answer: serde_json::Value = serde_json::from_slice(&body)
                     .map_err(|_| "the answer is no JSON".to_owned())?;
@@ -99,7 +99,7 @@ fn checked(address: &str) -> Result<String> {
 async fn read(mut answer: reqwest::Response) -> Result<Vec<u8>, String> {
     let status = answer.status();
     let mut body = Vec::new();
-    while let Some(part) = answer.chunk().await.map_err(words)? {
+    while let Some(part) = answer.chunk().await.map_err(root_cause)? {
         if body.len() + part.len() > ANSWER_BYTES_MAX {
             return Err(format!("the answer has more than {} MiB", ANSWER_BYTES_MAX >> 20));
         }
@@ -108,7 +108,7 @@ async fn read(mut answer: reqwest::Response) -> Result<Vec<u8>, String> {
     if status.as_u16() >= 400 { Err(format!("HTTP status {status}")) } else { Ok(body) }
 }
 
-fn words(error: reqwest::Error) -> String {
+fn root_cause(error: reqwest::Error) -> String {
     let mut text = error.to_string();
     let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(&error);
     while let Some(next) = cause {

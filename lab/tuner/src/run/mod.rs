@@ -33,16 +33,16 @@ use tokio::{
 
 use self::{
     load::Load,
-    output::{Collected, Output},
+    output::{CollectorTotals, Output},
 };
 pub(crate) use self::{
-    outcome::{Measured, Outcome},
+    outcome::{Measurement, Outcome},
     output::Patterns,
     plan::{Names, Plan, Probe, Ready},
 };
 use crate::{
     gc::Reader,
-    knob::{Applied, Way},
+    knob::{TunedCommand, Way},
     lateness::{Lateness, Samples},
     probe,
 };
@@ -61,13 +61,17 @@ const READY_EVERY: Duration = Duration::from_millis(20);
 /// The user asked to stop.
 #[derive(Debug, thiserror::Error)]
 #[error("stopped")]
-pub(crate) struct Stopped;
+pub(crate) struct StoppedByUser;
 
 /// Turns true when the user asks to stop.
 pub(crate) type Stop = watch::Receiver<bool>;
 
 /// Runs the command once with these values of knobs.
-pub(crate) async fn run(plan: &Plan, turned: &[(&Way, String)], stop: &Stop) -> Result<Measured> {
+pub(crate) async fn run(
+    plan: &Plan,
+    turned: &[(&Way, String)],
+    stop: &Stop,
+) -> Result<Measurement> {
     let folder = tempfile::Builder::new()
         .prefix("run-")
         .tempdir_in(&plan.scratch)
@@ -125,11 +129,12 @@ async fn measure(
     names: &Names,
     files: &Files,
     stop: &Stop,
-) -> Result<Measured> {
+) -> Result<Measurement> {
     let command: Vec<String> = plan.command.iter().map(|word| names.fill(word)).collect();
     let mut all = turned.to_vec();
     all.extend(report.map(|way| (way, String::new())));
-    let applied = Applied::turned(&command, &all, plan.by, |name| std::env::var(name).ok());
+    let applied =
+        TunedCommand::with_knobs(&command, &all, plan.by, |name| std::env::var(name).ok());
     if !applied.config.is_empty() {
         fs::write(&files.config, applied.config.join("\n") + "\n")
             .context("writing the configuration file")?;
@@ -172,13 +177,13 @@ async fn measure(
         child.stderr.take().map(|pipe| tokio::spawn(output.clone().read(pipe))),
     ];
     if ready_target.is_none() && !waits_for_line {
-        output.is_ready();
+        output.mark_ready();
     }
 
-    let under_way = UnderWay { plan, names, output: &output, target, ready_target, started, stop };
-    let (verdict, work) = under_way.until_end(&mut child).await?;
-    let stopped_by_us = work.ended.is_none();
-    end(&mut child, work.ended.is_some()).await?;
+    let under_way = ActiveRun { plan, names, output: &output, target, ready_target, started, stop };
+    let (verdict, progress) = under_way.until_end(&mut child).await?;
+    let stopped_by_us = progress.ended.is_none();
+    end(&mut child, progress.ended.is_some()).await?;
     for reader in readers.into_iter().flatten() {
         // The pipe's end is there once all processes of the group are gone, and they are.
         let _ = tokio::time::timeout(Duration::from_secs(5), reader).await;
@@ -193,16 +198,17 @@ async fn measure(
     };
     let collected = match &plan.log {
         Some(log) if log.has_file() => read_report(log.dialect, &files.report),
-        _ => output.collected(),
+        _ => output.collector_totals(),
     };
-    let lateness = work.lateness;
-    let outcome = outcome(verdict, &summary, stopped_by_us, left(&files.info), &output);
-    Ok(Measured {
+    let lateness = progress.lateness;
+    let outcome =
+        outcome(verdict, &summary, stopped_by_us, read_processes_left(&files.info), &output);
+    Ok(Measurement {
         outcome,
         peak_bytes: held.peak_bytes,
         end_bytes: held.end_bytes,
         cpu_seconds: summary.cpu_seconds,
-        start_millis: work.ready_at.map(|at| (at - started).as_secs_f64() * 1_000.0),
+        start_millis: progress.ready_at.map(|at| (at - started).as_secs_f64() * 1_000.0),
         seconds: summary.seconds,
         live_bytes: collected.live_bytes_max,
         collector_percent: (collected.tells_cpu && summary.cpu_seconds > 0.0)
@@ -215,7 +221,7 @@ async fn measure(
 }
 
 /// Starts the command under its cap.
-fn start(plan: &Plan, applied: &Applied, files: &Files) -> Result<Child> {
+fn start(plan: &Plan, applied: &TunedCommand, files: &Files) -> Result<Child> {
     let mut cap = Command::new(&plan.exe);
     cap.args(["cap", "--with-parent", "--quiet", "--memory", &plan.cap_bytes.to_string()]);
     cap.args(["--interval-millis", &INTERVAL_MILLIS.to_string()]);
@@ -236,14 +242,14 @@ enum Verdict {
     Stalled(String),
 }
 
-struct Work {
+struct RunProgress {
     ready_at: Option<Instant>,
     /// Whether the command ended by itself.
     ended: Option<()>,
     lateness: Option<Lateness>,
 }
 
-struct UnderWay<'a> {
+struct ActiveRun<'a> {
     plan: &'a Plan,
     names: &'a Names,
     output: &'a Arc<Output>,
@@ -253,32 +259,32 @@ struct UnderWay<'a> {
     stop: &'a Stop,
 }
 
-impl UnderWay<'_> {
+impl ActiveRun<'_> {
     /// Until the command is ready, has been worked on and asked for as long as planned, or ended
     /// before.
     #[expect(
         clippy::too_many_lines,
         reason = "steps of one matter, each on what those before it left"
     )]
-    async fn until_end(&self, child: &mut Child) -> Result<(Verdict, Work)> {
-        let mut work = Work { ready_at: None, ended: None, lateness: None };
+    async fn until_end(&self, child: &mut Child) -> Result<(Verdict, RunProgress)> {
+        let mut progress = RunProgress { ready_at: None, ended: None, lateness: None };
         let mut stop = self.stop.clone();
         let waited = tokio::select! {
             at = self.output.until_ready() => Some(at),
             at = self.first_answer() => Some(at),
-            _ = child.wait() => { work.ended = Some(()); None }
+            _ = child.wait() => { progress.ended = Some(()); None }
             () = tokio::time::sleep(self.plan.ready_within) => None,
-            _ = stop.wait_for(|stop| *stop) => return self.stopped(child).await,
+            _ = stop.wait_for(|stop| *stop) => return self.abort(child).await,
         };
         let Some(at) = waited else {
-            let verdict = if work.ended.is_some() {
+            let verdict = if progress.ended.is_some() {
                 Verdict::Fine
             } else {
                 Verdict::NotReady(self.started.elapsed())
             };
-            return Ok((verdict, work));
+            return Ok((verdict, progress));
         };
-        work.ready_at = Some(at);
+        progress.ready_at = Some(at);
         self.output.forget_samples();
 
         let samples = Arc::new(Mutex::new(Samples::default()));
@@ -310,7 +316,7 @@ impl UnderWay<'_> {
                         break;
                     }
                 }
-                _ = child.wait() => { work.ended = Some(()); break }
+                _ = child.wait() => { progress.ended = Some(()); break }
                 () = tokio::time::sleep_until(phase_end) => {
                     if load.is_some() && self.plan.until_load_ends {
                         verdict = Verdict::Stalled(format!(
@@ -322,7 +328,7 @@ impl UnderWay<'_> {
                 }
                 _ = stop.wait_for(|stop| *stop) => {
                     drop(load);
-                    return self.stopped(child).await;
+                    return self.abort(child).await;
                 }
             }
         }
@@ -330,7 +336,7 @@ impl UnderWay<'_> {
         let mut all = self.output.samples();
         let _ = end_asking.send(true);
         if let Some(asker) = asker {
-            if work.ended.is_some() {
+            if progress.ended.is_some() {
                 asker.abort();
             } else {
                 let _ = asker.await;
@@ -344,24 +350,24 @@ impl UnderWay<'_> {
         }
         let is_asked =
             self.plan.probe.is_some() || self.plan.beat.is_some() || self.plan.miss.is_some();
-        work.lateness = is_asked.then(|| all.summary());
-        Ok((verdict, work))
+        progress.lateness = is_asked.then(|| all.summary());
+        Ok((verdict, progress))
     }
 
     async fn first_answer(&self) -> Instant {
         let Some(target) = &self.ready_target else { return std::future::pending().await };
         loop {
             if target.ask().await.is_ok() {
-                self.output.is_ready();
+                self.output.mark_ready();
                 return Instant::now();
             }
             tokio::time::sleep(READY_EVERY).await;
         }
     }
 
-    async fn stopped(&self, child: &mut Child) -> Result<(Verdict, Work)> {
+    async fn abort(&self, child: &mut Child) -> Result<(Verdict, RunProgress)> {
         end(child, false).await?;
-        Err(Stopped.into())
+        Err(StoppedByUser.into())
     }
 }
 
@@ -447,18 +453,18 @@ fn own_cpu_seconds() -> f64 {
 /// Memory that cannot be dropped: anonymous, and shared memory, in which some collectors keep the
 /// heap.
 #[derive(Clone, Copy, Debug, Default)]
-struct Held {
+struct UnreclaimableMemory {
     peak_bytes: u64,
     /// When the command was last seen alive.
     end_bytes: u64,
 }
 
 /// The summary, and the memory held per the samples; `None` when the command never ran.
-fn read_series(path: &str) -> Result<Option<(Summary, Held)>> {
+fn read_series(path: &str) -> Result<Option<(Summary, UnreclaimableMemory)>> {
     let Ok(file) = fs::File::open(path) else { return Ok(None) };
     let mut reader = BufReader::new(file);
     let mut line = Vec::new();
-    let mut held = Held::default();
+    let mut held = UnreclaimableMemory::default();
     loop {
         line.clear();
         let count = (&mut reader).take(SERIES_LINE_BYTES_MAX).read_until(b'\n', &mut line)?;
@@ -480,14 +486,14 @@ fn read_series(path: &str) -> Result<Option<(Summary, Held)>> {
 }
 
 /// Processes that the command left running.
-fn left(path: &str) -> u64 {
+fn read_processes_left(path: &str) -> u64 {
     let text = fs::read(path).unwrap_or_default();
     let info: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
     info.pointer("/ended/left").and_then(serde_json::Value::as_u64).unwrap_or(0)
 }
 
-fn read_report(dialect: crate::gc::Dialect, path: &str) -> Collected {
-    let mut collected = Collected::default();
+fn read_report(dialect: crate::gc::Dialect, path: &str) -> CollectorTotals {
+    let mut collected = CollectorTotals::default();
     let Ok(file) = fs::File::open(path) else { return collected };
     let mut reader = BufReader::new(file.take(REPORT_BYTES_MAX));
     let mut lines = Reader::new(dialect);

@@ -33,7 +33,7 @@ impl Outcome {
     }
 
     /// For a column of a table.
-    pub(crate) fn short(&self) -> &'static str {
+    pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::Lived => "lived",
             Self::OutOfMemory(_) => "killed for memory",
@@ -45,7 +45,7 @@ impl Outcome {
         }
     }
 
-    pub(crate) fn words(&self) -> &str {
+    pub(crate) fn detail(&self) -> &str {
         match self {
             Self::Lived => "",
             Self::OutOfMemory(words)
@@ -60,16 +60,16 @@ impl Outcome {
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.words() {
-            "" => f.write_str(self.short()),
-            words => write!(f, "{}: {words}", self.short()),
+        match self.detail() {
+            "" => f.write_str(self.label()),
+            words => write!(f, "{}: {words}", self.label()),
         }
     }
 }
 
 /// What was measured, over all processes of the command.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Measured {
+pub(crate) struct Measurement {
     pub(crate) outcome: Outcome,
     /// Most anonymous and shared memory at any moment.
     pub(crate) peak_bytes: u64,
@@ -94,7 +94,7 @@ pub(crate) struct Measured {
     pub(crate) others_percent: f64,
 }
 
-impl Default for Measured {
+impl Default for Measurement {
     fn default() -> Self {
         Self {
             outcome: Outcome::Lived,

@@ -44,7 +44,7 @@ pub(crate) struct Patterns {
 
 /// Sums of a collector's report.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Collected {
+pub(crate) struct CollectorTotals {
     pub(crate) count: u64,
     pub(crate) cpu_millis: f64,
     pub(crate) pause_max_millis: f64,
@@ -53,7 +53,7 @@ pub(crate) struct Collected {
     pub(crate) tells_cpu: bool,
 }
 
-impl Collected {
+impl CollectorTotals {
     pub(crate) fn add(&mut self, collection: &Collection) {
         self.count += 1;
         self.pause_max_millis = self.pause_max_millis.max(collection.pause_millis);
@@ -72,15 +72,15 @@ impl Collected {
 pub(crate) struct Output {
     patterns: Patterns,
     ready: watch::Sender<Option<Instant>>,
-    seen: Mutex<Seen>,
+    state: Mutex<OutputState>,
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct OutputState {
     tail: VecDeque<String>,
     samples: Samples,
     beats: Beats,
-    collected: Collected,
+    collected: CollectorTotals,
 }
 
 /// Beats that do not state their delay.
@@ -94,11 +94,11 @@ struct Beats {
 
 impl Output {
     pub(crate) fn new(patterns: Patterns) -> Arc<Self> {
-        Arc::new(Self { patterns, ready: watch::Sender::new(None), seen: Mutex::default() })
+        Arc::new(Self { patterns, ready: watch::Sender::new(None), state: Mutex::default() })
     }
 
     /// When the program was ready; now, if it is not known to be yet.
-    pub(crate) fn is_ready(&self) {
+    pub(crate) fn mark_ready(&self) {
         self.ready.send_if_modified(|ready| {
             let first = ready.is_none();
             ready.get_or_insert_with(Instant::now);
@@ -136,29 +136,37 @@ impl Output {
                 let room = LINE_BYTES_MAX.saturating_sub(line.len());
                 line.extend_from_slice(part.get(..room).unwrap_or(part));
                 if part.ends_with(b"\n") {
-                    self.line(String::from_utf8_lossy(&line).trim_end(), now, reader.as_mut());
+                    self.process_line(
+                        String::from_utf8_lossy(&line).trim_end(),
+                        now,
+                        reader.as_mut(),
+                    );
                     line.clear();
                 }
             }
         }
         if !line.is_empty() {
-            self.line(String::from_utf8_lossy(&line).trim_end(), Instant::now(), reader.as_mut());
+            self.process_line(
+                String::from_utf8_lossy(&line).trim_end(),
+                Instant::now(),
+                reader.as_mut(),
+            );
         }
     }
 
-    fn line(&self, text: &str, now: Instant, reader: Option<&mut Reader>) {
+    fn process_line(&self, text: &str, now: Instant, reader: Option<&mut Reader>) {
         let patterns = &self.patterns;
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(collection) = reader.and_then(|reader| reader.line(text)) {
-            seen.collected.add(&collection);
+            state.collected.add(&collection);
             return;
         }
-        if seen.tail.len() == TAIL_LINES {
-            seen.tail.pop_front();
+        if state.tail.len() == TAIL_LINES {
+            state.tail.pop_front();
         }
-        seen.tail.push_back(text.chars().take(TAIL_CHARS).collect());
+        state.tail.push_back(text.chars().take(TAIL_CHARS).collect());
         if patterns.miss.as_ref().is_some_and(|miss| miss.is_match(text)) {
-            seen.samples.missed(text);
+            state.samples.record_miss(text);
         }
         let beat = patterns.beat.as_ref().and_then(|beat| beat.captures(text));
         if let Some(beat) = &beat {
@@ -166,52 +174,54 @@ impl Output {
                 beat.get(1).map(|group| group.as_str().trim().parse::<f64>()),
                 patterns.beat_period,
             ) {
-                (Some(Ok(millis)), _) => seen.samples.late(millis),
+                (Some(Ok(millis)), _) => state.samples.record_delay(millis),
                 (Some(Err(_)), _) => {
-                    seen.samples.missed(&format!("a beat does not say how late it is: {text}"));
+                    state
+                        .samples
+                        .record_miss(&format!("a beat does not say how late it is: {text}"));
                 }
-                (None, period) => seen.beats.came(now, period.unwrap_or(Duration::from_secs(1))),
+                (None, period) => state.beats.record(now, period.unwrap_or(Duration::from_secs(1))),
             }
         }
-        drop(seen);
+        drop(state);
         let is_ready = match &patterns.ready {
             Some(ready) => ready.is_match(text),
             None => beat.is_some(),
         };
         if is_ready {
-            self.is_ready();
+            self.mark_ready();
         }
     }
 
     /// Restarts the count of beats and misses.
     pub(crate) fn forget_samples(&self) {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.samples = Samples::default();
-        seen.beats = Beats::default();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.samples = Samples::default();
+        state.beats = Beats::default();
     }
 
     /// Beats and misses in the lines so far.
     pub(crate) fn samples(&self) -> Samples {
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut samples = seen.samples.clone();
-        seen.beats.lateness().for_each(|millis| samples.late(millis));
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut samples = state.samples.clone();
+        state.beats.lateness().for_each(|millis| samples.record_delay(millis));
         samples
     }
 
-    pub(crate) fn collected(&self) -> Collected {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).collected.clone()
+    pub(crate) fn collector_totals(&self) -> CollectorTotals {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).collected.clone()
     }
 
     /// The last lines.
     pub(crate) fn tail(&self) -> String {
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let lines: Vec<&str> = seen.tail.iter().map(String::as_str).collect();
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines: Vec<&str> = state.tail.iter().map(String::as_str).collect();
         if lines.is_empty() { "it printed nothing".to_owned() } else { lines.join("\n") }
     }
 }
 
 impl Beats {
-    fn came(&mut self, now: Instant, period: Duration) {
+    fn record(&mut self, now: Instant, period: Duration) {
         let first = *self.first.get_or_insert(now);
         let due = first + period * self.count;
         self.count = self.count.saturating_add(1);

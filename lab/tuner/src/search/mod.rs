@@ -14,21 +14,21 @@
 //!
 //! Bounds: the time budget, and [`RUNS_MAX`] runs. Must never know: the execution of a run.
 
-mod alone;
+mod combined_knobs;
+mod single_knobs;
 mod table;
-mod together;
 
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use compare::{Paired, judge_turns};
+use compare::{PairedEstimate, estimate_change};
 
-pub(crate) use self::table::Aim;
+pub(crate) use self::table::Objective;
 pub(crate) use self::table::{Judge, Table, Trial};
 use crate::{
     knob::{Knob, Setting},
     lateness::{Figure, Goal, Lateness},
-    run::{Measured, Outcome},
+    run::{Measurement, Outcome},
 };
 
 /// Runs of one search.
@@ -53,22 +53,22 @@ const LADDER_MAX: usize = 12;
 pub(crate) trait Bench {
     /// Runs the setting once. Errors end the search: the user's stop, a machine too busy to judge
     /// on.
-    async fn run(&mut self, setting: &Setting, why: &str) -> Result<Measured>;
+    async fn run(&mut self, setting: &Setting, why: &str) -> Result<Measurement>;
     /// Runs the default once under another cap.
-    async fn run_capped(&mut self, cap_bytes: u64) -> Result<Measured>;
+    async fn run_capped(&mut self, cap_bytes: u64) -> Result<Measurement>;
     /// Reports the peak from which sizes are derived.
-    fn peak_is(&mut self, peak_bytes: u64);
+    fn set_peak_bytes(&mut self, peak_bytes: u64);
     /// Time that is left of the budget.
-    fn left(&self) -> Duration;
+    fn time_left(&self) -> Duration;
     /// Reports the best setting so far.
-    fn best_is(&mut self, setting: &Setting, table: &Table, judge: &Judge);
+    fn report_best(&mut self, setting: &Setting, table: &Table, judge: &Judge);
 }
 
 /// Specification of a search.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct SearchSpec {
     pub(crate) knobs: Vec<Knob>,
-    pub(crate) aim: Aim,
+    pub(crate) objective: Objective,
     pub(crate) goal: Option<Goal>,
     /// Whether lateness is measured.
     pub(crate) is_late_measured: bool,
@@ -86,7 +86,7 @@ pub(crate) struct Unusable(pub(crate) Outcome);
 
 /// Status of a knob on its own.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Fate {
+pub(crate) enum KnobStatus {
     /// It changes something.
     Alive,
     /// It changes nothing that is measured.
@@ -99,11 +99,11 @@ pub(crate) enum Fate {
 
 /// Result of a search.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct SearchResult {
     pub(crate) table: Table,
     pub(crate) judge: Judge,
     /// In the order of the knobs.
-    pub(crate) fates: Vec<Fate>,
+    pub(crate) statuses: Vec<KnobStatus>,
     pub(crate) end: End,
     /// A goal that was taken from the default's lateness.
     pub(crate) goal_of_default: Option<Goal>,
@@ -113,10 +113,10 @@ pub(crate) struct Found {
 #[derive(Debug)]
 pub(crate) enum End {
     /// A setting that is better than the default.
-    Better(Confirmed),
+    Better(BaselineComparison),
     /// The default is as good as anything that was tried; with the best that was confirmed and was
     /// not.
-    Default(Option<Confirmed>),
+    Default(Option<BaselineComparison>),
     /// Nothing lives under the cap: the smallest larger one under which the default did.
     Killed { lived_at: Option<u64>, tried: Vec<u64> },
     /// Nothing that lives meets the goal.
@@ -127,44 +127,45 @@ pub(crate) enum End {
 
 /// The winner against the default.
 #[derive(Clone, Debug)]
-pub(crate) struct Confirmed {
+pub(crate) struct BaselineComparison {
     pub(crate) setting: Setting,
     pub(crate) turns: usize,
     /// Logarithms of the setting's figure over the default's, over turns; none where the default
     /// does not live or meet the goal.
-    pub(crate) memory: Option<Paired>,
-    pub(crate) cpu: Option<Paired>,
+    pub(crate) memory: Option<PairedEstimate>,
+    pub(crate) cpu: Option<PairedEstimate>,
     /// Settings that came before it and did not hold.
     pub(crate) failed: Vec<Setting>,
 }
 
-fn late(run: &Measured) -> Option<&Lateness> {
+fn lateness_of(run: &Measurement) -> Option<&Lateness> {
     run.lateness.as_ref()
 }
 
 /// The state of a search.
 pub(crate) struct Search<'a, B> {
     bench: &'a mut B,
-    asked: &'a Asked,
+    spec: &'a SearchSpec,
     judge: Judge,
     table: Table,
-    fates: Vec<Fate>,
+    statuses: Vec<KnobStatus>,
     runs: usize,
     /// The time there was in the beginning.
     total: Duration,
 }
 
 /// Searches until the time is spent or nothing is left to try.
-pub(crate) async fn search<B: Bench>(bench: &mut B, asked: &Asked) -> Result<Found> {
-    let judge = Judge { aim: asked.aim, goal: asked.goal };
-    let fates = vec![Fate::Untried; asked.knobs.len()];
-    let total = bench.left();
-    let mut search = Search { bench, asked, judge, table: Table::default(), fates, runs: 0, total };
+pub(crate) async fn search<B: Bench>(bench: &mut B, spec: &SearchSpec) -> Result<SearchResult> {
+    let judge = Judge { objective: spec.objective, goal: spec.goal };
+    let statuses = vec![KnobStatus::Untried; spec.knobs.len()];
+    let total = bench.time_left();
+    let mut search =
+        Search { bench, spec, judge, table: Table::default(), statuses, runs: 0, total };
     let default = Setting::default();
     for _ in 0..DEFAULT_RUNS {
         let run = search.run(&default, "the default").await?;
         let is_memory = matches!(run.outcome, Outcome::OutOfMemory(_))
-            || asked.is_capped
+            || spec.is_capped
                 && !matches!(run.outcome, Outcome::LeftBehind(_) | Outcome::LoadFailed(_));
         if !run.outcome.lived() && !is_memory {
             bail!(Unusable(run.outcome));
@@ -175,36 +176,41 @@ pub(crate) async fn search<B: Bench>(bench: &mut B, asked: &Asked) -> Result<Fou
         }
     }
     let trial = search.table.trial(&default).cloned().unwrap_or_default();
-    let peak_bytes = if trial.lived() { trial.peak() as u64 } else { asked.cap_bytes };
-    search.bench.peak_is(peak_bytes);
+    let peak_bytes = if trial.lived() { trial.peak() as u64 } else { spec.cap_bytes };
+    search.bench.set_peak_bytes(peak_bytes);
     let goal_of_default = search.goal_of(&trial);
     if let Some(goal) = goal_of_default {
         search.judge.goal = Some(goal);
     }
-    search.alone().await?;
-    search.together().await?;
-    let end = search.end().await?;
-    search.judge_fates_again(match &end {
+    search.try_single_knobs().await?;
+    search.try_combinations().await?;
+    let end = search.confirm_best().await?;
+    search.revise_statuses(match &end {
         End::Better(confirmed) => Some(&confirmed.setting),
         _ => None,
     });
-    let Search { judge, table, fates, .. } = search;
-    Ok(Found { table, judge, fates, end, goal_of_default, peak_bytes })
+    let Search { judge, table, statuses, .. } = search;
+    Ok(SearchResult { table, judge, statuses, end, goal_of_default, peak_bytes })
 }
 
 /// Runs the default `runs` times, without a search.
-pub(crate) async fn measure<B: Bench>(bench: &mut B, asked: &Asked, runs: usize) -> Result<Found> {
-    let judge = Judge { aim: asked.aim, goal: asked.goal };
-    let (total, fates) = (bench.left(), Vec::new());
-    let mut search = Search { bench, asked, judge, table: Table::default(), fates, runs: 0, total };
+pub(crate) async fn measure<B: Bench>(
+    bench: &mut B,
+    spec: &SearchSpec,
+    runs: usize,
+) -> Result<SearchResult> {
+    let judge = Judge { objective: spec.objective, goal: spec.goal };
+    let (total, statuses) = (bench.time_left(), Vec::new());
+    let mut search =
+        Search { bench, spec, judge, table: Table::default(), statuses, runs: 0, total };
     for _ in 0..runs {
         search.run(&Setting::default(), "as it is").await?;
     }
     let table = search.table;
-    Ok(Found {
+    Ok(SearchResult {
         table,
         judge,
-        fates: Vec::new(),
+        statuses: Vec::new(),
         end: End::Measured,
         goal_of_default: None,
         peak_bytes: 0,
@@ -212,28 +218,28 @@ pub(crate) async fn measure<B: Bench>(bench: &mut B, asked: &Asked, runs: usize)
 }
 
 impl<B: Bench> Search<'_, B> {
-    pub(crate) async fn run(&mut self, setting: &Setting, why: &str) -> Result<Measured> {
+    pub(crate) async fn run(&mut self, setting: &Setting, why: &str) -> Result<Measurement> {
         let run = self.bench.run(setting, why).await?;
         self.runs += 1;
         self.table.add(setting, run.clone());
         if let Some((_, best)) = self.table.ranked(&self.judge).first() {
-            self.bench.best_is(best, &self.table, &self.judge);
+            self.bench.report_best(best, &self.table, &self.judge);
         }
         Ok(run)
     }
 
     /// The same lateness as the default's, where it is measured and no goal is set.
     fn goal_of(&self, default: &Trial) -> Option<Goal> {
-        if self.judge.goal.is_some() || !self.asked.is_late_measured {
+        if self.judge.goal.is_some() || !self.spec.is_late_measured {
             return None;
         }
-        let counts = default.runs.iter().filter_map(late).any(|lateness| lateness.count > 0);
+        let counts = default.runs.iter().filter_map(lateness_of).any(|lateness| lateness.count > 0);
         let worst = |of: fn(&Lateness) -> f64| {
             default
                 .runs
                 .iter()
                 .filter(|run| run.outcome.lived())
-                .filter_map(late)
+                .filter_map(lateness_of)
                 .map(of)
                 .reduce(f64::max)
         };
@@ -262,7 +268,7 @@ impl<B: Bench> Search<'_, B> {
     /// Whether there is time for `runs` in addition to the confirmation.
     pub(crate) fn has_time_for(&self, runs: u32) -> bool {
         let confirmation = self.run_length() * 2 * self.turns_within(self.total / 3) as u32;
-        self.runs < RUNS_MAX && self.bench.left() > confirmation + self.run_length() * runs
+        self.runs < RUNS_MAX && self.bench.time_left() > confirmation + self.run_length() * runs
     }
 
     /// Turns of a confirmation that may take so long.
@@ -271,7 +277,7 @@ impl<B: Bench> Search<'_, B> {
         (affordable as usize).clamp(TURNS_LEAST, TURNS_MOST)
     }
 
-    async fn end(&mut self) -> Result<End> {
+    async fn confirm_best(&mut self) -> Result<End> {
         let default = Setting::default();
         let mut failed: Vec<Setting> = Vec::new();
         let mut last = None;
@@ -305,7 +311,7 @@ impl<B: Bench> Search<'_, B> {
         if self.table.0.values().any(Trial::lived) {
             return Ok(End::Late);
         }
-        self.climb().await
+        self.find_survivable_cap().await
     }
 
     /// Of the settings that chance may have put behind the best, the one with the fewest knobs:
@@ -316,15 +322,19 @@ impl<B: Bench> Search<'_, B> {
         let (least, _) = *ranked.first()?;
         let near = least + self.table.score_spread(&self.judge);
         let near = ranked.iter().take_while(|(score, _)| *score <= near);
-        near.min_by_key(|(_, setting)| setting.spots().count())
+        near.min_by_key(|(_, setting)| setting.choices().count())
             .map(|(_, setting)| (*setting).clone())
     }
 
     /// Runs the setting and the default in turns; none if the setting does not hold.
-    async fn confirm(&mut self, best: &Setting, failed: &[Setting]) -> Result<Option<Confirmed>> {
+    async fn confirm(
+        &mut self,
+        best: &Setting,
+        failed: &[Setting],
+    ) -> Result<Option<BaselineComparison>> {
         let default = Setting::default();
         let default_lives = self.table.trial(&default).is_some_and(Trial::lived);
-        let turns = self.turns_within(self.bench.left());
+        let turns = self.turns_within(self.bench.time_left());
         let (mut memory, mut cpu) = (Vec::new(), Vec::new());
         let mut misses = 0;
         for turn in 0..turns {
@@ -350,23 +360,29 @@ impl<B: Bench> Search<'_, B> {
                 cpu.push((run.cpu_seconds.max(0.01) / before.cpu_seconds.max(0.01)).ln());
             }
         }
-        let (memory, cpu) = (judge_turns(&memory), judge_turns(&cpu));
-        Ok(Some(Confirmed { setting: best.clone(), turns, memory, cpu, failed: failed.to_vec() }))
+        let (memory, cpu) = (estimate_change(&memory), estimate_change(&cpu));
+        Ok(Some(BaselineComparison {
+            setting: best.clone(),
+            turns,
+            memory,
+            cpu,
+            failed: failed.to_vec(),
+        }))
     }
 
     /// Better by more than chance: the interval of the change is on one side of zero.
-    fn is_better(&self, confirmed: &Confirmed) -> bool {
+    fn is_better(&self, confirmed: &BaselineComparison) -> bool {
         if self.table.score(&Setting::default(), &self.judge).is_none() {
             return true;
         }
-        let below = |paired: &Option<Paired>| {
+        let below = |paired: &Option<PairedEstimate>| {
             paired.as_ref().is_some_and(|paired| paired.mean + paired.half_width < 0.0)
         };
-        match self.judge.aim {
-            Aim::Memory => below(&confirmed.memory),
-            Aim::Cpu => below(&confirmed.cpu),
-            Aim::Balance => {
-                let sum = |pick: fn(&Paired) -> f64| {
+        match self.judge.objective {
+            Objective::Memory => below(&confirmed.memory),
+            Objective::Cpu => below(&confirmed.cpu),
+            Objective::Balance => {
+                let sum = |pick: fn(&PairedEstimate) -> f64| {
                     Some(pick(confirmed.memory.as_ref()?) + pick(confirmed.cpu.as_ref()?))
                 };
                 sum(|paired| paired.mean)
@@ -377,13 +393,13 @@ impl<B: Bench> Search<'_, B> {
     }
 
     /// Nothing lives: looks for the smallest cap under which the default does.
-    async fn climb(&mut self) -> Result<End> {
-        let mut tried = vec![self.asked.cap_bytes];
-        let mut cap = self.asked.cap_bytes;
+    async fn find_survivable_cap(&mut self) -> Result<End> {
+        let mut tried = vec![self.spec.cap_bytes];
+        let mut cap = self.spec.cap_bytes;
         for _ in 0..LADDER_MAX {
             // Whole MiB, for a short figure in the report.
             cap = ((cap as f64 * LADDER_STEP) as u64 >> 20).max(1) << 20;
-            if cap > self.asked.cap_bytes_max {
+            if cap > self.spec.cap_bytes_max {
                 break;
             }
             let run = self.bench.run_capped(cap).await?;

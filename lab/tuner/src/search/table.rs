@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{knob::Setting, lateness::Goal, run::Measured};
+use crate::{knob::Setting, lateness::Goal, run::Measurement};
 
 /// Spread of a score that is taken for granted: no two runs are more alike.
 const SPREAD_MIN: f64 = 0.004;
@@ -15,7 +15,7 @@ const CPU_BESIDE_MEMORY: f64 = 0.05;
 /// The figure to minimize.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Aim {
+pub(crate) enum Objective {
     /// Peak of anonymous memory; CPU time decides where that is the same.
     #[default]
     Memory,
@@ -28,18 +28,18 @@ pub(crate) enum Aim {
 /// Criteria for a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Judge {
-    pub(crate) aim: Aim,
+    pub(crate) objective: Objective,
     pub(crate) goal: Option<Goal>,
 }
 
 impl Judge {
     /// Logarithm of what is to be made small; none for a run that did not live or missed the goal.
-    pub(crate) fn score(&self, run: &Measured) -> Option<f64> {
+    pub(crate) fn score(&self, run: &Measurement) -> Option<f64> {
         self.meets(run).then(|| self.cost(run))
     }
 
     /// Whether a run lived and met the goal.
-    pub(crate) fn meets(&self, run: &Measured) -> bool {
+    pub(crate) fn meets(&self, run: &Measurement) -> bool {
         let met = match (self.goal, &run.lateness) {
             (Some(goal), Some(lateness)) => goal.is_met(lateness),
             (Some(_), None) => false,
@@ -48,13 +48,13 @@ impl Judge {
         run.outcome.lived() && met
     }
 
-    pub(crate) fn cost(&self, run: &Measured) -> f64 {
+    pub(crate) fn cost(&self, run: &Measurement) -> f64 {
         let memory = (run.peak_bytes.max(1) as f64).ln();
         let cpu = run.cpu_seconds.max(0.01).ln();
-        match self.aim {
-            Aim::Memory => (memory + CPU_BESIDE_MEMORY * cpu) / (1.0 + CPU_BESIDE_MEMORY),
-            Aim::Cpu => (cpu + CPU_BESIDE_MEMORY * memory) / (1.0 + CPU_BESIDE_MEMORY),
-            Aim::Balance => (memory + cpu) / 2.0,
+        match self.objective {
+            Objective::Memory => (memory + CPU_BESIDE_MEMORY * cpu) / (1.0 + CPU_BESIDE_MEMORY),
+            Objective::Cpu => (cpu + CPU_BESIDE_MEMORY * memory) / (1.0 + CPU_BESIDE_MEMORY),
+            Objective::Balance => (memory + cpu) / 2.0,
         }
     }
 }
@@ -62,7 +62,7 @@ impl Judge {
 /// Runs of one setting.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Trial {
-    pub(crate) runs: Vec<Measured>,
+    pub(crate) runs: Vec<Measurement>,
 }
 
 /// Runs of all settings so far.
@@ -80,7 +80,7 @@ impl Trial {
     }
 
     /// The median of a figure over the runs that have it.
-    pub(crate) fn median(&self, of: impl Fn(&Measured) -> Option<f64>) -> Option<f64> {
+    pub(crate) fn median(&self, of: impl Fn(&Measurement) -> Option<f64>) -> Option<f64> {
         let mut values: Vec<f64> = self.runs.iter().filter_map(of).collect();
         values.sort_by(f64::total_cmp);
         let middle = values.len() / 2;
@@ -109,7 +109,7 @@ impl Table {
         self.0.get(setting)
     }
 
-    pub(crate) fn add(&mut self, setting: &Setting, run: Measured) {
+    pub(crate) fn add(&mut self, setting: &Setting, run: Measurement) {
         self.0.entry(setting.clone()).or_default().runs.push(run);
     }
 
@@ -123,7 +123,7 @@ impl Table {
 
     /// Standard deviation of a run's figure about the mean of its setting, over all settings that
     /// ran more than once.
-    pub(crate) fn spread(&self, least: f64, of: impl Fn(&Measured) -> Option<f64>) -> f64 {
+    pub(crate) fn spread(&self, least: f64, of: impl Fn(&Measurement) -> Option<f64>) -> f64 {
         let (mut squares, mut freedom) = (0.0, 0.0);
         for trial in self.0.values() {
             let values: Vec<f64> =
@@ -187,14 +187,14 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{knob::Spot, run::Outcome};
+    use crate::{knob::KnobChoice, run::Outcome};
 
-    fn run(mib: u64, cpu_seconds: f64) -> Measured {
-        Measured { peak_bytes: mib << 20, cpu_seconds, ..Measured::default() }
+    fn run(mib: u64, cpu_seconds: f64) -> Measurement {
+        Measurement { peak_bytes: mib << 20, cpu_seconds, ..Measurement::default() }
     }
 
     fn value(value: usize) -> Setting {
-        Setting::one(Spot { knob: 0, value })
+        Setting::single(KnobChoice { knob: 0, value })
     }
 
     #[test]
@@ -208,17 +208,17 @@ mod tests {
         let mut dead = run(50, 1.0);
         dead.outcome = Outcome::OutOfMemory(String::new());
         table.add(&value(9), dead);
-        let judge = Judge { aim: Aim::Memory, goal: None };
+        let judge = Judge { objective: Objective::Memory, goal: None };
         assert_eq!(table.frontier(&judge), [&value(0), &value(1), &value(3)]);
         assert_eq!(table.ranked(&judge).first().unwrap().1, &value(0));
-        let judge = Judge { aim: Aim::Cpu, goal: None };
+        let judge = Judge { objective: Objective::Cpu, goal: None };
         assert_eq!(table.ranked(&judge).first().unwrap().1, &value(3));
     }
 
     #[test]
     fn a_setting_that_died_once_or_missed_half_the_time_has_no_score() {
-        let judge = Judge { aim: Aim::Memory, goal: Some("max<1ms".parse().unwrap()) };
-        let late = |millis: f64| Measured {
+        let judge = Judge { objective: Objective::Memory, goal: Some("max<1ms".parse().unwrap()) };
+        let late = |millis: f64| Measurement {
             lateness: Some(crate::lateness::Lateness { max_millis: millis, ..Default::default() }),
             ..run(100, 1.0)
         };

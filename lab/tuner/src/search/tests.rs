@@ -37,7 +37,7 @@ impl Model {
         }
     }
 
-    fn asked(&self, goal: Option<&str>) -> Asked {
+    fn spec(&self, goal: Option<&str>) -> SearchSpec {
         let knob = |(index, values): (usize, &Vec<_>)| Knob {
             name: format!("knob {index}"),
             why: "It does what it does.".into(),
@@ -45,9 +45,9 @@ impl Model {
             way: Way::default(),
             listed: None,
         };
-        Asked {
+        SearchSpec {
             knobs: self.effects.iter().enumerate().map(knob).collect(),
-            aim: Aim::Memory,
+            objective: Objective::Memory,
             goal: goal.map(|goal| goal.parse().unwrap()),
             is_late_measured: true,
             cap_bytes: (self.cap_mib * MIB) as u64,
@@ -58,18 +58,18 @@ impl Model {
 
     /// Memory, CPU time and lateness of a setting, without noise.
     fn truth(&self, setting: &Setting) -> (f64, f64, f64) {
-        setting.spots().fold((500.0, 10.0, 5.0), |(memory, cpu, late), spot| {
-            let (a, b, c) = self.effects[spot.knob][spot.value];
+        setting.choices().fold((500.0, 10.0, 5.0), |(memory, cpu, late), choice| {
+            let (a, b, c) = self.effects[choice.knob][choice.value];
             (memory * a, cpu * b, late * c)
         })
     }
 
-    fn measured(&mut self, setting: &Setting, cap_mib: f64) -> Measured {
+    fn measured(&mut self, setting: &Setting, cap_mib: f64) -> Measurement {
         let (memory, cpu, late) = self.truth(setting);
         let mut noisy =
             |value: f64| value * (1.0 + self.noise * (self.rng.r#gen::<f64>() - 0.5) * 3.4);
         let (memory, cpu, late) = (noisy(memory), noisy(cpu), noisy(late));
-        let mut run = Measured {
+        let mut run = Measurement {
             peak_bytes: (memory * MIB) as u64,
             end_bytes: (memory * MIB) as u64,
             cpu_seconds: cpu,
@@ -80,9 +80,9 @@ impl Model {
                 max_millis: late,
                 ..Lateness::default()
             }),
-            ..Measured::default()
+            ..Measurement::default()
         };
-        if setting.spots().any(|spot| self.refused.contains(&spot.knob)) {
+        if setting.choices().any(|choice| self.refused.contains(&choice.knob)) {
             run.outcome = Outcome::Ended("exit 1 after 0.0 s\nno such flag".into());
             run.seconds = 0.1;
         } else if memory > cap_mib {
@@ -95,21 +95,21 @@ impl Model {
 }
 
 impl Bench for Model {
-    async fn run(&mut self, setting: &Setting, _why: &str) -> Result<Measured> {
+    async fn run(&mut self, setting: &Setting, _why: &str) -> Result<Measurement> {
         Ok(self.measured(setting, self.cap_mib))
     }
 
-    async fn run_capped(&mut self, cap_bytes: u64) -> Result<Measured> {
+    async fn run_capped(&mut self, cap_bytes: u64) -> Result<Measurement> {
         Ok(self.measured(&Setting::default(), cap_bytes as f64 / MIB))
     }
 
-    fn peak_is(&mut self, _peak_bytes: u64) {}
+    fn set_peak_bytes(&mut self, _peak_bytes: u64) {}
 
-    fn left(&self) -> Duration {
+    fn time_left(&self) -> Duration {
         Duration::from_secs_f64(self.seconds_left.max(0.0))
     }
 
-    fn best_is(&mut self, _setting: &Setting, _table: &Table, _judge: &Judge) {}
+    fn report_best(&mut self, _setting: &Setting, _table: &Table, _judge: &Judge) {}
 }
 
 /// Of the shape of a copying collector's: one knob halves memory and is late, one does nothing, ...
@@ -122,12 +122,12 @@ const COPYING: [&[(f64, f64, f64)]; 6] = [
     &[(0.99, 1.4, 1.0), (0.98, 1.05, 1.0)],
 ];
 
-async fn searched(model: &mut Model, goal: Option<&str>) -> Found {
-    let asked = model.asked(goal);
-    search(model, &asked).await.unwrap()
+async fn run_search(model: &mut Model, goal: Option<&str>) -> SearchResult {
+    let spec = model.spec(goal);
+    search(model, &spec).await.unwrap()
 }
 
-fn winner(found: &Found) -> &Confirmed {
+fn winner(found: &SearchResult) -> &BaselineComparison {
     match &found.end {
         End::Better(confirmed) => confirmed,
         other => panic!("{other:?}"),
@@ -140,13 +140,14 @@ async fn the_same_setting_is_found_every_time_near_the_best_there_is() {
     let mut mistaken = 0;
     for seed in 0..100 {
         let mut model = Model::new(seed, &COPYING);
-        let found = searched(&mut model, Some("p99<20ms")).await;
+        let found = run_search(&mut model, Some("p99<20ms")).await;
         let confirmed = winner(&found);
         let (memory, _, late) = model.truth(&confirmed.setting);
         // 500 x 0.75 x 0.8 x 0.95 x 0.98, with the value that is late left out.
         assert!(memory < 500.0 * 0.75 * 0.8 * 0.95 * 1.02, "seed {seed}: {memory} MiB");
         assert!(late < 20.0, "seed {seed}: {late}");
-        mistaken += [2, 4].into_iter().filter(|knob| found.fates[*knob] != Fate::Dead).count();
+        mistaken +=
+            [2, 4].into_iter().filter(|knob| found.statuses[*knob] != KnobStatus::Dead).count();
         let change = confirmed.memory.as_ref().unwrap();
         assert!((change.mean - (memory / 500.0).ln()).abs() < 0.03, "seed {seed}: {change:?}");
         assert!(model.seconds_left > -60.0, "seed {seed}: {} s over", -model.seconds_left);
@@ -161,9 +162,9 @@ async fn nothing_is_called_better_that_is_not() {
     for seed in 0..200 {
         let mut model = Model::new(seed, &[[(1.0, 1.0, 1.0); 3].as_slice(); 6]);
         model.noise = 0.04;
-        let found = searched(&mut model, None).await;
+        let found = run_search(&mut model, None).await;
         called += u32::from(matches!(found.end, End::Better(_)));
-        mistaken += found.fates.iter().filter(|fate| **fate == Fate::Alive).count();
+        mistaken += found.statuses.iter().filter(|status| **status == KnobStatus::Alive).count();
     }
     assert!(mistaken <= 12, "{mistaken} of 1,200 knobs without effect were said to have one");
     // At five percent, on one side.
@@ -173,7 +174,7 @@ async fn nothing_is_called_better_that_is_not() {
 #[tokio::test]
 async fn lateness_is_that_of_the_default_where_no_goal_is_set() {
     let mut model = Model::new(1, &COPYING);
-    let found = searched(&mut model, None).await;
+    let found = run_search(&mut model, None).await;
     let goal = found.goal_of_default.unwrap();
     assert!((6.0..8.5).contains(&goal.below), "{goal}");
     assert!(model.truth(&winner(&found).setting).2 < goal.below);
@@ -184,7 +185,7 @@ async fn lateness_is_that_of_the_default_where_no_goal_is_set() {
 async fn a_cap_that_kills_the_default_leaves_what_lives() {
     let mut model = Model::new(2, &COPYING);
     model.cap_mib = 400.0;
-    let found = searched(&mut model, Some("p99<20ms")).await;
+    let found = run_search(&mut model, Some("p99<20ms")).await;
     let confirmed = winner(&found);
     assert!(model.truth(&confirmed.setting).0 < 400.0);
     assert_eq!(confirmed.memory, None, "there is nothing to compare it with");
@@ -194,7 +195,8 @@ async fn a_cap_that_kills_the_default_leaves_what_lives() {
 async fn a_cap_that_kills_everything_ends_with_the_smallest_that_does_not() {
     let mut model = Model::new(3, &COPYING);
     model.cap_mib = 100.0;
-    let End::Killed { lived_at: Some(lived), tried } = searched(&mut model, None).await.end else {
+    let End::Killed { lived_at: Some(lived), tried } = run_search(&mut model, None).await.end
+    else {
         panic!("something lived")
     };
     assert!((500.0..640.0).contains(&(lived as f64 / MIB)), "{lived}");
@@ -206,7 +208,9 @@ async fn a_cap_that_kills_everything_ends_with_the_smallest_that_does_not() {
 async fn a_goal_that_nothing_meets_is_said_and_a_flag_that_is_refused_is_named() {
     let mut model = Model::new(4, &COPYING);
     model.refused = vec![1];
-    let found = searched(&mut model, Some("p99<1ms")).await;
+    let found = run_search(&mut model, Some("p99<1ms")).await;
     assert!(matches!(found.end, End::Late));
-    assert!(matches!(&found.fates[1], Fate::Refused(words) if words.contains("no such flag")));
+    assert!(
+        matches!(&found.statuses[1], KnobStatus::Refused(words) if words.contains("no such flag"))
+    );
 }

@@ -11,7 +11,7 @@ use anyhow::{Result, bail};
 use crate::{
     journal::{Journal, Record},
     knob::{Knob, Setting, Way},
-    run::{self, Measured, Outcome, Plan, Stop},
+    run::{self, Measurement, Outcome, Plan, Stop},
     search::{Bench, Judge, Table},
 };
 
@@ -84,12 +84,17 @@ impl<'a> Executor<'a> {
         self.spent
     }
 
-    async fn run_at(&mut self, setting: &Setting, cap_bytes: u64, why: &str) -> Result<Measured> {
-        let named = setting.named(self.knobs, self.peak_bytes);
+    async fn run_at(
+        &mut self,
+        setting: &Setting,
+        cap_bytes: u64,
+        why: &str,
+    ) -> Result<Measurement> {
+        let named = setting.names_and_values(self.knobs, self.peak_bytes);
         if let Some(known) = self.journal.take(&named, cap_bytes) {
             self.spent = self.spent.max(Duration::from_secs_f64(known.spent_seconds));
             self.made += 1;
-            self.ended(&known.measured);
+            self.update_load_duration(&known.measured);
             return Ok(known.measured);
         }
         // Time spent on runs that the search no longer requests counts as spent all the same.
@@ -97,9 +102,11 @@ impl<'a> Executor<'a> {
             self.spent = self.spent.max(Duration::from_secs_f64(self.journal.spent_seconds));
         }
         let ways: Vec<(&Way, String)> = setting
-            .spots()
+            .choices()
             .zip(&named)
-            .filter_map(|(spot, (_, value))| Some((&self.knobs.get(spot.knob)?.way, value.clone())))
+            .filter_map(|(choice, (_, value))| {
+                Some((&self.knobs.get(choice.knob)?.way, value.clone()))
+            })
             .collect();
         let mut plan = Plan { cap_bytes, ..self.plan.clone() };
         if let Some(loaded) = self.loaded {
@@ -125,10 +132,10 @@ impl<'a> Executor<'a> {
             };
             self.journal.write(&record)?;
             self.journal.spent_seconds = record.spent_seconds;
-            self.say(&record);
+            self.print_run(&record);
             if !busy {
                 self.made += 1;
-                self.ended(&measured);
+                self.update_load_duration(&measured);
                 return Ok(measured);
             }
             self.discarded += 1;
@@ -141,13 +148,13 @@ impl<'a> Executor<'a> {
             let mut stop = self.stop.clone();
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
-                _ = stop.wait_for(|stop| *stop) => bail!(run::Stopped),
+                _ = stop.wait_for(|stop| *stop) => bail!(run::StoppedByUser),
             }
         }
     }
 
     /// Updates the estimated duration of the load after a run.
-    fn ended(&mut self, measured: &Measured) {
+    fn update_load_duration(&mut self, measured: &Measurement) {
         if self.is_load_bounded && measured.outcome.lived() {
             let took = Duration::from_secs_f64(measured.seconds.max(1.0));
             self.loaded = Some(self.loaded.map_or(took, |longest| longest.max(took)));
@@ -155,12 +162,12 @@ impl<'a> Executor<'a> {
     }
 
     /// One line for each run.
-    fn say(&self, record: &Record) {
+    fn print_run(&self, record: &Record) {
         let measured = &record.measured;
         let outcome = if measured.outcome.lived() {
             figures(measured)
         } else {
-            measured.outcome.short().to_owned()
+            measured.outcome.label().to_owned()
         };
         // The settings come last: they may be long.
         let mut line = format!(
@@ -168,7 +175,7 @@ impl<'a> Executor<'a> {
             clock(self.spent),
             self.made + self.discarded + 1,
             record.why,
-            words(&record.setting)
+            format_setting(&record.setting)
         );
         if let Some(discarded) = &record.discarded {
             line.push_str(&format!("  not counted: {discarded}"));
@@ -181,27 +188,27 @@ impl<'a> Executor<'a> {
 }
 
 impl Bench for Executor<'_> {
-    async fn run(&mut self, setting: &Setting, why: &str) -> Result<Measured> {
+    async fn run(&mut self, setting: &Setting, why: &str) -> Result<Measurement> {
         self.run_at(setting, self.plan.cap_bytes, why).await
     }
 
-    async fn run_capped(&mut self, cap_bytes: u64) -> Result<Measured> {
+    async fn run_capped(&mut self, cap_bytes: u64) -> Result<Measurement> {
         let why = format!("the default in {}", budget::format_size(cap_bytes));
         self.run_at(&Setting::default(), cap_bytes, &why).await
     }
 
-    fn peak_is(&mut self, peak_bytes: u64) {
+    fn set_peak_bytes(&mut self, peak_bytes: u64) {
         self.peak_bytes = peak_bytes;
     }
 
-    fn left(&self) -> Duration {
+    fn time_left(&self) -> Duration {
         self.budget.saturating_sub(self.spent)
     }
 
-    fn best_is(&mut self, setting: &Setting, table: &Table, _judge: &Judge) {
-        let named = setting.named(self.knobs, self.peak_bytes);
+    fn report_best(&mut self, setting: &Setting, table: &Table, _judge: &Judge) {
+        let named = setting.names_and_values(self.knobs, self.peak_bytes);
         let peak = table.trial(setting).map_or(0.0, |trial| trial.peak());
-        let best = format!("{}, {}", words(&named), budget::format_size(peak as u64));
+        let best = format!("{}, {}", format_setting(&named), budget::format_size(peak as u64));
         if best != self.best && !std::io::stderr().is_terminal() && !setting.is_default() {
             eprintln!("       best so far: {best}");
         }
@@ -215,7 +222,7 @@ pub(super) fn clock(time: Duration) -> String {
 }
 
 /// A setting in one line.
-pub(super) fn words(setting: &[(String, String)]) -> String {
+pub(super) fn format_setting(setting: &[(String, String)]) -> String {
     if setting.is_empty() {
         return "default".to_owned();
     }
@@ -226,7 +233,7 @@ pub(super) fn words(setting: &[(String, String)]) -> String {
     setting.iter().map(word).collect::<Vec<_>>().join(", ")
 }
 
-pub(super) fn figures(measured: &Measured) -> String {
+pub(super) fn figures(measured: &Measurement) -> String {
     let mut text =
         format!("{:>9}  {:>6.1} s CPU", mib(measured.peak_bytes as f64), measured.cpu_seconds);
     if let Some(lateness) = &measured.lateness {

@@ -1,11 +1,11 @@
 //! `thimble-lab tune`: finds the settings of a program's runtime with which it needs least and
 //! keeps its deadline, and proves them.
 
-mod chosen;
 mod executor;
 mod options;
 mod paste;
 mod report;
+mod selection;
 mod table;
 
 use std::{
@@ -20,16 +20,16 @@ use tokio::sync::watch;
 
 pub use self::options::Options;
 use self::{
-    chosen::Chosen,
     executor::{Executor, TooNoisy, clock},
     options::machine_bytes,
     report::{About, Report, Verdict},
+    selection::KnobSelection,
 };
 use crate::{
     journal::Journal,
     knob,
-    run::{Plan, Stopped},
-    search::{Asked, End, Unusable, measure, search},
+    run::{Plan, StoppedByUser},
+    search::{End, SearchSpec, Unusable, measure, search},
 };
 
 /// Nothing lives, or meets the goal.
@@ -46,7 +46,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     let done = tune(&options, stopped).await;
     asked.abort();
     done.or_else(|error| {
-        if error.is::<Stopped>() {
+        if error.is::<StoppedByUser>() {
             eprintln!(
                 "\nthimble-lab tune: stopped; nothing of the command is left running. The same command continues where it stopped."
             );
@@ -77,13 +77,13 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
     }
     options.check()?;
     let program = options.command.first().context("there is no command")?;
-    let chosen = Chosen::of(options, program)?;
+    let selection = KnobSelection::from_options(options, program)?;
     if options.list {
-        print!("{}", chosen.list());
+        print!("{}", selection.list());
         return Ok(ExitCode::SUCCESS);
     }
     ensure!(
-        !chosen.knobs.is_empty() || options.measure.is_some(),
+        !selection.knobs.is_empty() || options.measure.is_some(),
         "nothing can be set: {program} shows no runtime that is known ({}); name one with \
          --runtime, or give a file with --knobs",
         knob::shipped_names().join(", ")
@@ -91,25 +91,25 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
     let machine = machine_bytes()?;
     let cap_bytes = options.memory.unwrap_or(machine);
     let folder = options.state.clone().unwrap_or_else(|| folder_of(program));
-    let identity = identity(options, &chosen, cap_bytes)?;
+    let identity = identity(options, &selection, cap_bytes)?;
     let journal = Journal::open(&folder, &options.command.join(" "), &identity, options.fresh)?;
     let scratch = empty_scratch(&folder)?;
-    let plan = plan(options, &chosen, cap_bytes, &scratch)?;
-    let asked = Asked {
-        knobs: chosen.knobs.clone(),
-        aim: options.goal,
+    let plan = plan(options, &selection, cap_bytes, &scratch)?;
+    let spec = SearchSpec {
+        knobs: selection.knobs.clone(),
+        objective: options.goal,
         goal: options.lateness,
         is_late_measured: plan.probe.is_some() || plan.beat.is_some() || plan.miss.is_some(),
         cap_bytes,
         cap_bytes_max: machine,
         is_capped: options.memory.is_some(),
     };
-    begin(options, &chosen, &journal);
+    begin(options, &selection, &journal);
     let limits = (options.budget, options.busy);
-    let mut executor = Executor::new(plan, &chosen.knobs, journal, limits, stop);
+    let mut executor = Executor::new(plan, &selection.knobs, journal, limits, stop);
     let found = match options.measure {
-        Some(runs) => measure(&mut executor, &asked, usize::from(runs)).await,
-        None => search(&mut executor, &asked).await,
+        Some(runs) => measure(&mut executor, &spec, usize::from(runs)).await,
+        None => search(&mut executor, &spec).await,
     };
     let _ = std::fs::remove_dir_all(&scratch);
     let found = found.map_err(|error| match error.downcast::<Unusable>() {
@@ -119,11 +119,11 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
     let paste = match &found.end {
         End::Better(confirmed) => Some(paste::paste(
             &options.command,
-            &chosen.knobs,
+            &selection.knobs,
             &confirmed.setting,
             found.peak_bytes,
-            chosen.by,
-            (options.memory, chosen.path.as_deref()),
+            selection.by,
+            (options.memory, selection.path.as_deref()),
         )),
         _ => None,
     };
@@ -131,9 +131,9 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
         &found,
         About {
             command: &options.command,
-            knobs: &chosen.knobs,
-            runtimes: chosen.titles.clone(),
-            absent: chosen.absent.clone(),
+            knobs: &selection.knobs,
+            runtimes: selection.titles.clone(),
+            absent: selection.absent.clone(),
             cap_bytes,
             is_capped: options.memory.is_some(),
             runs: executor.made,
@@ -157,11 +157,18 @@ fn folder_of(program: &str) -> PathBuf {
 }
 
 /// Everything that a run depends on: runs of another search are not taken for this one's.
-fn identity(options: &Options, chosen: &Chosen, cap_bytes: u64) -> Result<String> {
+fn identity(options: &Options, selection: &KnobSelection, cap_bytes: u64) -> Result<String> {
     Ok(format!(
         "{:?}",
         (
-            (&options.command, cap_bytes, &chosen.knobs, chosen.by, options.lateness, options.goal),
+            (
+                &options.command,
+                cap_bytes,
+                &selection.knobs,
+                selection.by,
+                options.lateness,
+                options.goal
+            ),
             (options.question()?, options.rate, options.load(), options.seconds, options.past_load),
             (
                 options.beat.as_ref().map(regex::Regex::as_str),
@@ -186,11 +193,16 @@ fn empty_scratch(folder: &Path) -> Result<PathBuf> {
 }
 
 /// How every run is made.
-fn plan(options: &Options, chosen: &Chosen, cap_bytes: u64, scratch: &Path) -> Result<Plan> {
+fn plan(
+    options: &Options,
+    selection: &KnobSelection,
+    cap_bytes: u64,
+    scratch: &Path,
+) -> Result<Plan> {
     Ok(Plan {
         exe: std::env::current_exe().context("finding this program")?,
         command: options.command.clone(),
-        by: chosen.by,
+        by: selection.by,
         cap_bytes,
         ready: options.ready.clone(),
         ready_within: options.ready_within,
@@ -203,7 +215,7 @@ fn plan(options: &Options, chosen: &Chosen, cap_bytes: u64, scratch: &Path) -> R
         beat_period: options.beat_every,
         miss: options.miss.clone(),
         load: options.load().map(str::to_owned),
-        log: chosen.log.clone(),
+        log: selection.log.clone(),
         scratch: scratch.to_owned(),
     })
 }
@@ -223,12 +235,12 @@ fn print(report: &Report, options: &Options, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-fn begin(options: &Options, chosen: &Chosen, journal: &Journal) {
+fn begin(options: &Options, selection: &KnobSelection, journal: &Journal) {
     eprintln!(
         "tune: {} | {} | {} settings | at most {} | folder {}",
         options.command.join(" "),
-        chosen.titles.join(", "),
-        chosen.knobs.len(),
+        selection.titles.join(", "),
+        selection.knobs.len(),
         clock(options.budget),
         journal.folder().display()
     );

@@ -11,7 +11,7 @@ use crate::{
     knob::By,
     lateness::Goal,
     run::{Probe, Ready},
-    search::Aim,
+    search::Objective,
 };
 
 /// Least cap: less holds no process.
@@ -38,7 +38,7 @@ pub struct Options {
     pub(super) lateness: Option<Goal>,
     /// What is to be made small.
     #[arg(long, value_name = "GOAL", value_enum, default_value_t)]
-    pub(super) goal: Aim,
+    pub(super) goal: Objective,
     /// Most time in all, confirmation included: 90s, 10m, 1h. A search begun again gets what is
     /// left.
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = time)]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::knob::{Applied, By, Knob, Setting, Way};
+use crate::knob::{By, Knob, Setting, TunedCommand, Way};
 
 /// File name that stands for a configuration file of its own.
 const CONFIG_NAME: &str = "tuned.toml";
@@ -22,11 +22,11 @@ pub(crate) struct Paste {
     /// For `systemctl edit`.
     pub(crate) systemd: String,
     /// Each knob with its value and what it does.
-    pub(crate) why: Vec<Why>,
+    pub(crate) why: Vec<KnobRationale>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Why {
+pub(crate) struct KnobRationale {
     pub(crate) knob: String,
     pub(crate) value: String,
     pub(crate) why: String,
@@ -41,13 +41,13 @@ pub(crate) fn paste(
     by: By,
     (cap_bytes, program): (Option<u64>, Option<&Path>),
 ) -> Paste {
-    let named = setting.named(knobs, peak_bytes);
+    let named = setting.names_and_values(knobs, peak_bytes);
     let turned: Vec<(&Way, String)> = setting
-        .spots()
+        .choices()
         .zip(&named)
-        .filter_map(|(spot, (_, value))| Some((&knobs.get(spot.knob)?.way, value.clone())))
+        .filter_map(|(choice, (_, value))| Some((&knobs.get(choice.knob)?.way, value.clone())))
         .collect();
-    let applied = Applied::turned(command, &turned, by, |name| std::env::var(name).ok());
+    let applied = TunedCommand::with_knobs(command, &turned, by, |name| std::env::var(name).ok());
     let config = applied.config.clone();
     let applied = applied.with_config_at(CONFIG_NAME);
     let words: Vec<String> = applied.command.iter().map(|word| quoted(word)).collect();
@@ -55,11 +55,11 @@ pub(crate) fn paste(
         applied.environment.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
     let command_line = variables.chain(words).collect::<Vec<_>>().join(" ");
     let why = setting
-        .spots()
+        .choices()
         .zip(&named)
-        .filter_map(|(spot, (knob, value))| {
-            let why = knobs.get(spot.knob)?.why.clone();
-            Some(Why { knob: knob.clone(), value: value.clone(), why })
+        .filter_map(|(choice, (knob, value))| {
+            let why = knobs.get(choice.knob)?.why.clone();
+            Some(KnobRationale { knob: knob.clone(), value: value.clone(), why })
         })
         .collect();
     Paste {
@@ -72,7 +72,7 @@ pub(crate) fn paste(
 }
 
 fn drop_in(
-    applied: &Applied,
+    applied: &TunedCommand,
     is_command_changed: bool,
     cap_bytes: Option<u64>,
     program: Option<&Path>,
@@ -116,13 +116,13 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::knob::{Spot, shipped};
+    use crate::knob::{KnobChoice, shipped};
 
     fn of(runtime: &str, names: &[&str], by: By) -> Paste {
         let knobs = shipped(runtime).unwrap().knobs;
         let setting = names.iter().fold(Setting::default(), |setting, name| {
             let knob = knobs.iter().position(|knob| knob.name == *name).unwrap();
-            setting.with(Spot { knob, value: 0 })
+            setting.with(KnobChoice { knob, value: 0 })
         });
         let command = ["./node".to_owned(), "it's".to_owned()];
         paste(

@@ -4,17 +4,17 @@
 use std::fmt::Write as _;
 
 use budget::format_size;
-use compare::Paired;
+use compare::PairedEstimate;
 use serde::Serialize;
 
 use super::{
-    executor::{mib, words},
+    executor::{format_setting, mib},
     paste::Paste,
 };
 use crate::{
     knob::{Knob, Setting},
-    run::{Measured, Outcome},
-    search::{Confirmed, End, Fate, Found, Trial},
+    run::{Measurement, Outcome},
+    search::{BaselineComparison, End, KnobStatus, SearchResult, Trial},
 };
 
 const FORMAT: u32 = 1;
@@ -47,8 +47,8 @@ pub(crate) struct Report {
     knobs: Vec<KnobLine>,
     /// Settings that this version of the runtime does not have.
     absent: Vec<String>,
-    failed: Vec<Failed>,
-    near: Vec<Near>,
+    failed: Vec<FailedSetting>,
+    near: Vec<NearMiss>,
     runs: usize,
     discarded: usize,
     spent_seconds: f64,
@@ -108,14 +108,14 @@ struct KnobLine {
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct Failed {
+struct FailedSetting {
     setting: Vec<(String, String)>,
     outcome: &'static str,
     words: String,
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct Near {
+struct NearMiss {
     setting: Vec<(String, String)>,
     value: f64,
 }
@@ -135,8 +135,8 @@ pub(crate) struct About<'a> {
 }
 
 impl Report {
-    pub(crate) fn new(found: &Found, about: About<'_>) -> Self {
-        let named = |setting: &Setting| setting.named(about.knobs, found.peak_bytes);
+    pub(crate) fn new(found: &SearchResult, about: About<'_>) -> Self {
+        let named = |setting: &Setting| setting.names_and_values(about.knobs, found.peak_bytes);
         let row = |setting: &Setting| {
             found.table.trial(setting).map(|trial| Row::new(named(setting), trial))
         };
@@ -168,24 +168,24 @@ impl Report {
             is_capped: about.is_capped,
             goal: goal.map(|goal| goal.to_string()),
             is_goal_of_default: found.goal_of_default.is_some(),
-            aim: format!("{:?}", found.judge.aim).to_lowercase(),
+            aim: format!("{:?}", found.judge.objective).to_lowercase(),
             verdict,
             summary: summary(found, about.cap_bytes, default.as_ref(), confirmed, &named),
             confirmation: confirmed.map(|confirmed| Confirmation {
                 turns: confirmed.turns,
-                memory_percent: confirmed.memory.as_ref().map(Interval::of),
-                cpu_percent: confirmed.cpu.as_ref().map(Interval::of),
+                memory_percent: confirmed.memory.as_ref().map(Interval::from_estimate),
+                cpu_percent: confirmed.cpu.as_ref().map(Interval::from_estimate),
                 failed_before: confirmed.failed.iter().map(named).collect(),
             }),
             frontier: found.table.frontier(&found.judge).into_iter().filter_map(row).collect(),
             knobs: about
                 .knobs
                 .iter()
-                .zip(&found.fates)
-                .map(|(knob, fate)| KnobLine::new(knob, fate))
+                .zip(&found.statuses)
+                .map(|(knob, status)| KnobLine::new(knob, status))
                 .collect(),
-            failed: failed(found, &named),
-            near: near(found, &named),
+            failed: failed_settings(found, &named),
+            near: near_misses(found, &named),
             default,
             winner,
             runs: about.runs,
@@ -213,17 +213,17 @@ impl Report {
         }
         let _ = writeln!(text, "\n{}", parts.join(" | "));
         let _ = writeln!(text, "{}", self.machine);
-        self.table(&mut text);
-        self.fates(&mut text);
-        self.failures(&mut text);
-        self.certainty(&mut text);
+        self.write_table(&mut text);
+        self.write_knobs(&mut text);
+        self.write_failures(&mut text);
+        self.write_confirmation(&mut text);
         if let Some(paste) = &self.paste {
-            paste_text(&mut text, paste);
+            write_paste(&mut text, paste);
         }
         text
     }
 
-    fn table(&self, text: &mut String) {
+    fn write_table(&self, text: &mut String) {
         let mut rows: Vec<(&str, &Row)> = Vec::new();
         rows.extend(self.default.iter().map(|row| ("default", row)));
         rows.extend(self.winner.iter().map(|row| ("found", row)));
@@ -248,7 +248,7 @@ impl Report {
         }
     }
 
-    fn fates(&self, text: &mut String) {
+    fn write_knobs(&self, text: &mut String) {
         let of = |fate: &str| -> Vec<&KnobLine> {
             self.knobs.iter().filter(|knob| knob.fate == fate).collect()
         };
@@ -271,11 +271,11 @@ impl Report {
                 writeln!(text, "Not in this version of the runtime: {}", self.absent.join(", "));
         }
         for line in of("refused") {
-            let _ = writeln!(text, "Refused: {}: {}", line.name, telling_lines(&line.words, 2));
+            let _ = writeln!(text, "Refused: {}: {}", line.name, reason_lines(&line.words, 2));
         }
     }
 
-    fn failures(&self, text: &mut String) {
+    fn write_failures(&self, text: &mut String) {
         if !self.failed.is_empty() {
             let _ = writeln!(text, "\nWhat failed, and how:");
         }
@@ -283,9 +283,9 @@ impl Report {
             let _ = writeln!(
                 text,
                 "  {}: {}: {}",
-                words(&failed.setting),
+                format_setting(&failed.setting),
                 failed.outcome,
-                telling_lines(&failed.words, 1)
+                reason_lines(&failed.words, 1)
             );
         }
         if !self.near.is_empty() {
@@ -293,11 +293,11 @@ impl Report {
             let _ = writeln!(text, "\nHow close each setting was to {goal}:");
         }
         for near in &self.near {
-            let _ = writeln!(text, "  {:>9.2}  {}", near.value, words(&near.setting));
+            let _ = writeln!(text, "  {:>9.2}  {}", near.value, format_setting(&near.setting));
         }
     }
 
-    fn certainty(&self, text: &mut String) {
+    fn write_confirmation(&self, text: &mut String) {
         let _ = write!(
             text,
             "\n{} runs in {:.0} min {:.0} s",
@@ -327,7 +327,7 @@ impl Report {
             }
         }
         for setting in &confirmation.failed_before {
-            let _ = writeln!(text, "  did not hold: {}", words(setting));
+            let _ = writeln!(text, "  did not hold: {}", format_setting(setting));
         }
     }
 }
@@ -341,7 +341,7 @@ impl Row {
         Self {
             setting,
             runs: trial.runs.len(),
-            outcome: worst.map_or(String::new(), |run| run.outcome.short().to_owned()),
+            outcome: worst.map_or(String::new(), |run| run.outcome.label().to_owned()),
             peak_bytes: trial.peak(),
             end_bytes: trial.median(|run| Some(run.end_bytes as f64)).unwrap_or(0.0),
             live_bytes: trial.median(|run| run.live_bytes.map(|bytes| bytes as f64)),
@@ -359,8 +359,8 @@ impl Row {
         let or_dash =
             |value: Option<f64>, text: fn(f64) -> String| value.map_or("-".to_owned(), text);
         let settings = match self.outcome.as_str() {
-            "lived" => words(&self.setting),
-            outcome => format!("{} ({outcome})", words(&self.setting)),
+            "lived" => format_setting(&self.setting),
+            outcome => format!("{} ({outcome})", format_setting(&self.setting)),
         };
         format!(
             "{what:<8} {:>11} {:>11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>4}  {settings}",
@@ -377,7 +377,7 @@ impl Row {
 }
 
 impl Interval {
-    fn of(paired: &Paired) -> Self {
+    fn from_estimate(paired: &PairedEstimate) -> Self {
         let percent = |log: f64| (log.exp() - 1.0) * 100.0;
         Self {
             change: percent(paired.mean),
@@ -398,35 +398,35 @@ impl Interval {
 }
 
 impl KnobLine {
-    fn new(knob: &Knob, fate: &Fate) -> Self {
-        let (fate, words) = match fate {
-            Fate::Alive => ("alive", String::new()),
-            Fate::Dead => ("dead", String::new()),
-            Fate::Refused(words) => ("refused", words.clone()),
-            Fate::Untried => ("untried", String::new()),
+    fn new(knob: &Knob, status: &KnobStatus) -> Self {
+        let (fate, words) = match status {
+            KnobStatus::Alive => ("alive", String::new()),
+            KnobStatus::Dead => ("dead", String::new()),
+            KnobStatus::Refused(words) => ("refused", words.clone()),
+            KnobStatus::Untried => ("untried", String::new()),
         };
         Self { name: knob.name.clone(), fate, words }
     }
 }
 
 fn summary(
-    found: &Found,
+    found: &SearchResult,
     cap_bytes: u64,
     default: Option<&Row>,
-    confirmed: Option<&Confirmed>,
+    confirmed: Option<&BaselineComparison>,
     named: &impl Fn(&Setting) -> Vec<(String, String)>,
 ) -> String {
     match &found.end {
         End::Better(confirmed) => {
-            let settings = words(&named(&confirmed.setting));
+            let settings = format_setting(&named(&confirmed.setting));
             let peak = found.table.trial(&confirmed.setting).map_or(0.0, Trial::peak);
             match (&confirmed.memory, &confirmed.cpu, default) {
                 (Some(memory), Some(cpu), Some(default)) if default.outcome == "lived" => format!(
                     "Found: {settings}\n{} instead of {}: memory {:+.0} %, CPU time {:+.0} %.",
                     mib(peak),
                     mib(default.peak_bytes),
-                    Interval::of(memory).change,
-                    Interval::of(cpu).change
+                    Interval::from_estimate(memory).change,
+                    Interval::from_estimate(cpu).change
                 ),
                 _ => format!(
                     "Found: {settings}\nIt lives in {} with {} at most; the default does not: {}.",
@@ -436,16 +436,18 @@ fn summary(
                 ),
             }
         }
-        End::Default(None) if found.fates.iter().all(|fate| *fate == Fate::Untried) => {
+        End::Default(None) if found.statuses.iter().all(|fate| *fate == KnobStatus::Untried) => {
             "Nothing but the default was run in the time there was (--budget).".to_owned()
         }
         End::Default(_) => {
             let mut text = "The default is as good as anything that was tried.".to_owned();
             if let Some(memory) = confirmed.and_then(|confirmed| confirmed.memory.as_ref()) {
-                let change = Interval::of(memory);
+                let change = Interval::from_estimate(memory);
                 text.push_str(&format!(
                     " The best of the rest ({}) differs by {}, which is no more than chance.",
-                    confirmed.map_or(String::new(), |confirmed| words(&named(&confirmed.setting))),
+                    confirmed.map_or(String::new(), |confirmed| format_setting(&named(
+                        &confirmed.setting
+                    ))),
                     change.text()
                 ));
             }
@@ -472,26 +474,29 @@ fn summary(
     }
 }
 
-fn failed(found: &Found, named: &impl Fn(&Setting) -> Vec<(String, String)>) -> Vec<Failed> {
+fn failed_settings(
+    found: &SearchResult,
+    named: &impl Fn(&Setting) -> Vec<(String, String)>,
+) -> Vec<FailedSetting> {
     let mut list = Vec::new();
     for (setting, trial) in &found.table.0 {
-        let of = |outcome: &'static str, words: String| Failed {
+        let of = |outcome: &'static str, words: String| FailedSetting {
             setting: named(setting),
             outcome,
             words,
         };
         if let Some(run) = trial.runs.iter().find(|run| !run.outcome.lived()) {
-            list.push(of(run.outcome.short(), run.outcome.words().to_owned()));
+            list.push(of(run.outcome.label(), run.outcome.detail().to_owned()));
         } else if let (None, Some(goal)) = (trial.score(&found.judge), found.judge.goal) {
-            let lateness = |run: &Measured| run.lateness.clone();
+            let lateness = |run: &Measurement| run.lateness.clone();
             let worst = trial
                 .runs
                 .iter()
                 .filter_map(lateness)
-                .max_by(|a, b| goal.of(a).total_cmp(&goal.of(b)));
+                .max_by(|a, b| goal.statistic(a).total_cmp(&goal.statistic(b)));
             let words = worst.map_or(String::new(), |worst| {
                 let mut words =
-                    format!("{} {:.2}{}", goal.figure.name(), goal.of(&worst), goal.unit());
+                    format!("{} {:.2}{}", goal.figure.name(), goal.statistic(&worst), goal.unit());
                 if let Some(miss) = worst.miss {
                     words.push_str(&format!("; {} missed, the last: {miss}", worst.misses));
                 }
@@ -505,17 +510,20 @@ fn failed(found: &Found, named: &impl Fn(&Setting) -> Vec<(String, String)>) -> 
 }
 
 /// Where nothing meets the goal: what came nearest.
-fn near(found: &Found, named: &impl Fn(&Setting) -> Vec<(String, String)>) -> Vec<Near> {
+fn near_misses(
+    found: &SearchResult,
+    named: &impl Fn(&Setting) -> Vec<(String, String)>,
+) -> Vec<NearMiss> {
     let (End::Late, Some(goal)) = (&found.end, found.judge.goal) else { return Vec::new() };
-    let mut list: Vec<Near> = found
+    let mut list: Vec<NearMiss> = found
         .table
         .0
         .iter()
         .filter(|(_, trial)| trial.lived())
         .filter_map(|(setting, trial)| {
-            let value =
-                trial.median(|run| run.lateness.as_ref().map(|lateness| goal.of(lateness)))?;
-            Some(Near { setting: named(setting), value })
+            let value = trial
+                .median(|run| run.lateness.as_ref().map(|lateness| goal.statistic(lateness)))?;
+            Some(NearMiss { setting: named(setting), value })
         })
         .collect();
     list.sort_by(|a, b| a.value.total_cmp(&b.value));
@@ -523,10 +531,10 @@ fn near(found: &Found, named: &impl Fn(&Setting) -> Vec<(String, String)>) -> Ve
     list
 }
 
-fn paste_text(text: &mut String, paste: &Paste) {
+fn write_paste(text: &mut String, paste: &Paste) {
     let _ = writeln!(text, "\nWhat each does:");
     for why in &paste.why {
-        let setting = words(&[(why.knob.clone(), why.value.clone())]);
+        let setting = format_setting(&[(why.knob.clone(), why.value.clone())]);
         let _ = writeln!(text, "  {setting}: {}", why.why);
     }
     if !paste.config.is_empty() {
@@ -549,7 +557,7 @@ fn paste_text(text: &mut String, paste: &Paste) {
 }
 
 /// How it ended, and the lines that give a reason; the last one where none does.
-fn telling_lines(words: &str, count: usize) -> String {
+fn reason_lines(words: &str, count: usize) -> String {
     const SIGNS: [&str; 10] = [
         "fatal",
         "error",
@@ -598,13 +606,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lines_that_tell_why_are_chosen() {
+    fn reason_lines_prefer_lines_with_error_words() {
         let node = "ended by SIGABRT after 0.3 s\n\n<--- Last few GCs --->\nFATAL ERROR: Reached heap limit Allocation failed\n 1: 0xb\n 2: 0xc";
         assert_eq!(
-            telling_lines(node, 1),
+            reason_lines(node, 1),
             "ended by SIGABRT after 0.3 s / FATAL ERROR: Reached heap limit Allocation failed"
         );
-        assert_eq!(telling_lines("exit 3 after 1 s\na\nb", 2), "exit 3 after 1 s / b");
-        assert_eq!(telling_lines("", 2), "");
+        assert_eq!(reason_lines("exit 3 after 1 s\na\nb", 2), "exit 3 after 1 s / b");
+        assert_eq!(reason_lines("", 2), "");
     }
 }

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::executor::{mib, words};
+use super::executor::{format_setting, mib};
 
 /// Largest report that is read.
 const REPORT_BYTES_MAX: u64 = 16 << 20;
@@ -61,7 +61,7 @@ fn line(name: &str, report: &Value) -> String {
         .unwrap_or_default();
     let verdict = report.get("verdict").and_then(Value::as_str).unwrap_or_default();
     let what = match verdict {
-        "better" => words(&setting),
+        "better" => format_setting(&setting),
         "measured" => "as it is".to_owned(),
         other => other.replace('_', " "),
     };

@@ -4,7 +4,7 @@
 use budget::{MIB, format_size};
 use serde::Serialize;
 
-use super::{knobs, place::Told};
+use super::{knobs, process_settings::ProcessSettings};
 
 /// So long a program has to rest before it counts as idle.
 pub(crate) const IDLE_SECONDS: f64 = 3.0;
@@ -29,7 +29,7 @@ const NEAR_CAP_PER_MILLE: u64 = 900;
 pub(crate) struct Facts<'a> {
     /// Name of the runtime, or of the allocator when there is none.
     pub(crate) runtime: &'static str,
-    pub(crate) told: Told,
+    pub(crate) settings: ProcessSettings,
     /// How long the program has been idle; 0 when it works.
     pub(crate) idle_seconds: f64,
     pub(crate) anonymous_bytes: u64,
@@ -149,7 +149,7 @@ fn holds_garbage(facts: &Facts<'_>) -> Option<Finding> {
             format_size(held),
             format_size(live),
             held as f64 / live.max(1) as f64,
-            knobs::told_why(facts.runtime, &facts.told)
+            knobs::explain_settings(facts.runtime, &facts.settings)
         ),
         knobs: knobs::give_back(facts.runtime),
     })
@@ -171,7 +171,7 @@ fn peak_kept(facts: &Facts<'_>) -> Option<Finding> {
             format_size(facts.peak_bytes),
             facts.idle_seconds,
             format_size(facts.anonymous_bytes),
-            knobs::told_why(facts.runtime, &facts.told)
+            knobs::explain_settings(facts.runtime, &facts.settings)
         ),
         knobs: knobs::give_back(facts.runtime),
     })
@@ -367,7 +367,7 @@ mod tests {
     fn idle_collections_switched_off_are_named() {
         let facts = Facts {
             runtime: "ghc",
-            told: Told::new(&["p", "+RTS", "-I0", "-A64m"], &[]),
+            settings: ProcessSettings::new(&["p", "+RTS", "-I0", "-A64m"], &[]),
             idle_seconds: 10.0,
             anonymous_bytes: 5900 * MIB,
             live_bytes: Some(1700 * MIB),

@@ -1,6 +1,6 @@
 //! Which setting of which runtime does what. One table for each wish.
 
-use super::{findings::Knob, place::Told};
+use super::{findings::Knob, process_settings::ProcessSettings};
 
 const fn knob(setting: &'static str, why: &'static str) -> Knob {
     Knob { setting, why }
@@ -83,19 +83,20 @@ pub(crate) fn give_back(runtime: &str) -> Vec<Knob> {
 }
 
 /// A sentence on the process's settings that explains it; begins with a space.
-pub(crate) fn told_why(runtime: &str, told: &Told) -> String {
-    let words = told.settings(runtime);
+pub(crate) fn explain_settings(runtime: &str, settings: &ProcessSettings) -> String {
+    let words = settings.runtime_flags(runtime);
     let has = |test: fn(&str) -> bool| words.iter().copied().find(|word| test(word));
     match runtime {
         // The threaded runtime collects when idle unless a flag disables that.
         "ghc" => has(|word| matches!(word, "-I0" | "-I0.0"))
             .map(|word| format!(" It was started with {word}: idle collections are switched off.")),
-        "go" => told
+        "go" => settings
             .variable("GOGC")
             .filter(|value| *value == "off" || value.parse().is_ok_and(|value: u32| value > 100))
             .map(|value| format!(" It was started with GOGC={value}."))
             .or_else(|| {
-                let off = told.variable("GODEBUG")?.split(',').any(|word| word == "madvdontneed=0");
+                let off =
+                    settings.variable("GODEBUG")?.split(',').any(|word| word == "madvdontneed=0");
                 off.then(|| {
                     " It was started with GODEBUG=madvdontneed=0: free memory stays until the \
                      kernel is short of it."

@@ -2,8 +2,8 @@
 //! the process and its descendants, and the log of its runtime's collector. Reports problems and
 //! the settings to try.
 //!
-//! * `tree`: the process and its descendants; `place`: its settings, and the path of its log;
-//!   `tail`: following that log.
+//! * `tree`: the process and its descendants; `process_settings`: its settings,
+//!   and the path of its log; `tail`: following that log.
 //! * `tally`: the figures so far; `history`: samples over any time; `findings`: the rules; `knobs`:
 //!   their settings.
 //! * `report`: lines, summary and JSON; `page`: the same in a browser.
@@ -15,7 +15,7 @@ mod findings;
 mod history;
 mod knobs;
 mod page;
-mod place;
+mod process_settings;
 mod report;
 mod sink;
 mod tail;
@@ -42,9 +42,9 @@ use tokio::time::{MissedTickBehavior, interval, sleep_until};
 use self::{
     findings::{Facts, Finding},
     history::{History, Sample},
-    page::Shown,
-    place::{LogLocation, Told},
-    report::{Report, Seen},
+    page::SharedReport,
+    process_settings::{LogLocation, ProcessSettings},
+    report::{FindingRecord, Report},
     sink::Sink,
     tail::Tail,
     tally::Tally,
@@ -52,7 +52,7 @@ use self::{
 };
 use crate::{
     gc::{self, Dialect},
-    recognise::{self, Found},
+    recognise::{self, Recognition},
 };
 
 /// The runtime is detected again after this number of samples, for a program that is started by a
@@ -159,7 +159,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     // Before anything else: an unhandled signal ends the program without its summary.
     let mut signals = StopSignals::listen()?;
     let mut watch = Watch::begin(&options)?;
-    let shown = Shown::default();
+    let shown = SharedReport::default();
     let mut sink = Sink::open(options.json.as_deref(), options.json_size)?;
     // However soon it ends, there is one sample.
     if let Some(sample) = watch.sample(&options) {
@@ -197,7 +197,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         sink.write(&sample)?;
     }
     watch.read_log(&options);
-    watch.judge(&options);
+    watch.apply_rules(&options);
     lines.end();
     let report = watch.report(&options);
     let summary = report::summary(&report);
@@ -205,13 +205,13 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     if sink.is_stdout() {
         eprint!("{summary}")
     } else {
-        say(&summary)
+        write_stdout(&summary)
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Writes to standard output; a closed reader is ignored.
-fn say(text: &str) {
+fn write_stdout(text: &str) {
     let _ = io::stdout().write_all(text.as_bytes());
 }
 
@@ -230,8 +230,12 @@ impl Lines {
     }
 
     fn show(&mut self, sample: &Sample, watch: &Watch) {
-        let names: Vec<_> =
-            watch.seen.iter().filter(|seen| seen.now).map(|seen| seen.finding.name).collect();
+        let names: Vec<_> = watch
+            .records
+            .iter()
+            .filter(|record| record.now)
+            .map(|record| record.finding.name)
+            .collect();
         let longest = watch.tally.pause_max_millis;
         let text = match self.is_terminal {
             true => format!("\r\x1b[2K{}", report::short_line(sample, longest, names.len())),
@@ -251,7 +255,7 @@ impl Lines {
         if self.to_stderr {
             eprint!("{text}");
         } else {
-            say(text);
+            write_stdout(text);
             let _ = io::stdout().flush();
         }
     }
@@ -264,8 +268,8 @@ struct Watch {
     started: Instant,
     sampled: Instant,
     tree: Reader,
-    found: Found,
-    told: Told,
+    recognition: Recognition,
+    settings: ProcessSettings,
     /// The program and the processes when the runtime was last looked for.
     looked_at: (PathBuf, usize),
     log: Option<(Tail, gc::Reader, String)>,
@@ -275,7 +279,7 @@ struct Watch {
     tally: Tally,
     history: History,
     newest: Option<Sample>,
-    seen: Vec<Seen>,
+    records: Vec<FindingRecord>,
     samples: u64,
     ended: bool,
 }
@@ -297,7 +301,7 @@ impl Watch {
                 }
             }
         }
-        let group = Cgroup::of(pid).ok().flatten();
+        let group = Cgroup::for_pid(pid).ok().flatten();
         let kills = group
             .as_ref()
             .and_then(|group| group.memory().ok())
@@ -309,8 +313,8 @@ impl Watch {
             started: now,
             sampled: now,
             tree: Reader::new(pid, stat.started_ticks),
-            found: Found::default(),
-            told: Told::default(),
+            recognition: Recognition::default(),
+            settings: ProcessSettings::default(),
             looked_at: (PathBuf::new(), 0),
             log: None,
             group,
@@ -319,22 +323,23 @@ impl Watch {
             tally: Tally::default(),
             history: History::default(),
             newest: None,
-            seen: Vec::new(),
+            records: Vec::new(),
             samples: 0,
             ended: false,
         };
         let Some((tree, _)) = watch.tree.take() else { bail!("process {pid} ended just now") };
-        watch.look(&tree, options)?;
+        watch.find_runtime(&tree, options)?;
         Ok(watch)
     }
 
     /// Which runtime it is and where its log is; again when the program or its processes have
     /// changed.
-    fn look(&mut self, tree: &Tree, options: &Options) -> Result<()> {
+    fn find_runtime(&mut self, tree: &Tree, options: &Options) -> Result<()> {
         let program = std::fs::read_link(format!("/proc/{}/exe", self.pid)).unwrap_or_default();
         let looked_at = (program, tree.pids.len());
         // Once it is known it does not change, unless the process runs another program.
-        let known = self.found.collected().is_some() && looked_at.0 == self.looked_at.0;
+        let known =
+            self.recognition.collected_runtime().is_some() && looked_at.0 == self.looked_at.0;
         if self.log.is_some() || known || looked_at == self.looked_at {
             return Ok(());
         }
@@ -343,21 +348,22 @@ impl Watch {
         let mut at = self.pid;
         let mut found = None;
         for pid in tree.pids.iter().copied().take(LOOKED_AT_MAX) {
-            let of = recognise::process(pid);
-            if of.collected().is_some() {
-                (at, found) = (pid, Some(of));
+            let recognition = recognise::process(pid);
+            if recognition.collected_runtime().is_some() {
+                (at, found) = (pid, Some(recognition));
                 break;
             }
-            found.get_or_insert(of);
+            found.get_or_insert(recognition);
         }
-        self.found = found.unwrap_or_default();
-        self.told = Told::of(at);
+        self.recognition = found.unwrap_or_default();
+        self.settings = ProcessSettings::read(at);
         self.notes.clear();
         self.find_log(at, options)
     }
 
     fn find_log(&mut self, pid: Pid, options: &Options) -> Result<()> {
-        let name = options.runtime.map(Runtime::name).or_else(|| self.found.collected());
+        let name =
+            options.runtime.map(Runtime::name).or_else(|| self.recognition.collected_runtime());
         let dialect = name.and_then(Dialect::of_runtime);
         let Some(dialect) = dialect else {
             if options.log.is_some() {
@@ -376,10 +382,10 @@ impl Watch {
             Some(path) => {
                 Some(LogLocation { path: path.clone(), name: path.display().to_string() })
             }
-            None => self.told.log(pid, dialect),
+            None => self.settings.log(pid, dialect),
         };
         let Some(place) = place else {
-            let advice = place::advice(dialect);
+            let advice = process_settings::advice(dialect);
             self.notes.push(format!(
                 "No log of its collector was found, so live memory is not known. {advice}"
             ));
@@ -424,7 +430,7 @@ impl Watch {
             return None;
         };
         if self.samples.is_multiple_of(LOOK_AGAIN_SAMPLES)
-            && let Err(error) = self.look(&tree, options)
+            && let Err(error) = self.find_runtime(&tree, options)
         {
             self.notes.push(format!("{error:#}"));
         }
@@ -456,16 +462,16 @@ impl Watch {
         };
         self.history.push(sample.clone());
         self.newest = Some(sample.clone());
-        self.judge(options);
+        self.apply_rules(options);
         Some(sample)
     }
 
     /// Applies the rules, and records their findings with the time.
-    fn judge(&mut self, options: &Options) {
+    fn apply_rules(&mut self, options: &Options) {
         let memory = self.group.as_ref().and_then(|group| group.memory().ok());
         let findings = findings::all(&Facts {
-            runtime: self.found.runtimes.first().copied().unwrap_or_default(),
-            told: self.told.clone(),
+            runtime: self.recognition.runtimes.first().copied().unwrap_or_default(),
+            settings: self.settings.clone(),
             pause_limit_millis: options.pause_limit as f64,
             collector_percent_max: options.collector_limit as f64,
             cap_bytes: memory.and_then(|memory| memory.limit_bytes),
@@ -474,22 +480,22 @@ impl Watch {
                 .map_or(0, |memory| memory.oom_kills.saturating_sub(self.kills_before)),
             ..self.tally.facts()
         });
-        self.keep(findings);
+        self.record_findings(findings);
     }
 
     /// As many as there are rules, at most.
-    fn keep(&mut self, findings: Vec<Finding>) {
+    fn record_findings(&mut self, findings: Vec<Finding>) {
         let seconds = self.started.elapsed().as_secs_f64().round();
         // A process that ended is no longer idle; earlier findings stay.
-        for seen in &mut self.seen {
-            seen.now = false;
+        for record in &mut self.records {
+            record.now = false;
         }
         for finding in findings {
-            match self.seen.iter_mut().find(|seen| seen.finding.name == finding.name) {
-                Some(seen) => {
-                    (seen.finding, seen.last_seconds, seen.now) = (finding, seconds, true);
+            match self.records.iter_mut().find(|record| record.finding.name == finding.name) {
+                Some(record) => {
+                    (record.finding, record.last_seconds, record.now) = (finding, seconds, true);
                 }
-                None => self.seen.push(Seen {
+                None => self.records.push(FindingRecord {
                     finding,
                     first_seconds: seconds,
                     last_seconds: seconds,
@@ -524,7 +530,7 @@ impl Watch {
         Report {
             pid: self.pid.0,
             program: self.program.clone(),
-            runtimes: self.found.runtimes.clone(),
+            runtimes: self.recognition.runtimes.clone(),
             log: self.log.as_ref().map(|(_, _, name)| name.clone()),
             notes,
             ended: self.ended,
@@ -535,7 +541,7 @@ impl Watch {
             collector_percent: self.tally.collector_percent(),
             pause_max_millis: self.tally.pause_max_millis,
             pause_millis: self.tally.pause_millis,
-            findings: self.seen.clone(),
+            findings: self.records.clone(),
             samples,
         }
     }

@@ -42,9 +42,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The report that is shown.
 #[derive(Clone, Default)]
-pub(crate) struct Shown(Arc<Mutex<Arc<Report>>>);
+pub(crate) struct SharedReport(Arc<Mutex<Arc<Report>>>);
 
-impl Shown {
+impl SharedReport {
     pub(crate) fn set(&self, report: Report) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(report);
     }
@@ -55,7 +55,7 @@ impl Shown {
 }
 
 /// Serves until the program ends. Returns the address; errors: it cannot be listened on.
-pub(crate) async fn serve(address: SocketAddr, shown: Shown) -> Result<SocketAddr> {
+pub(crate) async fn serve(address: SocketAddr, shown: SharedReport) -> Result<SocketAddr> {
     let listener = TcpListener::bind(address).await.with_context(|| {
         format!("cannot serve the page on {address}; another --listen, or --no-page")
     })?;
@@ -78,7 +78,7 @@ pub(crate) async fn serve(address: SocketAddr, shown: Shown) -> Result<SocketAdd
     Ok(address)
 }
 
-async fn connection(stream: TcpStream, ip: IpAddr, shown: Shown) -> hyper::Result<()> {
+async fn connection(stream: TcpStream, ip: IpAddr, shown: SharedReport) -> hyper::Result<()> {
     let answer = service_fn(move |request| {
         let response = answer(&request, ip, &shown);
         async move { Ok::<_, Infallible>(response) }
@@ -93,7 +93,7 @@ async fn connection(stream: TcpStream, ip: IpAddr, shown: Shown) -> hyper::Resul
         .await
 }
 
-fn answer<B>(request: &Request<B>, ip: IpAddr, shown: &Shown) -> Response<Full<Bytes>> {
+fn answer<B>(request: &Request<B>, ip: IpAddr, shown: &SharedReport) -> Response<Full<Bytes>> {
     const TEXT: &str = "text/plain; charset=utf-8";
     let words =
         |status, text: &'static str| respond(status, TEXT, Bytes::from_static(text.as_bytes()));
@@ -158,7 +158,7 @@ mod tests {
         for host in hosts {
             request = request.header(header::HOST, *host);
         }
-        answer(&request.body(()).unwrap(), ip.parse().unwrap(), &Shown::default()).status()
+        answer(&request.body(()).unwrap(), ip.parse().unwrap(), &SharedReport::default()).status()
     }
 
     // Promise: P25 - The page of a watch is served to loopback names only.

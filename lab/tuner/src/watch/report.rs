@@ -28,13 +28,13 @@ pub(crate) struct Report {
     pub(crate) pause_max_millis: f64,
     pub(crate) pause_millis: f64,
     /// Present and past problems, with the times when each was seen first and last.
-    pub(crate) findings: Vec<Seen>,
+    pub(crate) findings: Vec<FindingRecord>,
     pub(crate) samples: Vec<Sample>,
 }
 
 /// A finding, and when it held.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Seen {
+pub(crate) struct FindingRecord {
     #[serde(flatten)]
     pub(crate) finding: Finding,
     pub(crate) first_seconds: f64,

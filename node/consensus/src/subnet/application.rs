@@ -41,12 +41,12 @@ use state::{Height, IngressId, Time};
 
 use super::{
     block::{Block, CallName, Digest, KeyPayload, NameBounds, Opening},
-    calls::{Calls, Gathered, NotKept},
+    calls::{Calls, GatheredCall, JournalError},
     engine::PENDING_MAX,
-    published::{Driven, Published, changed},
-    queries::{self, Report},
+    published::{ExecutionProgress, ProgressReaders, wait_for_change},
+    queries::{self, BlockQueryReport},
     resharing::Resharing,
-    scheme::{Scheme, Seed, Seeded as _},
+    scheme::{HasSeed as _, Scheme, Seed},
 };
 use crate::{CountedQueries, IngressPool, WallClock};
 
@@ -59,17 +59,17 @@ const SEED_TIMEOUT: Duration = Duration::from_millis(500);
 /// How far a block's time may be ahead of a voter's clock: beyond, the vote waits.
 const DRIFT: Duration = Duration::from_millis(500);
 /// Time between two checks of the clock while a block's time is ahead of it: the clock may be set.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const CLOCK_CHECK_EVERY: Duration = Duration::from_secs(1);
 /// Between two tries to make the calls of a block durable.
-const KEEP_AGAIN: Duration = Duration::from_millis(200);
+const JOURNAL_RETRY: Duration = Duration::from_millis(200);
 /// How long it is from `now` to `then`; nothing if that is past.
-fn span(now: Time, then: Time) -> Duration {
+fn time_until(now: Time, then: Time) -> Duration {
     Duration::from_nanos(then.0.saturating_sub(now.0))
 }
 
 /// Contents of blocks that are agreed on and not executed.
 #[derive(Default)]
-struct Taken {
+struct UnexecutedContents {
     /// The calls they name.
     calls: BTreeSet<IngressId>,
     /// Their payloads for the subnet's key.
@@ -81,7 +81,7 @@ struct Taken {
 /// See the module.
 #[derive(Clone)]
 pub(super) struct Application<S> {
-    pub(super) published: Arc<Published>,
+    pub(super) published: Arc<ProgressReaders>,
     pub(super) pool: Arc<IngressPool>,
     pub(super) calls: Calls<S>,
     pub(super) resharing: Arc<Resharing>,
@@ -91,7 +91,7 @@ pub(super) struct Application<S> {
     /// Verifies seeds of any epoch.
     pub(super) verifier: Arc<Scheme>,
     /// Has room for what marshal hands out before earlier blocks are acknowledged.
-    pub(super) finalised: mpsc::Sender<(Digested<Block>, Exact)>,
+    pub(super) deliveries_tx: mpsc::Sender<(Digested<Block>, Exact)>,
     /// Block times go by it.
     pub(super) clock: Arc<dyn WallClock>,
     /// Queries that this node counted.
@@ -102,33 +102,37 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
     /// Whether execution is close enough behind agreement to continue. Blocks that are not final do
     /// not count: a chain of blocks that were agreed on in rounds whose finalisation was missed
     /// becomes final by the next block only, so that block must not wait for it.
-    fn keeps_up(&self, driven: &Driven) -> bool {
+    fn execution_keeps_up(&self, execution: &ExecutionProgress) -> bool {
         let finalised = self.published.progress().finalised;
-        finalised.0.saturating_sub(driven.executed.0) <= self.limits.execution_lag_blocks
+        finalised.0.saturating_sub(execution.executed.0) <= self.limits.execution_lag_blocks
     }
 
     /// Waits until execution is close enough behind agreement.
-    async fn kept_up(&self) {
-        let mut driven = self.published.driven.clone();
+    async fn wait_for_execution(&self) {
+        let mut execution_rx = self.published.execution_rx.clone();
         loop {
-            let now = *driven.borrow_and_update();
-            if self.keeps_up(&now) {
+            let now = *execution_rx.borrow_and_update();
+            if self.execution_keeps_up(&now) {
                 return;
             }
-            changed(&mut driven).await;
+            wait_for_change(&mut execution_rx).await;
         }
     }
 
     /// Contents of ancestors that are not executed.
-    async fn taken(&self, parent: &Block, mut ancestors: impl Ancestry<Block>) -> Taken {
-        let mut taken = Taken::default();
+    async fn unexecuted_contents(
+        &self,
+        parent: &Block,
+        mut ancestors: impl Ancestry<Block>,
+    ) -> UnexecutedContents {
+        let mut taken = UnexecutedContents::default();
         let mut take = |block: &Block| {
             taken.calls.extend(block.ingress.iter().map(|name| name.id));
             taken.payloads.extend(block.payload.clone().map(|payload| (block.height, payload)));
             taken.reporters.extend(block.queries.as_ref().map(|report| report.0.node));
         };
         take(parent);
-        let executed = self.published.driven.borrow().executed;
+        let executed = self.published.execution_rx.borrow().executed;
         // Blocks final here left the pool; those between them and the parent are read from the
         // chain.
         while let Some(block) = ancestors.next().await {
@@ -143,17 +147,21 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
 
     /// The report of queries for a block of this node. None while an earlier report may still be
     /// executed: its content would be in both.
-    fn query_report(&self, height: EngineHeight, taken: &Taken) -> Option<Report> {
+    fn query_report(
+        &self,
+        height: EngineHeight,
+        taken: &UnexecutedContents,
+    ) -> Option<BlockQueryReport> {
         if self.resharing.is_last(height) {
             return None;
         }
         let report = self.queries.as_ref()?.report(Height(height.get()))?;
-        (!taken.reporters.contains(&report.node)).then_some(Report(report))
+        (!taken.reporters.contains(&report.node)).then_some(BlockQueryReport(report))
     }
 
     /// Whether a block is due before the idle interval is over.
     fn has_work(&self, taken: &BTreeSet<IngressId>, now: Time) -> bool {
-        let demand = self.published.driven.borrow().demand;
+        let demand = self.published.execution_rx.borrow().demand;
         demand.more
             || demand.next_timer.is_some_and(|timer| timer <= now)
             || self.pool.has_more_than(taken)
@@ -170,7 +178,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
     ) -> Option<(Option<Seed>, Option<Opening>)> {
         let until = clock.current() + SEED_TIMEOUT;
         loop {
-            let came = self.published.agreed.came();
+            let came = self.published.consensus.notified();
             tokio::pin!(came);
             came.as_mut().enable();
             if parent_view == View::zero() {
@@ -179,11 +187,11 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
                 if round.epoch().previous().is_none() {
                     return Some((None, None));
                 }
-                if let Some(opening) = self.published.agreed.opening(&parent.digest()) {
+                if let Some(opening) = self.published.consensus.opening(&parent.digest()) {
                     return Some((Some(opening.seed()), Some(opening)));
                 }
             } else if let Some(seed) =
-                self.published.agreed.seed(Round::new(round.epoch(), parent_view))
+                self.published.consensus.seed(Round::new(round.epoch(), parent_view))
             {
                 return Some((Some(seed), None));
             }
@@ -210,7 +218,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
             (Some(seed), None) => {
                 !begins
                     && seed.round == Round::new(round.epoch(), parent_view)
-                    && (self.published.agreed.seed(seed.round).as_ref() == Some(seed)
+                    && (self.published.consensus.seed(seed.round).as_ref() == Some(seed)
                         || self.verifier.is_seed(seed))
             }
             // A leader has no choice among rounds that were given up, or in which something else
@@ -229,48 +237,48 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
     /// Makes the block's calls durable, if it may hold them. Trouble of this node's disk, or a full
     /// journal, is not a reason against the block: the vote waits until that is over, or the engine
     /// gives the round up.
-    async fn keep(
+    async fn journal_calls(
         &self,
         context: &(impl Clock + Spawner),
         block: &Block,
-        calls: Vec<Gathered>,
+        calls: Vec<GatheredCall>,
     ) -> Result<(), String> {
         let at = (Height(block.height.get()), block.time);
-        let mut said = false;
+        let mut logged = false;
         loop {
-            match self.keep_once(context, &block.ingress, calls.clone(), at).await {
+            match self.journal_calls_once(context, &block.ingress, calls.clone(), at).await {
                 Ok(()) => return Ok(()),
-                Err(NotKept::Invalid(reason)) => return Err(reason),
-                Err(NotKept::Trouble(reason)) => {
-                    if !said {
+                Err(JournalError::Invalid(reason)) => return Err(reason),
+                Err(JournalError::Unavailable(reason)) => {
+                    if !logged {
                         tracing::warn!(height = at.0.0, %reason, "calls of a block cannot be made durable: this node's vote waits");
-                        said = true;
+                        logged = true;
                     }
-                    context.sleep(KEEP_AGAIN).await;
+                    context.sleep(JOURNAL_RETRY).await;
                 }
             }
         }
     }
 
     /// Checks signatures and waits for the disk on a thread that may block.
-    async fn keep_once(
+    async fn journal_calls_once(
         &self,
         context: &impl Spawner,
         names: &[CallName],
-        gathered: Vec<Gathered>,
+        gathered: Vec<GatheredCall>,
         at: (Height, Time),
-    ) -> Result<(), NotKept> {
+    ) -> Result<(), JournalError> {
         let (calls, names) = (self.calls.clone(), names.to_vec());
         let kept = context
             .child("keep")
             .shared(true)
-            .spawn(move |_| async move { calls.keep(&names, gathered, at) });
+            .spawn(move |_| async move { calls.journal_calls(&names, gathered, at) });
         // The task is gone when the node is ending.
-        kept.await.unwrap_or_else(|error| Err(NotKept::Trouble(error.to_string())))
+        kept.await.unwrap_or_else(|error| Err(JournalError::Unavailable(error.to_string())))
     }
 
     /// Why the block gets no vote. Pends for as long as it may still get one.
-    async fn judge<E: Clock + Spawner + CryptoRng>(
+    async fn check_block<E: Clock + Spawner + CryptoRng>(
         &self,
         clock: &mut E,
         context: &Context<Digest, PublicKey>,
@@ -287,27 +295,29 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         // fetched.
         block.check_names(&self.names)?;
         if block.queries.is_some() {
-            self.resharing.reach(clock, context.round.epoch()).await;
-            queries::judge(&self.resharing, &context.leader, block)?;
+            self.resharing.wait_for_epoch(clock, context.round.epoch()).await;
+            queries::check_report(&self.resharing, &context.leader, block)?;
         }
         // Who executes slowly does not help the chain away from itself; so the shares of state
         // roots come from 2f+1 nodes that are close together.
-        self.kept_up().await;
+        self.wait_for_execution().await;
         if !self.is_seed_for(clock, block, (context.round, context.parent.0), parent) {
             return Err("its seed is not that of its parent's round".into());
         }
         if !block.ingress.is_empty() {
             let calls = self.calls.gather(clock, &block.ingress, None, Some(&context.leader)).await;
-            self.keep(clock, block, calls).await?;
+            self.journal_calls(clock, block, calls).await?;
         }
-        self.resharing.judge(clock, (context.round.epoch(), &context.leader), block).await?;
+        self.resharing
+            .check_payload(clock, (context.round.epoch(), &context.leader), block)
+            .await?;
         // Too far ahead is not wrong for ever: the vote waits until the clock gets there.
         loop {
-            let ahead = span(self.clock.now(), block.time).saturating_sub(DRIFT);
+            let ahead = time_until(self.clock.now(), block.time).saturating_sub(DRIFT);
             if ahead.is_zero() {
                 return Ok(());
             }
-            clock.sleep(ahead.min(LOOK_AGAIN)).await;
+            clock.sleep(ahead.min(CLOCK_CHECK_EVERY)).await;
         }
     }
 }
@@ -329,28 +339,29 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
         let parent = ancestry.next().await?;
         let until = clock.current() + TIMEOUT;
         select! {
-            () = self.kept_up() => {},
+            () = self.wait_for_execution() => {},
             () = clock.sleep_until(until) => return None,
         }
         let (seed, opening) =
             self.seed_for(&clock, context.round, context.parent.0, parent.inner()).await?;
-        let taken = self.taken(parent.inner(), ancestry).await;
+        let taken = self.unexecuted_contents(parent.inner(), ancestry).await;
         let idle = Duration::from_millis(self.limits.idle_round_millis);
         // A clock that is behind the others' does not make this node wait for longer.
         let latest = clock.current() + idle;
         loop {
-            let work = self.published.work.notified();
+            let work = self.published.work_available.notified();
             tokio::pin!(work);
             work.as_mut().enable();
             let now = self.clock.now();
-            let idle_left = idle.saturating_sub(span(parent.inner().time, now));
+            let idle_left = idle.saturating_sub(time_until(parent.inner().time, now));
             let left = latest.duration_since(clock.current()).unwrap_or_default().min(idle_left);
             if left.is_zero() || self.has_work(&taken.calls, now) {
                 break;
             }
-            let timer = self.published.driven.borrow().demand.next_timer;
-            let wake =
-                timer.filter(|timer| *timer > now).map_or(left, |timer| span(now, timer).min(left));
+            let timer = self.published.execution_rx.borrow().demand.next_timer;
+            let wake = timer
+                .filter(|timer| *timer > now)
+                .map_or(left, |timer| time_until(now, timer).min(left));
             select! {
                 () = work => {},
                 () = clock.sleep(wake) => {},
@@ -369,9 +380,9 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
         let ingress = match calls {
             Some(calls) if !calls.is_empty() => {
                 let at = (Height(height.get()), time);
-                match self.keep_once(&clock, &ingress, calls, at).await {
+                match self.journal_calls_once(&clock, &ingress, calls, at).await {
                     Ok(()) => ingress,
-                    Err(NotKept::Trouble(reason) | NotKept::Invalid(reason)) => {
+                    Err(JournalError::Unavailable(reason) | JournalError::Invalid(reason)) => {
                         tracing::warn!(%reason, "calls cannot be made durable: a block without any is proposed");
                         Vec::new()
                     }
@@ -394,7 +405,7 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
         let (Some(block), Some(parent)) = (ancestry.next().await, ancestry.next().await) else {
             return false;
         };
-        match self.judge(&mut clock, &context, block.inner(), parent.inner()).await {
+        match self.check_block(&mut clock, &context, block.inner(), parent.inner()).await {
             Ok(()) => true,
             Err(reason) => {
                 tracing::warn!(height = block.height().get(), round = %context.round, %reason, "a proposed block gets no vote");
@@ -409,8 +420,10 @@ impl<S: Clone + Send + Sync + 'static> Reporter for Application<S> {
 
     fn report(&mut self, update: Update<Block>) -> Feedback {
         match update {
-            Update::Tip(_, height, _) => self.published.agreed.finalised_to(Height(height.get())),
-            Update::Block(block, ack) => match self.finalised.try_send((block, ack)) {
+            Update::Tip(_, height, _) => {
+                self.published.consensus.finalised_to(Height(height.get()))
+            }
+            Update::Block(block, ack) => match self.deliveries_tx.try_send((block, ack)) {
                 Ok(()) => {}
                 Err(TrySendError::Closed((_, ack))) => {
                     // The node is ending. A dropped acknowledgement would be taken for a defect.

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use state::{INGRESS_OVERHEAD_BYTES, IngressId, Time};
 
 use super::{
-    queries::Report,
+    queries::BlockQueryReport,
     scheme::{Scheme, Seed},
 };
 
@@ -48,7 +48,7 @@ impl CallName {
 
     /// Names this envelope.
     #[cfg(test)]
-    pub(crate) fn of(id: IngressId, signed: &state::SignedIngress) -> Self {
+    pub(crate) fn for_envelope(id: IngressId, signed: &state::SignedIngress) -> Self {
         Self { id, digest: signed.digest(), bytes: signed.envelope.len() as u32 }
     }
 
@@ -142,7 +142,7 @@ pub(super) struct Block {
     /// In most blocks none.
     pub(super) payload: Option<KeyPayload>,
     /// Query counts of the block's maker; none in most blocks.
-    pub(super) queries: Option<Report>,
+    pub(super) queries: Option<BlockQueryReport>,
 }
 
 impl Block {
@@ -216,7 +216,7 @@ impl Read for Block {
             opening: Option::<Opening>::read_cfg(buf, &())?,
             ingress: Vec::<CallName>::read_range(buf, RangeCfg::from(0..=bounds.ingress))?,
             payload: Option::<KeyPayload>::read_cfg(buf, &bounds.payload)?,
-            queries: Option::<Report>::read(buf)?,
+            queries: Option::<BlockQueryReport>::read(buf)?,
         })
     }
 }
@@ -303,7 +303,7 @@ impl BoundedBlock for Block {
             + 5
             + bounds.payload
             + 1
-            + Report::BYTES_MAX
+            + BlockQueryReport::BYTES_MAX
     }
 }
 

@@ -47,12 +47,12 @@ use state::{Height, IngressId, OutcallAnswer, SignedIngress, Time, Validity};
 
 use super::{
     block::{CallName, NameBounds},
-    journal::{Journal, KeptCall},
-    peers::{Blame, Meter, Rate},
-    wire::{self, Bounded},
+    journal::{Journal, JournaledCall},
+    peers::{Meter, PeerScorer, Rate},
+    wire::{self, BoundedVec},
 };
 use crate::{
-    BlockLog, FinalisedBlock, IngressPool, LogError, Submitted, WallClock, block_log::Replay,
+    BlockLog, FinalisedBlock, IngressPool, LogError, SubmitOutcome, WallClock, block_log::Replay,
     pool::Source,
 };
 
@@ -89,15 +89,15 @@ const OLD_PLACES: usize = 8;
 #[derive(Serialize, Deserialize)]
 enum Message {
     /// Calls that clients brought.
-    Offer(Bounded<SignedIngress, OFFER_CALLS_MAX>),
+    Announce(BoundedVec<SignedIngress, OFFER_CALLS_MAX>),
     /// The calls of these names; in the block of this height, if it is known to be final.
-    Want { height: Option<Height>, names: Bounded<CallName, WANT_MAX> },
+    Request { height: Option<Height>, names: BoundedVec<CallName, WANT_MAX> },
     /// Calls that were requested.
-    Give(Bounded<Given, OFFER_CALLS_MAX>),
+    Response(BoundedVec<RequestedIngress, OFFER_CALLS_MAX>),
 }
 
 #[derive(Serialize, Deserialize)]
-struct Given {
+struct RequestedIngress {
     /// As it was asked for.
     digest: [u8; 32],
     signed: SignedIngress,
@@ -116,11 +116,11 @@ pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
         envelope: vec![5; 300].into(),
     };
     let name = CallName { id: IngressId([6; 32]), digest: [7; 32], bytes: 300 };
-    let names = Bounded(vec![name]);
+    let names = BoundedVec(vec![name]);
     [
-        ("offer", Message::Offer(Bounded(vec![signed.clone()]))),
-        ("want", Message::Want { height: Some(Height(0x0102_0304)), names }),
-        ("give", Message::Give(Bounded(vec![Given { digest: [7; 32], signed }]))),
+        ("offer", Message::Announce(BoundedVec(vec![signed.clone()]))),
+        ("want", Message::Request { height: Some(Height(0x0102_0304)), names }),
+        ("give", Message::Response(BoundedVec(vec![RequestedIngress { digest: [7; 32], signed }]))),
     ]
     .map(|(name, message)| (name, postcard::to_stdvec(&message).unwrap_or_default()))
     .into()
@@ -131,7 +131,7 @@ type Verdict = Result<(IngressId, Validity), String>;
 
 /// A call whose bytes are those of the digest it was asked for by.
 #[derive(Clone)]
-pub(super) struct Gathered {
+pub(super) struct GatheredCall {
     pub(super) signed: SignedIngress,
     /// None until it is needed.
     verdict: Option<Verdict>,
@@ -139,21 +139,21 @@ pub(super) struct Gathered {
 
 #[derive(Default)]
 struct Store {
-    calls: BTreeMap<[u8; 32], Gathered>,
+    calls: BTreeMap<[u8; 32], GatheredCall>,
     order: VecDeque<[u8; 32]>,
     bytes: u64,
     /// Asked for, with how many gather it and whether one of them votes; only these are taken.
-    wanted: BTreeMap<[u8; 32], Wanted>,
+    wanted: BTreeMap<[u8; 32], GatherDemand>,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Wanted {
+struct GatherDemand {
     gathers: usize,
     votes: bool,
 }
 
 impl Store {
-    fn put(&mut self, digest: [u8; 32], call: Gathered, bytes_max: u64, calls_max: usize) {
+    fn put(&mut self, digest: [u8; 32], call: GatheredCall, bytes_max: u64, calls_max: usize) {
         self.bytes += call.signed.accounted_bytes();
         self.order.push_back(digest);
         if let Some(before) = self.calls.insert(digest, call) {
@@ -174,15 +174,15 @@ impl Store {
 }
 
 /// Digests that one gathering wants, for as long as it lives.
-struct Wanting {
+struct GatherGuard {
     store: Arc<Mutex<Store>>,
     digests: BTreeSet<[u8; 32]>,
     votes: bool,
 }
 
-impl Wanting {
+impl GatherGuard {
     /// False if more is wanted than there will be room for: it must wait for others to be gathered.
-    fn want(&mut self, digests: &[[u8; 32]], calls_max: usize) -> bool {
+    fn request(&mut self, digests: &[[u8; 32]], calls_max: usize) -> bool {
         let mut store = self.store.lock();
         let new: Vec<_> = digests.iter().filter(|digest| !self.digests.contains(*digest)).collect();
         if store.wanted.len() + new.len() > calls_max {
@@ -198,7 +198,7 @@ impl Wanting {
     }
 }
 
-impl Drop for Wanting {
+impl Drop for GatherGuard {
     fn drop(&mut self) {
         let mut store = self.store.lock();
         for digest in &self.digests {
@@ -214,11 +214,11 @@ impl Drop for Wanting {
 
 /// Why calls of a block were not made durable.
 #[derive(Debug)]
-pub(super) enum NotKept {
+pub(super) enum JournalError {
     /// No node votes for this block.
     Invalid(String),
     /// This node cannot vote at the moment.
-    Trouble(String),
+    Unavailable(String),
 }
 
 /// The number of a peer whose clients' calls count, which is its part of the pool.
@@ -268,7 +268,7 @@ pub(super) struct Calls<S> {
     bounds: NameBounds,
     arrived: Arc<Notify>,
     meters: Arc<Mutex<Meters>>,
-    blame: Blame,
+    scorer: PeerScorer,
     sender: S,
 }
 
@@ -277,7 +277,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         (pool, envelopes, clock): (Arc<IngressPool>, Arc<dyn Envelopes>, Arc<dyn WallClock>),
         journal: Arc<Journal>,
         bounds: NameBounds,
-        blame: Blame,
+        scorer: PeerScorer,
         sender: S,
     ) -> Self {
         Self {
@@ -289,7 +289,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
             bounds,
             arrived: Arc::default(),
             meters: Arc::new(Mutex::new(Meters::new(&bounds))),
-            blame,
+            scorer,
             sender,
         }
     }
@@ -309,7 +309,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     }
 
     /// Offers what clients bring, as it comes, within what peers take of a node. Ends never.
-    pub(super) async fn announce(mut self, clock: impl Clock, news: Arc<Notify>) {
+    pub(super) async fn gossip_ingress(mut self, clock: impl Clock, work_available: Arc<Notify>) {
         let pause = |amount: u64, block: u64| {
             let per_second = block.saturating_mul(OFFER_BLOCKS).max(1);
             Duration::from_secs_f64(amount as f64 / per_second as f64)
@@ -317,7 +317,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         loop {
             let offered = self.pool.unannounced(OFFER_BYTES, OFFER_CALLS_MAX);
             if offered.is_empty() {
-                news.notified().await;
+                work_available.notified().await;
                 continue;
             }
             let bytes: u64 = offered.iter().map(|call| call.envelope.len() as u64).sum();
@@ -325,7 +325,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
                 .max(pause(bytes, self.bounds.bytes.max(self.bounds.call_bytes)))
                 .max(Duration::from_millis(5));
             // A peer that is not reached now asks when a block names the call.
-            self.send(Recipients::All, &Message::Offer(Bounded(offered)));
+            self.send(Recipients::All, &Message::Announce(BoundedVec(offered)));
             clock.sleep(pause).await;
         }
     }
@@ -336,26 +336,26 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         mut self,
         clock: impl Clock,
         places: PeerNumbers,
-        mut old: OldCalls,
+        mut old: OldCallsSender,
         mut receiver: impl Receiver<PublicKey = PublicKey>,
     ) {
         let bytes_max = self.message_bytes_max();
         while let Ok((from, message)) = receiver.recv().await {
             let Some(message) = wire::decode(message.as_ref(), bytes_max) else {
-                self.blame.at_fault(&from, "a message about calls that does not decode");
+                self.scorer.report_fault(&from, "a message about calls that does not decode");
                 continue;
             };
             let now = clock.current();
             match message {
                 // Who is not a member any more brings nothing.
-                Message::Offer(calls) => {
+                Message::Announce(calls) => {
                     if let Some(place) = places(&from) {
-                        self.offers(&from, place, calls.0, now);
+                        self.take_announcement(&from, place, calls.0, now);
                     }
                 }
-                Message::Give(calls) => self.given(&from, calls.0, now),
-                Message::Want { height, names } => {
-                    self.answer(&mut old, &from, height, names.0, now)
+                Message::Response(calls) => self.take_response(&from, calls.0, now),
+                Message::Request { height, names } => {
+                    self.answer_request(&mut old, &from, height, names.0, now)
                 }
             }
         }
@@ -372,7 +372,13 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         }
     }
 
-    fn offers(&self, from: &PublicKey, place: usize, calls: Vec<SignedIngress>, now: SystemTime) {
+    fn take_announcement(
+        &self,
+        from: &PublicKey,
+        place: usize,
+        calls: Vec<SignedIngress>,
+        now: SystemTime,
+    ) {
         let bytes: u64 = calls.iter().map(|call| call.envelope.len() as u64).sum();
         let within = {
             let Meters { offered_calls, offered_bytes, .. } = &mut *self.meters.lock();
@@ -380,20 +386,22 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
                 && offered_bytes.spend(from, bytes, now)
         };
         if !within {
-            self.blame.too_much(from, "calls offered", now);
+            self.scorer.report_excess(from, "calls offered", now);
             return;
         }
         for signed in calls {
-            if let Err(reason) = self.offered(place, signed) {
-                self.blame
-                    .at_fault(from, &format!("it offers a call that no client may make: {reason}"));
+            if let Err(reason) = self.take_announced_call(place, signed) {
+                self.scorer.report_fault(
+                    from,
+                    &format!("it offers a call that no client may make: {reason}"),
+                );
                 return;
             }
         }
     }
 
     /// An error is the peer's fault: it forwarded a call that it cannot have verified.
-    fn offered(&self, place: usize, signed: SignedIngress) -> Result<(), String> {
+    fn take_announced_call(&self, place: usize, signed: SignedIngress) -> Result<(), String> {
         // Each member has the answers to outcalls itself, or requests them.
         if OutcallAnswer::is_in(&signed) {
             return Err("answers to outcalls must not be offered".into());
@@ -406,23 +414,23 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         // A full pool is not the peer's fault, and nothing is lost: a block that names the call
         // gets it.
         let room = self.pool.would_take(Source::Peer(place), &id, signed.accounted_bytes());
-        if room != Ok(Submitted::New) {
+        if room != Ok(SubmitOutcome::New) {
             return Ok(());
         }
         self.envelopes.verify(&signed)?;
         if self.pool.submit_from(Source::Peer(place), id, validity, signed).is_ok() {
             self.arrived.notify_waiters();
             // The leader may be waiting for calls to propose.
-            self.pool.tell();
+            self.pool.notify_listener();
         }
         Ok(())
     }
 
-    fn given(&self, from: &PublicKey, calls: Vec<Given>, now: SystemTime) {
-        for Given { digest, signed } in calls {
+    fn take_response(&self, from: &PublicKey, calls: Vec<RequestedIngress>, now: SystemTime) {
+        for RequestedIngress { digest, signed } in calls {
             // The rate for calls requested of this peer was granted with the request.
             if !self.meters.lock().given_bytes.spend(from, signed.envelope.len() as u64, now) {
-                self.blame.too_much(from, "calls given that were not asked for", now);
+                self.scorer.report_excess(from, "calls given that were not asked for", now);
                 return;
             }
             let wanted = {
@@ -431,13 +439,13 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
             };
             let Some(wanted) = wanted else { continue };
             if signed.digest() != digest {
-                self.blame.at_fault(from, "it gives other bytes than those it states");
+                self.scorer.report_fault(from, "it gives other bytes than those it states");
                 return;
             }
             // Of a final block 2f+1 nodes said so.
             let verdict = wanted.votes.then(|| self.verdict(&signed));
             let (bytes_max, calls_max) = (self.store_bytes_max(), self.store_calls_max());
-            self.store.lock().put(digest, Gathered { signed, verdict }, bytes_max, calls_max);
+            self.store.lock().put(digest, GatheredCall { signed, verdict }, bytes_max, calls_max);
             self.arrived.notify_waiters();
         }
     }
@@ -446,9 +454,9 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         self.envelopes.verify(signed)
     }
 
-    fn answer(
+    fn answer_request(
         &mut self,
-        old: &mut OldCalls,
+        old: &mut OldCallsSender,
         to: &PublicKey,
         height: Option<Height>,
         names: Vec<CallName>,
@@ -460,24 +468,26 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
             asked_names.spend(to, names.len() as u64, now) && answered_bytes.spend(to, 0, now)
         };
         if !within {
-            self.blame.too_much(to, "requests for calls", now);
+            self.scorer.report_excess(to, "requests for calls", now);
             return;
         }
         let mut found = Vec::new();
         let mut absent = BTreeSet::new();
         for name in names {
             match self.get(&name) {
-                Some(Gathered { signed, .. }) => found.push(Given { digest: name.digest, signed }),
+                Some(GatheredCall { signed, .. }) => {
+                    found.push(RequestedIngress { digest: name.digest, signed })
+                }
                 None => drop(absent.insert(name.digest)),
             }
         }
         if let Some(height) = height.filter(|_| !absent.is_empty()) {
-            old.ask(to, height, absent);
+            old.enqueue(to, height, absent);
         }
-        self.give(to, found, now);
+        self.send_response(to, found, now);
     }
 
-    fn give(&mut self, to: &PublicKey, mut found: Vec<Given>, now: SystemTime) {
+    fn send_response(&mut self, to: &PublicKey, mut found: Vec<RequestedIngress>, now: SystemTime) {
         let bytes: u64 = found.iter().map(|call| call.signed.envelope.len() as u64).sum();
         self.meters.lock().answered_bytes.spend(to, bytes, now);
         while !found.is_empty() {
@@ -487,20 +497,20 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
                 bytes <= OFFER_BYTES
             });
             let rest = found.split_off(fits.count().max(1));
-            self.send(Recipients::One(to.clone()), &Message::Give(Bounded(found)));
+            self.send(Recipients::One(to.clone()), &Message::Response(BoundedVec(found)));
             found = rest;
         }
     }
 
     /// A call that waits in the pool, for a block of this node's.
-    pub(super) fn waiting(&self, name: &CallName) -> Option<Gathered> {
+    pub(super) fn waiting(&self, name: &CallName) -> Option<GatheredCall> {
         let (signed, validity) = self.pool.get(name)?;
-        Some(Gathered { signed, verdict: Some(Ok((name.id, validity))) })
+        Some(GatheredCall { signed, verdict: Some(Ok((name.id, validity))) })
     }
 
-    fn get(&self, name: &CallName) -> Option<Gathered> {
+    fn get(&self, name: &CallName) -> Option<GatheredCall> {
         let verified =
-            |(signed, validity)| Gathered { signed, verdict: Some(Ok((name.id, validity))) };
+            |(signed, validity)| GatheredCall { signed, verdict: Some(Ok((name.id, validity))) };
         let stored = || self.store.lock().calls.get(&name.digest).cloned();
         let kept = || self.journal.get(name).map(verified);
         self.waiting(name).or_else(kept).or_else(stored)
@@ -514,8 +524,8 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         names: &[CallName],
         height: Option<Height>,
         first: Option<&PublicKey>,
-    ) -> Vec<Gathered> {
-        let mut wanting = Wanting {
+    ) -> Vec<GatheredCall> {
+        let mut guard = GatherGuard {
             store: self.store.clone(),
             digests: BTreeSet::new(),
             votes: height.is_none(),
@@ -544,9 +554,9 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
                 };
                 ask_at = now + ASK_AGAIN;
                 let digests: Vec<_> = missing.iter().map(|name| name.digest).collect();
-                if wanting.want(&digests, self.store_calls_max()) {
+                if guard.request(&digests, self.store_calls_max()) {
                     asked = true;
-                    self.ask(&to, height, &missing, now);
+                    self.send_request(&to, height, &missing, now);
                 }
             }
             select! {
@@ -556,7 +566,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         }
     }
 
-    fn ask(
+    fn send_request(
         &self,
         to: &Recipients<PublicKey>,
         height: Option<Height>,
@@ -566,8 +576,8 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         let mut copy = self.clone();
         for names in missing.chunks(WANT_MAX) {
             let bytes: u64 = names.iter().map(|name| u64::from(name.bytes)).sum();
-            let asked =
-                copy.send(to.clone(), &Message::Want { height, names: Bounded(names.to_vec()) });
+            let asked = copy
+                .send(to.clone(), &Message::Request { height, names: BoundedVec(names.to_vec()) });
             let given = &mut self.meters.lock().given_bytes;
             asked.iter().for_each(|peer| given.grant(peer, bytes, now));
         }
@@ -576,22 +586,24 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     /// Makes the calls of a block of this height and time durable, if it may hold them: then it may
     /// be voted for. Checks signatures and waits for the disk, so it must not run on a thread that
     /// carries votes.
-    pub(super) fn keep(
+    pub(super) fn journal_calls(
         &self,
         names: &[CallName],
-        calls: Vec<Gathered>,
+        calls: Vec<GatheredCall>,
         (height, time): (Height, Time),
-    ) -> Result<(), NotKept> {
+    ) -> Result<(), JournalError> {
         let mut kept = Vec::with_capacity(names.len());
-        for (name, Gathered { signed, verdict }) in names.iter().zip(calls) {
-            let validity = self.judged(name, &signed, verdict, time).map_err(NotKept::Invalid)?;
-            kept.push(KeptCall { name: *name, validity, height, signed });
+        for (name, GatheredCall { signed, verdict }) in names.iter().zip(calls) {
+            let validity = self
+                .check_named_call(name, &signed, verdict, time)
+                .map_err(JournalError::Invalid)?;
+            kept.push(JournaledCall { name: *name, validity, height, signed });
         }
-        self.journal.keep(kept).map_err(|error| NotKept::Trouble(error.to_string()))
+        self.journal.append(kept).map_err(|error| JournalError::Unavailable(error.to_string()))
     }
 
     /// Whether a block of this time may name the call like this. The bytes are those of the digest.
-    fn judged(
+    fn check_named_call(
         &self,
         name: &CallName,
         signed: &SignedIngress,
@@ -620,8 +632,8 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
 
     /// The block of this height and time that held these is in the block log. May wait for the
     /// disk.
-    pub(super) fn forget(&self, names: &[CallName], (height, time): (Height, Time)) {
-        if let Err(error) = self.journal.passed(height, time) {
+    pub(super) fn drop_logged(&self, names: &[CallName], (height, time): (Height, Time)) {
+        if let Err(error) = self.journal.drop_through(height, time) {
             tracing::warn!(%error, "the journal of calls voted for cannot be shortened");
         }
         let mut store = self.store.lock();
@@ -631,25 +643,25 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     }
 
     /// Answers requests for calls of blocks that are long in the log. Reads the disk: meant for a
-    /// thread of its own. Ends with the last [`OldCalls`].
+    /// thread of its own. Ends with the last [`OldCallsSender`].
     pub(super) async fn serve_old(
         mut self,
         clock: impl Clock,
         log: Log,
-        mut requests: OldRequests,
+        mut requests: OldCallsReceiver,
     ) {
-        let mut late = Late { log, places: BTreeMap::new() };
-        while let Some(Old { to, height, digests }) = requests.queue.next().await {
+        let mut reader = OldBlockReader { log, places: BTreeMap::new() };
+        while let Some(OldCallsRequest { to, height, digests }) = requests.queue.next().await {
             requests.waiting.lock().entry(to.clone()).and_modify(|waiting| *waiting -= 1);
             requests.waiting.lock().retain(|_, waiting| *waiting > 0);
-            let found = late.calls(&to, height, &digests);
-            self.give(&to, found, clock.current());
+            let found = reader.calls(&to, height, &digests);
+            self.send_response(&to, found, clock.current());
         }
     }
 }
 
 /// A request for calls of an old block.
-struct Old {
+struct OldCallsRequest {
     to: PublicKey,
     height: Height,
     digests: BTreeSet<[u8; 32]>,
@@ -658,30 +670,33 @@ struct Old {
 type Waiting = Arc<Mutex<BTreeMap<PublicKey, usize>>>;
 
 /// Takes requests for calls of old blocks.
-pub(super) struct OldCalls {
-    queue: mpsc::Sender<Old>,
+pub(super) struct OldCallsSender {
+    queue: mpsc::Sender<OldCallsRequest>,
     waiting: Waiting,
 }
 
 /// The other end.
-pub(super) struct OldRequests {
-    queue: mpsc::Receiver<Old>,
+pub(super) struct OldCallsReceiver {
+    queue: mpsc::Receiver<OldCallsRequest>,
     waiting: Waiting,
 }
 
-pub(super) fn old_calls() -> (OldCalls, OldRequests) {
+pub(super) fn old_calls() -> (OldCallsSender, OldCallsReceiver) {
     let (queue, requests) = mpsc::channel(OLD_WAITING);
     let waiting = Waiting::default();
-    (OldCalls { queue, waiting: waiting.clone() }, OldRequests { queue: requests, waiting })
+    (
+        OldCallsSender { queue, waiting: waiting.clone() },
+        OldCallsReceiver { queue: requests, waiting },
+    )
 }
 
-impl OldCalls {
+impl OldCallsSender {
     /// Requests that do not fit are dropped: the peer repeats them.
-    fn ask(&mut self, to: &PublicKey, height: Height, digests: BTreeSet<[u8; 32]>) {
+    fn enqueue(&mut self, to: &PublicKey, height: Height, digests: BTreeSet<[u8; 32]>) {
         let mut waiting = self.waiting.lock();
         let count = waiting.get(to).copied().unwrap_or_default();
         if count < OLD_WAITING_PER_PEER
-            && self.queue.try_send(Old { to: to.clone(), height, digests }).is_ok()
+            && self.queue.try_send(OldCallsRequest { to: to.clone(), height, digests }).is_ok()
         {
             waiting.insert(to.clone(), count + 1);
         }
@@ -690,18 +705,18 @@ impl OldCalls {
 
 /// Reads old blocks for peers that are behind. Each asks height by height, so the place in the log
 /// is kept.
-struct Late {
+struct OldBlockReader {
     log: Log,
     places: BTreeMap<PublicKey, (Height, Replay)>,
 }
 
-impl Late {
+impl OldBlockReader {
     fn calls(
         &mut self,
         to: &PublicKey,
         height: Height,
         digests: &BTreeSet<[u8; 32]>,
-    ) -> Vec<Given> {
+    ) -> Vec<RequestedIngress> {
         let block = match self.block(to, height) {
             Ok(Some(block)) => block,
             Ok(None) => return Vec::new(),
@@ -711,7 +726,7 @@ impl Late {
                 return Vec::new();
             }
         };
-        let given = |signed: SignedIngress| Given { digest: signed.digest(), signed };
+        let given = |signed: SignedIngress| RequestedIngress { digest: signed.digest(), signed };
         block.ingress.into_iter().map(given).filter(|call| digests.contains(&call.digest)).collect()
     }
 
@@ -823,7 +838,10 @@ mod tests {
 
     fn name(signed: &SignedIngress) -> CallName {
         let ingress = Envelope.read(signed).unwrap();
-        CallName::of(IngressId::new(&ingress.request_id, &ingress.effective_canister_id), signed)
+        CallName::for_envelope(
+            IngressId::new(&ingress.request_id, &ingress.effective_canister_id),
+            signed,
+        )
     }
 
     fn limits() -> ConsensusLimits {
@@ -831,7 +849,7 @@ mod tests {
     }
 
     /// This node, what it cut off, and the ends of two peers.
-    struct Bench {
+    struct CallsFixture {
         context: Context,
         calls: Calls<Out>,
         pool: Arc<IngressPool>,
@@ -841,7 +859,7 @@ mod tests {
         _folder: tempfile::TempDir,
     }
 
-    fn bench<F: Future<Output = ()>>(test: impl FnOnce(Bench) -> F) {
+    fn bench<F: Future<Output = ()>>(test: impl FnOnce(CallsFixture) -> F) {
         deterministic::Runner::timed(Duration::from_secs(600)).start(|context| async move {
             let mut keys: Vec<_> =
                 (1..=3).map(|number| key::node_key(&[number; 32]).unwrap().public_key()).collect();
@@ -871,7 +889,7 @@ mod tests {
             let pool = Arc::new(IngressPool::new(&limits()));
             pool.share_among(3, || ());
             let cut = Arc::new(Mutex::new(Vec::new()));
-            let blame = Blame::new({
+            let scorer = PeerScorer::new({
                 let cut = cut.clone();
                 Arc::new(move |peer: &PublicKey| cut.lock().push(peer.clone()))
             });
@@ -885,7 +903,7 @@ mod tests {
                 (pool.clone(), Arc::new(Envelope), Arc::new(SystemClock)),
                 journal,
                 BOUNDS,
-                blame,
+                scorer,
                 sender,
             );
             let members = keys.clone();
@@ -895,17 +913,17 @@ mod tests {
             let me = keys.remove(0);
             let peers =
                 keys.into_iter().zip(ends).map(|(key, (out, into))| (key, out, into)).collect();
-            test(Bench { context, calls, pool, cut, me, peers, _folder: folder }).await;
+            test(CallsFixture { context, calls, pool, cut, me, peers, _folder: folder }).await;
         });
     }
 
-    impl Bench {
-        fn says(&mut self, peer: usize, message: &Message) {
+    impl CallsFixture {
+        fn send_from(&mut self, peer: usize, message: &Message) {
             let bytes = postcard::to_stdvec(message).unwrap();
             self.peers[peer].1.send(Recipients::One(self.me.clone()), bytes, false);
         }
 
-        async fn hears(&mut self, peer: usize) -> Message {
+        async fn receive_at(&mut self, peer: usize) -> Message {
             let (_, message) = self.peers[peer].2.recv().await.unwrap();
             postcard::from_bytes(message.as_ref()).unwrap()
         }
@@ -917,12 +935,12 @@ mod tests {
     }
 
     fn give(digest: [u8; 32], signed: &SignedIngress) -> Message {
-        Message::Give(Bounded(vec![Given { digest, signed: signed.clone() }]))
+        Message::Response(BoundedVec(vec![RequestedIngress { digest, signed: signed.clone() }]))
     }
 
     // Promise: P18 - A peer that sends a wrong envelope is blocked, and another peer supplies it.
     #[test]
-    fn a_lying_peer_is_cut_off_and_the_named_envelope_is_had_from_another() {
+    fn peer_with_wrong_envelope_is_blocked_and_another_is_asked() {
         bench(|mut bench| async move {
             let (named, other) = (envelope(true, 7, 300), envelope(true, 7, 40));
             let wanted = name(&named);
@@ -935,11 +953,11 @@ mod tests {
                         calls.gather(&context, &[wanted], None, Some(&first)).await
                     }
                 });
-            let Message::Want { height: None, names } = bench.hears(0).await else {
+            let Message::Request { height: None, names } = bench.receive_at(0).await else {
                 panic!("no request")
             };
             assert_eq!(names.0, [wanted]);
-            bench.says(0, &give(wanted.digest, &other));
+            bench.send_from(0, &give(wanted.digest, &other));
             bench.settle().await;
             assert_eq!(
                 *bench.cut.lock(),
@@ -947,22 +965,22 @@ mod tests {
                 "it stated a digest and sent other bytes"
             );
             // Then all peers are asked.
-            let Message::Want { .. } = bench.hears(1).await else { panic!("no request") };
-            bench.says(1, &give(wanted.digest, &named));
+            let Message::Request { .. } = bench.receive_at(1).await else { panic!("no request") };
+            bench.send_from(1, &give(wanted.digest, &named));
             let gathered = gathering.await.unwrap();
             assert_eq!(gathered[0].signed, named);
-            bench.calls.keep(&[wanted], gathered, (Height(1), Time(5))).unwrap();
+            bench.calls.journal_calls(&[wanted], gathered, (Height(1), Time(5))).unwrap();
             assert_eq!(bench.cut.lock().len(), 1);
         });
     }
 
     #[test]
-    fn a_block_that_names_what_nobody_signed_or_a_wrong_length_or_id_is_invalid_for_everybody() {
+    fn block_with_unsigned_call_or_wrong_length_or_id_is_invalid() {
         bench(|bench| async move {
             let keep = |name: CallName, signed: &SignedIngress| {
-                let gathered = Gathered { signed: signed.clone(), verdict: None };
-                match bench.calls.keep(&[name], vec![gathered], (Height(1), Time(5))) {
-                    Err(NotKept::Invalid(reason)) => reason,
+                let gathered = GatheredCall { signed: signed.clone(), verdict: None };
+                match bench.calls.journal_calls(&[name], vec![gathered], (Height(1), Time(5))) {
+                    Err(JournalError::Invalid(reason)) => reason,
                     other => panic!("{other:?}"),
                 }
             };
@@ -979,17 +997,17 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_wanted_is_taken_and_it_is_wanted_no_longer_than_it_is_gathered() {
+    fn unrequested_envelopes_are_dropped() {
         bench(|mut bench| async move {
             let (wanted, unwanted) = (envelope(true, 1, 300), envelope(true, 2, 300));
             let gathering = bench.context.child("gather").spawn({
                 let (calls, name) = (bench.calls.clone(), name(&wanted));
                 move |context| async move { calls.gather(&context, &[name], None, None).await }
             });
-            let Message::Want { .. } = bench.hears(0).await else { panic!("no request") };
-            bench.says(0, &give(name(&unwanted).digest, &unwanted));
+            let Message::Request { .. } = bench.receive_at(0).await else { panic!("no request") };
+            bench.send_from(0, &give(name(&unwanted).digest, &unwanted));
             bench.settle().await;
-            let sizes = |bench: &Bench| {
+            let sizes = |bench: &CallsFixture| {
                 let store = bench.calls.store.lock();
                 (store.wanted.len(), store.calls.len())
             };
@@ -998,13 +1016,13 @@ mod tests {
             gathering.abort();
             bench.settle().await;
             assert_eq!(sizes(&bench), (0, 0));
-            bench.says(0, &give(name(&wanted).digest, &wanted));
+            bench.send_from(0, &give(name(&wanted).digest, &wanted));
             bench.settle().await;
             assert_eq!(sizes(&bench), (0, 0));
             assert_eq!(*bench.cut.lock(), []);
             // The calls were not requested, and the peer keeps sending them.
             for _ in 0..2_000 {
-                bench.says(0, &give(name(&unwanted).digest, &unwanted));
+                bench.send_from(0, &give(name(&unwanted).digest, &unwanted));
             }
             bench.settle().await;
             assert!(bench.cut.lock().contains(&bench.peers[0].0));
@@ -1013,30 +1031,33 @@ mod tests {
 
     // Promise: P18 - Requested envelopes are bounded.
     #[test]
-    fn what_is_wanted_is_bounded() {
+    fn requested_digests_are_bounded() {
         bench(|bench| async move {
-            let mut wanting =
-                Wanting { store: bench.calls.store.clone(), digests: BTreeSet::new(), votes: true };
+            let mut guard = GatherGuard {
+                store: bench.calls.store.clone(),
+                digests: BTreeSet::new(),
+                votes: true,
+            };
             let digest = |number: u64| {
                 let mut digest = [0; 32];
                 digest[..8].copy_from_slice(&number.to_be_bytes());
                 digest
             };
             let digests: Vec<_> = (0..400).map(digest).collect();
-            assert!(wanting.want(&digests, bench.calls.store_calls_max()));
-            assert!(wanting.want(&digests, bench.calls.store_calls_max()), "the same again");
-            assert!(!wanting.want(&[[1; 32]], bench.calls.store_calls_max()));
-            drop(wanting);
+            assert!(guard.request(&digests, bench.calls.store_calls_max()));
+            assert!(guard.request(&digests, bench.calls.store_calls_max()), "the same again");
+            assert!(!guard.request(&[[1; 32]], bench.calls.store_calls_max()));
+            drop(guard);
             assert!(bench.calls.store.lock().wanted.is_empty());
         });
     }
 
     // Promise: P18 - Ingress offers are counted before their signatures are verified.
     #[test]
-    fn offers_are_counted_before_they_are_verified_and_a_false_one_is_its_senders_fault() {
+    fn announcements_are_metered_before_verification_and_invalid_ones_block_the_sender() {
         bench(|mut bench| async move {
-            let offer = |calls: Vec<SignedIngress>| Message::Offer(Bounded(calls));
-            bench.says(
+            let offer = |calls: Vec<SignedIngress>| Message::Announce(BoundedVec(calls));
+            bench.send_from(
                 0,
                 &offer(vec![
                     envelope(true, 1, 100),
@@ -1046,7 +1067,7 @@ mod tests {
             );
             bench.settle().await;
             assert_eq!(bench.pool.status().messages, 2);
-            bench.says(1, &offer(vec![envelope(false, 3, 100), envelope(true, 4, 100)]));
+            bench.send_from(1, &offer(vec![envelope(false, 3, 100), envelope(true, 4, 100)]));
             bench.settle().await;
             assert_eq!(
                 (bench.pool.status().messages, bench.cut.lock().clone()),
@@ -1055,7 +1076,10 @@ mod tests {
             // Eight blocks' worth of calls at once is what a peer gets; what it sends beyond is not
             // looked at.
             for number in 0..40 {
-                bench.says(0, &offer((0..50).map(|_| envelope(true, 5 + number, 100)).collect()));
+                bench.send_from(
+                    0,
+                    &offer((0..50).map(|_| envelope(true, 5 + number, 100)).collect()),
+                );
             }
             bench.settle().await;
             assert!((10..40).contains(&bench.pool.status().messages), "{:?}", bench.pool.status());
@@ -1075,16 +1099,17 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_answered_once_per_name_and_within_what_a_peer_gets() {
+    fn requests_are_deduplicated_and_rate_limited() {
         bench(|mut bench| async move {
             let call = envelope(true, 1, 5_000);
             bench.pool.submit(name(&call).id, Time(u64::MAX), call.clone()).unwrap();
-            let want = Message::Want { height: None, names: Bounded(vec![name(&call); WANT_MAX]) };
-            bench.says(0, &want);
-            let Message::Give(given) = bench.hears(0).await else { panic!("no answer") };
+            let want =
+                Message::Request { height: None, names: BoundedVec(vec![name(&call); WANT_MAX]) };
+            bench.send_from(0, &want);
+            let Message::Response(given) = bench.receive_at(0).await else { panic!("no answer") };
             assert_eq!(given.0.len(), 1, "duplicates within a message count once");
             for _ in 0..1_000 {
-                bench.says(0, &want);
+                bench.send_from(0, &want);
             }
             bench.context.sleep(Duration::from_secs(5)).await;
             assert!(bench.cut.lock().contains(&bench.peers[0].0), "who floods is cut off");

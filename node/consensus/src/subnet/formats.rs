@@ -8,7 +8,7 @@ use testing::formats::check;
 use super::{
     block::{Block, CallName, KeyPayload},
     calls, journal, outcalls,
-    queries::Report,
+    queries::BlockQueryReport,
     shares, state_sync, wire,
 };
 use crate::block_log;
@@ -33,7 +33,10 @@ fn a_block_has_the_bytes_of_its_version() {
     let block = Block {
         ingress: vec![name],
         payload: Some(KeyPayload { leader: 3, bytes: vec![1, 2, 3].into() }),
-        queries: Some(Report(QueryReport { node: canister, canisters: vec![(canister, counts)] })),
+        queries: Some(BlockQueryReport(QueryReport {
+            node: canister,
+            canisters: vec![(canister, counts)],
+        })),
         ..Block::genesis(b"subnet", Time(0x0102_0304))
     };
     let samples = [("block", block.encode().to_vec())];

@@ -48,7 +48,7 @@ impl Greeting {
         }
     }
 
-    pub(super) fn own(&self) -> Vec<(String, u64)> {
+    pub(super) fn own_limits(&self) -> Vec<(String, u64)> {
         self.own.iter().map(|(name, value)| (name.clone(), *value)).collect()
     }
 
@@ -61,7 +61,7 @@ impl Greeting {
     }
 
     /// A peer sent its limits. Nodes that are not members do not count, former members included.
-    pub(super) fn heard(
+    pub(super) fn add_peer_limits(
         &mut self,
         from: &PublicKey,
         theirs: Vec<(String, u64)>,
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_odd_one_out_learns_it_and_the_others_go_on() {
+    fn minority_limits_end_the_node_and_are_logged_by_others() {
         let peer = |number: u8| key::node_key(&[number; 32]).unwrap().public_key();
         let limits = |rounds: u64| {
             let version = (wire::VERSION_NAME.to_owned(), wire::VERSION);
@@ -123,21 +123,21 @@ mod tests {
         let members: Vec<_> = (1..=4).map(peer).collect();
         let mut greeting = Greeting::new(peer(1), limits(50));
         assert_eq!(greeting.missing(members.clone()).len(), 3);
-        greeting.heard(&peer(2), limits(50), &members).unwrap();
-        greeting.heard(&peer(3), limits(60), &members).unwrap();
+        greeting.add_peer_limits(&peer(2), limits(50), &members).unwrap();
+        greeting.add_peer_limits(&peer(3), limits(60), &members).unwrap();
         assert_eq!(greeting.missing(members.clone()), [peer(4)]);
         // The same member again does not count twice.
-        greeting.heard(&peer(3), limits(60), &members).unwrap();
-        let error = greeting.heard(&peer(4), vec![], &members).unwrap_err();
+        greeting.add_peer_limits(&peer(3), limits(60), &members).unwrap();
+        let error = greeting.add_peer_limits(&peer(4), vec![], &members).unwrap_err();
         assert_eq!(error.members, 2);
         assert!(error.to_string().contains("a.rounds is 50 here and absent there"), "{error}");
         // A member that was restarted with the right limits is no longer counted.
-        greeting.heard(&peer(3), limits(50), &members).unwrap();
+        greeting.add_peer_limits(&peer(3), limits(50), &members).unwrap();
         assert_eq!(greeting.differing.len(), 1);
     }
 
     #[test]
-    fn only_who_is_a_member_now_counts() {
+    fn limits_of_former_members_do_not_count() {
         let peer = |number: u8| key::node_key(&[number; 32]).unwrap().public_key();
         let limits = |rounds: u64| vec![("a.rounds".to_owned(), rounds)];
         let mut greeting = Greeting::new(peer(1), limits(50));
@@ -145,13 +145,13 @@ mod tests {
         // outnumbered, and all are heard.
         for newest in 5..60 {
             let members: Vec<_> = [1, 2, 3, newest].map(peer).into();
-            greeting.heard(&peer(newest), limits(60), &members).unwrap();
+            greeting.add_peer_limits(&peer(newest), limits(60), &members).unwrap();
             assert_eq!(greeting.missing(members), [peer(2), peer(3)]);
             assert_eq!((greeting.heard.len(), greeting.differing.len()), (1, 1));
         }
         let members: Vec<_> = (1..=4).map(peer).collect();
-        greeting.heard(&peer(70), limits(60), &members).unwrap();
-        greeting.heard(&peer(4), limits(60), &members).unwrap();
+        greeting.add_peer_limits(&peer(70), limits(60), &members).unwrap();
+        greeting.add_peer_limits(&peer(4), limits(60), &members).unwrap();
         assert_eq!(greeting.differing.len(), 1);
     }
 }

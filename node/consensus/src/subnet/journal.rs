@@ -44,7 +44,7 @@ const KIND: Kind = Kind { name: *b"voted\0\0\0", version: 2, bytes_max: 64 << 20
 
 /// A call with what its place in a block depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct KeptCall {
+pub(super) struct JournaledCall {
     pub(super) name: CallName,
     pub(super) validity: Validity,
     /// Of the block that is voted for.
@@ -54,7 +54,7 @@ pub(super) struct KeptCall {
 
 #[derive(Serialize, Deserialize)]
 enum Record {
-    Call(KeptCall),
+    Call(JournaledCall),
     /// A call that is kept is in a block of this height too.
     Again {
         digest: [u8; 32],
@@ -71,7 +71,7 @@ pub(super) fn samples() -> (u64, Vec<(&'static str, Vec<u8>)>) {
         envelope: vec![5; 300].into(),
     };
     let validity = Validity { from: Time(11), until: Time(12) };
-    let call = Record::Call(KeptCall { name, validity, height: Height(13), signed });
+    let call = Record::Call(JournaledCall { name, validity, height: Height(13), signed });
     let again = Record::Again { digest: [7; 32], height: Height(14) };
     let samples = [("call", call), ("again", again)]
         .map(|(name, record)| (name, postcard::to_stdvec(&record).unwrap_or_default()));
@@ -84,16 +84,16 @@ pub(super) struct Journal {
     disk: SharedDisk,
     path: PathBuf,
     file: Mutex<RecordFile>,
-    kept: Mutex<Kept>,
+    kept: Mutex<LiveCalls>,
     /// Largest sum of the bytes of live calls.
     bytes_max: u64,
 }
 
 /// Valid contents of the file.
 #[derive(Default)]
-struct Kept {
+struct LiveCalls {
     /// By the digest of the envelope.
-    calls: BTreeMap<[u8; 32], KeptCall>,
+    calls: BTreeMap<[u8; 32], JournaledCall>,
     bytes: u64,
 }
 
@@ -122,7 +122,7 @@ impl Journal {
             }
             Err(error) => return Err(error),
         };
-        let mut kept = Kept::default();
+        let mut kept = LiveCalls::default();
         calls.into_iter().for_each(|record| kept.add(record));
         let journal = Self {
             disk,
@@ -145,7 +145,7 @@ impl Journal {
     }
 
     /// Makes these durable. Waits for the disk.
-    pub(super) fn keep(&self, calls: Vec<KeptCall>) -> io::Result<()> {
+    pub(super) fn append(&self, calls: Vec<JournaledCall>) -> io::Result<()> {
         let mut file = self.file.lock();
         let records = self.kept.lock().missing(calls, self.bytes_max)?;
         if records.is_empty() {
@@ -167,7 +167,7 @@ impl Journal {
 
     /// The block of this height and time is in the block log: drops the calls that no later block
     /// voted for names, and all that are void. Waits for the disk.
-    pub(super) fn passed(&self, height: Height, time: Time) -> io::Result<()> {
+    pub(super) fn drop_through(&self, height: Height, time: Time) -> io::Result<()> {
         let mut file = self.file.lock();
         let live_bytes = {
             let mut kept = self.kept.lock();
@@ -195,9 +195,9 @@ impl Journal {
     }
 }
 
-impl Kept {
+impl LiveCalls {
     /// The records that these calls need in addition to those that are kept.
-    fn missing(&self, calls: Vec<KeptCall>, bytes_max: u64) -> io::Result<Vec<Record>> {
+    fn missing(&self, calls: Vec<JournaledCall>, bytes_max: u64) -> io::Result<Vec<Record>> {
         let mut records = Vec::new();
         let mut added = 0;
         for call in calls {
@@ -309,17 +309,17 @@ mod tests {
         Journal::open(RealDisk::shared(), path, bytes_max).unwrap()
     }
 
-    fn call(number: u8, size: usize, expiry: u64) -> KeptCall {
+    fn call(number: u8, size: usize, expiry: u64) -> JournaledCall {
         at(1, number, size, expiry)
     }
 
-    fn at(height: u64, number: u8, size: usize, expiry: u64) -> KeptCall {
+    fn at(height: u64, number: u8, size: usize, expiry: u64) -> JournaledCall {
         let signed = SignedIngress {
             effective_canister_id: Principal::management_canister(),
             envelope: vec![number; size].into(),
         };
-        KeptCall {
-            name: CallName::of(IngressId([number; 32]), &signed),
+        JournaledCall {
+            name: CallName::for_envelope(IngressId([number; 32]), &signed),
             validity: Time(expiry).into(),
             height: Height(height),
             signed,
@@ -334,12 +334,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_is_there_again_and_a_torn_end_is_not() {
+    fn reopening_restores_calls_and_drops_a_torn_tail() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("voted");
         let journal = open(&path, 10_000);
-        journal.keep(vec![call(1, 100, 9), call(2, 100, 9)]).unwrap();
-        journal.keep(vec![call(2, 100, 9), call(3, 100, 9)]).unwrap();
+        journal.append(vec![call(1, 100, 9), call(2, 100, 9)]).unwrap();
+        journal.append(vec![call(2, 100, 9), call(3, 100, 9)]).unwrap();
         drop(journal);
         let whole = fs::read(&path).unwrap();
         // Its end is the mark behind the last call.
@@ -353,9 +353,9 @@ mod tests {
         assert_eq!(numbers(&journal), [1, 2, 3]);
         let second = call(2, 100, 9);
         assert_eq!(journal.get(&second.name), Some((second.signed, second.validity)));
-        journal.passed(Height(0), Time(9)).unwrap();
+        journal.drop_through(Height(0), Time(9)).unwrap();
         assert_eq!(numbers(&journal), [1, 2, 3]);
-        journal.passed(Height(0), Time(10)).unwrap();
+        journal.drop_through(Height(0), Time(10)).unwrap();
         assert!(numbers(&journal).is_empty(), "void calls leave");
     }
 
@@ -367,16 +367,16 @@ mod tests {
         let journal = open(&path, 10_000);
         // Three proposals for the same height; the third's call is proposed for the next one too.
         for number in 1..=3 {
-            journal.keep(vec![at(5, number, 1_000, 9)]).unwrap();
+            journal.append(vec![at(5, number, 1_000, 9)]).unwrap();
         }
-        journal.keep(vec![at(6, 3, 1_000, 9), at(6, 4, 1_000, 9)]).unwrap();
-        journal.passed(Height(4), Time(1)).unwrap();
+        journal.append(vec![at(6, 3, 1_000, 9), at(6, 4, 1_000, 9)]).unwrap();
+        journal.drop_through(Height(4), Time(1)).unwrap();
         assert_eq!(numbers(&journal), [1, 2, 3, 4]);
         drop(journal);
         let journal = open(&path, 10_000);
-        journal.passed(Height(5), Time(1)).unwrap();
+        journal.drop_through(Height(5), Time(1)).unwrap();
         assert_eq!(numbers(&journal), [3, 4], "the greater height was durable");
-        journal.passed(Height(6), Time(1)).unwrap();
+        journal.drop_through(Height(6), Time(1)).unwrap();
         assert_eq!((numbers(&journal), journal.kept.lock().bytes), (vec![], 0));
     }
 
@@ -385,7 +385,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let journal = open(&folder.path().join("voted"), 10_000);
         let (small, large) = (call(1, 200, 9), call(1, 2_000, 9));
-        journal.keep(vec![small.clone(), large.clone()]).unwrap();
+        journal.append(vec![small.clone(), large.clone()]).unwrap();
         assert_eq!(journal.get(&small.name).map(|(signed, _)| signed), Some(small.signed));
         assert_eq!(journal.get(&large.name).map(|(signed, _)| signed), Some(large.signed));
     }
@@ -396,11 +396,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("voted");
         let journal = open(&path, 1 << 20);
-        journal.keep(vec![at(1_000, 0, 1_000, 9)]).unwrap();
+        journal.append(vec![at(1_000, 0, 1_000, 9)]).unwrap();
         for round in 0..200u8 {
             let number = round % 100 + 1;
-            journal.keep(vec![at(round.into(), number, 60_000, 9)]).unwrap();
-            journal.passed(Height(round.into()), Time(0)).unwrap();
+            journal.append(vec![at(round.into(), number, 60_000, 9)]).unwrap();
+            journal.drop_through(Height(round.into()), Time(0)).unwrap();
             assert!(fs::metadata(&path).unwrap().len() <= 2 * DEAD_BYTES);
         }
         assert_eq!(numbers(&journal), [0]);
@@ -413,16 +413,16 @@ mod tests {
 
     // Promise: P17 - Calls beyond the bound of the journal are refused with the bound.
     #[test]
-    fn more_than_the_bound_is_refused_by_name() {
+    fn calls_over_the_bound_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let journal = open(&folder.path().join("voted"), 1_000);
-        journal.keep(vec![call(1, 500, 9)]).unwrap();
-        let error = journal.keep(vec![call(2, 500, 9)]).unwrap_err();
+        journal.append(vec![call(1, 500, 9)]).unwrap();
+        let error = journal.append(vec![call(2, 500, 9)]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
         assert!(error.to_string().contains("1000 bytes"), "{error}");
         assert_eq!(numbers(&journal), [1]);
         // A call that is kept is voted for at another height all the same.
-        journal.keep(vec![at(2, 1, 500, 9)]).unwrap();
+        journal.append(vec![at(2, 1, 500, 9)]).unwrap();
     }
 
     // Promise: P6 - Every intact record behind damage in the journal is kept.
@@ -437,7 +437,7 @@ mod tests {
         };
         let journal = open();
         for number in 1..=5 {
-            journal.keep(vec![call(number, 100, 9)]).unwrap();
+            journal.append(vec![call(number, 100, 9)]).unwrap();
         }
         drop(journal);
         let whole = fs::read(&path).unwrap();
@@ -454,7 +454,7 @@ mod tests {
 
     // Promise: P6 - The journal of calls keeps what a vote depends on in 100 histories of failures.
     #[test]
-    fn what_a_vote_stands_for_survives_failed_syncs_and_a_power_cut() {
+    fn journaled_calls_survive_failed_syncs_and_power_cuts() {
         for seed in 0..100_u64 {
             let folder = tempfile::tempdir().unwrap();
             let root = folder.path().join("disk");
@@ -465,7 +465,7 @@ mod tests {
             let mut voted = vec![];
             for number in 1..30 {
                 disk.fail_syncs((seed + u64::from(number)) % 5 / 4);
-                if journal.keep(vec![call(number, 3_000, 9)]).is_ok() {
+                if journal.append(vec![call(number, 3_000, 9)]).is_ok() {
                     voted.push(number);
                 }
             }

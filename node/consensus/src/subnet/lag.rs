@@ -11,7 +11,7 @@ const BEHIND: u64 = 20;
 /// Without progress for this time, blocks do not bring a node closer: see [`super::state_sync`].
 const STUCK: Duration = Duration::from_secs(20);
 /// Minimum interval between two warnings.
-const SAY_AGAIN: Duration = Duration::from_secs(10);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Detects lag that nothing else logs.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,14 +19,14 @@ pub(super) struct LagWatch {
     executed: Height,
     /// When execution last moved, or there was nothing to execute.
     moved: Option<SystemTime>,
-    said: Option<SystemTime>,
+    logged: Option<SystemTime>,
 }
 
 impl LagWatch {
     /// To be called every second or so.
-    pub(super) fn look(&mut self, progress: Progress, now: SystemTime) {
+    pub(super) fn log_if_behind(&mut self, progress: Progress, now: SystemTime) {
         if self.is_due(progress, now) {
-            self.said = Some(now);
+            self.logged = Some(now);
             let Progress { finalised, executed, .. } = progress;
             tracing::warn!(
                 behind = finalised.0.saturating_sub(executed.0),
@@ -48,7 +48,7 @@ impl LagWatch {
         let behind = finalised.0.saturating_sub(executed.0);
         since(self.moved).is_some_and(|still| still < STUCK)
             && behind > BEHIND
-            && since(self.said).is_none_or(|since| since >= SAY_AGAIN)
+            && since(self.logged).is_none_or(|since| since >= LOG_INTERVAL)
     }
 }
 
@@ -65,11 +65,11 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_comes_closer_says_so_every_ten_seconds_and_one_that_is_stuck_is_silent() {
+    fn lag_is_logged_every_ten_seconds_while_execution_advances() {
         let mut lag = LagWatch::default();
         assert!(!lag.is_due(progress(20, 0), at(0)), "twenty blocks are no lag");
-        lag.look(progress(100, 1), at(1));
-        assert_eq!(lag.said, Some(at(1)));
+        lag.log_if_behind(progress(100, 1), at(1));
+        assert_eq!(lag.logged, Some(at(1)));
         assert!(!lag.is_due(progress(110, 20), at(10)));
         assert!(lag.is_due(progress(120, 30), at(11)));
         // No progress since second 11.

@@ -27,9 +27,9 @@ mod lag;
 mod network;
 mod outcalls;
 mod peers;
-mod presence;
 mod published;
 mod queries;
+mod recent_speakers;
 mod resharing;
 mod runtime;
 mod scheme;
@@ -73,26 +73,26 @@ use self::{
     calls::Log,
     engine::{EngineOwned, Schemes, Setup, Timing},
     journal::Journal,
-    published::{Driven, Owned, Published},
+    published::{ExecutionProgress, ProgressReaders, ProgressWriters},
     resharing::Resharing,
-    shares::Executed,
-    state_sync::{Behind, Command, FLOOR_DEPTH, Floor},
+    shares::ExecutionResult,
+    state_sync::{Command, FLOOR_DEPTH, Floor, SyncTarget},
     storage_retry::StorageRetry,
 };
 pub use self::{
-    engine::{ChannelName, Channels, Peering, SenderLayer, Unchanged},
+    engine::{ChannelName, Channels, IdentityLayer, Peering, SenderLayer},
     greeting::LimitsDiffer,
     key::KeyError,
     published::Progress,
     resharing::{Arithmetic, KeyStore, arithmetic},
-    runtime::{Attempt, Layer, Layered, Operation},
+    runtime::{Attempt, Layer, LayeredRuntime, Operation},
 };
 use crate::{
-    Certificate, Consensus, ConsensusError, CountedQueries, Demand, Fetched, FinalisedBatch,
-    FinalisedBlock, IngressPool, Outcalls, Recorded, StateServer, Step, SyncProgress, WallClock,
-    Want, Wiring,
+    Certificate, ChunkRequest, Consensus, ConsensusDeps, ConsensusError, CountedQueries, Demand,
+    FetchedChunks, FinalisedBatch, FinalisedBlock, IngressPool, Outcalls, RecordedOutcome,
+    StateServer, Step, SyncProgress, WallClock,
     block_log::Replay,
-    certifier::{CertifyError, Terms},
+    certifier::{CertifyError, CommitteeSchedule},
     replay::was_recorded,
 };
 
@@ -116,11 +116,11 @@ struct Retention {
 
 /// Messages of the engine to the driver.
 enum Input {
-    Block(Delivered),
+    Block(DeliveredBlock),
     Certified(Certificate),
     Failed(CertifyError),
     /// The blocks that are needed are kept nowhere any more.
-    Behind(Box<Behind>),
+    Behind(Box<SyncTarget>),
     Differs(LimitsDiffer),
     /// This node is not a member from here on, or cannot be.
     Left(Height),
@@ -131,7 +131,7 @@ enum Input {
 }
 
 /// A finalised block whose receiver says when it is durable.
-struct Delivered {
+struct DeliveredBlock {
     pub(crate) block: FinalisedBlock,
     pub(crate) durable: oneshot::Sender<()>,
 }
@@ -213,12 +213,12 @@ pub enum StartError {
 /// See the module.
 pub struct Subnet {
     clients: Clients,
-    published: Arc<Published>,
-    driven: watch::Sender<Driven>,
+    published: Arc<ProgressReaders>,
+    execution_tx: watch::Sender<ExecutionProgress>,
     resharing: Arc<Resharing>,
-    input: mpsc::Receiver<Input>,
-    executed: mpsc::Sender<Executed>,
-    commands: mpsc::Sender<Command>,
+    input_rx: mpsc::Receiver<Input>,
+    executed_tx: mpsc::Sender<ExecutionResult>,
+    commands_tx: mpsc::Sender<Command>,
     states: Option<Arc<dyn StateServer>>,
     /// The floor above the state that was offered last: the block from which consensus continues.
     floor: Option<Floor>,
@@ -227,9 +227,9 @@ pub struct Subnet {
     /// Height of the last batch handed out.
     height: Height,
     /// Recorded result of the batch handed out last.
-    recorded: Option<Recorded>,
+    recorded: Option<RecordedOutcome>,
     /// A block that the log did not take.
-    unlogged: Option<Delivered>,
+    unlogged: Option<DeliveredBlock>,
     /// The last two checkpoints.
     checkpoints: VecDeque<Height>,
     retention: Retention,
@@ -245,7 +245,7 @@ struct Clients {
 
 /// A handle that reports the subnet's progress.
 #[derive(Clone)]
-pub struct SubnetStatus(Arc<Published>, Arc<Resharing>);
+pub struct SubnetStatus(Arc<ProgressReaders>, Arc<Resharing>);
 
 impl SubnetStatus {
     /// Heights that are final, executed and certified here.
@@ -254,13 +254,13 @@ impl SubnetStatus {
     }
 
     /// Newest height each member was heard to sign, by place.
-    pub fn heard(&self) -> Vec<Height> {
-        self.0.signed.borrow().heard.clone()
+    pub fn signed_heights(&self) -> Vec<Height> {
+        self.0.certification_rx.borrow().heard.clone()
     }
 
     /// Progress of state sync, while it runs.
     pub fn state_sync(&self) -> Option<SyncProgress> {
-        *self.0.state_sync.borrow()
+        *self.0.state_sync_rx.borrow()
     }
 
     /// Who holds the subnet's key, and how far the next committee is.
@@ -275,22 +275,22 @@ pub struct Engine {
     genesis: Block,
     resharing: Arc<Resharing>,
     schemes: Schemes,
-    terms: Terms,
+    schedule: CommitteeSchedule,
     agreed: Vec<(String, u64)>,
     call_bytes: u64,
     limits: ConsensusLimits,
     epocher: FixedEpocher,
-    published: Arc<Published>,
+    published: Arc<ProgressReaders>,
     owned: EngineOwned,
     pool: Arc<IngressPool>,
     envelopes: Arc<dyn Envelopes>,
     log: Log,
     journal: Arc<Journal>,
-    out: mpsc::Sender<Input>,
-    executed: mpsc::Receiver<Executed>,
+    input_tx: mpsc::Sender<Input>,
+    executed_rx: mpsc::Receiver<ExecutionResult>,
     public_key: nidkg::PublicKey,
     states: Option<Arc<dyn StateServer>>,
-    commands: mpsc::Receiver<Command>,
+    commands_rx: mpsc::Receiver<Command>,
     floor: Option<Floor>,
     clock: Arc<dyn WallClock>,
     outcalls: Option<Arc<Outcalls>>,
@@ -320,7 +320,7 @@ impl Engine {
     {
         // An actor that panics, as it does when the disk fails it for good, ends the task that this
         // runs in.
-        let context = Layered::new(
+        let context = LayeredRuntime::new(
             context.child("machine"),
             StorageRetry::new(context, self.pool.health().clone()),
         );
@@ -340,10 +340,10 @@ impl Engine {
             genesis: self.genesis,
             resharing: self.resharing,
             schemes: self.schemes,
-            terms: self.terms,
+            schedule: self.schedule,
             agreed: self.agreed,
             call_bytes: self.call_bytes,
-            timing: Timing::of(&self.limits),
+            timing: Timing::from_limits(&self.limits),
             limits: self.limits,
             epocher: self.epocher,
             floor: self.floor,
@@ -356,12 +356,12 @@ impl Engine {
             channels,
             peers,
             blocker,
-            out: self.out,
-            executed: self.executed,
+            input_tx: self.input_tx,
+            executed_rx: self.executed_rx,
             peering,
             public_key: self.public_key,
             states: self.states,
-            commands: self.commands,
+            commands_rx: self.commands_rx,
             clock: self.clock,
             outcalls: self.outcalls,
             queries: self.queries,
@@ -383,11 +383,12 @@ impl Subnet {
         reason = "wiring: every part is made once, in the order in which they need each other"
     )]
     pub fn assemble(
-        wiring: Wiring,
+        deps: ConsensusDeps,
         config: SubnetConfig,
         resume_from: Height,
     ) -> Result<(Self, Engine), StartError> {
-        let Wiring { pool, mut log, clock, envelopes, limits, states, outcalls, queries } = wiring;
+        let ConsensusDeps { pool, mut log, clock, envelopes, limits, states, outcalls, queries } =
+            deps;
         log.check_complete(resume_from)?;
         let me = key::node_key(&config.node_secret)?.public_key();
         let namespace = namespace(&config.genesis);
@@ -435,7 +436,9 @@ impl Subnet {
         let entered = match resharing.enter() {
             // Everything but the keys was lost, and those are of a later epoch by now: it takes
             // over a state, and then has its share of that epoch.
-            Err(StartError::Share(reason)) if logged == Height(0) && resharing.belongs() => {
+            Err(StartError::Share(reason))
+                if logged == Height(0) && resharing.is_current_or_next_member() =>
+            {
                 tracing::warn!(%reason, "this node begins from nothing without its share of the subnet's first key: it follows until it has fetched a state from peers");
                 resharing.follow()?
             }
@@ -451,7 +454,7 @@ impl Subnet {
             );
         }
         schemes.insert(entered.epoch, entered.scheme);
-        let terms = Terms::new(entered.from, entered.term);
+        let schedule = CommitteeSchedule::new(entered.from, entered.signers);
         let replay = log.read_from(resume_from)?;
         let journal = Journal::open(
             disk,
@@ -466,32 +469,32 @@ impl Subnet {
             block_bytes: limits.retention_block_bytes,
         };
         let log = Arc::new(Mutex::new(log));
-        let (published, owned) = Published::new(resume_from, logged);
-        let Owned { driven, reached, signed, state_sync } = owned;
-        let (out, input) = mpsc::channel(INPUT_MAX);
-        let (executed, results) = mpsc::channel(EXECUTED_MAX);
-        let (commands, asked) = mpsc::channel(COMMANDS_MAX);
+        let (published, owned) = ProgressReaders::new(resume_from, logged);
+        let ProgressWriters { execution_tx, delivery_tx, certification_tx, state_sync_tx } = owned;
+        let (input_tx, input_rx) = mpsc::channel(INPUT_MAX);
+        let (executed_tx, executed_rx) = mpsc::channel(EXECUTED_MAX);
+        let (commands_tx, commands_rx) = mpsc::channel(COMMANDS_MAX);
         let prepared = Engine {
             me,
             genesis,
             resharing: resharing.clone(),
             schemes,
-            terms,
+            schedule,
             agreed: config.agreed,
             call_bytes: config.call_bytes,
             limits,
             epocher,
             published: published.clone(),
-            owned: EngineOwned { reached, signed, state_sync },
+            owned: EngineOwned { delivery_tx, certification_tx, state_sync_tx },
             pool: pool.clone(),
             envelopes: envelopes.clone(),
             log: log.clone(),
             journal: Arc::new(journal),
-            out,
-            executed: results,
+            input_tx,
+            executed_rx,
             public_key,
             states: states.clone(),
-            commands: asked,
+            commands_rx,
             floor,
             clock,
             outcalls,
@@ -500,11 +503,11 @@ impl Subnet {
         let subnet = Self {
             clients: Clients { pool, log, envelopes },
             published,
-            driven,
+            execution_tx,
             resharing,
-            input,
-            executed,
-            commands,
+            input_rx,
+            executed_tx,
+            commands_tx,
             states,
             floor: None,
             floor_path,
@@ -527,7 +530,7 @@ impl Subnet {
     fn hand_out(
         &mut self,
         block: &FinalisedBlock,
-        recorded: Option<Recorded>,
+        recorded: Option<RecordedOutcome>,
     ) -> Result<Step, ConsensusError> {
         let expected = self.height.0 + 1;
         if block.height.0 != expected {
@@ -542,13 +545,13 @@ impl Subnet {
 
 impl Subnet {
     async fn step(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
-        let changed = self.driven.send_if_modified(|driven| {
-            let changed = driven.demand != demand;
-            driven.demand = demand;
+        let changed = self.execution_tx.send_if_modified(|progress| {
+            let changed = progress.demand != demand;
+            progress.demand = demand;
             changed
         });
         if changed {
-            self.published.work.notify_waiters();
+            self.published.work_available.notify_waiters();
         }
         if self.clients.pool.closing() {
             return Ok(Step::Closing);
@@ -565,7 +568,7 @@ impl Subnet {
             }
             let input = match self.unlogged.take() {
                 Some(delivered) => Some(Input::Block(delivered)),
-                None => self.input.next().await,
+                None => self.input_rx.next().await,
             };
             match input {
                 Some(Input::Block(delivered)) => {
@@ -582,20 +585,20 @@ impl Subnet {
                     // it has.
                     let mut log = self.clients.log.lock();
                     let covered = log.last().unwrap_or_default().min(certificate.height);
-                    log.certified(covered)?;
+                    log.record_certified(covered)?;
                     return Ok(Step::Certified(certificate));
                 }
                 Some(Input::Failed(source)) => {
                     return Err(ConsensusError::Certify { height: self.height.0, source });
                 }
                 Some(Input::Behind(behind)) => {
-                    let Behind { offer, floor } = *behind;
+                    let SyncTarget { offer, floor } = *behind;
                     if offer.height > self.height {
                         self.floor = Some(floor);
                         return Ok(Step::Behind(offer));
                     }
-                    let told = self.commands.send(Command::Abandon).await;
-                    told.map_err(|_| ConsensusError::EngineEnded)?;
+                    let sent = self.commands_tx.send(Command::Abandon).await;
+                    sent.map_err(|_| ConsensusError::EngineEnded)?;
                 }
                 Some(Input::Differs(differ)) => return Err(ConsensusError::LimitsDiffer(differ)),
                 Some(Input::Left(height)) => return Err(ConsensusError::Left { height: height.0 }),
@@ -605,7 +608,7 @@ impl Subnet {
         }
     }
 
-    async fn note(
+    async fn record_execution(
         &mut self,
         height: Height,
         root: [u8; 32],
@@ -621,10 +624,10 @@ impl Subnet {
                 log.append_outcome(height, root, &faults)?;
             }
         }
-        self.driven.send_modify(|driven| driven.executed(height));
+        self.execution_tx.send_modify(|progress| progress.set_executed(height));
         // When the log is replayed, only the newest height is signed.
         if self.replay.is_none() || self.published.logged == height {
-            let sent = self.executed.send(Executed { height, root }).await;
+            let sent = self.executed_tx.send(ExecutionResult { height, root }).await;
             sent.map_err(|_| ConsensusError::EngineEnded)?;
         }
         Ok(())
@@ -632,9 +635,9 @@ impl Subnet {
 }
 
 impl Subnet {
-    async fn fetch_chunks(&mut self, want: Want) -> Result<Fetched, ConsensusError> {
+    async fn fetch_chunks(&mut self, want: ChunkRequest) -> Result<FetchedChunks, ConsensusError> {
         let (reply, fetched) = oneshot::channel();
-        let sent = self.commands.send(Command::Fetch(want, reply)).await;
+        let sent = self.commands_tx.send(Command::Fetch(want, reply)).await;
         sent.map_err(|_| ConsensusError::EngineEnded)?;
         fetched.await.map_err(|_| ConsensusError::EngineEnded)
     }
@@ -721,7 +724,7 @@ impl Consensus for Subnet {
         faults: Vec<Fault>,
     ) -> BoxFuture<'_, Result<Vec<Certificate>, ConsensusError>> {
         Box::pin(async move {
-            self.note(height, root, faults).await?;
+            self.record_execution(height, root, faults).await?;
             Ok(Vec::new())
         })
     }
@@ -734,13 +737,16 @@ impl Consensus for Subnet {
             self.checkpoints.pop_front();
         }
         if let Some(floor) = self.retention_floor() {
-            self.driven.send_modify(|driven| driven.floor = driven.floor.max(floor));
+            self.execution_tx.send_modify(|progress| progress.floor = progress.floor.max(floor));
             self.clients.log.lock().prune(floor)?;
         }
         Ok(())
     }
 
-    fn fetch(&mut self, want: Want) -> BoxFuture<'_, Result<Fetched, ConsensusError>> {
+    fn fetch(
+        &mut self,
+        want: ChunkRequest,
+    ) -> BoxFuture<'_, Result<FetchedChunks, ConsensusError>> {
         Box::pin(self.fetch_chunks(want))
     }
 
@@ -760,8 +766,8 @@ impl Consensus for Subnet {
 impl Drop for Subnet {
     fn drop(&mut self) {
         // Either ends the engine's tasks.
-        self.executed.close_channel();
-        self.input.close();
+        self.executed_tx.close_channel();
+        self.input_rx.close();
         self.unlogged = None;
         if let Some(engine) = self.engine.take()
             && engine.join().is_err()

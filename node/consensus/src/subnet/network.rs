@@ -39,13 +39,13 @@ use state::Height;
 use super::{
     Engine, Input, StartError, Subnet, SubnetConfig,
     block::Block,
-    engine::{Channels, SenderLayer, Unchanged, setup},
+    engine::{Channels, IdentityLayer, SenderLayer, setup},
     key, namespace,
     peers::BLOCKED,
-    runtime::{Layer, Layered, Steady},
+    runtime::{Layer, LayeredRuntime, MonotonicClock},
     scheme::Scheme,
 };
-use crate::Wiring;
+use crate::ConsensusDeps;
 
 /// Numbers of the network's channels, in the order of [`Channels`].
 const VOTES: u64 = 0;
@@ -68,7 +68,7 @@ const MESSAGE_BYTES_MIN: usize = 512 << 10;
 const SYNCHRONY: Duration = Duration::from_secs(30);
 const HANDSHAKE_AGE: Duration = SYNCHRONY;
 /// Interval of reports on a differing clock. Other nodes try to connect every few seconds.
-const TELL_OF_CLOCKS_EVERY: Duration = Duration::from_secs(60);
+const CLOCK_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Messages that wait for a peer which takes none: they are held for each such peer, whatever their
 /// size.
@@ -82,12 +82,12 @@ const SILENCE: Duration = Duration::from_secs(15);
 /// other side's time differs by too much, no connection is made, and this is logged: a node whose
 /// clock stands still, as after its machine was paused, would otherwise only seem to have no peers.
 #[derive(Clone)]
-struct ByWallClock {
+struct WallClockHandshake {
     handshake: Sake<PrivateKey>,
-    told: Arc<Mutex<Option<Instant>>>,
+    last_logged: Arc<Mutex<Option<Instant>>>,
 }
 
-impl ByWallClock {
+impl WallClockHandshake {
     fn new(key: PrivateKey) -> Self {
         let handshake = Sake {
             signer: key,
@@ -95,22 +95,22 @@ impl ByWallClock {
             max_handshake_age: HANDSHAKE_AGE,
             version: sake::Version::V1,
         };
-        Self { handshake, told: Arc::default() }
+        Self { handshake, last_logged: Arc::default() }
     }
 
-    fn tell_of_clocks(told: &Mutex<Option<Instant>>, error: &sake::Error) {
-        let Some(words) = clock_words(error) else { return };
-        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.is_none_or(|at| at.elapsed() >= TELL_OF_CLOCKS_EVERY) {
-            *told = Some(Instant::now());
-            tracing::warn!("{words}");
+    fn log_clock_difference(last_logged: &Mutex<Option<Instant>>, error: &sake::Error) {
+        let Some(text) = clock_error_text(error) else { return };
+        let mut last_logged = last_logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if last_logged.is_none_or(|at| at.elapsed() >= CLOCK_LOG_INTERVAL) {
+            *last_logged = Some(Instant::now());
+            tracing::warn!("{text}");
         }
     }
 }
 
 /// Log text of a handshake that failed because of clocks. The time is the other side's claim: it
 /// was not verified.
-fn clock_words(error: &sake::Error) -> Option<String> {
+fn clock_error_text(error: &sake::Error) -> Option<String> {
     let sake::Error::HandshakeError(HandshakeError::InvalidTimestamp(theirs, within)) = error
     else {
         return None;
@@ -126,15 +126,15 @@ fn clock_words(error: &sake::Error) -> Option<String> {
 }
 
 #[derive(Clone)]
-struct Wall;
+struct WallClockLayer;
 
-impl Layer for Wall {
+impl Layer for WallClockLayer {
     fn current(&self, _: SystemTime) -> SystemTime {
         SystemTime::now()
     }
 }
 
-impl Handshake for ByWallClock {
+impl Handshake for WallClockHandshake {
     type PublicKey = PublicKey;
     type Error = sake::Error;
 
@@ -150,9 +150,9 @@ impl Handshake for ByWallClock {
         stream: &mut I,
         sink: &mut O,
     ) -> Result<Transcript, sake::Error> {
-        let context = Layered::new(context, Wall);
+        let context = LayeredRuntime::new(context, WallClockLayer);
         let done = self.handshake.dial(context, namespace, peer, stream, sink).await;
-        done.inspect_err(|error| Self::tell_of_clocks(&self.told, error))
+        done.inspect_err(|error| Self::log_clock_difference(&self.last_logged, error))
     }
 
     async fn listen<E: Clock + CryptoRng, I: Stream, O: Sink, B, F>(
@@ -167,9 +167,9 @@ impl Handshake for ByWallClock {
         B: FnOnce(PublicKey) -> F + Send,
         F: Future<Output = bool> + Send,
     {
-        let context = Layered::new(context, Wall);
+        let context = LayeredRuntime::new(context, WallClockLayer);
         let done = self.handshake.listen(context, namespace, bouncer, stream, sink).await;
-        done.inspect_err(|error| Self::tell_of_clocks(&self.told, error))
+        done.inspect_err(|error| Self::log_clock_difference(&self.last_logged, error))
     }
 }
 
@@ -237,9 +237,9 @@ fn distinct(summary: &Summary) -> Vec<&NodeRecord> {
 
 /// Notifies the driver on drop that the engine ended: others hold on to its channel, so that the
 /// end would not show otherwise.
-struct TellsEnd(mpsc::Sender<Input>);
+struct EndNotifier(mpsc::Sender<Input>);
 
-impl Drop for TellsEnd {
+impl Drop for EndNotifier {
     fn drop(&mut self) {
         // Each sender has a reserved slot in the channel. A driver that is gone needs no notice.
         let _ = self.0.try_send(Input::Ended);
@@ -258,11 +258,11 @@ impl Subnet {
     /// # Errors
     /// When its address cannot be listened at, and those of [`Self::assemble`].
     pub fn start(
-        wiring: Wiring,
+        deps: ConsensusDeps,
         config: SubnetConfig,
         resume_from: Height,
     ) -> Result<Self, StartError> {
-        Self::start_through(wiring, config, resume_from, Unchanged)
+        Self::start_through(deps, config, resume_from, IdentityLayer)
     }
 
     /// The same, with everything the node sends passing through `layer`.
@@ -270,7 +270,7 @@ impl Subnet {
     /// # Errors
     /// Those of [`Self::start`].
     pub fn start_through<L: SenderLayer>(
-        wiring: Wiring,
+        deps: ConsensusDeps,
         config: SubnetConfig,
         resume_from: Height,
         layer: L,
@@ -287,7 +287,7 @@ impl Subnet {
         let call_bytes =
             usize::try_from(config.call_bytes).unwrap_or(usize::MAX / 2) + OVERHEAD_BYTES;
         let namespace = namespace(&config.genesis);
-        let (mut subnet, prepared) = Self::assemble(wiring, config, resume_from)?;
+        let (mut subnet, prepared) = Self::assemble(deps, config, resume_from)?;
         let block_bytes = block_message_bytes(genesis::NODES_MAX, &prepared.limits);
         let network = Network {
             key,
@@ -297,7 +297,7 @@ impl Subnet {
             message_bytes: block_bytes.max(call_bytes).max(MESSAGE_BYTES_MIN),
             directory,
         };
-        let ended = TellsEnd(prepared.out.clone());
+        let ended = EndNotifier(prepared.input_tx.clone());
         subnet.engine =
             Some(std::thread::Builder::new().name("consensus".into()).spawn(move || {
                 // However the thread ends, by a panic too.
@@ -317,14 +317,14 @@ fn run<L: SenderLayer>(network: Network, prepared: Engine, layer: L) {
         .with_read_write_timeout(SILENCE)
         .with_storage_directory(network.directory.clone());
     runtime::Runner::new(config).start(|context| async move {
-        let steady = Steady::starting_at(context.current());
-        let context = Layered::new(context, steady);
+        let monotonic = MonotonicClock::starting_at(context.current());
+        let context = LayeredRuntime::new(context, monotonic);
         // Memory is taken for each: twice as many as there are leaves room to grow until the next
         // start.
         let peers_max = (2 * distinct(&prepared.resharing.summary()).len()).max(PEERS_MIN);
         let members = NonZeroUsize::new(peers_max).unwrap_or(NonZeroUsize::MIN);
         let handshake = Cups::<_, ChaCha20Poly1305>::new(
-            ByWallClock::new(network.key.clone()),
+            WallClockHandshake::new(network.key.clone()),
             cups::Version::V1,
         );
         let message_bytes = commonware_p2p::max_message_size(&[network.message_bytes]);
@@ -388,15 +388,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_that_differs_by_too_much_is_told_of_in_seconds() {
+    fn clock_error_text_states_the_difference_in_seconds() {
         let now = 1_000_000;
         let window = now - HANDSHAKE_AGE.as_millis() as u64..now + SYNCHRONY.as_millis() as u64;
-        let words = |theirs| {
+        let text = |theirs| {
             let error = HandshakeError::InvalidTimestamp(theirs, window.clone());
-            clock_words(&sake::Error::HandshakeError(error)).unwrap_or_default()
+            clock_error_text(&sake::Error::HandshakeError(error)).unwrap_or_default()
         };
-        assert!(words(now + 42_500).contains("42.5 s behind the other's"));
-        assert!(words(now - 31_000).contains("31.0 s ahead of the other's, and 30 s is the most"));
-        assert_eq!(clock_words(&HandshakeError::InvalidSignature.into()), None);
+        assert!(text(now + 42_500).contains("42.5 s behind the other's"));
+        assert!(text(now - 31_000).contains("31.0 s ahead of the other's, and 30 s is the most"));
+        assert_eq!(clock_error_text(&HandshakeError::InvalidSignature.into()), None);
     }
 }

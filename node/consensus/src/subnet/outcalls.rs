@@ -15,7 +15,7 @@
 //! members, and they sign that it is that member's answer, if it is within the bounds of the
 //! request, whether they have room to keep it or not. It sends shares first, then as many answers
 //! as others accept of it in that time; answers that the network did not take follow as soon as it
-//! does, and those whose turn did not come are next ([`due`]).
+//! does, and those whose turn did not come are next ([`send_queue`]).
 //!
 //! A member whose share is invalid is cut off for a while, and its shares do not count while the
 //! committee is the same.
@@ -46,25 +46,25 @@ use nidkg::{NodeIndex, SignatureShare};
 use serde::{Deserialize, Serialize};
 use state::{Height, OutcallAnswer, OutcallId};
 
-mod due;
+mod send_queue;
 
-use due::Due;
+use send_queue::SendQueue;
 
 use super::{
     key,
-    peers::{Blame, Meter, Rate},
-    wire::{self, Bounded},
+    peers::{Meter, PeerScorer, Rate},
+    wire::{self, BoundedVec},
 };
 use crate::{
     IngressPool,
-    certifier::{Term, Terms},
+    certifier::{CommitteeSchedule, SigningCommittee},
     outcalls::Outcalls,
 };
 
 /// Between two times at which what was said is said again.
 const REPEAT: Duration = Duration::from_millis(1_000);
 /// Until more is sent, where the network took as much as it does at once.
-const GO_ON: Duration = Duration::from_millis(20);
+const SEND_INTERVAL: Duration = Duration::from_millis(20);
 /// Shares in one message.
 const SHARES_MAX: usize = 256;
 /// Shares of this node on one request: on an answer, and on a divergence.
@@ -79,20 +79,20 @@ const SHARES_RATE: Rate = Rate { per_second: 10_000, burst: 20_000 };
 const ANSWERS_RATE: Rate =
     Rate { per_second: 4 * OUTCALL_RESPONSE_BYTES, burst: 8 * OUTCALL_RESPONSE_BYTES };
 /// Encoded bytes of an answer in addition to its payload.
-const ANSWER_BESIDE_BYTES: u64 = 64;
+const ANSWER_OVERHEAD_BYTES: u64 = 64;
 
 #[derive(Serialize, Deserialize)]
 enum Message {
     /// Of the committee that begins to sign at `from`.
-    Shares { from: Height, shares: Bounded<Share, SHARES_MAX> },
+    Shares { from: Height, shares: BoundedVec<Share, SHARES_MAX> },
     /// The sender's answer to a request that it makes alone.
     Answer(OutcallAnswer),
 }
 
 /// A [`Message`] as it is sent, without a copy of what it says.
 #[derive(Serialize)]
-enum Telling<'a> {
-    Shares { from: Height, shares: &'a Bounded<Share, SHARES_MAX> },
+enum MessageRef<'a> {
+    Shares { from: Height, shares: &'a BoundedVec<Share, SHARES_MAX> },
     Answer(&'a OutcallAnswer),
 }
 
@@ -116,7 +116,7 @@ pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
     let payload = state::Payload::Reply(vec![8; 20]);
     let answer = OutcallAnswer { id: OutcallId(9), until: state::Time(0x0102_0304), payload };
     [
-        ("shares", Message::Shares { from: Height(0x0102_0304), shares: Bounded(vec![share]) }),
+        ("shares", Message::Shares { from: Height(0x0102_0304), shares: BoundedVec(vec![share]) }),
         ("answer", Message::Answer(answer)),
     ]
     .map(|(name, message)| (name, postcard::to_stdvec(&message).unwrap_or_default()))
@@ -125,7 +125,7 @@ pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
 
 /// Shares of the members on one request.
 #[derive(Default)]
-struct Collected {
+struct CollectedShares {
     /// On answers, one of each member.
     answers: BTreeMap<NodeIndex, ([u8; 32], SignatureShare)>,
     /// That there is no agreement, one of each member.
@@ -147,19 +147,19 @@ pub(super) type NodeIds = Arc<dyn Fn(&PublicKey) -> Option<Principal> + Send + S
 /// See the module.
 pub(super) struct Agreement<S> {
     outcalls: Arc<Outcalls>,
-    terms: Terms,
+    schedule: CommitteeSchedule,
     me: PublicKey,
     node_ids: NodeIds,
     /// Whose shares are collected.
-    committee: Option<(Height, Arc<Term>)>,
-    collected: BTreeMap<OutcallId, Collected>,
+    committee: Option<(Height, Arc<SigningCommittee>)>,
+    collected: BTreeMap<OutcallId, CollectedShares>,
     /// Members whose share proved false; nothing of this committee's counts that they say.
     refused: BTreeSet<NodeIndex>,
-    due: Due,
+    queue: SendQueue,
     /// The network took as much as it does at once, and there is more.
-    goes_on: bool,
+    has_more: bool,
     sender: S,
-    blame: Blame,
+    scorer: PeerScorer,
     shares_heard: Meter,
     answers_heard: Meter,
 }
@@ -167,24 +167,24 @@ pub(super) struct Agreement<S> {
 impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
     pub(super) fn new(
         (outcalls, pool): (Arc<Outcalls>, Arc<IngressPool>),
-        terms: Terms,
+        schedule: CommitteeSchedule,
         (me, node_ids): (PublicKey, NodeIds),
         sender: S,
-        blame: Blame,
+        scorer: PeerScorer,
     ) -> Self {
-        outcalls.submit_to(pool);
+        outcalls.set_pool(pool);
         Self {
             outcalls,
-            terms,
+            schedule,
             me,
             node_ids,
             committee: None,
             collected: BTreeMap::new(),
             refused: BTreeSet::new(),
-            due: Due::new(),
-            goes_on: false,
+            queue: SendQueue::new(),
+            has_more: false,
             sender,
-            blame,
+            scorer,
             shares_heard: Meter::new(SHARES_RATE),
             answers_heard: Meter::new(ANSWERS_RATE),
         }
@@ -199,21 +199,21 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         let outcalls = self.outcalls.clone();
         let mut repeat_at = clock.current() + REPEAT;
         loop {
-            let go_on_at = Some(clock.current() + GO_ON).filter(|_| self.goes_on);
-            let wake_at = go_on_at.unwrap_or(repeat_at).min(repeat_at);
+            let send_at = Some(clock.current() + SEND_INTERVAL).filter(|_| self.has_more);
+            let wake_at = send_at.unwrap_or(repeat_at).min(repeat_at);
             select! {
-                () = outcalls.news.notified() => self.look(false),
+                () = outcalls.work_available.notified() => self.refresh(false),
                 message = receiver.recv() => match message {
-                    Ok((from, message)) => self.heard(&from, message.as_ref(), clock.current()),
+                    Ok((from, message)) => self.handle_message(&from, message.as_ref(), clock.current()),
                     Err(_) => return,
                 },
                 () = clock.sleep_until(wake_at) => {
                     let again = clock.current() >= repeat_at;
                     if again {
                         repeat_at = clock.current() + REPEAT;
-                        self.look(true);
+                        self.refresh(true);
                     } else {
-                        self.tell();
+                        self.send_due();
                     }
                 },
             }
@@ -222,8 +222,8 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
 
     /// Signs the answers that this node knows and has not signed, and sends the shares; all shares,
     /// if `again`.
-    fn look(&mut self, again: bool) {
-        let newest = self.terms.newest();
+    fn refresh(&mut self, again: bool) {
+        let newest = self.schedule.newest();
         if newest.as_ref().map(|(from, _)| *from) != self.committee.as_ref().map(|(from, _)| *from)
         {
             // A share of one committee is none of another.
@@ -231,77 +231,79 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
             self.refused.clear();
             self.committee = newest;
         }
-        let open = self.outcalls.open();
-        let next = self.outcalls.next();
+        let open = self.outcalls.open_requests();
+        let next = self.outcalls.next_id();
         self.collected.retain(|id, _| open.contains_key(id) || *id >= next);
         let me = (self.node_ids)(&self.me);
-        self.due.retain(|id| open.contains_key(id));
+        self.queue.retain(|id| open.contains_key(id));
         for (id, request) in &open {
             let is_new = self.sign(*id);
             if (is_new || again) && request.node.is_some() && request.node == me {
-                self.due.add_answer(*id);
+                self.queue.add_answer(*id);
             }
             self.conclude(*id);
         }
         if again {
-            let own = self.committee.as_ref().and_then(|(_, term)| term.share.as_ref());
+            let own = self.committee.as_ref().and_then(|(_, signers)| signers.share.as_ref());
             let collected = &self.collected;
             let is_signed = |id: &OutcallId| {
                 let collected = collected.get(id).zip(own.map(|own| own.index));
                 collected.is_some_and(|(collected, own)| collected.is_signed_by(own))
             };
-            self.due.repeat(open.into_keys().filter(is_signed));
+            self.queue.repeat(open.into_keys().filter(is_signed));
         }
-        self.tell();
+        self.send_due();
     }
 
-    /// As much of what is due as the network takes.
-    fn tell(&mut self) {
-        self.goes_on = !(self.tell_shares() && self.tell_answers());
+    /// Sends as many due messages as the network accepts.
+    fn send_due(&mut self) {
+        self.has_more = !(self.send_shares() && self.send_answers());
     }
 
     /// Whether all shares are on their way.
-    fn tell_shares(&mut self) -> bool {
+    fn send_shares(&mut self) -> bool {
         let Some((from, _)) = self.committee else { return true };
-        while self.due.next_share().is_some() {
-            let Some(sender) = room(&mut self.sender) else { return false };
+        while self.queue.next_share().is_some() {
+            let Some(sender) = check_capacity(&mut self.sender) else { return false };
             let mut shares = Vec::new();
             while shares.len() + SHARES_OF_ONE <= SHARES_MAX
-                && let Some(id) = self.due.next_share()
+                && let Some(id) = self.queue.next_share()
             {
-                let committee = self.committee.as_ref().map(|(_, term)| &**term);
+                let committee = self.committee.as_ref().map(|(_, signers)| &**signers);
                 shares.extend(own_shares(&self.outcalls, committee, self.collected.get(&id), id));
-                self.due.told_share(id);
+                self.queue.mark_share_sent(id);
             }
             if !shares.is_empty() {
-                send(sender, &Telling::Shares { from, shares: &Bounded(shares) });
+                send(sender, &MessageRef::Shares { from, shares: &BoundedVec(shares) });
             }
         }
         true
     }
 
     /// Sends the answers that may be sent now. Returns whether all of them were.
-    fn tell_answers(&mut self) -> bool {
-        while let Some(id) = self.due.next_answer() {
-            let Some(bytes) = self.outcalls.kept(id, |answer| answer.payload.len()) else {
-                self.due.forget_answer(id);
+    fn send_answers(&mut self) -> bool {
+        while let Some(id) = self.queue.next_answer() {
+            let Some(bytes) = self.outcalls.with_stored_answer(id, |answer| answer.payload.len())
+            else {
+                self.queue.forget_answer(id);
                 continue;
             };
-            let needed = bytes + ANSWER_BESIDE_BYTES;
-            if !self.due.has_room(needed) {
+            let needed = bytes + ANSWER_OVERHEAD_BYTES;
+            if !self.queue.has_room(needed) {
                 return true;
             }
-            let Some(sender) = room(&mut self.sender) else { return false };
-            self.outcalls.kept(id, |answer| send(sender, &Telling::Answer(answer)));
-            self.due.told_answer(id, needed);
+            let Some(sender) = check_capacity(&mut self.sender) else { return false };
+            self.outcalls
+                .with_stored_answer(id, |answer| send(sender, &MessageRef::Answer(answer)));
+            self.queue.mark_answer_sent(id, needed);
         }
         true
     }
 
     /// Signs the answer this node knows. Whether it did not yet.
     fn sign(&mut self, id: OutcallId) -> bool {
-        let Some((_, term)) = self.committee.clone() else { return false };
-        let (Some(own), Some(digest)) = (&term.share, self.outcalls.digest(id)) else {
+        let Some((_, signers)) = self.committee.clone() else { return false };
+        let (Some(own), Some(digest)) = (&signers.share, self.outcalls.digest(id)) else {
             return false;
         };
         let collected = self.collected.entry(id).or_default();
@@ -311,7 +313,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         let share = own.sign(&OutcallAnswer::message(&digest));
         collected.answers.insert(own.index, (digest, share));
         collected.verified.insert(own.index);
-        self.due.add_new(id);
+        self.queue.add_new(id);
         true
     }
 
@@ -319,48 +321,48 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         divergence(&self.outcalls, id)
     }
 
-    fn heard(&mut self, from: &PublicKey, bytes: &[u8], now: SystemTime) {
+    fn handle_message(&mut self, from: &PublicKey, bytes: &[u8], now: SystemTime) {
         let Some(message) = wire::decode(bytes, MESSAGE_BYTES_MAX) else {
-            self.blame.at_fault(from, "a message about outcalls that does not decode");
+            self.scorer.report_fault(from, "a message about outcalls that does not decode");
             return;
         };
         match message {
             Message::Shares { from: begins, shares } => {
                 if !self.shares_heard.spend(from, shares.0.len() as u64, now) {
-                    self.blame.too_much(from, "shares of answers to outcalls", now);
+                    self.scorer.report_excess(from, "shares of answers to outcalls", now);
                     return;
                 }
                 if self.committee.as_ref().is_some_and(|(mine, _)| *mine == begins)
                     && let Some(place) = self.place(from)
                 {
-                    shares.0.into_iter().for_each(|share| self.take(place, share));
-                    self.tell();
+                    shares.0.into_iter().for_each(|share| self.add_share(place, share));
+                    self.send_due();
                 }
             }
             Message::Answer(answer) => {
                 if !self.answers_heard.spend(from, bytes.len() as u64, now) {
-                    self.blame.too_much(from, "answers to outcalls", now);
+                    self.scorer.report_excess(from, "answers to outcalls", now);
                     return;
                 }
-                let asks = self.outcalls.open_one(answer.id).and_then(|request| request.node);
+                let asks = self.outcalls.open_request(answer.id).and_then(|request| request.node);
                 if let Some(asker) = asks.filter(|_| asks == (self.node_ids)(from))
-                    && self.outcalls.adopt(answer, asker)
+                    && self.outcalls.add_foreign_answer(answer, asker)
                 {
-                    self.look(false);
+                    self.refresh(false);
                 }
             }
         }
     }
 
     fn place(&self, member: &PublicKey) -> Option<NodeIndex> {
-        let (_, term) = self.committee.as_ref()?;
-        let place = term.members.iter().position(|key| key[..] == member[..])?;
+        let (_, signers) = self.committee.as_ref()?;
+        let place = signers.members.iter().position(|key| key[..] == member[..])?;
         u32::try_from(place).ok().map(NodeIndex)
     }
 
-    fn take(&mut self, place: NodeIndex, Share { id, digest, share }: Share) {
-        let is_open = self.outcalls.open_one(id).is_some();
-        let next = self.outcalls.next();
+    fn add_share(&mut self, place: NodeIndex, Share { id, digest, share }: Share) {
+        let is_open = self.outcalls.open_request(id).is_some();
+        let next = self.outcalls.next_id();
         let is_ahead = id >= next && id.0 - next.0 < AHEAD;
         if (!is_open && !is_ahead) || self.refused.contains(&place) {
             return;
@@ -385,72 +387,74 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
 
     /// Whether enough members agree on an answer to a request, or that there is none.
     fn conclude(&mut self, id: OutcallId) {
-        let Some((_, term)) = self.committee.clone() else { return };
+        let Some((_, signers)) = self.committee.clone() else { return };
         let Some(divergence) = self.divergence(id) else { return };
-        let threshold = term.committee.threshold as usize;
+        let threshold = signers.committee.threshold as usize;
         let Some(collected) = self.collected.get_mut(&id).filter(|it| !it.submitted) else {
             return;
         };
         if collected.signed.is_none() {
             collected.refuse(&self.refused.iter().copied().collect::<Vec<_>>());
-            collected.sort_out(&divergence);
-            collected.signed = collected.agreed(&term);
+            collected.reclassify_divergence(&divergence);
+            collected.signed = collected.signed_answer(&signers);
         }
-        let can_agree = collected.signed.is_some() || collected.can_agree(&term);
+        let can_agree = collected.signed.is_some() || collected.can_agree(&signers);
         if let Some((digest, signature)) = collected.signed
             && self.outcalls.digest(id) == Some(digest)
         {
-            collected.submitted = self.outcalls.signed(id, &signature);
+            collected.submitted = self.outcalls.submit_signed(id, &signature);
         }
         let refused = collected.refused.clone();
-        self.refuse(&refused, &term);
+        self.refuse_members(&refused, &signers);
         let Some(collected) = self.collected.get_mut(&id).filter(|_| !can_agree) else { return };
         let digest = divergence.digest();
         let message = OutcallAnswer::message(&digest);
-        let own = term.share.as_ref();
+        let own = signers.share.as_ref();
         if let Some(own) = own.filter(|own| !collected.divergence.contains_key(&own.index)) {
             let share = own.sign(&message);
             collected.divergence.insert(own.index, share);
-            self.due.add_new(id);
+            self.queue.add_new(id);
         }
         let Some(collected) = self.collected.get_mut(&id) else { return };
         if collected.divergence.len() < threshold {
             return;
         }
-        match combined(&term, &message, &collected.divergence) {
+        match combine_shares(&signers, &message, &collected.divergence) {
             Ok(signature) => {
-                collected.submitted = self.outcalls.signed_divergence(&divergence, &signature);
+                collected.submitted = self.outcalls.submit_divergence(&divergence, &signature);
             }
             Err(false_ones) => {
                 collected.refuse(&false_ones);
-                self.refuse(&false_ones.into_iter().collect(), &term);
+                self.refuse_members(&false_ones.into_iter().collect(), &signers);
             }
         }
     }
 
     /// These members signed what they did not say: no honest one does.
-    fn refuse(&mut self, places: &BTreeSet<NodeIndex>, term: &Term) {
+    fn refuse_members(&mut self, places: &BTreeSet<NodeIndex>, signers: &SigningCommittee) {
         for place in places {
             if !self.refused.insert(*place) {
                 continue;
             }
-            let key = term.members.get(place.0 as usize).map(|key| key::members(&[*key]));
+            let key = signers.members.get(place.0 as usize).map(|key| key::members(&[*key]));
             if let Some(Ok(member)) = key
                 && let Some(member) = member.iter().next()
             {
-                self.blame.at_fault(member, "a false share of an answer to an outcall");
+                self.scorer.report_fault(member, "a false share of an answer to an outcall");
             }
         }
     }
 }
 
 /// Whom the network takes a message to; none where it takes none now.
-fn room<S: LimitedSender<PublicKey = PublicKey>>(sender: &mut S) -> Option<S::Checked<'_>> {
+fn check_capacity<S: LimitedSender<PublicKey = PublicKey>>(
+    sender: &mut S,
+) -> Option<S::Checked<'_>> {
     sender.check(Recipients::All).ok()
 }
 
 /// Peers that are not connected miss the message; it is repeated.
-fn send(sender: impl CheckedSender<PublicKey = PublicKey>, message: &Telling) {
+fn send(sender: impl CheckedSender<PublicKey = PublicKey>, message: &MessageRef) {
     if sender.recipients().is_empty() {
         return;
     }
@@ -461,18 +465,18 @@ fn send(sender: impl CheckedSender<PublicKey = PublicKey>, message: &Telling) {
 }
 
 fn divergence(outcalls: &Outcalls, id: OutcallId) -> Option<OutcallAnswer> {
-    let open = outcalls.open_one(id)?;
+    let open = outcalls.open_request(id)?;
     Some(OutcallAnswer::no_consensus(id, open.until))
 }
 
 /// What this node signed of a request.
 fn own_shares(
     outcalls: &Outcalls,
-    committee: Option<&Term>,
-    collected: Option<&Collected>,
+    committee: Option<&SigningCommittee>,
+    collected: Option<&CollectedShares>,
     id: OutcallId,
 ) -> Vec<Share> {
-    let own = committee.and_then(|term| term.share.as_ref());
+    let own = committee.and_then(|signers| signers.share.as_ref());
     let (Some(own), Some(collected)) = (own, collected) else { return vec![] };
     let answer = collected.answers.get(&own.index).copied();
     let diverged = collected.divergence.get(&own.index).copied();
@@ -481,13 +485,13 @@ fn own_shares(
     shares.map(|(digest, share)| Share { id, digest, share }).collect()
 }
 
-impl Collected {
+impl CollectedShares {
     fn is_signed_by(&self, place: NodeIndex) -> bool {
         self.answers.contains_key(&place) || self.divergence.contains_key(&place)
     }
 
     /// Moves shares on the divergence that arrived before this node knew its digest.
-    fn sort_out(&mut self, divergence: &OutcallAnswer) {
+    fn reclassify_divergence(&mut self, divergence: &OutcallAnswer) {
         let digest = divergence.digest();
         let moved: Vec<_> = self.answers.iter().filter(|(_, it)| it.0 == digest).collect();
         let moved: Vec<_> = moved.into_iter().map(|(place, it)| (*place, it.1)).collect();
@@ -515,14 +519,14 @@ impl Collected {
     }
 
     /// The answer that enough members signed, with the subnet's signature.
-    fn agreed(&mut self, term: &Term) -> Option<([u8; 32], [u8; 48])> {
-        let threshold = term.committee.threshold as usize;
+    fn signed_answer(&mut self, signers: &SigningCommittee) -> Option<([u8; 32], [u8; 48])> {
+        let threshold = signers.committee.threshold as usize;
         loop {
             let counts = self.counts();
             let (digest, _) = counts.into_iter().find(|(_, count)| *count >= threshold)?;
             let of_it = self.answers.iter().filter(|(_, it)| it.0 == digest);
             let shares = of_it.map(|(place, it)| (*place, it.1)).collect();
-            match combined(term, &OutcallAnswer::message(&digest), &shares) {
+            match combine_shares(signers, &OutcallAnswer::message(&digest), &shares) {
                 Ok(signature) => return Some((digest, signature)),
                 Err(false_ones) if false_ones.is_empty() => return None,
                 Err(false_ones) => self.refuse(&false_ones),
@@ -532,8 +536,9 @@ impl Collected {
 
     /// Whether enough members may still sign the same answer, whatever the unheard members say.
     /// Before it returns false, every share is verified.
-    fn can_agree(&mut self, term: &Term) -> bool {
-        let (members, threshold) = (term.committee.shares.len(), term.committee.threshold as usize);
+    fn can_agree(&mut self, signers: &SigningCommittee) -> bool {
+        let (members, threshold) =
+            (signers.committee.shares.len(), signers.committee.threshold as usize);
         let possible = |collected: &Self| {
             let most = collected.counts().into_values().max().unwrap_or_default();
             let heard = collected.answers.len() + collected.refused.len();
@@ -546,7 +551,7 @@ impl Collected {
             self.answers.iter().filter(|(place, _)| !self.verified.contains(place)).collect();
         let is_false = |(place, it): &(&NodeIndex, &([u8; 32], SignatureShare))| {
             let message = OutcallAnswer::message(&it.0);
-            term.committee.verify_share(**place, &message, &it.1).is_err()
+            signers.committee.verify_share(**place, &message, &it.1).is_err()
         };
         let false_ones: Vec<_> =
             unverified.into_iter().filter(is_false).map(|(place, _)| *place).collect();
@@ -557,19 +562,19 @@ impl Collected {
 }
 
 /// The subnet's signature out of shares, or whose share is false.
-fn combined(
-    term: &Term,
+fn combine_shares(
+    signers: &SigningCommittee,
     message: &[u8],
     shares: &BTreeMap<NodeIndex, SignatureShare>,
 ) -> Result<[u8; 48], Vec<NodeIndex>> {
     // Verified together first: one check in place of one for each.
-    if let Ok(signature) = nidkg::combine(&term.committee, shares)
-        && nidkg::verify(&term.committee.public_key, message, &signature.0)
+    if let Ok(signature) = nidkg::combine(&signers.committee, shares)
+        && nidkg::verify(&signers.committee.public_key, message, &signature.0)
     {
         return Ok(signature.0);
     }
     let is_false = |(place, share): &(&NodeIndex, &SignatureShare)| {
-        term.committee.verify_share(**place, message, share).is_err()
+        signers.committee.verify_share(**place, message, share).is_err()
     };
     Err(shares.iter().filter(is_false).map(|(place, _)| *place).collect())
 }

@@ -37,10 +37,10 @@ fn keys() -> Vec<PublicKey> {
 }
 
 /// Of the member at this place; the same seed deals the same.
-fn term(seed: u64, place: usize) -> Term {
+fn signers(seed: u64, place: usize) -> SigningCommittee {
     let members = keys().iter().map(|key| key.as_ref().try_into().unwrap()).collect();
     let (committee, mut shares) = dealt(seed);
-    Term { committee, share: Some(shares.remove(place)), members }
+    SigningCommittee { committee, share: Some(shares.remove(place)), members }
 }
 
 fn node_id(place: usize) -> Principal {
@@ -54,7 +54,7 @@ struct Members {
     key: nidkg::PublicKey,
     outcalls: Vec<Arc<Outcalls>>,
     pools: Vec<Arc<IngressPool>>,
-    terms: Vec<Terms>,
+    schedules: Vec<CommitteeSchedule>,
     rooms: Vec<Pool>,
     cut: Arc<Mutex<Vec<PublicKey>>>,
 }
@@ -77,7 +77,7 @@ impl Members {
             key: dealt(1).0.public_key,
             outcalls: vec![],
             pools: vec![],
-            terms: vec![],
+            schedules: vec![],
             rooms: vec![],
             cut: Arc::default(),
         };
@@ -86,26 +86,26 @@ impl Members {
             let outcalls = Arc::new(Outcalls::new(room.clone()));
             let limits = Limits::derive(512 << 20).unwrap().consensus;
             let pool = Arc::new(IngressPool::new(&limits));
-            let terms = Terms::new(Height(1), term(1, place));
+            let schedule = CommitteeSchedule::new(Height(1), signers(1, place));
             let quota = Quota::per_second(NZU32!(100_000));
             let ends = members.oracle.control(me.clone()).register(0, quota).await.unwrap();
             let all = keys.clone();
             let ids: NodeIds =
                 Arc::new(move |member| all.iter().position(|key| key == member).map(node_id));
             let cut = members.cut.clone();
-            let blame = Blame::new(Arc::new(move |peer| cut.lock().push(peer.clone())));
+            let scorer = PeerScorer::new(Arc::new(move |peer| cut.lock().push(peer.clone())));
             let agreement = Agreement::new(
                 (outcalls.clone(), pool.clone()),
-                terms.clone(),
+                schedule.clone(),
                 (me.clone(), ids),
                 ends.0,
-                blame,
+                scorer,
             );
             let task = members.context.child("member").with_attribute("place", place);
             task.spawn(move |context| agreement.run(context, ends.1));
             members.outcalls.push(outcalls);
             members.pools.push(pool);
-            members.terms.push(terms);
+            members.schedules.push(schedule);
             members.rooms.push(room);
         }
         members
@@ -164,7 +164,7 @@ fn run<F: Future<Output = ()>>(test: impl FnOnce(Members) -> F) {
 
 // Promise: P12 - Three equal answers of four members are agreed on.
 #[test]
-fn what_three_found_is_agreed_on_and_the_fourth_has_nothing_to_add() {
+fn three_equal_answers_of_four_are_signed() {
     run(|members| async move {
         members.connect().await;
         members.open(&[7, 8], None);
@@ -185,7 +185,7 @@ fn what_three_found_is_agreed_on_and_the_fourth_has_nothing_to_add() {
 
 // Promise: P12 - Two and two answers are a divergence on all members.
 #[test]
-fn two_and_two_is_no_agreement_and_all_say_so() {
+fn split_answers_sign_a_divergence() {
     run(|members| async move {
         members.connect().await;
         members.open(&[1], None);
@@ -201,7 +201,7 @@ fn two_and_two_is_no_agreement_and_all_say_so() {
 }
 
 #[test]
-fn what_one_member_finds_alone_is_everybodys() {
+fn answer_of_the_assigned_member_is_signed_by_all() {
     run(|members| async move {
         members.connect().await;
         members.open(&[1], Some(node_id(2)));
@@ -212,7 +212,7 @@ fn what_one_member_finds_alone_is_everybodys() {
 }
 
 #[test]
-fn an_answer_of_another_than_the_one_that_asks_does_not_count() {
+fn answer_of_an_unassigned_member_is_ignored() {
     run(|members| async move {
         members.connect().await;
         members.open(&[1], Some(node_id(2)));
@@ -222,7 +222,7 @@ fn an_answer_of_another_than_the_one_that_asks_does_not_count() {
 }
 
 #[test]
-fn what_was_said_while_nobody_listened_is_said_again() {
+fn shares_are_repeated_after_reconnect() {
     run(|members| async move {
         members.open(&[1], None);
         for place in 0..MEMBERS {
@@ -235,7 +235,7 @@ fn what_was_said_while_nobody_listened_is_said_again() {
 }
 
 #[test]
-fn a_member_that_executes_later_has_what_was_said_before() {
+fn shares_for_unexecuted_requests_are_kept() {
     run(|members| async move {
         members.connect().await;
         let open = BTreeMap::from([(
@@ -260,8 +260,8 @@ fn another_committee_signs_anew() {
         members.find(0, answer(1, "same"));
         members.context.sleep(Duration::from_secs(2)).await;
         // The same key cannot be dealt again here, so what the new committee signs is of its own.
-        for (place, terms) in members.terms.iter().enumerate() {
-            terms.begin(Height(100), term(2, place));
+        for (place, schedule) in members.schedules.iter().enumerate() {
+            schedule.begin(Height(100), signers(2, place));
         }
         members.connect().await;
         for place in 1..MEMBERS {
@@ -281,44 +281,44 @@ fn another_committee_signs_anew() {
 #[test]
 fn false_shares_make_no_answer_and_no_divergence() {
     let dealt = dealt(1);
-    let term = term(1, 0);
+    let signers = signers(1, 0);
     let digest = answer(1, "same").digest();
     let share = |place: usize, of: &[u8; 32]| dealt.1[place].sign(&OutcallAnswer::message(of));
-    let mut collected = Collected::default();
+    let mut collected = CollectedShares::default();
     for place in 0..2 {
         collected.answers.insert(NodeIndex(place), (digest, share(place as usize, &digest)));
     }
     // It signed something else than it says.
     collected.answers.insert(NodeIndex(2), (digest, share(2, &[9; 32])));
-    assert_eq!(collected.agreed(&term), None);
+    assert_eq!(collected.signed_answer(&signers), None);
     assert!(collected.refused.contains(&NodeIndex(2)) && collected.answers.len() == 2);
     collected.answers.insert(NodeIndex(3), (digest, share(3, &digest)));
-    let (agreed, signature) = collected.agreed(&term).unwrap();
+    let (agreed, signature) = collected.signed_answer(&signers).unwrap();
     assert_eq!(agreed, digest);
     let message = OutcallAnswer::message(&digest);
     assert!(nidkg::verify(&dealt.0.public_key, &message, &signature));
 
-    let mut split = Collected::default();
+    let mut split = CollectedShares::default();
     split.answers.insert(NodeIndex(0), (digest, share(0, &digest)));
     split.answers.insert(NodeIndex(1), (digest, share(1, &digest)));
     split.answers.insert(NodeIndex(2), ([1; 32], share(2, &[1; 32])));
-    assert!(split.can_agree(&term), "the fourth may say the same as the first two");
+    assert!(split.can_agree(&signers), "the fourth may say the same as the first two");
     split.answers.insert(NodeIndex(3), ([2; 32], share(3, &[3; 32])));
-    assert!(!split.can_agree(&term), "what it says counts for nothing");
+    assert!(!split.can_agree(&signers), "what it says counts for nothing");
     assert!(split.refused.contains(&NodeIndex(3)));
     let true_one = ([2; 32], share(3, &[2; 32]));
-    let mut split = Collected { refused: BTreeSet::new(), ..split };
+    let mut split = CollectedShares { refused: BTreeSet::new(), ..split };
     split.answers.insert(NodeIndex(3), true_one);
-    assert!(!split.can_agree(&term));
+    assert!(!split.can_agree(&signers));
 }
 
 // Promise: P12 - Shares of answers are bounded per member.
 #[test]
-fn what_is_kept_of_shares_is_bounded() {
+fn collected_shares_are_bounded() {
     run(|members| async move {
         let mut agreement = Agreement::new(
             (members.outcalls[0].clone(), members.pools[0].clone()),
-            members.terms[0].clone(),
+            members.schedules[0].clone(),
             (keys()[0].clone(), Arc::new(|_| None)),
             members
                 .oracle
@@ -327,15 +327,15 @@ fn what_is_kept_of_shares_is_bounded() {
                 .await
                 .unwrap()
                 .0,
-            Blame::new(Arc::new(|_| {})),
+            PeerScorer::new(Arc::new(|_| {})),
         );
         members.open(&[3], None);
-        agreement.look(false);
+        agreement.refresh(false);
         let share = SignatureShare([1; 48]);
         for id in 0..10_000 {
             for digest in 0..3 {
                 let share = Share { id: OutcallId(id), digest: [digest; 32], share };
-                agreement.take(NodeIndex(1), share);
+                agreement.add_share(NodeIndex(1), share);
             }
         }
         assert_eq!(agreement.collected.len() as u64, 1 + AHEAD);
@@ -351,64 +351,65 @@ async fn idle(members: &Members) -> Agreement<impl Sender<PublicKey = PublicKey>
     let all = keys();
     Agreement::new(
         (members.outcalls[0].clone(), members.pools[0].clone()),
-        members.terms[0].clone(),
+        members.schedules[0].clone(),
         (keys()[0].clone(), Arc::new(move |key| all.iter().position(|it| it == key).map(node_id))),
         ends.0,
-        Blame::new(Arc::new(move |peer| cut.lock().push(peer.clone()))),
+        PeerScorer::new(Arc::new(move |peer| cut.lock().push(peer.clone()))),
     )
 }
 
 #[test]
-fn whose_share_is_false_is_cut_off_and_not_heard_while_the_committee_stays() {
+fn member_with_invalid_share_is_blocked_until_the_committee_changes() {
     run(|members| async move {
         let mut agreement = idle(&members).await;
         members.open(&[1, 2], None);
         members.find(0, answer(1, "same"));
-        agreement.look(false);
+        agreement.refresh(false);
         let digest = answer(1, "same").digest();
         let shares = dealt(1).1;
         let signs = |place: usize, of: &[u8; 32]| shares[place].sign(&OutcallAnswer::message(of));
         let share = |place, of| Share { id: OutcallId(1), digest, share: signs(place, of) };
-        agreement.take(NodeIndex(1), share(1, &[9; 32]));
-        agreement.take(NodeIndex(2), share(2, &digest));
+        agreement.add_share(NodeIndex(1), share(1, &[9; 32]));
+        agreement.add_share(NodeIndex(2), share(2, &digest));
         assert_eq!(*members.cut.lock(), [keys()[1].clone()]);
         let other = Share { id: OutcallId(2), digest, share: signs(1, &digest) };
-        agreement.take(NodeIndex(1), other);
+        agreement.add_share(NodeIndex(1), other);
         assert!(agreement.collected.get(&OutcallId(2)).is_none_or(|it| it.answers.is_empty()));
-        agreement.take(NodeIndex(3), share(3, &digest));
+        agreement.add_share(NodeIndex(3), share(3, &digest));
         assert_eq!(members.pools[0].take(Time(0), 1 << 20, 9).len(), 1);
     });
 }
 
 #[test]
-fn what_is_agreed_on_first_and_found_later_is_submitted() {
+fn late_own_answer_is_submitted_with_the_earlier_signature() {
     run(|members| async move {
         let mut agreement = idle(&members).await;
         members.open(&[1], None);
-        agreement.look(false);
+        agreement.refresh(false);
         let digest = answer(1, "same").digest();
         for (place, own) in dealt(1).1.iter().enumerate().skip(1) {
             let share = own.sign(&OutcallAnswer::message(&digest));
             let place = NodeIndex(u32::try_from(place).unwrap());
-            agreement.take(place, Share { id: OutcallId(1), digest, share });
+            agreement.add_share(place, Share { id: OutcallId(1), digest, share });
         }
         assert!(members.pools[0].take(Time(0), 1 << 20, 9).is_empty());
         members.find(0, answer(1, "same"));
-        agreement.look(false);
+        agreement.refresh(false);
         assert_eq!(members.pools[0].take(Time(0), 1 << 20, 9).len(), 1);
     });
 }
 
 #[test]
-fn what_is_told_reads_as_a_message() {
+fn message_ref_encodes_like_message() {
     let answer = answer(1, "alone");
-    let told = postcard::to_stdvec(&Telling::Answer(&answer)).unwrap();
-    let Ok(Message::Answer(read)) = postcard::from_bytes(&told) else { panic!("something else") };
+    let sent = postcard::to_stdvec(&MessageRef::Answer(&answer)).unwrap();
+    let Ok(Message::Answer(read)) = postcard::from_bytes(&sent) else { panic!("something else") };
     assert_eq!(read, answer);
     let share = Share { id: OutcallId(1), digest: [2; 32], share: SignatureShare([3; 48]) };
-    let shares = Bounded(vec![share]);
-    let told = postcard::to_stdvec(&Telling::Shares { from: Height(4), shares: &shares }).unwrap();
-    let Ok(Message::Shares { from, shares }) = postcard::from_bytes(&told) else {
+    let shares = BoundedVec(vec![share]);
+    let sent =
+        postcard::to_stdvec(&MessageRef::Shares { from: Height(4), shares: &shares }).unwrap();
+    let Ok(Message::Shares { from, shares }) = postcard::from_bytes(&sent) else {
         panic!("something else")
     };
     assert_eq!((from, shares.0), (Height(4), vec![share]));
@@ -416,7 +417,11 @@ fn what_is_told_reads_as_a_message() {
 
 /// Runs the first member's agreement alone for this time, through a network that takes four
 /// messages at once. Returns the messages that the second member receives.
-async fn heard(members: &Members, outcalls: Arc<Outcalls>, time: Duration) -> Vec<Message> {
+async fn received_messages(
+    members: &Members,
+    outcalls: Arc<Outcalls>,
+    time: Duration,
+) -> Vec<Message> {
     let quota = Quota::per_second(NZU32!(256)).allow_burst(NZU32!(4));
     let [first, second] = [0, 1].map(|place| members.oracle.control(keys()[place].clone()));
     let (sender, from_others) = first.register(1, quota).await.unwrap();
@@ -424,26 +429,26 @@ async fn heard(members: &Members, outcalls: Arc<Outcalls>, time: Duration) -> Ve
     let limits = Limits::derive(512 << 20).unwrap().consensus;
     let mut agreement = Agreement::new(
         (outcalls, Arc::new(IngressPool::new(&limits))),
-        members.terms[0].clone(),
+        members.schedules[0].clone(),
         (keys()[0].clone(), Arc::new(|_| Some(node_id(0)))),
         sender,
-        Blame::new(Arc::new(|_| {})),
+        PeerScorer::new(Arc::new(|_| {})),
     );
-    agreement.look(false);
+    agreement.refresh(false);
     let task = members.context.child("first");
     let task = task.spawn(move |context| agreement.run(context, from_others));
     let until = members.context.current() + time;
-    let mut told = Vec::new();
+    let mut sent = Vec::new();
     loop {
         select! {
             message = receiver.recv() => {
-                told.push(postcard::from_bytes(message.unwrap().1.as_ref()).unwrap());
+                sent.push(postcard::from_bytes(message.unwrap().1.as_ref()).unwrap());
             },
             () = members.context.sleep_until(until) => break,
         }
     }
     task.abort();
-    told
+    sent
 }
 
 /// Outcalls of the first member, which found the same answer to all these requests.
@@ -461,29 +466,31 @@ fn outcalls_with(ids: &[u64], node: Option<Principal>) -> Arc<Outcalls> {
 
 // Promise: P12 - Answers are sent at the speed of the network, in round-robin order.
 #[test]
-fn answers_are_told_as_fast_as_the_network_takes_them_and_all_in_turn() {
+fn answers_are_sent_round_robin_at_network_speed() {
     run(|members| async move {
         members.connect().await;
-        let ids: Vec<_> = (0..due::ANSWERS_MAX + 10).collect();
+        let ids: Vec<_> = (0..send_queue::ANSWERS_MAX + 10).collect();
         let outcalls = outcalls_with(&ids, Some(node_id(0)));
-        let heard = heard(&members, outcalls, Duration::from_millis(2_900)).await;
-        let answers = heard.into_iter().filter_map(|message| match message {
+        let received = received_messages(&members, outcalls, Duration::from_millis(2_900)).await;
+        let answers = received.into_iter().filter_map(|message| match message {
             Message::Answer(answer) => Some(answer.id.0),
             Message::Shares { .. } => None,
         });
-        let expected = ids.iter().cycle().take(3 * due::ANSWERS_MAX as usize);
+        let expected = ids.iter().cycle().take(3 * send_queue::ANSWERS_MAX as usize);
         assert_eq!(answers.collect::<Vec<_>>(), expected.copied().collect::<Vec<_>>());
     });
 }
 
 #[test]
-fn shares_of_many_requests_are_all_told_again() {
+fn all_shares_are_repeated() {
     run(|members| async move {
         members.connect().await;
         let ids: Vec<_> = (0..1_300).collect();
-        let heard = heard(&members, outcalls_with(&ids, None), Duration::from_millis(1_900)).await;
+        let received =
+            received_messages(&members, outcalls_with(&ids, None), Duration::from_millis(1_900))
+                .await;
         let mut times = BTreeMap::<u64, usize>::new();
-        for message in heard {
+        for message in received {
             let Message::Shares { shares, .. } = message else { panic!("an answer") };
             shares.0.iter().for_each(|share| *times.entry(share.id.0).or_default() += 1);
         }

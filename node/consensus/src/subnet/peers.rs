@@ -97,10 +97,10 @@ impl Meter {
 }
 
 /// Cuts a peer off.
-pub(super) type Cut = Arc<dyn Fn(&PublicKey) + Send + Sync>;
+pub(super) type BlockPeer = Arc<dyn Fn(&PublicKey) + Send + Sync>;
 
 /// Cuts off by the network's own means.
-pub(super) fn cut_with<B: Blocker<PublicKey = PublicKey>>(blocker: B) -> Cut {
+pub(super) fn block_with<B: Blocker<PublicKey = PublicKey>>(blocker: B) -> BlockPeer {
     let blocker = Mutex::new(blocker);
     Arc::new(move |peer| {
         let _ = blocker.lock().block(peer.clone());
@@ -109,29 +109,29 @@ pub(super) fn cut_with<B: Blocker<PublicKey = PublicKey>>(blocker: B) -> Cut {
 
 /// Judges peers. Copies share everything.
 #[derive(Clone)]
-pub(super) struct Blame {
-    cut: Cut,
+pub(super) struct PeerScorer {
+    block: BlockPeer,
     strikes: Arc<Mutex<Meter>>,
 }
 
-impl Blame {
-    pub(super) fn new(cut: Cut) -> Self {
+impl PeerScorer {
+    pub(super) fn new(block: BlockPeer) -> Self {
         let rate = Rate { per_second: STRIKES_PER_SECOND, burst: STRIKES_MAX as u64 };
-        Self { cut, strikes: Arc::new(Mutex::new(Meter::new(rate))) }
+        Self { block, strikes: Arc::new(Mutex::new(Meter::new(rate))) }
     }
 
     /// The peer sent what no honest member can send.
-    pub(super) fn at_fault(&self, peer: &PublicKey, what: &str) {
+    pub(super) fn report_fault(&self, peer: &PublicKey, what: &str) {
         tracing::warn!(%peer, what, seconds = BLOCKED.as_secs(), "a peer is at fault and is cut off for a while");
-        (self.cut)(peer);
+        (self.block)(peer);
     }
 
     /// Work was not done for the peer because it caused too much of it. A peer that continues is
     /// cut off.
-    pub(super) fn too_much(&self, peer: &PublicKey, what: &str, now: SystemTime) {
+    pub(super) fn report_excess(&self, peer: &PublicKey, what: &str, now: SystemTime) {
         if !self.strikes.lock().spend(peer, 1, now) {
             tracing::warn!(%peer, what, seconds = BLOCKED.as_secs(), "a peer floods this node and is cut off for a while");
-            (self.cut)(peer);
+            (self.block)(peer);
         }
     }
 }
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn metered_peers_are_bounded() {
         let mut meter = Meter::new(Rate { per_second: 10, burst: 20 });
         for number in 0..=255 {
             meter.spend(&peer(number), 1, at(0));
@@ -191,18 +191,18 @@ mod tests {
 
     // Promise: P18 - A peer that floods is blocked, and occasional requests are served.
     #[test]
-    fn who_floods_is_cut_off_and_who_asks_now_and_then_is_not() {
+    fn flooding_peer_is_blocked_and_occasional_requests_are_not() {
         let cut = Arc::new(Mutex::new(Vec::new()));
-        let blame = Blame::new({
+        let scorer = PeerScorer::new({
             let cut = cut.clone();
             Arc::new(move |peer: &PublicKey| cut.lock().push(peer.clone()))
         });
         for millis in (0..600_000).step_by(100) {
-            blame.too_much(&peer(1), "requests", at(millis));
+            scorer.report_excess(&peer(1), "requests", at(millis));
         }
         assert_eq!(*cut.lock(), []);
         for millis in 0..300 {
-            blame.too_much(&peer(2), "requests", at(millis));
+            scorer.report_excess(&peer(2), "requests", at(millis));
         }
         assert!(!cut.lock().is_empty() && cut.lock().iter().all(|who| *who == peer(2)));
     }

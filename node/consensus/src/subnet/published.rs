@@ -5,10 +5,10 @@
 //!
 //! | value | owner | readers |
 //! |---|---|---|
-//! | [`Agreed`]: rounds, seeds, finalizations | the receiver of the engine's and marshal's reports | proposals, votes, status |
-//! | [`Driven`]: executed height, demand, floor | the driver, [`super::Subnet`] | proposals, votes, delivery, state sync, status |
-//! | [`Reached`]: blocks handed out | the delivery of finalised blocks | proposals, state sync |
-//! | [`Signed`]: certified height, whom this node heard | the task of state roots | state sync, status |
+//! | [`ConsensusProgress`]: rounds, seeds, finalizations | the receiver of the engine's and marshal's reports | proposals, votes, status |
+//! | [`ExecutionProgress`]: executed height, demand, floor | the driver, [`super::Subnet`] | proposals, votes, delivery, state sync, status |
+//! | [`DeliveryProgress`]: blocks handed out | the delivery of finalised blocks | proposals, state sync |
+//! | [`CertificationProgress`]: certified height, whom this node heard | the task of state roots | state sync, status |
 //! | state sync's progress | the task of state sync | status |
 //!
 //! Everything here is bounded: seeds and finalizations by constants, blocks handed out by the lag
@@ -27,7 +27,7 @@ use tokio::sync::watch;
 
 use super::{
     block::{Digest, Opening},
-    scheme::{Scheme, Seed, Seeded as _},
+    scheme::{HasSeed as _, Scheme, Seed},
 };
 use crate::{Demand, SyncProgress};
 
@@ -53,7 +53,7 @@ pub struct Progress {
 
 /// Progress and demand of the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Driven {
+pub(super) struct ExecutionProgress {
     /// Newest height executed here.
     pub(super) executed: Height,
     /// Work that execution has left.
@@ -64,7 +64,7 @@ pub(super) struct Driven {
 
 /// Blocks handed to the driver.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Reached {
+pub(super) struct DeliveryProgress {
     /// Newest height whose block and calls this node has.
     pub(super) height: Height,
     /// Calls of blocks that were handed out, by height; those at or below the executed height are
@@ -74,7 +74,7 @@ pub(super) struct Reached {
 
 /// Signatures of the members.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Signed {
+pub(super) struct CertificationProgress {
     /// Newest height certified here.
     pub(super) certified: Height,
     /// Newest height each member was heard to sign, by place.
@@ -82,65 +82,70 @@ pub(super) struct Signed {
 }
 
 /// The readers' side of all values.
-pub(super) struct Published {
+pub(super) struct ProgressReaders {
     /// Newest height that was in the block log when the node started.
     pub(super) logged: Height,
-    pub(super) agreed: Agreed,
-    pub(super) driven: watch::Receiver<Driven>,
-    pub(super) reached: watch::Receiver<Reached>,
-    pub(super) signed: watch::Receiver<Signed>,
-    pub(super) state_sync: watch::Receiver<Option<SyncProgress>>,
+    pub(super) consensus: ConsensusProgress,
+    pub(super) execution_rx: watch::Receiver<ExecutionProgress>,
+    pub(super) delivery_rx: watch::Receiver<DeliveryProgress>,
+    pub(super) certification_rx: watch::Receiver<CertificationProgress>,
+    pub(super) state_sync_rx: watch::Receiver<Option<SyncProgress>>,
     /// There may be something to put into a block.
-    pub(super) work: Arc<Notify>,
+    pub(super) work_available: Arc<Notify>,
 }
 
 /// The owners' side. Each is given to its owner when that is started.
-pub(super) struct Owned {
-    pub(super) driven: watch::Sender<Driven>,
-    pub(super) reached: watch::Sender<Reached>,
-    pub(super) signed: watch::Sender<Signed>,
-    pub(super) state_sync: watch::Sender<Option<SyncProgress>>,
+pub(super) struct ProgressWriters {
+    pub(super) execution_tx: watch::Sender<ExecutionProgress>,
+    pub(super) delivery_tx: watch::Sender<DeliveryProgress>,
+    pub(super) certification_tx: watch::Sender<CertificationProgress>,
+    pub(super) state_sync_tx: watch::Sender<Option<SyncProgress>>,
 }
 
-impl Published {
+impl ProgressReaders {
     /// `logged` is the newest height in the block log, `executed` that of the state execution
     /// resumes from.
-    pub(super) fn new(executed: Height, logged: Height) -> (Arc<Self>, Owned) {
-        let (driven, drivens) = watch::channel(Driven { executed, ..Driven::default() });
-        let (reached, reacheds) = watch::channel(Reached { height: logged, ..Reached::default() });
-        let (signed, signeds) = watch::channel(Signed::default());
-        let (state_sync, state_syncs) = watch::channel(None);
+    pub(super) fn new(executed: Height, logged: Height) -> (Arc<Self>, ProgressWriters) {
+        let (execution_tx, execution_rx) =
+            watch::channel(ExecutionProgress { executed, ..ExecutionProgress::default() });
+        let (delivery_tx, delivery_rx) =
+            watch::channel(DeliveryProgress { height: logged, ..DeliveryProgress::default() });
+        let (certification_tx, certification_rx) = watch::channel(CertificationProgress::default());
+        let (state_sync_tx, state_sync_rx) = watch::channel(None);
         let published = Self {
             logged,
-            agreed: Agreed::default(),
-            driven: drivens,
-            reached: reacheds,
-            signed: signeds,
-            state_sync: state_syncs,
-            work: Arc::default(),
+            consensus: ConsensusProgress::default(),
+            execution_rx,
+            delivery_rx,
+            certification_rx,
+            state_sync_rx,
+            work_available: Arc::default(),
         };
-        (Arc::new(published), Owned { driven, reached, signed, state_sync })
+        (
+            Arc::new(published),
+            ProgressWriters { execution_tx, delivery_tx, certification_tx, state_sync_tx },
+        )
     }
 
     pub(super) fn progress(&self) -> Progress {
         Progress {
-            executed: self.driven.borrow().executed,
-            certified: self.signed.borrow().certified,
-            ..self.agreed.inner.lock().progress
+            executed: self.execution_rx.borrow().executed,
+            certified: self.certification_rx.borrow().certified,
+            ..self.consensus.inner.lock().progress
         }
     }
 
     /// Calls of blocks that are final and not executed at `executed`: out of the pool, and not in
     /// the state.
     pub(super) fn add_unexecuted(&self, executed: Height, to: &mut BTreeSet<IngressId>) {
-        let reached = self.reached.borrow();
+        let reached = self.delivery_rx.borrow();
         let above = reached.calls.range(Height(executed.0.saturating_add(1))..);
         to.extend(above.flat_map(|(_, calls)| calls));
     }
 
     /// The newest height that at least this number of members signed.
-    pub(super) fn heard_by(&self, members: usize) -> Height {
-        let mut heard = self.signed.borrow().heard.clone();
+    pub(super) fn signed_by(&self, members: usize) -> Height {
+        let mut heard = self.certification_rx.borrow().heard.clone();
         heard.sort_unstable_by(|a, b| b.cmp(a));
         heard.get(members.saturating_sub(1)).copied().unwrap_or_default()
     }
@@ -148,32 +153,32 @@ impl Published {
 
 /// Waits until the driver shows something else; for ever once there is none, because then the node
 /// is ending.
-pub(super) async fn changed(driven: &mut watch::Receiver<Driven>) {
-    if driven.changed().await.is_err() {
+pub(super) async fn wait_for_change(execution_rx: &mut watch::Receiver<ExecutionProgress>) {
+    if execution_rx.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-impl Driven {
+impl ExecutionProgress {
     /// Execution never goes back.
-    pub(super) fn executed(&mut self, height: Height) {
+    pub(super) fn set_executed(&mut self, height: Height) {
         assert!(height >= self.executed, "{} was executed after {}", height.0, self.executed.0);
         self.executed = height;
     }
 }
 
-impl Reached {
+impl DeliveryProgress {
     /// A block was handed out while the executed height was `executed`.
-    pub(super) fn delivered(&mut self, height: Height, calls: Vec<IngressId>, executed: Height) {
+    pub(super) fn add_block(&mut self, height: Height, calls: Vec<IngressId>, executed: Height) {
         self.calls = self.calls.split_off(&Height(executed.0.saturating_add(1)));
         self.calls.insert(height, calls);
         self.height = self.height.max(height);
     }
 }
 
-impl Signed {
+impl CertificationProgress {
     /// The member at this place signed the state of a height.
-    pub(super) fn hear(&mut self, place: usize, height: Height) {
+    pub(super) fn record_signature(&mut self, place: usize, height: Height) {
         if self.heard.len() <= place {
             self.heard.resize(place + 1, Height(0));
         }
@@ -184,24 +189,24 @@ impl Signed {
 /// The engine's observations. Changed by [`Observer`], by marshal's reports of final blocks, and by
 /// the loop over epochs where it begins above a finalization.
 #[derive(Default)]
-pub(super) struct Agreed {
-    inner: Mutex<Seen>,
+pub(super) struct ConsensusProgress {
+    inner: Mutex<EngineObservations>,
     /// A seed or a finalization came.
-    came: Notify,
+    observed: Notify,
 }
 
 #[derive(Default)]
-struct Seen {
+struct EngineObservations {
     /// Executed and certified heights are not in it.
     progress: Progress,
     seeds: BTreeMap<Round, Seed>,
     finalizations: BTreeMap<Round, Opening>,
 }
 
-impl Agreed {
+impl ConsensusProgress {
     /// Ready when the next seed or finalization comes. To be enabled before the last look.
-    pub(super) fn came(&self) -> tokio::sync::futures::Notified<'_> {
-        self.came.notified()
+    pub(super) fn notified(&self) -> tokio::sync::futures::Notified<'_> {
+        self.observed.notified()
     }
 
     pub(super) fn seed(&self, round: Round) -> Option<Seed> {
@@ -239,16 +244,16 @@ impl Agreed {
                 inner.finalizations.pop_first();
             }
         }
-        self.came.notify_waiters();
+        self.observed.notify_waiters();
     }
 
     fn remember(&self, seed: Seed) {
         self.inner.lock().remember(seed);
-        self.came.notify_waiters();
+        self.observed.notify_waiters();
     }
 }
 
-impl Seen {
+impl EngineObservations {
     fn remember(&mut self, seed: Seed) {
         self.seeds.insert(seed.round, seed);
         while self.seeds.len() > SEEDS_KEPT {
@@ -259,22 +264,22 @@ impl Seen {
 
 /// Hears what the engine saw.
 #[derive(Clone)]
-pub(super) struct Observer(pub(super) Arc<Published>);
+pub(super) struct Observer(pub(super) Arc<ProgressReaders>);
 
 impl Reporter for Observer {
     type Activity = Activity<Scheme, Digest>;
 
     fn report(&mut self, activity: Self::Activity) -> Feedback {
-        let agreed = &self.0.agreed;
+        let consensus = &self.0.consensus;
         match activity {
             Activity::Notarization(notarization) | Activity::Certification(notarization) => {
-                agreed.remember(notarization.seed());
+                consensus.remember(notarization.seed());
             }
-            Activity::Finalization(finalization) => agreed.finalised(finalization),
-            Activity::Nullification(_) => agreed.inner.lock().progress.nullified += 1,
+            Activity::Finalization(finalization) => consensus.finalised(finalization),
+            Activity::Nullification(_) => consensus.inner.lock().progress.nullified += 1,
             Activity::ConflictingNotarize(_)
             | Activity::ConflictingFinalize(_)
-            | Activity::NullifyFinalize(_) => agreed.inner.lock().progress.equivocations += 1,
+            | Activity::NullifyFinalize(_) => consensus.inner.lock().progress.equivocations += 1,
             _ => {}
         }
         Feedback::Ok

@@ -24,9 +24,9 @@ const COUNTS_BYTES_MAX: usize = 4 * 10;
 
 /// A report in a block. One that decodes has the form of a report ([`QueryReport::check`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Report(pub(super) QueryReport);
+pub(super) struct BlockQueryReport(pub(super) QueryReport);
 
-impl Report {
+impl BlockQueryReport {
     /// Bytes of an encoded report at most; lengths are varints.
     pub(super) const BYTES_MAX: usize = 1
         + PRINCIPAL_BYTES_MAX
@@ -43,7 +43,7 @@ fn read_principal(buf: &mut impl Buf) -> Result<Principal, Error> {
     Ok(Principal::from_slice(&bytes))
 }
 
-impl Write for Report {
+impl Write for BlockQueryReport {
     fn write(&self, out: &mut impl BufMut) {
         self.0.node.as_slice().write(out);
         self.0.canisters.len().write(out);
@@ -54,7 +54,7 @@ impl Write for Report {
     }
 }
 
-impl EncodeSize for Report {
+impl EncodeSize for BlockQueryReport {
     fn encode_size(&self) -> usize {
         let of_one = |(canister, counts): &(Principal, QueryCounts)| {
             let figures = figures(counts).into_iter().map(|figure| UInt(figure).encode_size());
@@ -66,7 +66,7 @@ impl EncodeSize for Report {
     }
 }
 
-impl Read for Report {
+impl Read for BlockQueryReport {
     type Cfg = ();
 
     fn read_cfg(buf: &mut impl Buf, (): &()) -> Result<Self, Error> {
@@ -91,13 +91,13 @@ impl Read for Report {
 }
 
 /// Why a block of `leader` that carries this report gets no vote. The summary must be that of the
-/// block's epoch ([`Resharing::reach`]).
-pub(super) fn judge(
+/// block's epoch ([`Resharing::wait_for_epoch`]).
+pub(super) fn check_report(
     resharing: &Resharing,
     leader: &PublicKey,
     block: &Block,
 ) -> Result<(), String> {
-    let Some(Report(report)) = &block.queries else { return Ok(()) };
+    let Some(BlockQueryReport(report)) = &block.queries else { return Ok(()) };
     report.check()?;
     // Others may propose that block again.
     if resharing.is_last(block.height()) {
@@ -115,7 +115,11 @@ mod tests {
 
     use super::*;
 
-    fn report(canisters: impl IntoIterator<Item = u8>, bytes: usize, figure: u64) -> Report {
+    fn report(
+        canisters: impl IntoIterator<Item = u8>,
+        bytes: usize,
+        figure: u64,
+    ) -> BlockQueryReport {
         let counts = QueryCounts {
             calls: figure,
             instructions: figure,
@@ -124,11 +128,11 @@ mod tests {
         };
         let canister = |number| (Principal::from_slice(&vec![number; bytes]), counts);
         let canisters = canisters.into_iter().map(canister).collect();
-        Report(QueryReport { node: Principal::from_slice(&vec![7; bytes]), canisters })
+        BlockQueryReport(QueryReport { node: Principal::from_slice(&vec![7; bytes]), canisters })
     }
 
-    fn read(report: &Report) -> Option<Report> {
-        Report::decode_cfg(report.encode(), &()).ok()
+    fn read(report: &BlockQueryReport) -> Option<BlockQueryReport> {
+        BlockQueryReport::decode_cfg(report.encode(), &()).ok()
     }
 
     #[test]
@@ -138,8 +142,8 @@ mod tests {
             assert_eq!(read(&report), Some(report));
         }
         let longest = report(0..200, PRINCIPAL_BYTES_MAX, u64::MAX);
-        assert!(longest.encode_size() <= Report::BYTES_MAX);
-        assert!(longest.encode_size() + 5 > Report::BYTES_MAX, "the bound is not idle");
+        assert!(longest.encode_size() <= BlockQueryReport::BYTES_MAX);
+        assert!(longest.encode_size() + 5 > BlockQueryReport::BYTES_MAX, "the bound is not idle");
         assert_eq!(read(&longest), Some(longest));
     }
 
@@ -150,7 +154,7 @@ mod tests {
         }
         let good = report([1, 2], 10, 1 << 40).encode();
         for end in 0..good.len() {
-            assert!(Report::decode_cfg(good.slice(..end), &()).is_err(), "{end}");
+            assert!(BlockQueryReport::decode_cfg(good.slice(..end), &()).is_err(), "{end}");
         }
     }
 }

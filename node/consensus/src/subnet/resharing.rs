@@ -23,7 +23,7 @@ use commonware_consensus::{
 use commonware_cryptography::{Digestible as _, ed25519::PublicKey};
 use commonware_runtime::{Clock, Spawner};
 use commonware_utils::sync::Mutex;
-use genesis::{Checked, NodeRecord, Summary};
+use genesis::{CheckedPayload, NodeRecord, Summary};
 use nidkg::{Engine, EngineConfig, NodeIndex, SecretShare};
 use rand::{SeedableRng as _, rngs::StdRng};
 use rand_core::CryptoRng;
@@ -35,7 +35,7 @@ use super::{
     key,
     scheme::Scheme,
 };
-use crate::certifier::Term;
+use crate::certifier::SigningCommittee;
 
 /// This node's shares of the subnet's key. Used from threads that may block.
 pub trait KeyStore: Send + Sync {
@@ -65,18 +65,18 @@ pub fn arithmetic(config: EngineConfig) -> Arithmetic {
 }
 
 /// Why a block has no verdict in favour.
-enum NotJudged {
+enum VerdictError {
     /// No honest member votes for it.
     Invalid(String),
     /// This node cannot decide at the moment.
-    Trouble(String),
+    Unavailable(String),
 }
 
 /// See the module.
 pub(super) struct Resharing {
     inner: Mutex<Inner>,
     /// Who is asked for every second.
-    known: Mutex<Option<Known>>,
+    known: Mutex<Option<MemberKeys>>,
     keys: Box<dyn KeyStore>,
     arithmetic: Arithmetic,
     namespace: Vec<u8>,
@@ -95,23 +95,23 @@ struct Inner {
     /// The dealing for this node's next block, and the epoch it was made in.
     dealing: Option<(u64, Vec<u8>)>,
     /// Payloads of blocks that this node voted on recently: not verified again when they are final.
-    checked: VecDeque<(KeyPayload, Checked)>,
+    checked: VecDeque<(KeyPayload, CheckedPayload)>,
 }
 
 /// Keys of members, as the engine knows them. To decode one takes as long as to verify a signature.
-struct Known {
-    of: Arc<Summary>,
+struct MemberKeys {
+    summary: Arc<Summary>,
     members: Vec<PublicKey>,
     next: Vec<PublicKey>,
 }
 
-impl Known {
-    fn decode(of: Arc<Summary>) -> Self {
+impl MemberKeys {
+    fn decode(summary: Arc<Summary>) -> Self {
         let decode = |members: &[NodeRecord]| -> Vec<PublicKey> {
             let keys: Vec<_> = members.iter().map(|member| member.node_key().to_bytes()).collect();
             key::members(&keys).map_or_else(|_| Vec::new(), |keys| keys.into_iter().collect())
         };
-        Self { members: decode(of.members()), next: decode(of.next_members()), of }
+        Self { members: decode(summary.members()), next: decode(summary.next_members()), summary }
     }
 }
 
@@ -124,12 +124,12 @@ const DEAL_AGAIN: Duration = Duration::from_secs(5);
 const CHECKED_MAX: usize = 4;
 
 /// Parts with which a node participates in an epoch.
-pub(super) struct Entered {
+pub(super) struct EpochParticipation {
     pub(super) epoch: Epoch,
     /// Its first block.
     pub(super) from: Height,
     pub(super) scheme: Scheme,
-    pub(super) term: Term,
+    pub(super) signers: SigningCommittee,
 }
 
 /// Randomness for arithmetic, which has another idea of generators than the engine.
@@ -193,23 +193,23 @@ impl Resharing {
         self.epocher.containing(height).is_some_and(|bounds| bounds.last() == height)
     }
 
-    fn known<T>(&self, take: impl FnOnce(&Known) -> T) -> T {
+    fn with_member_keys<T>(&self, take: impl FnOnce(&MemberKeys) -> T) -> T {
         let summary = self.summary();
         let mut known = self.known.lock();
-        if known.as_ref().is_some_and(|known| !Arc::ptr_eq(&known.of, &summary)) {
+        if known.as_ref().is_some_and(|known| !Arc::ptr_eq(&known.summary, &summary)) {
             *known = None;
         }
-        take(known.get_or_insert_with(|| Known::decode(summary)))
+        take(known.get_or_insert_with(|| MemberKeys::decode(summary)))
     }
 
     /// The members of the epoch that runs, as the engine knows them.
     pub(super) fn members(&self) -> Vec<PublicKey> {
-        self.known(|known| known.members.clone())
+        self.with_member_keys(|known| known.members.clone())
     }
 
     /// Those of the epoch after.
     pub(super) fn next_members(&self) -> Vec<PublicKey> {
-        self.known(|known| known.next.clone())
+        self.with_member_keys(|known| known.next.clone())
     }
 
     /// Number of a member among the others, or behind them of one that is to be a member next.
@@ -223,7 +223,7 @@ impl Resharing {
 
     /// The parts with which this node participates in the epoch of its summary, or follows it if it
     /// is not a member.
-    pub(super) fn enter(&self) -> Result<Entered, StartError> {
+    pub(super) fn enter(&self) -> Result<EpochParticipation, StartError> {
         let summary = self.summary();
         if self.silent_until.is_some_and(|epoch| summary.epoch() <= epoch) {
             tracing::warn!(
@@ -238,11 +238,11 @@ impl Resharing {
     }
 
     /// The same without a share: this node verifies and signs nothing.
-    pub(super) fn follow(&self) -> Result<Entered, StartError> {
+    pub(super) fn follow(&self) -> Result<EpochParticipation, StartError> {
         self.enter_with(None)
     }
 
-    fn enter_with(&self, share: Option<SecretShare>) -> Result<Entered, StartError> {
+    fn enter_with(&self, share: Option<SecretShare>) -> Result<EpochParticipation, StartError> {
         let summary = self.summary();
         let first = EngineHeight::new(self.inner.lock().height.get() + 1);
         let epoch = self.epocher.containing(first).map(|bounds| bounds.epoch());
@@ -256,11 +256,11 @@ impl Resharing {
         let committee = summary.committee().clone();
         let scheme =
             key::scheme(&self.namespace, &key::members(&keys)?, &committee, share.as_ref())?;
-        Ok(Entered {
+        Ok(EpochParticipation {
             epoch,
             from: Height(from.get()),
             scheme,
-            term: Term { committee, share, members: keys },
+            signers: SigningCommittee { committee, share, members: keys },
         })
     }
 
@@ -277,7 +277,7 @@ impl Resharing {
     }
 
     /// Whether this node is a member, or is to be one.
-    pub(super) fn belongs(&self) -> bool {
+    pub(super) fn is_current_or_next_member(&self) -> bool {
         let summary = self.summary();
         let next = || {
             summary
@@ -323,7 +323,7 @@ impl Resharing {
     /// it knows a final block in place of any that could be judged. Either way it cannot judge a
     /// block of `epoch` now, which says nothing about the block. Pends until the engine gives the
     /// round up, if it must.
-    pub(super) async fn reach(&self, clock: &impl Clock, epoch: Epoch) -> Arc<Summary> {
+    pub(super) async fn wait_for_epoch(&self, clock: &impl Clock, epoch: Epoch) -> Arc<Summary> {
         loop {
             let summary = self.summary();
             if summary.epoch() == epoch.get() {
@@ -335,7 +335,7 @@ impl Resharing {
 
     /// Why a block of `leader` that carries this gets no vote. Pends while this node cannot judge
     /// it: a verdict must not depend on the machine, nor on how far this node is.
-    pub(super) async fn judge<E: Clock + Spawner + CryptoRng>(
+    pub(super) async fn check_payload<E: Clock + Spawner + CryptoRng>(
         self: &Arc<Self>,
         context: &E,
         (epoch, leader): (Epoch, &PublicKey),
@@ -345,16 +345,16 @@ impl Resharing {
         if self.is_last(block.height()) {
             return Err("it carries something of the key in the last block of an epoch".into());
         }
-        let mut was_told = false;
+        let mut was_logged = false;
         loop {
-            let summary = self.reach(context, epoch).await;
-            match self.judged(context, summary, leader, payload).await {
+            let summary = self.wait_for_epoch(context, epoch).await;
+            match self.check_payload_once(context, summary, leader, payload).await {
                 Ok(()) => return Ok(()),
-                Err(NotJudged::Invalid(reason)) => return Err(reason),
-                Err(NotJudged::Trouble(reason)) => {
-                    if !was_told {
+                Err(VerdictError::Invalid(reason)) => return Err(reason),
+                Err(VerdictError::Unavailable(reason)) => {
+                    if !was_logged {
                         tracing::error!(%reason, "a block cannot be judged: this node's vote waits");
-                        was_told = true;
+                        was_logged = true;
                     }
                     context.sleep(RETRY).await;
                 }
@@ -362,27 +362,27 @@ impl Resharing {
         }
     }
 
-    /// One attempt of [`Self::judge`].
-    async fn judged<E: Spawner + CryptoRng>(
+    /// One attempt of [`Self::check_payload`].
+    async fn check_payload_once<E: Spawner + CryptoRng>(
         self: &Arc<Self>,
         context: &E,
         summary: Arc<Summary>,
         leader: &PublicKey,
         payload: &KeyPayload,
-    ) -> Result<(), NotJudged> {
+    ) -> Result<(), VerdictError> {
         let payload = payload.clone();
         let Some(place) =
             summary.place_of(&bytes(leader)).filter(|place| place.0 == payload.leader)
         else {
             let reason = "it carries something of the key in another node's name";
-            return Err(NotJudged::Invalid(reason.into()));
+            return Err(VerdictError::Invalid(reason.into()));
         };
         let this = self.clone();
         let checked = context.child("judge").shared(true).spawn(move |mut context| async move {
-            let engine = this.engine().map_err(NotJudged::Trouble)?;
+            let engine = this.engine().map_err(VerdictError::Unavailable)?;
             let checked = summary
                 .check(&engine, place, &payload.bytes, &mut seed(&mut context))
-                .map_err(|error| NotJudged::Invalid(error.to_string()))?;
+                .map_err(|error| VerdictError::Invalid(error.to_string()))?;
             let mut inner = this.inner.lock();
             inner.checked.push_back((payload, checked));
             while inner.checked.len() > CHECKED_MAX {
@@ -391,7 +391,7 @@ impl Resharing {
             Ok(())
         });
         // The task is gone when the node is ending, or could not be started.
-        checked.await.unwrap_or_else(|error| Err(NotJudged::Trouble(error.to_string())))
+        checked.await.unwrap_or_else(|error| Err(VerdictError::Unavailable(error.to_string())))
     }
 
     /// Takes the next final block; how the key is held from there on, if that changed. An error
@@ -403,7 +403,7 @@ impl Resharing {
     ) -> Result<Option<SubnetKey>, commonware_runtime::Error> {
         let (height, last) = (block.height(), self.is_last(block.height()));
         let changed = match &block.payload {
-            Some(payload) => self.applied(context, payload).await?,
+            Some(payload) => self.apply_payload(context, payload).await?,
             None => None,
         };
         let changed = changed.or_else(|| last.then(|| Summary::clone(&self.summary())));
@@ -416,12 +416,12 @@ impl Resharing {
             inner.checked.clear();
         }
         inner.summary = Arc::new(summary);
-        Ok(Some(stored(&inner)))
+        Ok(Some(subnet_key(&inner)))
     }
 
     /// The summary after this payload, if the payload changes it. The result must not depend on
     /// this machine: when there are no threads for the arithmetic, it waits.
-    async fn applied<E: Clock + Spawner + CryptoRng>(
+    async fn apply_payload<E: Clock + Spawner + CryptoRng>(
         self: &Arc<Self>,
         context: &E,
         payload: &KeyPayload,
@@ -460,12 +460,12 @@ impl Resharing {
     /// everything else.
     pub(super) async fn deal<E: Clock + Spawner + CryptoRng>(self: Arc<Self>, context: E) {
         let epoch = self.summary().epoch();
-        let mut was_told = false;
+        let mut was_logged = false;
         // Trouble of this machine may be over while a dealing is still wanted.
         while let Err(reason) = self.deal_once(&context).await {
-            if !was_told {
+            if !was_logged {
                 tracing::error!(%reason, epoch, "this node cannot deal its share of the subnet's key for the next epoch; trying again");
-                was_told = true;
+                was_logged = true;
             }
             context.sleep(DEAL_AGAIN).await;
             if self.summary().epoch() != epoch {
@@ -503,7 +503,7 @@ impl Resharing {
 }
 
 /// How the key is held, to be kept with the block and the state.
-fn stored(inner: &Inner) -> SubnetKey {
+fn subnet_key(inner: &Inner) -> SubnetKey {
     let nodes = inner.summary.members().iter().map(|member| NodeInfo {
         node_id: member.node_id(),
         public_key_der: genesis::node_key_der(member.node_key()),
@@ -609,8 +609,9 @@ mod tests {
                 let engine = Engine::new(config()).unwrap();
                 summary.deal(&engine, NodeIndex(0), &share, &mut StdRng::seed_from_u64(1)).unwrap()
             };
-            let verdict =
-                resharing.judge(&context, (Epoch::zero(), &members[0]), &block(dealing)).await;
+            let verdict = resharing
+                .check_payload(&context, (Epoch::zero(), &members[0]), &block(dealing))
+                .await;
             assert_eq!(verdict, Ok(()));
             assert_eq!(asked.load(SeqCst), FAILING + 1);
         });
@@ -623,7 +624,8 @@ mod tests {
             let (resharing, _, members) = member();
             let block = block(b"nothing of the key".to_vec());
             let next = Epoch::new(1);
-            let early = async { resharing.judge(&context, (next, &members[0]), &block).await };
+            let early =
+                async { resharing.check_payload(&context, (next, &members[0]), &block).await };
             select! {
                 verdict = early => panic!("judged by another epoch's committee: {verdict:?}"),
                 () = context.sleep(Duration::from_secs(30)) => {},
@@ -634,7 +636,7 @@ mod tests {
                 summary.close_epoch();
                 inner.summary = Arc::new(summary);
             }
-            let verdict = resharing.judge(&context, (next, &members[0]), &block).await;
+            let verdict = resharing.check_payload(&context, (next, &members[0]), &block).await;
             assert!(verdict.is_err(), "it is judged, and is nothing of the key");
         });
     }

@@ -2,7 +2,7 @@
 //! disk that fails.
 //!
 //! The engine uses the machine only through the runtime it is given. A [`Layer`] states its
-//! changes; [`Layered`] passes the rest through.
+//! changes; [`LayeredRuntime`] passes the rest through.
 
 use std::{
     convert::Infallible,
@@ -67,12 +67,12 @@ pub trait Layer: Clone + Send + Sync + 'static {
 pub type Attempt<'a, T> = Box<dyn FnMut() -> BoxFuture<'a, Result<T, Error>> + Send + 'a>;
 
 /// A runtime and what is changed of it.
-pub struct Layered<C, L> {
+pub struct LayeredRuntime<C, L> {
     inner: C,
     layer: L,
 }
 
-impl<C, L: Layer> Layered<C, L> {
+impl<C, L: Layer> LayeredRuntime<C, L> {
     /// Puts `layer` between `inner` and the user of this runtime.
     pub fn new(inner: C, layer: L) -> Self {
         Self { inner, layer }
@@ -147,7 +147,7 @@ impl<L: Layer, B: Blob> Blob for LayeredBlob<L, B> {
     }
 }
 
-impl<C: Storage, L: Layer> Storage for Layered<C, L> {
+impl<C: Storage, L: Layer> Storage for LayeredRuntime<C, L> {
     type Blob = LayeredBlob<L, C::Blob>;
 
     async fn open_versioned(
@@ -182,7 +182,7 @@ impl<C: Storage, L: Layer> Storage for Layered<C, L> {
     }
 }
 
-impl<C: Clock, L: Layer> Clock for Layered<C, L> {
+impl<C: Clock, L: Layer> Clock for LayeredRuntime<C, L> {
     fn current(&self) -> SystemTime {
         self.layer.current(self.inner.current())
     }
@@ -199,7 +199,7 @@ impl<C: Clock, L: Layer> Clock for Layered<C, L> {
     }
 }
 
-impl<C: Clock, L: Layer> Governed for Layered<C, L> {
+impl<C: Clock, L: Layer> Governed for LayeredRuntime<C, L> {
     type Instant = SystemTime;
 
     fn now(&self) -> SystemTime {
@@ -207,9 +207,9 @@ impl<C: Clock, L: Layer> Governed for Layered<C, L> {
     }
 }
 
-impl<C: Clock, L: Layer> ReasonablyRealtime for Layered<C, L> {}
+impl<C: Clock, L: Layer> ReasonablyRealtime for LayeredRuntime<C, L> {}
 
-impl<C: Supervisor, L: Layer> Supervisor for Layered<C, L> {
+impl<C: Supervisor, L: Layer> Supervisor for LayeredRuntime<C, L> {
     fn name(&self) -> Name {
         self.inner.name()
     }
@@ -223,7 +223,7 @@ impl<C: Supervisor, L: Layer> Supervisor for Layered<C, L> {
     }
 }
 
-impl<C: Spawner, L: Layer> Spawner for Layered<C, L> {
+impl<C: Spawner, L: Layer> Spawner for LayeredRuntime<C, L> {
     fn shared(self, blocking: bool) -> Self {
         Self { inner: self.inner.shared(blocking), layer: self.layer }
     }
@@ -255,7 +255,7 @@ impl<C: Spawner, L: Layer> Spawner for Layered<C, L> {
     }
 }
 
-impl<C: Metrics, L: Layer> Metrics for Layered<C, L> {
+impl<C: Metrics, L: Layer> Metrics for LayeredRuntime<C, L> {
     fn register<N: Into<String>, H: Into<String>, M: Metric>(
         &self,
         name: N,
@@ -270,7 +270,7 @@ impl<C: Metrics, L: Layer> Metrics for Layered<C, L> {
     }
 }
 
-impl<C: Network, L: Layer> Network for Layered<C, L> {
+impl<C: Network, L: Layer> Network for LayeredRuntime<C, L> {
     type Listener = C::Listener;
 
     async fn bind(&self, socket: SocketAddr) -> Result<Self::Listener, Error> {
@@ -282,13 +282,13 @@ impl<C: Network, L: Layer> Network for Layered<C, L> {
     }
 }
 
-impl<C: Resolver, L: Layer> Resolver for Layered<C, L> {
+impl<C: Resolver, L: Layer> Resolver for LayeredRuntime<C, L> {
     async fn resolve(&self, host: &str) -> Result<Vec<IpAddr>, Error> {
         self.inner.resolve(host).await
     }
 }
 
-impl<C: TryRng<Error = Infallible>, L> TryRng for Layered<C, L> {
+impl<C: TryRng<Error = Infallible>, L> TryRng for LayeredRuntime<C, L> {
     type Error = Infallible;
 
     fn try_next_u32(&mut self) -> Result<u32, Infallible> {
@@ -304,21 +304,21 @@ impl<C: TryRng<Error = Infallible>, L> TryRng for Layered<C, L> {
     }
 }
 
-impl<C: TryCryptoRng<Error = Infallible>, L> TryCryptoRng for Layered<C, L> {}
+impl<C: TryCryptoRng<Error = Infallible>, L> TryCryptoRng for LayeredRuntime<C, L> {}
 
 /// Time that advances evenly whatever happens to the wall clock. The machine's runtimes measure
 /// timeouts, quotas and waits by the wall clock: a wall clock that is set back would delay all of
 /// them by the same amount.
 #[derive(Clone)]
-pub(super) struct Steady(Arc<(SystemTime, Instant)>);
+pub(super) struct MonotonicClock(Arc<(SystemTime, Instant)>);
 
-impl Steady {
+impl MonotonicClock {
     pub(super) fn starting_at(now: SystemTime) -> Self {
         Self(Arc::new((now, Instant::now())))
     }
 }
 
-impl Layer for Steady {
+impl Layer for MonotonicClock {
     fn current(&self, _: SystemTime) -> SystemTime {
         self.0.0 + self.0.1.elapsed()
     }
@@ -333,9 +333,9 @@ mod tests {
 
     /// A wall clock that was set back by an hour.
     #[derive(Clone)]
-    struct SetBack;
+    struct SetBackClock;
 
-    impl Layer for SetBack {
+    impl Layer for SetBackClock {
         fn current(&self, now: SystemTime) -> SystemTime {
             now - Duration::from_secs(3_600)
         }
@@ -343,9 +343,9 @@ mod tests {
 
     /// Notes what is done.
     #[derive(Clone, Default)]
-    struct Noting(Arc<commonware_utils::sync::Mutex<Vec<Operation>>>);
+    struct OperationRecorder(Arc<commonware_utils::sync::Mutex<Vec<Operation>>>);
 
-    impl Layer for Noting {
+    impl Layer for OperationRecorder {
         fn storage<'a, T: Send + 'a>(
             &'a self,
             operation: Operation,
@@ -359,22 +359,25 @@ mod tests {
     #[test]
     fn a_durable_write_is_a_write_that_may_be_repeated_and_a_sync_that_may_not() {
         deterministic::Runner::default().start(|context| async move {
-            let noting = Noting::default();
-            let storage = Layered::new(context, noting.clone());
+            let recorder = OperationRecorder::default();
+            let storage = LayeredRuntime::new(context, recorder.clone());
             let (blob, ..) = storage.open("votes", b"1").await.unwrap();
             blob.write_at(0, b"12".to_vec(), WriteOptions::SYNC).await.unwrap();
             blob.write_at(2, b"34".to_vec(), WriteOptions::DONT_CACHE).await.unwrap();
             let done = [Operation::Open, Operation::Write, Operation::Sync, Operation::Write];
-            assert_eq!(*noting.0.lock(), done);
+            assert_eq!(*recorder.0.lock(), done);
         });
     }
 
     // Promise: P21 - Timeouts and quotas use a monotonic clock.
     #[test]
-    fn time_goes_on_when_the_wall_clock_is_set() {
+    fn monotonic_clock_ignores_wall_clock_changes() {
         deterministic::Runner::default().start(|context| async move {
             let start = context.current() + Duration::from_secs(10_000);
-            let context = Layered::new(Layered::new(context, SetBack), Steady::starting_at(start));
+            let context = LayeredRuntime::new(
+                LayeredRuntime::new(context, SetBackClock),
+                MonotonicClock::starting_at(start),
+            );
             let before = context.current();
             std::thread::sleep(Duration::from_millis(2));
             let after = context.current();

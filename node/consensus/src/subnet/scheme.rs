@@ -48,11 +48,11 @@ const ROUNDS_KEPT: usize = 4;
 pub(super) struct Scheme {
     inner: Inner,
     namespace: Arc<Namespace>,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<SignatureCache>>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct SignatureCache {
     /// This node's shares of seeds.
     own: Rounds,
     /// Seeds.
@@ -155,11 +155,11 @@ fn round_of<D: Digest>(subject: &Subject<'_, D>) -> Round {
     }
 }
 
-fn inward(vote: Attestation<Scheme>) -> Attestation<Inner> {
+fn to_inner(vote: Attestation<Scheme>) -> Attestation<Inner> {
     Attestation { signer: vote.signer, signature: vote.signature }
 }
 
-fn outward(vote: Attestation<Inner>) -> Attestation<Scheme> {
+fn from_inner(vote: Attestation<Inner>) -> Attestation<Scheme> {
     Attestation { signer: vote.signer, signature: vote.signature }
 }
 
@@ -232,7 +232,7 @@ impl certificate::Scheme for Scheme {
         let round = round_of(&subject);
         let known = self.known.lock().own.get(round);
         let Some(seed) = known else {
-            let vote = outward(self.inner.sign(subject)?);
+            let vote = from_inner(self.inner.sign(subject)?);
             let seed = vote.signature.get()?.seed_signature;
             self.known.lock().own.insert(round, seed);
             return Some(vote);
@@ -251,7 +251,7 @@ impl certificate::Scheme for Scheme {
         attestation: &Attestation<Self>,
         strategy: &impl Strategy,
     ) -> bool {
-        self.inner.verify_attestation(rng, subject, &inward(attestation.clone()), strategy)
+        self.inner.verify_attestation(rng, subject, &to_inner(attestation.clone()), strategy)
     }
 
     fn verify_attestations<R, D, I>(
@@ -267,10 +267,10 @@ impl certificate::Scheme for Scheme {
         I: IntoIterator<Item = Attestation<Self>>,
         I::IntoIter: Send,
     {
-        let votes = attestations.into_iter().map(inward);
+        let votes = attestations.into_iter().map(to_inner);
         let Verification { verified, invalid } =
             self.inner.verify_attestations(rng, subject, votes, strategy);
-        Verification::new(verified.into_iter().map(outward).collect(), invalid)
+        Verification::new(verified.into_iter().map(from_inner).collect(), invalid)
     }
 
     fn optimistic_assemble<'a, R, D, I, J>(
@@ -311,7 +311,7 @@ impl certificate::Scheme for Scheme {
         I: Iterator<Item = Attestation<Self>> + Send,
     {
         let (first, rest) = attestations.into_parts();
-        self.inner.assemble(NonEmpty::new(inward(first), rest.map(inward)), strategy)
+        self.inner.assemble(NonEmpty::new(to_inner(first), rest.map(to_inner)), strategy)
     }
 
     fn is_attributable() -> bool {
@@ -320,7 +320,7 @@ impl certificate::Scheme for Scheme {
 }
 
 /// A certificate that was verified.
-pub(super) trait Seeded {
+pub(super) trait HasSeed {
     /// The seed of its round.
     fn seed(&self) -> Seed;
 }
@@ -331,13 +331,13 @@ fn seed(round: Round, certificate: &vrf::Certificate<MinSig>) -> Seed {
     Seed::new(round, signature.seed_signature)
 }
 
-impl<D: Digest> Seeded for Notarization<Scheme, D> {
+impl<D: Digest> HasSeed for Notarization<Scheme, D> {
     fn seed(&self) -> Seed {
         seed(self.proposal.round, &self.certificate)
     }
 }
 
-impl<D: Digest> Seeded for Finalization<Scheme, D> {
+impl<D: Digest> HasSeed for Finalization<Scheme, D> {
     fn seed(&self) -> Seed {
         seed(self.proposal.round, &self.certificate)
     }
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_of_a_round_changes_neither_votes_nor_certificates() {
+    fn cached_signatures_do_not_change_votes_or_certificates() {
         let (subnet, fresh) = (subnet(), self::subnet());
         let proposal = proposal(5);
         let notarize = Subject::Notarize { proposal: &proposal };
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_lets_nothing_wrong_pass() {
+    fn cached_signatures_accept_nothing_invalid() {
         let subnet = subnet();
         let proposal = proposal(5);
         let notarize = Subject::Notarize { proposal: &proposal };
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_rounds_are_remembered() {
+    fn cached_rounds_are_bounded() {
         let subnet = subnet();
         for view in 1..20 {
             let proposal = proposal(view);

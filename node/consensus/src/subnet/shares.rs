@@ -28,14 +28,14 @@ use super::{
     Input,
     greeting::{Greeting, LIMITS_MAX},
     lag::LagWatch,
-    peers::{Blame, Meter, Rate},
-    published::{Published, Signed},
+    peers::{Meter, PeerScorer, Rate},
+    published::{CertificationProgress, ProgressReaders},
     resharing::Resharing,
-    wire::{self, Bounded},
+    wire::{self, BoundedVec},
 };
 use crate::{
     Certificate, Certifier,
-    certifier::{Accepted, Terms},
+    certifier::{CertificateCheck, CommitteeSchedule},
 };
 
 /// Time between two checks whether the newest state is certified.
@@ -64,7 +64,7 @@ enum Message {
     },
     /// With which limits the sender runs; `ask` when it wants to know the receiver's.
     Limits {
-        limits: Bounded<(String, u64), LIMITS_MAX>,
+        limits: BoundedVec<(String, u64), LIMITS_MAX>,
         ask: bool,
     },
 }
@@ -78,7 +78,7 @@ pub(super) fn decodes(bytes: &[u8]) -> bool {
 #[cfg(test)]
 pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
     let (height, root) = (Height(0x0102_0304), [7; 32]);
-    let limits = Bounded(vec![("a limit".to_owned(), 900), ("another".to_owned(), 1)]);
+    let limits = BoundedVec(vec![("a limit".to_owned(), 900), ("another".to_owned(), 1)]);
     [
         ("share", Message::Share { height, root, share: SignatureShare([8; 48]), again: true }),
         ("certificate", Message::Certificate { height, root, signature: Signature([9; 48]) }),
@@ -90,7 +90,7 @@ pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
 
 /// Result of execution.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Executed {
+pub(super) struct ExecutionResult {
     pub(super) height: Height,
     pub(super) root: [u8; 32],
 }
@@ -98,46 +98,46 @@ pub(super) struct Executed {
 /// See the module.
 pub(super) struct Roots<S> {
     certifier: Certifier,
-    terms: Terms,
+    schedule: CommitteeSchedule,
     resharing: Arc<Resharing>,
     greeting: Greeting,
-    published: Arc<Published>,
-    signed: watch::Sender<Signed>,
+    published: Arc<ProgressReaders>,
+    certification_tx: watch::Sender<CertificationProgress>,
     lag: LagWatch,
     sender: S,
-    out: mpsc::Sender<Input>,
+    input_tx: mpsc::Sender<Input>,
     kept: BTreeMap<Height, Certificate>,
-    newest: Option<(Executed, SignatureShare)>,
-    blame: Blame,
+    newest: Option<(ExecutionResult, SignatureShare)>,
+    scorer: PeerScorer,
     /// By peers, to this node.
-    limits_told: Meter,
+    limits_received: Meter,
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
     pub(super) fn new(
-        (certifier, terms): (Certifier, Terms),
+        (certifier, schedule): (Certifier, CommitteeSchedule),
         resharing: Arc<Resharing>,
         greeting: Greeting,
-        (published, signed): (Arc<Published>, watch::Sender<Signed>),
+        (published, certification_tx): (Arc<ProgressReaders>, watch::Sender<CertificationProgress>),
         sender: S,
-        out: mpsc::Sender<Input>,
-        blame: Blame,
+        input_tx: mpsc::Sender<Input>,
+        scorer: PeerScorer,
     ) -> Self {
-        let (kept, limits_told) = (BTreeMap::new(), Meter::new(LIMITS_RATE));
+        let (kept, limits_received) = (BTreeMap::new(), Meter::new(LIMITS_RATE));
         Self {
             certifier,
-            terms,
+            schedule,
             resharing,
             greeting,
             published,
-            signed,
+            certification_tx,
             lag: LagWatch::default(),
             sender,
-            out,
+            input_tx,
             kept,
             newest: None,
-            blame,
-            limits_told,
+            scorer,
+            limits_received,
         }
     }
 
@@ -145,31 +145,31 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
     pub(super) async fn run(
         mut self,
         clock: impl Clock,
-        mut executed: mpsc::Receiver<Executed>,
+        mut executed: mpsc::Receiver<ExecutionResult>,
         mut receiver: impl Receiver<PublicKey = PublicKey>,
     ) {
         let mut repeat_at = clock.current() + REPEAT;
         loop {
             let done = select! {
                 executed = executed.next() => match executed {
-                    Some(executed) => self.executed(executed).await,
+                    Some(executed) => self.sign_result(executed).await,
                     None => return,
                 },
                 message = receiver.recv() => match message {
-                    Ok((from, message)) => self.heard(from, message.as_ref(), clock.current()).await,
+                    Ok((from, message)) => self.handle_message(from, message.as_ref(), clock.current()).await,
                     Err(_) => return,
                 },
                 () = clock.sleep_until(repeat_at) => {
                     repeat_at = clock.current() + REPEAT;
                     self.repeat();
-                    self.greet();
-                    self.lag.look(self.published.progress(), clock.current());
+                    self.send_limits();
+                    self.lag.log_if_behind(self.published.progress(), clock.current());
                     Ok(())
                 },
             };
             if let Err(error) = done {
                 // The receiver of batches gets the error; nothing is certified from here on.
-                let _ = self.out.send(error).await;
+                let _ = self.input_tx.send(error).await;
                 return;
             }
         }
@@ -182,31 +182,37 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
         }
     }
 
-    fn tell_share(&mut self, executed: Executed, share: SignatureShare, again: bool) {
-        let Executed { height, root } = executed;
+    fn send_share(&mut self, executed: ExecutionResult, share: SignatureShare, again: bool) {
+        let ExecutionResult { height, root } = executed;
         self.send(Recipients::All, &Message::Share { height, root, share, again });
     }
 
-    async fn executed(&mut self, executed: Executed) -> Result<(), Input> {
+    async fn sign_result(&mut self, executed: ExecutionResult) -> Result<(), Input> {
         let (share, certificate) =
             self.certifier.sign(executed.height, executed.root).map_err(Input::Failed)?;
         if let Some(share) = share {
-            self.tell_share(executed, share, false);
+            self.send_share(executed, share, false);
             self.newest = Some((executed, share));
         }
-        self.certified(certificate).await;
+        self.publish_certificate(certificate).await;
         Ok(())
     }
 
-    async fn heard(&mut self, from: PublicKey, bytes: &[u8], now: SystemTime) -> Result<(), Input> {
+    async fn handle_message(
+        &mut self,
+        from: PublicKey,
+        bytes: &[u8],
+        now: SystemTime,
+    ) -> Result<(), Input> {
         let Some(message) = wire::decode(bytes, MESSAGE_BYTES_MAX) else {
-            self.blame.at_fault(&from, "a message about state roots that does not decode");
+            self.scorer.report_fault(&from, "a message about state roots that does not decode");
             return Ok(());
         };
         match message {
             Message::Share { height, root, share, again } => {
                 let Some(place) = self.place(&from, height) else { return Ok(()) };
-                self.signed.send_modify(|signed| signed.hear(place, height));
+                self.certification_tx
+                    .send_modify(|progress| progress.record_signature(place, height));
                 if let Some(Certificate { height, root, signature }) =
                     self.kept.get(&height).cloned()
                 {
@@ -218,8 +224,8 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                     }
                     return Ok(());
                 }
-                let taken = self.certifier.take(height, NodeIndex(place as u32), root, share);
-                self.certified(taken.map_err(Input::Failed)?).await;
+                let taken = self.certifier.add_share(height, NodeIndex(place as u32), root, share);
+                self.publish_certificate(taken.map_err(Input::Failed)?).await;
             }
             Message::Certificate { height, root, signature } => {
                 if self.kept.contains_key(&height) {
@@ -227,27 +233,30 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                 }
                 let accepted = self.certifier.accept(Certificate { height, root, signature });
                 match accepted.map_err(Input::Failed)? {
-                    Accepted::New(certificate) => self.certified(Some(certificate)).await,
-                    Accepted::Unneeded => {}
-                    Accepted::False => {
-                        self.blame.at_fault(&from, "a certificate that the subnet did not sign");
+                    CertificateCheck::New(certificate) => {
+                        self.publish_certificate(Some(certificate)).await
+                    }
+                    CertificateCheck::Unneeded => {}
+                    CertificateCheck::Invalid => {
+                        self.scorer
+                            .report_fault(&from, "a certificate that the subnet did not sign");
                     }
                 }
             }
             Message::Limits { limits, ask } => {
-                if !self.limits_told.spend(&from, 1, now) {
-                    self.blame.too_much(&from, "messages about limits", now);
+                if !self.limits_received.spend(&from, 1, now) {
+                    self.scorer.report_excess(&from, "messages about limits", now);
                     return Ok(());
                 }
                 if ask {
-                    let limits = Bounded(self.greeting.own());
+                    let limits = BoundedVec(self.greeting.own_limits());
                     self.send(
                         Recipients::One(from.clone()),
                         &Message::Limits { limits, ask: false },
                     );
                 }
                 let members = self.resharing.members();
-                self.greeting.heard(&from, limits.0, &members).map_err(Input::Differs)?;
+                self.greeting.add_peer_limits(&from, limits.0, &members).map_err(Input::Differs)?;
             }
         }
         Ok(())
@@ -255,28 +264,29 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
 
     /// A member's place in the committee of a height.
     fn place(&self, member: &PublicKey, height: Height) -> Option<usize> {
-        let term = self.terms.at(height)?;
-        term.members.iter().position(|key| key[..] == member[..])
+        let signers = self.schedule.at(height)?;
+        signers.members.iter().position(|key| key[..] == member[..])
     }
 
-    async fn certified(&mut self, certificate: Option<Certificate>) {
+    async fn publish_certificate(&mut self, certificate: Option<Certificate>) {
         if let Some(certificate) = certificate {
             let height = certificate.height;
-            self.signed.send_modify(|signed| signed.certified = signed.certified.max(height));
+            self.certification_tx
+                .send_modify(|progress| progress.certified = progress.certified.max(height));
             self.kept.insert(certificate.height, certificate.clone());
             while self.kept.len() > CERTIFICATES_KEPT {
                 self.kept.pop_first();
             }
             // The channel is bounded; a driver that is behind holds up certificates, not execution.
-            let _ = self.out.send(Input::Certified(certificate)).await;
+            let _ = self.input_tx.send(Input::Certified(certificate)).await;
         }
     }
 
     /// Sends its limits to members that did not send theirs.
-    fn greet(&mut self) {
+    fn send_limits(&mut self) {
         let missing = self.greeting.missing(self.resharing.members());
         if !missing.is_empty() {
-            let limits = Bounded(self.greeting.own());
+            let limits = BoundedVec(self.greeting.own_limits());
             self.send(Recipients::Some(missing), &Message::Limits { limits, ask: true });
         }
     }
@@ -284,7 +294,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
     fn repeat(&mut self) {
         let certified = self.kept.last_key_value().map_or(Height(0), |(height, _)| *height);
         if let Some((newest, share)) = self.newest.filter(|(newest, _)| newest.height > certified) {
-            self.tell_share(newest, share, true);
+            self.send_share(newest, share, true);
         }
     }
 }

@@ -55,7 +55,7 @@ impl<'a, C> Waiting<'a, C> {
         Self(retry)
     }
 
-    fn tell(&self, reason: String) {
+    fn report(&self, reason: String) {
         // The reason cannot be withdrawn meanwhile.
         let _waiting = self.0.waiting.lock();
         self.0.health.refuse(Cause::Agreement, reason);
@@ -89,7 +89,7 @@ fn may_heal(operation: Operation, error: &Error) -> bool {
     }
 }
 
-fn words(operation: Operation) -> &'static str {
+fn operation_verb(operation: Operation) -> &'static str {
     match operation {
         Operation::Open => "opening",
         Operation::Remove => "removing",
@@ -115,12 +115,12 @@ impl<C: Clock> Layer for StorageRetry<C> {
                     Err(error) if may_heal(operation, &error) => {
                         let reason = format!(
                             "the disk takes no votes and blocks now ({}: {error})",
-                            words(operation)
+                            operation_verb(operation)
                         );
                         if waiting.is_none() {
                             tracing::error!(%reason, "updates are refused until this is mended");
                         }
-                        waiting.get_or_insert_with(|| Waiting::begin(self)).tell(reason);
+                        waiting.get_or_insert_with(|| Waiting::begin(self)).report(reason);
                         self.clock.sleep(wait).await;
                         wait = (wait * 2).min(WAIT_MAX);
                     }
@@ -136,7 +136,7 @@ impl<C: Clock> Layer for StorageRetry<C> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::subnet::runtime::Layered;
+    use crate::subnet::runtime::LayeredRuntime;
     use commonware_runtime::{
         Blob as _, Runner as _, Spawner as _, Storage as _, Supervisor as _, WriteOptions,
         deterministic,
@@ -180,17 +180,17 @@ mod tests {
         deterministic::Runner::default().start(|context| async move {
             let failing = Failing(Arc::new(Mutex::new((operation, times, Vec::new()))));
             let health = Health::new();
-            let storage = Layered::new(context.child("machine"), failing.clone());
-            let storage = Layered::new(
+            let storage = LayeredRuntime::new(context.child("machine"), failing.clone());
+            let storage = LayeredRuntime::new(
                 storage,
                 StorageRetry::new(context.child("storage_retry"), health.clone()),
             );
-            let told = Arc::new(Mutex::new(Vec::new()));
+            let reasons = Arc::new(Mutex::new(Vec::new()));
             let listens = context.child("listens").spawn({
-                let (told, health) = (told.clone(), health.clone());
+                let (reasons, health) = (reasons.clone(), health.clone());
                 move |context| async move {
                     loop {
-                        told.lock().extend(health.refusing());
+                        reasons.lock().extend(health.refusing());
                         context.sleep(Duration::from_millis(7)).await;
                     }
                 }
@@ -209,14 +209,14 @@ mod tests {
             .await;
             assert_eq!(health.refusing(), None, "a reason that is over is withdrawn");
             listens.abort();
-            let told = told.lock().clone();
-            (done, told)
+            let reasons = reasons.lock().clone();
+            (done, reasons)
         })
     }
 
     // Promise: P7 - A temporary write failure of consensus is retried and reported.
     #[test]
-    fn what_fails_for_a_while_is_waited_for_and_told() {
+    fn temporary_failure_is_retried_and_reported() {
         for (operation, word) in [
             (Operation::Open, "opening"),
             (Operation::Write, "writing"),
@@ -224,19 +224,19 @@ mod tests {
             (Operation::Remove, "removing"),
             (Operation::Scan, "listing"),
         ] {
-            let (done, told) = with_failures(operation, 12);
+            let (done, reasons) = with_failures(operation, 12);
             assert!(done.is_ok(), "{operation:?}: {done:?}");
             assert!(
-                told.len() > 100 && told.iter().all(|told| told.contains(word)),
-                "{operation:?}: {told:?}"
+                reasons.len() > 100 && reasons.iter().all(|reason| reason.contains(word)),
+                "{operation:?}: {reasons:?}"
             );
         }
     }
 
     // Promise: P7 - A failed sync of consensus is not retried and ends the node.
     #[test]
-    fn a_failed_sync_is_handed_on() {
-        let (done, told) = with_failures(Operation::Sync, 1);
-        assert!(matches!(done, Err(Error::Io(_))) && told.is_empty(), "{done:?}");
+    fn failed_sync_is_not_retried() {
+        let (done, reasons) = with_failures(Operation::Sync, 1);
+        assert!(matches!(done, Err(Error::Io(_))) && reasons.is_empty(), "{done:?}");
     }
 }

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_lost_its_votes_is_silent_however_often_it_starts() {
+    fn lost_votes_keep_the_node_silent_across_restarts() {
         let folder = tempfile::tempdir().unwrap();
         let directory = folder.path().join("data").join("consensus");
         let disk = RealDisk::shared();

@@ -21,9 +21,9 @@ pub(super) const VERSION_NAME: &str = "messages.version";
 /// message never becomes a long list in memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub(super) struct Bounded<T, const MAX: usize>(pub(super) Vec<T>);
+pub(super) struct BoundedVec<T, const MAX: usize>(pub(super) Vec<T>);
 
-impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Bounded<T, MAX> {
+impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for BoundedVec<T, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Elements<T, const MAX: usize>(PhantomData<T>);
 
@@ -73,8 +73,8 @@ mod tests {
     // Promise: P18 - A message between members has bounded lists and no trailing bytes.
     #[test]
     fn a_list_is_refused_where_it_is_too_long_and_a_message_where_something_follows() {
-        type Three = Bounded<u8, 3>;
-        let three = Bounded::<u8, 3>(vec![1, 2, 3]);
+        type Three = BoundedVec<u8, 3>;
+        let three = BoundedVec::<u8, 3>(vec![1, 2, 3]);
         let bytes = postcard::to_stdvec(&three).unwrap();
         assert_eq!(decode::<Three>(&bytes, 4), Some(three));
         assert_eq!(decode::<Three>(&bytes, 3), None, "longer than any honest one");

@@ -47,12 +47,12 @@ pub(crate) type Tree<'a> = HashTree<&'a [u8]>;
 #[derive(Debug)]
 pub(crate) struct CertificateVerifier {
     root_key: nidkg::PublicKey,
-    verified: Mutex<Remembered>,
+    verified: Mutex<VerifiedSignatures>,
 }
 
 /// Digests of (key, message, signature) that verified, oldest first out.
 #[derive(Debug, Default)]
-struct Remembered {
+struct VerifiedSignatures {
     set: HashSet<Hash>,
     order: VecDeque<Hash>,
 }
@@ -134,7 +134,7 @@ fn certificate<'a>(value: &'a Value<'a>) -> Option<Certificate<'a>> {
     Some(Certificate { tree, signature: value.field("signature")?.as_bytes()?, delegation })
 }
 
-fn found<'t>(tree: &'t Tree<'_>, path: &[&[u8]]) -> Option<&'t [u8]> {
+fn lookup_path<'t>(tree: &'t Tree<'_>, path: &[&[u8]]) -> Option<&'t [u8]> {
     match tree.lookup_path(path) {
         LookupResult::Found(value) => Some(value),
         _ => None,
@@ -161,7 +161,7 @@ fn covers(tree: &Tree<'_>, subnet_id: &[u8], canister: &[u8]) -> bool {
     let shards = match tree.lookup_subtree([&b"canister_ranges"[..], subnet_id]) {
         SubtreeLookupResult::Found(shards) => {
             shards.list_paths().iter().any(|path| match path.as_slice() {
-                [shard] => found(&shards, &[shard.as_bytes()])
+                [shard] => lookup_path(&shards, &[shard.as_bytes()])
                     .is_some_and(|ranges| in_ranges(ranges, canister)),
                 _ => false,
             })
@@ -169,7 +169,7 @@ fn covers(tree: &Tree<'_>, subnet_id: &[u8], canister: &[u8]) -> bool {
         _ => false,
     };
     shards
-        || found(tree, &[b"subnet", subnet_id, b"canister_ranges"])
+        || lookup_path(tree, &[b"subnet", subnet_id, b"canister_ranges"])
             .is_some_and(|ranges| in_ranges(ranges, canister))
 }
 
@@ -188,7 +188,8 @@ impl CertificateVerifier {
         let signature = cbor::decode(signature, CERTIFICATE_BOUNDS).ok()?;
         let signed = tree(signature.field("tree")?)?;
         let (seed, message) = (hash::of_bytes(key.seed), hash::of_bytes(payload));
-        if !well_formed(signed.as_ref()) || found(&signed, &[b"sig", &seed, &message]) != Some(&[])
+        if !well_formed(signed.as_ref())
+            || lookup_path(&signed, &[b"sig", &seed, &message]) != Some(&[])
         {
             return None;
         }
@@ -196,7 +197,7 @@ impl CertificateVerifier {
             cbor::decode(signature.field("certificate")?.as_bytes()?, CERTIFICATE_BOUNDS).ok()?;
         let certificate = certificate(&decoded)?;
         let canister = key.canister_id.as_slice();
-        if found(&certificate.tree, &[b"canister", canister, b"certified_data"])
+        if lookup_path(&certificate.tree, &[b"canister", canister, b"certified_data"])
             != Some(&signed.digest())
         {
             return None;
@@ -214,8 +215,8 @@ impl CertificateVerifier {
         let decoded = cbor::decode(encoded, SMALL_BOUNDS).ok()?;
         let certificate = certificate(&decoded)?;
         let path = [&b"canister"[..], canister.as_slice(), b"certified_data"];
-        let data = found(&certificate.tree, &path)?.to_vec();
-        let time = leb128(found(&certificate.tree, &[b"time"])?)?;
+        let data = lookup_path(&certificate.tree, &path)?.to_vec();
+        let time = leb128(lookup_path(&certificate.tree, &[b"time"])?)?;
         self.check_certificate(&certificate, canister)?;
         Some(CertifiedData { data, time })
     }
@@ -226,7 +227,7 @@ impl CertificateVerifier {
         };
         let decoded = cbor::decode(delegation, SMALL_BOUNDS).ok()?;
         let delegation = self::certificate(&decoded)?;
-        let subnet_type = found(&delegation.tree, &[b"subnet", subnet_id, b"type"])?;
+        let subnet_type = lookup_path(&delegation.tree, &[b"subnet", subnet_id, b"type"])?;
         if delegation.delegation.is_some() || subnet_type == b"cloud_engine" {
             return None;
         }
@@ -235,7 +236,7 @@ impl CertificateVerifier {
         if !covers(&delegation.tree, subnet_id, canister.as_slice()) {
             return None;
         }
-        let subnet_key = found(&delegation.tree, &[b"subnet", subnet_id, b"public_key"])?;
+        let subnet_key = lookup_path(&delegation.tree, &[b"subnet", subnet_id, b"public_key"])?;
         let subnet_key = nidkg::public_key_from_der(subnet_key).ok()?;
         self.check_signature(&subnet_key, certificate)
     }
@@ -249,13 +250,13 @@ impl CertificateVerifier {
             .chain_update(&message)
             .finalize()
             .into();
-        if self.remembered(|known| known.set.contains(&digest)) {
+        if self.with_verified(|known| known.set.contains(&digest)) {
             return Some(());
         }
         if !nidkg::verify(key, &message, signature) {
             return None;
         }
-        self.remembered(|known| {
+        self.with_verified(|known| {
             if known.set.insert(digest) {
                 known.order.push_back(digest);
             }
@@ -268,7 +269,7 @@ impl CertificateVerifier {
         Some(())
     }
 
-    fn remembered<T>(&self, with: impl FnOnce(&mut Remembered) -> T) -> T {
+    fn with_verified<T>(&self, with: impl FnOnce(&mut VerifiedSignatures) -> T) -> T {
         with(&mut self.verified.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -99,7 +99,7 @@ impl AuthConfig {
 
 /// The outcome of authentication.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Authenticated {
+pub struct AuthenticatedSender {
     /// The sender; the anonymous principal for unsigned requests.
     pub sender: Principal,
     /// Canisters the delegation chain is restricted to; `None` is unrestricted. Calls and queries
@@ -109,7 +109,7 @@ pub struct Authenticated {
     pub sender_info: Option<SenderInfo>,
 }
 
-impl Authenticated {
+impl AuthenticatedSender {
     /// Whether the chain allows requests that concern `canister_id`.
     pub fn may_target(&self, canister_id: &Principal) -> bool {
         self.targets.as_ref().is_none_or(|targets| targets.contains(canister_id))
@@ -265,7 +265,7 @@ pub fn authenticate(
     envelope: &Envelope,
     now: Time,
     config: &AuthConfig,
-) -> Result<Authenticated, AuthError> {
+) -> Result<AuthenticatedSender, AuthError> {
     check(envelope, Some(now), config)
 }
 
@@ -274,7 +274,7 @@ pub fn authenticate(
 pub fn authenticate_signer(
     envelope: &Envelope,
     config: &AuthConfig,
-) -> Result<Authenticated, AuthError> {
+) -> Result<AuthenticatedSender, AuthError> {
     check(envelope, None, config)
 }
 
@@ -291,7 +291,7 @@ fn check(
     envelope: &Envelope,
     now: Option<Time>,
     config: &AuthConfig,
-) -> Result<Authenticated, AuthError> {
+) -> Result<AuthenticatedSender, AuthError> {
     let content = &envelope.content;
     let anonymous = content.sender == Principal::anonymous();
     if let Some(now) = now
@@ -318,7 +318,7 @@ fn check(
     let chain = envelope.sender_delegation.as_deref().unwrap_or_default();
     let targets = check_chain(pubkey, chain, &content.request, now)?;
     let authenticated =
-        Authenticated { sender, targets, sender_info: sender_info(&content.request) };
+        AuthenticatedSender { sender, targets, sender_info: sender_info(&content.request) };
     if let Request::Call(call) | Request::Query(call) = &content.request
         && !authenticated.may_target(&call.canister_id)
     {
@@ -329,8 +329,8 @@ fn check(
 }
 
 /// The claimed sender of an envelope that was authenticated before.
-pub(crate) fn claimed(envelope: &Envelope) -> Authenticated {
-    Authenticated {
+pub(crate) fn claimed_sender(envelope: &Envelope) -> AuthenticatedSender {
+    AuthenticatedSender {
         sender: envelope.content.sender,
         targets: None,
         sender_info: sender_info(&envelope.content.request),
@@ -354,7 +354,7 @@ fn check_expiry(expiry: u64, now: Time, config: &AuthConfig) -> Result<(), AuthE
     Ok(())
 }
 
-fn anonymous_sender(envelope: &Envelope) -> Result<Authenticated, AuthError> {
+fn anonymous_sender(envelope: &Envelope) -> Result<AuthenticatedSender, AuthError> {
     let present = [
         ("sender_pubkey", envelope.sender_pubkey.is_some()),
         ("sender_sig", envelope.sender_sig.is_some()),
@@ -363,9 +363,11 @@ fn anonymous_sender(envelope: &Envelope) -> Result<Authenticated, AuthError> {
     ];
     match present.into_iter().find(|(_, present)| *present) {
         Some((field, _)) => Err(AuthError::AnonymousWith { field }),
-        None => {
-            Ok(Authenticated { sender: Principal::anonymous(), targets: None, sender_info: None })
-        }
+        None => Ok(AuthenticatedSender {
+            sender: Principal::anonymous(),
+            targets: None,
+            sender_info: None,
+        }),
     }
 }
 

@@ -8,7 +8,7 @@ use state::{CHUNK_ACCOUNTED_BYTES, SubnetCall};
 
 use super::install::hash_instructions;
 use super::settings::check_promises;
-use super::{Dispatcher, Handled, Handling, encode, no_value};
+use super::{Dispatcher, MethodOutcome, MethodResult, encode, no_value};
 use crate::reject;
 
 #[derive(candid::CandidType, Deserialize)]
@@ -18,7 +18,7 @@ struct UploadChunk {
 }
 
 impl Dispatcher<'_> {
-    pub(super) fn upload_chunk(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn upload_chunk(&mut self, call: &SubnetCall) -> MethodResult {
         let argument: UploadChunk = self.decode(call)?;
         let limits = &self.core.limits().subnet;
         let bytes = argument.chunk.len() as u64;
@@ -48,24 +48,24 @@ impl Dispatcher<'_> {
             let mut next = current.clone();
             next.chunks.insert(hash, bytes);
             check_promises(self.core, self.state, Some(current), &next)?;
-            self.keep(&argument.chunk)?;
+            self.store_blob(&argument.chunk)?;
             self.state.put(next);
         }
-        Ok(Handled::Reply(encode(&ChunkHash { hash: hash.to_vec() })?))
+        Ok(MethodOutcome::Reply(encode(&ChunkHash { hash: hash.to_vec() })?))
     }
 
-    pub(super) fn stored_chunks(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn stored_chunks(&mut self, call: &SubnetCall) -> MethodResult {
         let id = self.canister_in(call)?;
         let hashes: Vec<ChunkHash> =
             self.target(&id)?.chunks.keys().map(|hash| ChunkHash { hash: hash.to_vec() }).collect();
-        Ok(Handled::Reply(encode(&hashes)?))
+        Ok(MethodOutcome::Reply(encode(&hashes)?))
     }
 
-    pub(super) fn clear_chunk_store(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn clear_chunk_store(&mut self, call: &SubnetCall) -> MethodResult {
         let id = self.canister_in(call)?;
         // The bytes go once no checkpoint names them any more.
         self.core.note_blobs_changed();
         self.target_mut(&id)?.chunks.clear();
-        Ok(Handled::Reply(no_value()))
+        Ok(MethodOutcome::Reply(no_value()))
     }
 }

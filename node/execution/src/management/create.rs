@@ -5,9 +5,9 @@ use state::{
     CanisterId, CanisterState, Change, ChangeDetails, Cycles, Reject, Settings, SubnetCall,
 };
 
-use super::settings::{self, Asked, check_promises, read};
+use super::settings::{self, RequestedSettings, check_promises, read};
 use super::types::{CreateCanister, ProvisionalCreateCanister, SettingsArgument};
-use super::{Dispatcher, Handled, Handling, encode};
+use super::{Dispatcher, MethodOutcome, MethodResult, encode};
 use crate::config::ExecutorConfig;
 use crate::cycles::DEFAULT_PROVISIONAL_BALANCE;
 use crate::reject;
@@ -16,14 +16,14 @@ use crate::reject;
 const RETIRED_MAX: usize = 65_536;
 
 impl Dispatcher<'_> {
-    pub(super) fn create_canister(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn create_canister(&mut self, call: &SubnetCall) -> MethodResult {
         let argument: CreateCanister = if call.arg == super::no_value() {
             CreateCanister::default()
         } else {
             self.decode(call)?
         };
         self.check_sender_version(call, argument.sender_canister_version)?;
-        let asked = self.asked_of_new(argument.settings)?;
+        let requested = self.settings_of_new(argument.settings)?;
         // Subnets with admins make canisters free of charge (interface specification,
         // `create_canister`).
         let fee = if self.core.config.subnet_admins.is_empty() {
@@ -47,37 +47,40 @@ impl Dispatcher<'_> {
         let mut canister = self.new_canister(
             call,
             id,
-            asked,
+            requested,
             call.cycles - fee,
             argument.sender_canister_version,
         )?;
         canister.consumption.canister_creation += fee;
         self.add_canister(canister, true)?;
-        Ok(Handled::ReplyWithRefund(encode(&CanisterIdRecord { canister_id: id })?, 0))
+        Ok(MethodOutcome::ReplyWithRefund(encode(&CanisterIdRecord { canister_id: id })?, 0))
     }
 
-    pub(super) fn provisional_create(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn provisional_create(&mut self, call: &SubnetCall) -> MethodResult {
         let argument: ProvisionalCreateCanister = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         let amount = match &argument.amount {
             Some(amount) => settings::saturating_cycles(amount),
             None => DEFAULT_PROVISIONAL_BALANCE,
         };
-        let asked = self.asked_of_new(argument.settings)?;
+        let requested = self.settings_of_new(argument.settings)?;
         let is_fresh = argument.specified_id.is_none();
         let id = match argument.specified_id {
             Some(id) => self.specified_id(id)?,
             None => self.fresh_id(call)?,
         };
         let canister =
-            self.new_canister(call, id, asked, amount, argument.sender_canister_version)?;
+            self.new_canister(call, id, requested, amount, argument.sender_canister_version)?;
         self.add_canister(canister, is_fresh)?;
         self.state.subnet.minted += amount;
-        Ok(Handled::Reply(encode(&CanisterIdRecord { canister_id: id })?))
+        Ok(MethodOutcome::Reply(encode(&CanisterIdRecord { canister_id: id })?))
     }
 
     /// Settings of a canister that is to be made, read before anything is paid or given out.
-    fn asked_of_new(&self, settings: Option<SettingsArgument>) -> Result<Asked, Reject> {
+    fn settings_of_new(
+        &self,
+        settings: Option<SettingsArgument>,
+    ) -> Result<RequestedSettings, Reject> {
         let limit = self.core.limits().subnet.canister_log_bytes;
         let defaults = Settings {
             log_memory_limit: Settings::default().log_memory_limit.min(limit),
@@ -90,7 +93,7 @@ impl Dispatcher<'_> {
         &mut self,
         call: &SubnetCall,
         id: CanisterId,
-        asked: Asked,
+        requested: RequestedSettings,
         cycles: Cycles,
         told_version: Option<u64>,
     ) -> Result<CanisterState, Reject> {
@@ -99,9 +102,9 @@ impl Dispatcher<'_> {
         if self.state.len() >= limits.canisters_max {
             return Err(reject::too_many_canisters(limits.canisters_max));
         }
-        let environment_hash = asked.environment_hash();
-        let settings = asked.settings().clone();
-        let controllers = asked.controllers.unwrap_or_else(|| vec![call.origin.caller()]);
+        let environment_hash = requested.environment_hash();
+        let settings = requested.settings().clone();
+        let controllers = requested.controllers.unwrap_or_else(|| vec![call.origin.caller()]);
         let mut canister =
             CanisterState::new(id, controllers.clone(), settings, cycles, self.round.time);
         canister.history.push(Change {

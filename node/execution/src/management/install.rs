@@ -13,7 +13,7 @@ use ic_management_canister_types::{
 };
 use pages::MemoryId;
 use sandbox::module::HEAD_BYTES;
-use sandbox::{Changes, NotPrepared, Stored, Uploaded};
+use sandbox::{Changes, NotPrepared, StoredModule, UploadedModule};
 use sha2::{Digest, Sha256};
 use state::{
     BlobError, BlobHash, CanisterId, CanisterState, Change, ChangeDetails, Cycles, DeploymentMode,
@@ -22,7 +22,7 @@ use state::{
 
 use super::installing::{Installing, Plan, Record, Tally};
 use super::types::InstallCode;
-use super::{Dispatcher, Handling, Refusal};
+use super::{Dispatcher, MethodResult, Refusal};
 use crate::config::FatalError;
 use crate::core::Core;
 use crate::machine::watch_memory;
@@ -54,7 +54,7 @@ pub(crate) enum Code<'a> {
     /// In the call's argument.
     Whole(&'a [u8]),
     /// In the module store.
-    Chunks(Stored<'a>, ModuleHash),
+    Chunks(StoredModule<'a>, ModuleHash),
 }
 
 impl Code<'_> {
@@ -66,7 +66,7 @@ impl Code<'_> {
         }
     }
 
-    pub(crate) fn uploaded(&self) -> &dyn Uploaded {
+    pub(crate) fn uploaded(&self) -> &dyn UploadedModule {
         match self {
             Self::Whole(wasm) => wasm,
             Self::Chunks(stored, _) => stored,
@@ -127,7 +127,7 @@ pub(crate) fn chunks(
 }
 
 impl Dispatcher<'_> {
-    pub(super) fn install_code(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn install_code(&mut self, call: &SubnetCall) -> MethodResult {
         let argument: InstallCode = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         let order = Order {
@@ -140,7 +140,7 @@ impl Dispatcher<'_> {
         self.install(call, &order)
     }
 
-    pub(super) fn install_chunked_code(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn install_chunked_code(&mut self, call: &SubnetCall) -> MethodResult {
         let argument: InstallChunkedCodeArgs = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         let caller = call.origin.caller();
@@ -171,7 +171,10 @@ impl Dispatcher<'_> {
         let order = Order {
             id: argument.target_canister,
             mode: argument.mode,
-            code: Code::Chunks(Stored { blobs: &core.blobs, parts, bytes }, ModuleHash(found)),
+            code: Code::Chunks(
+                StoredModule { blobs: &core.blobs, parts, bytes },
+                ModuleHash(found),
+            ),
             arg: &argument.arg,
             told_version: argument.sender_canister_version,
         };
@@ -209,7 +212,7 @@ impl Dispatcher<'_> {
         Ok(())
     }
 
-    fn install(&mut self, call: &SubnetCall, order: &Order<'_>) -> Handling {
+    fn install(&mut self, call: &SubnetCall, order: &Order<'_>) -> MethodResult {
         let core = self.core;
         let limits = core.limits();
         self.state.refresh();
@@ -260,7 +263,7 @@ impl Dispatcher<'_> {
             ));
             return self.refuse_compiled(&order.id, compile_cost, reject);
         };
-        self.keep_code(&order.code)?;
+        self.store_code(&order.code)?;
         let call = SubnetCall {
             origin: call.origin.clone(),
             sender_version: call.sender_version,
@@ -306,7 +309,7 @@ impl Dispatcher<'_> {
         id: &CanisterId,
         cost: Cycles,
         reject: Reject,
-    ) -> Handling {
+    ) -> MethodResult {
         let canister = self.target_mut(id)?;
         canister.cycles -= cost;
         canister.consumption.instructions += cost;
@@ -319,7 +322,7 @@ impl Dispatcher<'_> {
         &mut self,
         canister: &CanisterState,
         hash: &ModuleHash,
-        uploaded: &dyn Uploaded,
+        uploaded: &dyn UploadedModule,
         (head, compile_most): (&[u8], u64),
     ) -> Result<(Result<ModuleInfo, Reject>, u64), Refusal> {
         let prepared = self.prepare(canister, hash, uploaded)?;
@@ -342,7 +345,7 @@ impl Dispatcher<'_> {
         &mut self,
         canister: &CanisterState,
         hash: &ModuleHash,
-        uploaded: &dyn Uploaded,
+        uploaded: &dyn UploadedModule,
     ) -> Result<Result<ModuleInfo, Reject>, Refusal> {
         let mut attempts = self.core.attempts(self.place.clone()).of_a_message();
         loop {
@@ -357,9 +360,9 @@ impl Dispatcher<'_> {
     }
 
     /// Keeps the module in the module store.
-    fn keep_code(&self, code: &Code<'_>) -> Result<(), FatalError> {
+    fn store_code(&self, code: &Code<'_>) -> Result<(), FatalError> {
         match code {
-            Code::Whole(wasm) => self.keep(wasm),
+            Code::Whole(wasm) => self.store_blob(wasm),
             Code::Chunks(stored, hash) => {
                 let blobs = &self.core.blobs;
                 let attempts = &mut self.core.attempts(self.place.clone());

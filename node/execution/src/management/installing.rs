@@ -15,12 +15,12 @@
 //!
 //! # State kept by this machine
 //!
-//! Pages that the executions write are appended to files without a name ([`Room`]), which are no
-//! part of any memory: checkpoints know nothing of them, and they are gone when the node ends. They
-//! and the outcome of `canister_pre_upgrade` stay between two slices ([`Kept`]). A machine that has
-//! lost them runs the installation from its beginning up to the newest grant. Only after both
-//! executions ended successfully, memories are created, and the pages are copied into them and
-//! become one version.
+//! Pages that the executions write are appended to files without a name ([`InstallTargets`]), which
+//! are no part of any memory: checkpoints know nothing of them, and they are gone when the node
+//! ends. They and the outcome of `canister_pre_upgrade` stay between two slices
+//! ([`CachedInstallation`]). A machine that has lost them runs the installation from its beginning
+//! up to the newest grant. Only after both executions ended successfully, memories are created, and
+//! the pages are copied into them and become one version.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,13 +32,13 @@ use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 use state::{
     CanisterId, CanisterState, Cycles, DeploymentMode, ExecutionState, Height, InstalledModule,
-    Memory, Origin, PausedMessage, Reject, Shared, SubnetCall, Time, WASM_PAGE_BYTES, heap,
+    Memory, Origin, PausedMessage, Reject, StateArc, SubnetCall, Time, WASM_PAGE_BYTES, state_heap,
 };
 
 use super::overlay::{mount_over, overlay, part};
-use super::{CALL_INSTRUCTIONS, Dispatcher, Handled, Handling, Refusal, no_value};
+use super::{CALL_INSTRUCTIONS, Dispatcher, MethodOutcome, MethodResult, Refusal, no_value};
 use crate::config::FatalError;
-use crate::machine::{Begun, Invocation, Machine, Ran, Targets};
+use crate::machine::{ExecutionInput, ExecutionResult, Invocation, Machine, Targets};
 use crate::reject;
 
 /// Version of [`Record`].
@@ -74,7 +74,7 @@ pub(super) struct Record {
     pub(super) arg: Vec<u8>,
     pub(super) compile_cost: Cycles,
     /// The first of the executions.
-    begun: Begun,
+    begun: ExecutionInput,
 }
 
 /// An installation that runs.
@@ -96,7 +96,7 @@ pub(super) struct Installing {
 /// Room for everything an installation may write, in files of its own. `heap` is of the memory that
 /// the canister has afterwards.
 #[derive(Debug)]
-struct Room {
+struct InstallTargets {
     heap: AppendTarget,
     stable: AppendTarget,
     /// For what `canister_pre_upgrade` does to a heap that is then thrown away.
@@ -108,10 +108,10 @@ struct Room {
 
 /// State that this machine keeps of an installation between two slices.
 #[derive(Debug)]
-struct Kept {
+struct CachedInstallation {
     id: CanisterId,
     since: Height,
-    room: Arc<Room>,
+    room: Arc<InstallTargets>,
     /// The outcome of `canister_pre_upgrade`, if it is over.
     first: Option<Outcome>,
 }
@@ -119,7 +119,7 @@ struct Kept {
 /// The installation that is paused, as far as this machine keeps it.
 #[derive(Debug, Default)]
 pub(crate) struct Installations {
-    kept: Mutex<Option<Kept>>,
+    cached: Mutex<Option<CachedInstallation>>,
     numbers: AtomicU64,
 }
 
@@ -132,26 +132,26 @@ pub(super) struct Tally {
 }
 
 /// Both executions ended well.
-struct Done {
+struct CompletedInstallation {
     next: CanisterState,
     /// Of both executions.
     changes: Changes,
-    room: Arc<Room>,
+    room: Arc<InstallTargets>,
 }
 
 /// Result of a slice.
 enum Step {
     Paused { instructions: u64, work: u64, wasm_pages: u64 },
-    Ended(Result<Box<Done>, Refusal>, Tally),
+    Ended(Result<Box<CompletedInstallation>, Refusal>, Tally),
 }
 
 impl Installations {
-    fn lock(&self) -> MutexGuard<'_, Option<Kept>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<CachedInstallation>> {
+        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes what is kept of this canister's installation.
-    fn take(&self, id: CanisterId) -> Option<Kept> {
+    fn take(&self, id: CanisterId) -> Option<CachedInstallation> {
         self.lock().take_if(|kept| kept.id == id)
     }
 
@@ -206,7 +206,7 @@ impl Dispatcher<'_> {
         module: InstalledModule,
         (id, growable_bytes): (CanisterId, u64),
         (prepaid, compile_cost): (Cycles, Cycles),
-    ) -> Handling {
+    ) -> MethodResult {
         let canister = self.target_mut(&id)?;
         canister.cycles -= prepaid;
         let canister = canister.clone();
@@ -231,7 +231,7 @@ impl Dispatcher<'_> {
     }
 
     /// Grants a slice to the paused installation of a canister and runs it.
-    pub(crate) fn go_on_install(&mut self, id: &CanisterId) -> Result<(), FatalError> {
+    pub(crate) fn resume_install(&mut self, id: &CanisterId) -> Result<(), FatalError> {
         let Some(paused) = self.state.get_mut(id).and_then(|canister| canister.paused.take())
         else {
             return Ok(());
@@ -242,7 +242,7 @@ impl Dispatcher<'_> {
         let call = installing.record.call.clone();
         if let Some(canister) = self.state.get(id) {
             let slots = self.core.limits().subnet.queue_slots;
-            installing.record.begun.told_by(canister, slots);
+            installing.record.begun.restore_canister_context(canister, slots);
         }
         installing.granted = installing.granted.saturating_add(self.slice());
         let handling = match self.verdict() {
@@ -262,12 +262,12 @@ impl Dispatcher<'_> {
         if is_over {
             self.state.subnet.installing = None;
             let next = self.state.subnet.long_installs.pop_front();
-            heap::within(|| {
+            state_heap::within(|| {
                 if let Some(canister) = self.state.get_mut(id) {
                     // Of those that waited for something before, some may still do.
                     canister.released += paused.waiting.len() as u64;
                 }
-                let released = paused.waiting.into_iter().map(Shared::take);
+                let released = paused.waiting.into_iter().map(StateArc::take);
                 let released = released.map(|call| SubnetCall { released_by: Some(*id), ..call });
                 self.effects.management.extend(released);
                 self.effects.management.extend(next);
@@ -292,8 +292,8 @@ impl Dispatcher<'_> {
     fn run_install(
         &mut self,
         mut installing: Installing,
-        waiting: Vec<Shared<SubnetCall>>,
-    ) -> Handling {
+        waiting: Vec<StateArc<SubnetCall>>,
+    ) -> MethodResult {
         self.state.refresh();
         let canister = self.target(&installing.id)?.clone();
         match self.slice_of(&canister, &mut installing)? {
@@ -302,7 +302,7 @@ impl Dispatcher<'_> {
                     self.forget_install(&installing);
                     let tally = Tally { instructions, work, log: Vec::new() };
                     self.charge_failed(&installing, &tally)?;
-                    return Ok(Handled::AwaitsTurn);
+                    return Ok(MethodOutcome::AwaitsTurn);
                 }
                 let before = wasm_pages_of(&canister);
                 let module = &installing.record.module;
@@ -319,10 +319,10 @@ impl Dispatcher<'_> {
                 }
                 self.count_slice(&installing, &Tally { instructions, work, log: Vec::new() }, 0);
                 self.pause_install(installing, instructions, grown_bytes, waiting)?;
-                Ok(Handled::Waits)
+                Ok(MethodOutcome::Waits)
             }
             Step::Ended(Ok(done), tally) => {
-                let Done { mut next, changes, room } = *done;
+                let CompletedInstallation { mut next, changes, room } = *done;
                 let lasting = self.check_end(&canister, &installing, &next, &changes, &tally);
                 if let Err(reject) = lasting {
                     self.forget_install(&installing);
@@ -334,7 +334,7 @@ impl Dispatcher<'_> {
                 self.count_slice(&installing, &tally, delta_bytes);
                 self.forget_install(&installing);
                 self.finish_install(&installing, &canister, next, &tally)?;
-                Ok(Handled::Reply(no_value()))
+                Ok(MethodOutcome::Reply(no_value()))
             }
             Step::Ended(Err(refusal), tally) => {
                 self.forget_install(&installing);
@@ -354,10 +354,10 @@ impl Dispatcher<'_> {
         installing: Installing,
         instructions: u64,
         grown_bytes: u64,
-        waiting: Vec<Shared<SubnetCall>>,
+        waiting: Vec<StateArc<SubnetCall>>,
     ) -> Result<(), Refusal> {
         let Installing { id, mut record, prepaid, since, granted, .. } = installing;
-        record.begun = record.begun.without_what_its_canister_tells();
+        record.begun = record.begun.without_canister_context();
         let message_bytes = record.call.accounted_bytes() + record.arg.len() as u64;
         let paused = PausedMessage {
             since,
@@ -371,7 +371,7 @@ impl Dispatcher<'_> {
             message_bytes,
             is_guaranteed: matches!(record.call.origin, Origin::Canister { .. }),
             payload: None,
-            record: Shared::new(ByteBuf::from(heap::kept(encode(&record)?))),
+            record: StateArc::new(ByteBuf::from(state_heap::move_bytes(encode(&record)?))),
             waiting,
         };
         self.target_mut(&id)?.paused = Some(paused);
@@ -435,12 +435,13 @@ impl Dispatcher<'_> {
         canister: &CanisterState,
         installing: &mut Installing,
     ) -> Result<Step, FatalError> {
-        let Kept { room, mut first, .. } = self.kept(canister, installing)?;
+        let CachedInstallation { room, mut first, .. } =
+            self.take_cached_or_reserve(canister, installing)?;
         installing.fresh = room.fresh().collect();
         let installing = &*installing;
         let record = &installing.record;
         let (plan, limits) = (record.plan, record.begun.limits);
-        let keep = |first| self.keep_installing(installing, &room, first);
+        let keep = |first| self.cache_installation(installing, &room, first);
         let machine = self.machine();
         let mut tally = Tally::default();
 
@@ -450,7 +451,7 @@ impl Dispatcher<'_> {
         if plan.runs_pre_upgrade {
             let outcome = match first.take() {
                 Some(outcome) => outcome,
-                None => match self.last_word(canister, installing, &room)? {
+                None => match self.run_pre_upgrade(canister, installing, &room)? {
                     Slice::Ended(outcome) => *outcome,
                     Slice::Paused(progress) => {
                         keep(None);
@@ -459,7 +460,7 @@ impl Dispatcher<'_> {
                 },
             };
             let balance = outcome.changes.as_ref().map(|changes| changes.balance);
-            let ran = machine.judged(canister, &begun, outcome.clone());
+            let ran = machine.evaluate(canister, &begun, outcome.clone());
             match after(canister, ran, &mut tally) {
                 Ok(all) => changes = Some(all),
                 Err(refusal) => return Ok(Step::Ended(Err(refusal), tally)),
@@ -480,9 +481,9 @@ impl Dispatcher<'_> {
         let mut next = new_code(canister, record, &room);
         let (heap_used, stable_used) =
             changes.as_ref().map_or((0, 0), |first| carry_over(&mut next, first, &room, plan));
-        self.follow(&mut begun, &next, record, tally.instructions);
+        self.set_new_code_context(&mut begun, &next, record, tally.instructions);
         let used = (heap_used, stable_used);
-        let slice = self.first_word(&next, installing, &begun, &room, used, tally.work)?;
+        let slice = self.run_new_code(&next, installing, &begun, &room, used, tally.work)?;
         let outcome = match slice {
             Slice::Ended(outcome) => *outcome,
             Slice::Paused(progress) => {
@@ -495,7 +496,7 @@ impl Dispatcher<'_> {
                 return Ok(paused(so_far));
             }
         };
-        let ran = machine.judged(&next, &begun, outcome);
+        let ran = machine.evaluate(&next, &begun, outcome);
         let last = match after(canister, ran, &mut tally) {
             Ok(changes) => changes,
             Err(refusal) => return Ok(Step::Ended(Err(refusal), tally)),
@@ -506,25 +507,30 @@ impl Dispatcher<'_> {
             Some(first) => merged(canister, &mut next, first, last, plan),
             None => last,
         };
-        Ok(Step::Ended(Ok(Box::new(Done { next, changes, room })), tally))
+        Ok(Step::Ended(Ok(Box::new(CompletedInstallation { next, changes, room })), tally))
     }
 
     /// Keeps the state of an installation until it is resumed, if this machine keeps any.
-    fn keep_installing(&self, installing: &Installing, room: &Arc<Room>, first: Option<Outcome>) {
+    fn cache_installation(
+        &self,
+        installing: &Installing,
+        room: &Arc<InstallTargets>,
+        first: Option<Outcome>,
+    ) {
         let keeps_any = self.core.limits().installations_kept() > 0;
         if keeps_any && !self.is_installing_another(installing) {
             let Installing { id, since, .. } = *installing;
-            let kept = Kept { id, since, room: Arc::clone(room), first };
+            let kept = CachedInstallation { id, since, room: Arc::clone(room), first };
             *self.core.installations.lock() = Some(kept);
         }
     }
 
     /// Runs as much of the old code's `canister_pre_upgrade` as is granted.
-    fn last_word(
+    fn run_pre_upgrade(
         &self,
         canister: &CanisterState,
         installing: &Installing,
-        room: &Room,
+        room: &InstallTargets,
     ) -> Result<Slice, FatalError> {
         let begun = &installing.record.begun;
         let heap = room.old_heap.as_ref().unwrap_or(&room.heap);
@@ -538,12 +544,12 @@ impl Dispatcher<'_> {
 
     /// Runs as much of the new code's first execution as is granted, after `work` of the old code,
     /// which used the given numbers of pages of the room.
-    fn first_word(
+    fn run_new_code(
         &self,
         next: &CanisterState,
         installing: &Installing,
-        begun: &Begun,
-        room: &Room,
+        begun: &ExecutionInput,
+        room: &InstallTargets,
         (heap_used, stable_used): (u64, u64),
         work: u64,
     ) -> Result<Slice, FatalError> {
@@ -557,7 +563,13 @@ impl Dispatcher<'_> {
     }
 
     /// Sets the context of the new code's execution, after that of the old one.
-    fn follow(&self, begun: &mut Begun, next: &CanisterState, record: &Record, used: u64) {
+    fn set_new_code_context(
+        &self,
+        begun: &mut ExecutionInput,
+        next: &CanisterState,
+        record: &Record,
+        used: u64,
+    ) {
         begun.entry = last_entry(record.plan);
         let left = begun.limits.instructions.saturating_sub(used).max(1);
         begun.limits = MessageLimits { instructions: left, ..begun.limits };
@@ -571,7 +583,11 @@ impl Dispatcher<'_> {
     }
 
     /// This machine's state of the installation, or room for it to begin again.
-    fn kept(&self, canister: &CanisterState, installing: &Installing) -> Result<Kept, FatalError> {
+    fn take_cached_or_reserve(
+        &self,
+        canister: &CanisterState,
+        installing: &Installing,
+    ) -> Result<CachedInstallation, FatalError> {
         let kept = self.core.installations.take(installing.id);
         if let Some(kept) = kept.filter(|kept| kept.since == installing.since) {
             return Ok(kept);
@@ -581,12 +597,21 @@ impl Dispatcher<'_> {
             let memories: Vec<_> = super::install::memories(canister).collect();
             self.core.sandbox.forget(&memories);
         }
-        let room = self.room(canister, &installing.record)?;
-        Ok(Kept { id: installing.id, since: installing.since, room: Arc::new(room), first: None })
+        let room = self.reserve_targets(canister, &installing.record)?;
+        Ok(CachedInstallation {
+            id: installing.id,
+            since: installing.since,
+            room: Arc::new(room),
+            first: None,
+        })
     }
 
     /// Finds room for everything at once.
-    fn room(&self, canister: &CanisterState, record: &Record) -> Result<Room, FatalError> {
+    fn reserve_targets(
+        &self,
+        canister: &CanisterState,
+        record: &Record,
+    ) -> Result<InstallTargets, FatalError> {
         let limits = &record.begun.limits;
         let pages = |bytes: u64| bytes.div_ceil(PAGE_BYTES);
         let twice = 1 + u64::from(record.plan.runs_pre_upgrade);
@@ -602,7 +627,7 @@ impl Dispatcher<'_> {
             kept.or(fresh.as_ref().map(|layout| layout.id)).unwrap_or(MemoryId(SCRATCH))
         };
         let old_heap = old.filter(|_| record.plan.runs_pre_upgrade && !record.plan.keeps_heap);
-        Ok(Room {
+        Ok(InstallTargets {
             old_heap: old_heap
                 .map(|old| self.target_of(old.heap.id, pages(limits.heap_dirty_bytes)))
                 .transpose()?,
@@ -627,7 +652,7 @@ impl Dispatcher<'_> {
             return Ok(None);
         }
         let id = MemoryId(self.core.installations.number());
-        let base = Arc::new(PageFile::of(Arc::new(self.scratch(base_bytes)?)));
+        let base = Arc::new(PageFile::from_file(Arc::new(self.scratch(base_bytes)?)));
         Ok(Some(MemoryLayout {
             id,
             version: 0,
@@ -654,7 +679,8 @@ impl Dispatcher<'_> {
 
     fn scratch(&self, bytes: u64) -> Result<std::fs::File, FatalError> {
         self.core.attempts(self.place.clone()).until(|| {
-            // Another name each time: what an attempt left behind must not be in the way of the next.
+            // Another name each time: what an attempt left behind must not be in the way of the
+            // next.
             let id = MemoryId(self.core.installations.number());
             self.core.pages.scratch(id, bytes)
         })
@@ -666,7 +692,7 @@ impl Dispatcher<'_> {
         &mut self,
         next: &mut CanisterState,
         changes: &Changes,
-        room: &Room,
+        room: &InstallTargets,
     ) -> Result<u64, FatalError> {
         let core = self.core;
         let mut attempts = core.attempts(self.place.clone());
@@ -694,7 +720,7 @@ impl Dispatcher<'_> {
     }
 }
 
-impl Room {
+impl InstallTargets {
     fn fresh(&self) -> impl Iterator<Item = MemoryId> + '_ {
         self.fresh_heap.iter().chain(&self.fresh_stable).map(|layout| layout.id)
     }
@@ -721,7 +747,7 @@ fn wasm_pages_of(canister: &CanisterState) -> u64 {
 }
 
 /// The canister with its new code and the memories that it starts with.
-fn new_code(canister: &CanisterState, record: &Record, room: &Room) -> CanisterState {
+fn new_code(canister: &CanisterState, record: &Record, room: &InstallTargets) -> CanisterState {
     let mut next = canister.clone();
     let (old_heap, old_stable) = match next.execution.take() {
         Some(execution) => (Some(execution.heap), Some(execution.stable)),
@@ -732,7 +758,7 @@ fn new_code(canister: &CanisterState, record: &Record, room: &Room) -> CanisterS
         None => old.unwrap_or(Memory { id, wasm_pages: 0, layout: None }),
     };
     next.execution = Some(ExecutionState {
-        module: Shared::new(record.module.clone()),
+        module: StateArc::new(record.module.clone()),
         globals: Vec::new(),
         heap: memory(old_heap, &room.fresh_heap, room.heap.id),
         stable: memory(old_stable, &room.fresh_stable, room.stable.id),
@@ -746,7 +772,11 @@ fn new_code(canister: &CanisterState, record: &Record, room: &Room) -> CanisterS
 }
 
 /// Takes note of an execution; its changes, if it ended well.
-fn after(canister: &CanisterState, ran: Ran, tally: &mut Tally) -> Result<Changes, Refusal> {
+fn after(
+    canister: &CanisterState,
+    ran: ExecutionResult,
+    tally: &mut Tally,
+) -> Result<Changes, Refusal> {
     tally.instructions += ran.instructions;
     tally.work += ran.work;
     tally.log.extend(ran.log);
@@ -761,7 +791,12 @@ fn after(canister: &CanisterState, ran: Ran, tally: &mut Tally) -> Result<Change
 /// Passes the results of the old code's last execution to the new code: its balance, its certified
 /// data, and its pages as overlays. Returns how many pages of the room are used, of heap and stable
 /// memory.
-fn carry_over(next: &mut CanisterState, first: &Changes, room: &Room, plan: Plan) -> (u64, u64) {
+fn carry_over(
+    next: &mut CanisterState,
+    first: &Changes,
+    room: &InstallTargets,
+    plan: Plan,
+) -> (u64, u64) {
     next.cycles = first.balance;
     next.consumption.burned += first.cycles_burned;
     if let Some(data) = &first.certified_data {

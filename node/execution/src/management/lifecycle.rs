@@ -7,7 +7,7 @@ use state::{
 
 use super::snapshots::drop_snapshots;
 use super::types::VersionedCanister;
-use super::{Dispatcher, Handled, Handling, no_value};
+use super::{Dispatcher, MethodOutcome, MethodResult, no_value};
 use crate::config::ExecutorConfig;
 use crate::core::Core;
 use crate::message::Effects;
@@ -17,7 +17,7 @@ use crate::reject;
 pub(crate) const STOP_TIMEOUT_SECONDS: u64 = 300;
 
 impl Dispatcher<'_> {
-    pub(super) fn start_canister(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn start_canister(&mut self, call: &SubnetCall) -> MethodResult {
         let id = self.canister_in(call)?;
         let canister = self.state.get_mut(&id).ok_or_else(|| reject::canister_not_found(&id))?;
         let before = std::mem::replace(&mut canister.status, CanisterStatus::Running);
@@ -33,24 +33,24 @@ impl Dispatcher<'_> {
                 canister.consumption.uninstall += unclaimed;
             }
         }
-        Ok(Handled::Reply(no_value()))
+        Ok(MethodOutcome::Reply(no_value()))
     }
 
-    pub(super) fn stop_canister(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn stop_canister(&mut self, call: &SubnetCall) -> MethodResult {
         let id = self.canister_in(call)?;
         let deadline = Time(self.round.time.0.saturating_add(STOP_TIMEOUT_SECONDS * 1_000_000_000));
         let canister = self.target_mut(&id)?;
         canister.version += 1;
         let waiter = StopWaiter { origin: call.origin.clone(), cycles: call.cycles, deadline };
         match &mut canister.status {
-            CanisterStatus::Stopped => return Ok(Handled::Reply(no_value())),
+            CanisterStatus::Stopped => return Ok(MethodOutcome::Reply(no_value())),
             CanisterStatus::Stopping(waiters) => waiters.push(waiter),
             CanisterStatus::Running => canister.status = CanisterStatus::Stopping(vec![waiter]),
         }
-        Ok(Handled::Waits)
+        Ok(MethodOutcome::Waits)
     }
 
-    pub(super) fn uninstall_code(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn uninstall_code(&mut self, call: &SubnetCall) -> MethodResult {
         let argument: VersionedCanister = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         let origin = Self::change_origin(call, argument.sender_canister_version);
@@ -66,10 +66,10 @@ impl Dispatcher<'_> {
             origin,
             details: ChangeDetails::CodeUninstall,
         });
-        Ok(Handled::Reply(no_value()))
+        Ok(MethodOutcome::Reply(no_value()))
     }
 
-    pub(super) fn delete_canister(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn delete_canister(&mut self, call: &SubnetCall) -> MethodResult {
         let id = self.canister_in(call)?;
         let canister = self.target(&id)?;
         if canister.status != CanisterStatus::Stopped {
@@ -103,7 +103,7 @@ impl Dispatcher<'_> {
         subnet.consumption.uninstall += canister.cycles;
         subnet.consumption.uninstall += canister.reserved_cycles;
         subnet.consumption.add(&canister.consumption);
-        Ok(Handled::Reply(no_value()))
+        Ok(MethodOutcome::Reply(no_value()))
     }
 
     /// Remembers an id that the counter of fresh ids would give again, or has not passed yet.

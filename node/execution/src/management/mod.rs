@@ -4,9 +4,9 @@
 //! round, before canisters run. A call is answered at once, or it waits for something (a stop,
 //! randomness). Attached cycles that the method did not keep are returned.
 //!
-//! [`Method::of`] states for each method who may call it and whether users may; the gateway's check
-//! before a call is accepted, the check at induction (which charges the canister) and the call
-//! itself use that same table. This module must not know how a round is put together.
+//! [`Method::for_name`] states for each method who may call it and whether users may; the gateway's
+//! check before a call is accepted, the check at induction (which charges the canister) and the
+//! call itself use that same table. This module must not know how a round is put together.
 
 mod argument;
 mod chunks;
@@ -30,7 +30,7 @@ use limits::Limits;
 use serde::de::DeserializeOwned;
 use state::{
     CanisterId, CanisterState, ChangeOrigin, Cycles, Fault, Ingress, Origin, Payload,
-    RandomnessWaiter, Reject, ReplicatedState, Shared, SubnetCall, Visibility, heap,
+    RandomnessWaiter, Reject, ReplicatedState, StateArc, SubnetCall, Visibility, state_heap,
 };
 
 use crate::config::FatalError;
@@ -93,7 +93,7 @@ struct Method {
 }
 
 impl Method {
-    fn of(core: &Core, name: &str) -> Option<Self> {
+    fn for_name(core: &Core, name: &str) -> Option<Self> {
         let awaits_message = matches!(
             name,
             "install_code"
@@ -206,7 +206,7 @@ fn unknown_to_canisters(core: &Core, name: &str) -> Reject {
 
 /// The refusal of a method that users cannot call.
 fn unknown_to_users(core: &Core, name: &str) -> Reject {
-    if Method::of(core, name).is_some() || not_offered(core, name).is_some() {
+    if Method::for_name(core, name).is_some() || not_offered(core, name).is_some() {
         return reject::not_by_ingress(name);
     }
     unknown_to_canisters(core, name)
@@ -220,7 +220,7 @@ pub(crate) fn named_canister(
     arg: &[u8],
     cost: &mut Cost,
 ) -> Result<Option<CanisterId>, Reject> {
-    match Method::of(core, method_name).filter(|method| method.ingress) {
+    match Method::for_name(core, method_name).filter(|method| method.ingress) {
         Some(method) if method.names_canister => {
             Ok(Some(canister_in(core.limits(), method_name, arg, cost)?))
         }
@@ -249,7 +249,7 @@ pub(crate) fn check_ingress(
     target: Option<&CanisterState>,
 ) -> Result<(), Reject> {
     let name = &ingress.method_name;
-    let method = Method::of(core, name).filter(|method| method.ingress);
+    let method = Method::for_name(core, name).filter(|method| method.ingress);
     let method = method.ok_or_else(|| unknown_to_users(core, name))?;
     if name == "create_canister" && !core.config.subnet_admins.contains(&ingress.sender) {
         return Err(reject::not_by_ingress(name));
@@ -346,7 +346,7 @@ impl From<state::BlobError> for Refusal {
 }
 
 /// Outcome of a method.
-enum Handled {
+enum MethodOutcome {
     /// A reply; all cycles go back.
     Reply(Vec<u8>),
     /// A reply, and what is left of the cycles.
@@ -359,7 +359,7 @@ enum Handled {
     AwaitsTurn,
 }
 
-type Handling = Result<Handled, Refusal>;
+type MethodResult = Result<MethodOutcome, Refusal>;
 
 /// Where calls to the management canister are served.
 pub(crate) struct Dispatcher<'a> {
@@ -373,7 +373,7 @@ pub(crate) struct Dispatcher<'a> {
 
 impl Dispatcher<'_> {
     /// Keeps `bytes` in the module store.
-    fn keep(&self, bytes: &[u8]) -> Result<(), FatalError> {
+    fn store_blob(&self, bytes: &[u8]) -> Result<(), FatalError> {
         self.core.attempts(self.place.clone()).until(|| self.core.blobs.put(bytes))?;
         self.core.note_blobs_changed();
         Ok(())
@@ -399,28 +399,30 @@ impl Dispatcher<'_> {
     }
 
     /// Answers a call, unless it waits.
-    fn conclude(&mut self, call: SubnetCall, handling: Handling) -> Result<(), FatalError> {
+    fn conclude(&mut self, call: SubnetCall, handling: MethodResult) -> Result<(), FatalError> {
         let handling = match handling {
-            Ok(Handled::AwaitsTurn) => self.check_turns(&call).map(|()| Handled::AwaitsTurn),
+            Ok(MethodOutcome::AwaitsTurn) => {
+                self.check_turns(&call).map(|()| MethodOutcome::AwaitsTurn)
+            }
             handling => handling,
         };
         let (payload, refund) = match handling {
-            Ok(Handled::AwaitsTurn) => {
+            Ok(MethodOutcome::AwaitsTurn) => {
                 let call = SubnetCall { released_by: None, ..call };
-                heap::within(|| self.state.subnet.long_installs.push_back(call));
+                state_heap::within(|| self.state.subnet.long_installs.push_back(call));
                 return Ok(());
             }
-            Ok(Handled::Reply(bytes)) => (Payload::Reply(bytes), call.cycles),
-            Ok(Handled::ReplyWithRefund(bytes, refund)) => (Payload::Reply(bytes), refund),
-            Ok(Handled::Awaits(id)) => {
+            Ok(MethodOutcome::Reply(bytes)) => (Payload::Reply(bytes), call.cycles),
+            Ok(MethodOutcome::ReplyWithRefund(bytes, refund)) => (Payload::Reply(bytes), refund),
+            Ok(MethodOutcome::Awaits(id)) => {
                 if let Some(paused) =
                     self.state.get_mut(&id).and_then(|target| target.paused.as_mut())
                 {
-                    heap::within(|| paused.waiting.push(Shared::new(call)));
+                    state_heap::within(|| paused.waiting.push(StateArc::new(call)));
                 }
                 return Ok(());
             }
-            Ok(Handled::Waits) => {
+            Ok(MethodOutcome::Waits) => {
                 if let Origin::Ingress { request_id, .. } = call.origin {
                     self.effects.processing.push(request_id);
                 }
@@ -474,10 +476,11 @@ impl Dispatcher<'_> {
         result
     }
 
-    fn dispatch(&mut self, call: &SubnetCall) -> Handling {
+    fn dispatch(&mut self, call: &SubnetCall) -> MethodResult {
         let name = call.method_name.as_str();
         let from_canister = matches!(call.origin, Origin::Canister { .. });
-        let method = Method::of(self.core, name).filter(|method| method.ingress || from_canister);
+        let method =
+            Method::for_name(self.core, name).filter(|method| method.ingress || from_canister);
         let method = method.ok_or_else(|| unknown_to_canisters(self.core, name))?;
         let caller = call.origin.caller();
         if method.names_canister {
@@ -489,7 +492,7 @@ impl Dispatcher<'_> {
                 None => method.awaits_installation,
             });
             if awaits {
-                return Ok(Handled::Awaits(id));
+                return Ok(MethodOutcome::Awaits(id));
             }
         }
         match name {
@@ -517,11 +520,11 @@ impl Dispatcher<'_> {
             "deposit_cycles" => self.deposit_cycles(call),
             "canister_status" => {
                 let id = self.canister_in(call)?;
-                Ok(Handled::Reply(status::canister_status(self.core, self.target(&id)?)?))
+                Ok(MethodOutcome::Reply(status::canister_status(self.core, self.target(&id)?)?))
             }
             "canister_metrics" => {
                 let id = self.canister_in(call)?;
-                Ok(Handled::Reply(status::canister_metrics(self.target(&id)?)?))
+                Ok(MethodOutcome::Reply(status::canister_metrics(self.target(&id)?)?))
             }
             "canister_info" => self.canister_info(call),
             "canister_metadata" => self.canister_metadata(call),
@@ -562,7 +565,7 @@ impl Dispatcher<'_> {
         }
     }
 
-    fn raw_rand(&mut self, call: &SubnetCall) -> Handling {
+    fn raw_rand(&mut self, call: &SubnetCall) -> MethodResult {
         let limits = self.core.limits();
         self.charging(|cost| argument::decode_nothing(limits, &call.arg, cost))?;
         // The randomness of this round was known when the call was made; that of the next is not.
@@ -570,24 +573,24 @@ impl Dispatcher<'_> {
             .subnet
             .randomness_waiters
             .push_back(RandomnessWaiter { origin: call.origin.clone(), cycles: call.cycles });
-        Ok(Handled::Waits)
+        Ok(MethodOutcome::Waits)
     }
 
-    fn deposit_cycles(&mut self, call: &SubnetCall) -> Handling {
+    fn deposit_cycles(&mut self, call: &SubnetCall) -> MethodResult {
         let id = self.canister_in(call)?;
         let canister = self.target_mut(&id)?;
         let fits = canister.room_for_cycles().min(call.cycles);
         canister.credit(fits);
-        Ok(Handled::ReplyWithRefund(no_value(), call.cycles - fits))
+        Ok(MethodOutcome::ReplyWithRefund(no_value(), call.cycles - fits))
     }
 
-    fn provisional_top_up(&mut self, call: &SubnetCall) -> Handling {
+    fn provisional_top_up(&mut self, call: &SubnetCall) -> MethodResult {
         let argument: ic_management_canister_types::ProvisionalTopUpCanisterArgs =
             self.decode(call)?;
         let canister = self.target_mut(&argument.canister_id)?;
         let amount = settings::saturating_cycles(&argument.amount).min(canister.room_for_cycles());
         canister.credit(amount);
         self.state.subnet.minted += amount;
-        Ok(Handled::Reply(no_value()))
+        Ok(MethodOutcome::Reply(no_value()))
     }
 }

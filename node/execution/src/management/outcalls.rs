@@ -15,10 +15,10 @@ use serde_bytes::ByteBuf;
 use sha2::{Digest as _, Sha256};
 use state::{
     Cycles, Height, Origin, Outcall, OutcallAnswer, OutcallId, OutcallMethod, OutcallTransform,
-    Payload, Reject, ReplicatedState, SubnetCall, Time, heap,
+    Payload, Reject, ReplicatedState, SubnetCall, Time, state_heap,
 };
 
-use super::{Dispatcher, Handled, Handling};
+use super::{Dispatcher, MethodOutcome, MethodResult};
 use crate::core::Core;
 use crate::message::Effects;
 use crate::reject;
@@ -65,7 +65,7 @@ struct Transform {
 }
 
 impl Method {
-    fn kept(&self) -> OutcallMethod {
+    fn to_outcall_method(&self) -> OutcallMethod {
         match self {
             Self::get => OutcallMethod::Get,
             Self::head => OutcallMethod::Head,
@@ -78,7 +78,7 @@ impl Method {
 }
 
 impl Dispatcher<'_> {
-    pub(super) fn http_request(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn http_request(&mut self, call: &SubnetCall) -> MethodResult {
         let argument: Argument = self.decode(call)?;
         check(&argument, &call.origin.caller())?;
         let node = (argument.is_replicated == Some(false)).then(|| self.one_member());
@@ -95,7 +95,7 @@ impl Dispatcher<'_> {
             None => self.state.subnet.consumption.http_outcalls += price,
         }
         self.state.subnet.outcalls.add(outcall);
-        Ok(Handled::Waits)
+        Ok(MethodOutcome::Waits)
     }
 
     fn until(&self) -> Time {
@@ -202,8 +202,8 @@ fn check(argument: &Argument, caller: &Principal) -> Result<(), Reject> {
             "http headers and body have {bytes} bytes, over the limit of {OUTCALL_REQUEST_BYTES}"
         ));
     }
-    if !argument.method.kept().is_for_all() && argument.is_replicated != Some(false) {
-        let name = argument.method.kept().name();
+    if !argument.method.to_outcall_method().is_for_all() && argument.is_replicated != Some(false) {
+        let name = argument.method.to_outcall_method().name();
         return refused(format!(
             "http method {name} is supported in non-replicated mode only (is_replicated = false)"
         ));
@@ -240,17 +240,17 @@ fn outcall(
 ) -> Outcall {
     // It stays in the state.
     let transform = |Transform { function, context }: Transform| OutcallTransform {
-        method_name: heap::kept_text(function.0.method),
-        context: heap::kept(context.into_vec()),
+        method_name: state_heap::move_text(function.0.method),
+        context: state_heap::move_bytes(context.into_vec()),
     };
-    let header = |it: Header| (heap::kept_text(it.name), heap::kept_text(it.value));
+    let header = |it: Header| (state_heap::move_text(it.name), state_heap::move_text(it.value));
     Outcall {
         origin: call.origin.clone(),
         cycles: 0,
-        method: argument.method.kept(),
-        url: heap::kept_text(argument.url),
+        method: argument.method.to_outcall_method(),
+        url: state_heap::move_text(argument.url),
         headers: argument.headers.into_iter().map(header).collect(),
-        body: argument.body.map(|body| heap::kept(body.into_vec())).unwrap_or_default(),
+        body: argument.body.map(|body| state_heap::move_bytes(body.into_vec())).unwrap_or_default(),
         response_bytes_asked: argument.max_response_bytes,
         transform: argument.transform.map(transform),
         until,

@@ -36,7 +36,7 @@ pub(super) fn mount_over(
     if let Some(layout) = memory.layout.as_mut().filter(|_| !runs.is_empty()) {
         let mut segments: Vec<_> = layout.segments.to_vec();
         if !segments.iter().any(|(segment, _)| *segment == target.segment) {
-            let file = Arc::new(PageFile::of(Arc::clone(&target.file)));
+            let file = Arc::new(PageFile::from_file(Arc::clone(&target.file)));
             segments.push((target.segment, file));
         }
         *layout = MemoryLayout {

@@ -12,7 +12,7 @@ use state::{
 };
 
 use super::types::{SettingsArgument, UpdateSettings};
-use super::{Dispatcher, Handled, Handling, no_value};
+use super::{Dispatcher, MethodOutcome, MethodResult, no_value};
 use crate::core::Core;
 use crate::machine::watch_memory;
 use crate::reject;
@@ -69,7 +69,7 @@ fn viewers(visibility: LogVisibility, what: &str) -> Result<Visibility, Reject> 
 }
 
 /// Settings as asked for: read and within their own bounds.
-pub(super) struct Asked {
+pub(super) struct RequestedSettings {
     pub(super) controllers: Option<Vec<Principal>>,
     settings: Settings,
     names_environment: bool,
@@ -79,12 +79,12 @@ pub(super) struct Asked {
 #[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
 pub(super) fn read(
     core: &Core,
-    asked: SettingsArgument,
+    argument: SettingsArgument,
     current: &Settings,
-) -> Result<Asked, Reject> {
+) -> Result<RequestedSettings, Reject> {
     let limits = core.limits();
     let mut settings = current.clone();
-    let controllers = match asked.controllers {
+    let controllers = match argument.controllers {
         Some(mut controllers) => {
             // As they were named: repeating one makes no room for others.
             let max = limits.subnet.controllers_max;
@@ -100,29 +100,29 @@ pub(super) fn read(
         }
         None => None,
     };
-    if let Some(value) = &asked.compute_allocation {
+    if let Some(value) = &argument.compute_allocation {
         settings.compute_allocation = number(value, "compute_allocation", 100)?;
     }
-    if let Some(value) = &asked.memory_allocation {
+    if let Some(value) = &argument.memory_allocation {
         settings.memory_allocation = number(value, "memory_allocation", u64::MAX)?;
     }
-    if let Some(value) = &asked.freezing_threshold {
+    if let Some(value) = &argument.freezing_threshold {
         settings.freezing_threshold = number(value, "freezing_threshold", u64::MAX)?;
     }
-    if let Some(value) = &asked.reserved_cycles_limit {
+    if let Some(value) = &argument.reserved_cycles_limit {
         settings.reserved_cycles_limit = cycles(value, "reserved_cycles_limit")?;
     }
-    if let Some(value) = &asked.minimum_incoming_canister_call_cycles {
+    if let Some(value) = &argument.minimum_incoming_canister_call_cycles {
         settings.minimum_incoming_call_cycles =
             cycles(value, "minimum_incoming_canister_call_cycles")?;
     }
-    if let Some(value) = asked.log_visibility {
+    if let Some(value) = argument.log_visibility {
         settings.log_visibility = viewers(value, "log_visibility")?;
     }
-    if let Some(value) = asked.status_visibility {
+    if let Some(value) = argument.status_visibility {
         settings.status_visibility = viewers(value, "status_visibility")?;
     }
-    if let Some(value) = asked.snapshot_visibility {
+    if let Some(value) = argument.snapshot_visibility {
         let value = match value {
             SnapshotVisibility::Controllers => LogVisibility::Controllers,
             SnapshotVisibility::Public => LogVisibility::Public,
@@ -130,19 +130,19 @@ pub(super) fn read(
         };
         settings.snapshot_visibility = viewers(value, "snapshot_visibility")?;
     }
-    if let Some(value) = &asked.log_memory_limit {
+    if let Some(value) = &argument.log_memory_limit {
         settings.log_memory_limit =
             number(value, "log_memory_limit", limits.subnet.canister_log_bytes)?;
     }
-    if let Some(value) = &asked.wasm_memory_limit {
+    if let Some(value) = &argument.wasm_memory_limit {
         settings.wasm_memory_limit = number(value, "wasm_memory_limit", WASM_MEMORY_LIMIT_MAX)?;
     }
-    if let Some(value) = &asked.wasm_memory_threshold {
+    if let Some(value) = &argument.wasm_memory_threshold {
         settings.wasm_memory_threshold =
             number(value, "wasm_memory_threshold", WASM_MEMORY_LIMIT_MAX)?;
     }
-    let names_environment = asked.environment_variables.is_some();
-    if let Some(variables) = asked.environment_variables {
+    let names_environment = argument.environment_variables.is_some();
+    if let Some(variables) = argument.environment_variables {
         let mut variables: Vec<(String, String)> =
             variables.into_iter().map(|variable| (variable.name, variable.value)).collect();
         if variables.len() > ENVIRONMENT_VARIABLES_MAX {
@@ -170,10 +170,10 @@ pub(super) fn read(
         }
         settings.environment = variables;
     }
-    Ok(Asked { controllers, settings, names_environment })
+    Ok(RequestedSettings { controllers, settings, names_environment })
 }
 
-impl Asked {
+impl RequestedSettings {
     /// The settings as they would be after the call: the current ones with the changes asked for.
     pub(super) fn settings(&self) -> &Settings {
         &self.settings
@@ -253,21 +253,21 @@ pub(super) fn check_promises(
 }
 
 impl Dispatcher<'_> {
-    pub(super) fn update_settings(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn update_settings(&mut self, call: &SubnetCall) -> MethodResult {
         let argument: UpdateSettings = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         // Totals must know what earlier calls of this turn promised.
         self.state.refresh();
         let current = self.target(&argument.canister_id)?;
-        let asked = read(self.core, argument.settings, &current.settings)?;
+        let requested = read(self.core, argument.settings, &current.settings)?;
         let mut next = current.clone();
-        next.settings.clone_from(asked.settings());
-        if let Some(controllers) = &asked.controllers {
+        next.settings.clone_from(requested.settings());
+        if let Some(controllers) = &requested.controllers {
             next.controllers.clone_from(controllers);
         }
         check_promises(self.core, self.state, Some(current), &next)?;
         next.version += 1;
-        if let Some(controllers) = asked.controllers {
+        if let Some(controllers) = requested.controllers {
             next.history.push(Change {
                 time: self.round.time,
                 version: next.version,
@@ -278,7 +278,7 @@ impl Dispatcher<'_> {
         next.log.trim(next.settings.log_memory_limit);
         watch_memory(self.core, &mut next);
         self.state.put(next);
-        Ok(Handled::Reply(no_value()))
+        Ok(MethodOutcome::Reply(no_value()))
     }
 }
 

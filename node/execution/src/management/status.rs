@@ -10,7 +10,7 @@ use state::{
 
 use super::snapshots::source as source_of_snapshot;
 use super::types::{self, DefiniteSettings, StatusResult, SubnetArgument};
-use super::{Dispatcher, Handled, Handling, encode};
+use super::{Dispatcher, MethodOutcome, MethodResult, encode};
 use crate::core::Core;
 use crate::reject;
 
@@ -177,7 +177,7 @@ fn change(change: &Change) -> types::Change {
 }
 
 impl Dispatcher<'_> {
-    pub(super) fn canister_info(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn canister_info(&mut self, call: &SubnetCall) -> MethodResult {
         let argument: ic::CanisterInfoArgs = self.decode(call)?;
         let canister = self.target(&argument.canister_id)?;
         let kept = canister.history.changes().len();
@@ -194,10 +194,10 @@ impl Dispatcher<'_> {
             module_hash: canister.module().map(|module| ByteBuf::from(module.hash.0)),
             controllers: canister.controllers.clone(),
         };
-        Ok(Handled::Reply(encode(&result)?))
+        Ok(MethodOutcome::Reply(encode(&result)?))
     }
 
-    pub(super) fn canister_metadata(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn canister_metadata(&mut self, call: &SubnetCall) -> MethodResult {
         let argument: ic::CanisterMetadataArgs = self.decode(call)?;
         let caller = call.origin.caller();
         let canister = self.target(&argument.canister_id)?;
@@ -215,20 +215,22 @@ impl Dispatcher<'_> {
                 argument.name.escape_debug()
             ))
         })?;
-        Ok(Handled::Reply(encode(&ic::CanisterMetadataResult { value: section.content.clone() })?))
+        Ok(MethodOutcome::Reply(encode(&ic::CanisterMetadataResult {
+            value: section.content.clone(),
+        })?))
     }
 
-    pub(super) fn subnet_info(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn subnet_info(&mut self, call: &SubnetCall) -> MethodResult {
         let argument: SubnetArgument = self.decode(call)?;
         self.is_own(argument.subnet_id)?;
         let result = ic::SubnetInfoResult {
             replica_version: format!("thimble-rules-{}", crate::RULES_VERSION),
             registry_version: 1,
         };
-        Ok(Handled::Reply(encode(&result)?))
+        Ok(MethodOutcome::Reply(encode(&result)?))
     }
 
-    pub(super) fn node_metrics_history(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn node_metrics_history(&mut self, call: &SubnetCall) -> MethodResult {
         let argument: ic::NodeMetricsHistoryArgs = self.decode(call)?;
         self.is_own(argument.subnet_id)?;
         let metrics = |(node_id, counts): &(Principal, BlockCounts)| ic::NodeMetrics {
@@ -244,7 +246,7 @@ impl Dispatcher<'_> {
                 node_metrics: sample.nodes.iter().map(metrics).collect(),
             })
             .collect();
-        Ok(Handled::Reply(encode(&result)?))
+        Ok(MethodOutcome::Reply(encode(&result)?))
     }
 
     fn is_own(&self, subnet_id: Principal) -> Result<(), Reject> {

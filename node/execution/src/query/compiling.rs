@@ -85,13 +85,13 @@ impl Compilations {
     ) -> Result<(), Failure> {
         let (compilations, core) = (Arc::clone(self), Arc::clone(core));
         let compile = move || {
-            let turn = Turn { compilations };
+            let guard = CompilationGuard { compilations };
             let result = core.prepare_installed(module, &canister_id);
             let result = result.map_err(|error| match error {
                 EnsureError::Trouble(reason) => Failure::Trouble(reason),
                 EnsureError::Fatal(error) => Failure::Fatal(error.to_string()),
             });
-            turn.compilations.lock().last = Some((module, result));
+            guard.compilations.lock().last = Some((module, result));
         };
         state.running = Some(module);
         state.last = None;
@@ -103,12 +103,12 @@ impl Compilations {
     }
 }
 
-/// The turn of a thread, over also when it panics.
-struct Turn {
+/// Ends the running compilation of a thread, also when it panics.
+struct CompilationGuard {
     compilations: Arc<Compilations>,
 }
 
-impl Drop for Turn {
+impl Drop for CompilationGuard {
     fn drop(&mut self) {
         self.compilations.lock().running = None;
         self.compilations.done.notify_all();

@@ -160,22 +160,22 @@ mod tests {
     fn canister_at_its_share_is_passed_over_and_the_others_are_served_in_order() {
         let lanes = Lanes::new(2, 1, LONG);
         let (first, second) = (lanes.acquire(id(1)).unwrap(), lanes.acquire(id(2)).unwrap());
-        let (served, order) = mpsc::channel();
+        let (served_tx, served_rx) = mpsc::channel();
         std::thread::scope(|scope| {
             for (length, number) in [(1, 1), (2, 3), (3, 4)] {
-                let (lanes, served) = (&lanes, served.clone());
+                let (lanes, served_tx) = (&lanes, served_tx.clone());
                 scope.spawn(move || {
                     let permit = lanes.acquire(id(number)).unwrap();
-                    served.send(number).unwrap();
+                    served_tx.send(number).unwrap();
                     drop(permit);
                 });
                 wait_for_line(lanes, length);
             }
             // The first in line belongs to a canister that still has its worker.
             drop(second);
-            assert_eq!([order.recv().unwrap(), order.recv().unwrap()], [3, 4]);
+            assert_eq!([served_rx.recv().unwrap(), served_rx.recv().unwrap()], [3, 4]);
             drop(first);
-            assert_eq!(order.recv().unwrap(), 1);
+            assert_eq!(served_rx.recv().unwrap(), 1);
         });
         assert!(lanes.lock().line.is_empty());
     }

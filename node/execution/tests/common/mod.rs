@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use candid::{CandidType, Principal};
 use disk::SharedDisk;
-use execution::{Closing, Executor, ExecutorConfig, RetryPolicy, RoundResult, Trouble};
+use execution::{Closing, Executor, ExecutorConfig, LocalFault, RetryPolicy, RoundResult};
 use limits::Limits;
 use pages::PageStore;
 use sandbox::Sandbox;
@@ -122,29 +122,29 @@ pub struct Node {
     pub last: Option<RoundResult>,
 }
 
-type Act = Box<dyn FnMut(&Trouble) -> Result<(), Closing> + Send>;
+type Act = Box<dyn FnMut(&LocalFault) -> Result<(), Closing> + Send>;
 
 /// Waits as a test says, and remembers what for.
 #[derive(Default)]
 pub struct Waiting {
-    pub troubles: Mutex<Vec<Trouble>>,
+    pub troubles: Mutex<Vec<LocalFault>>,
     pub over: AtomicU64,
     act: Mutex<Option<Act>>,
 }
 
 impl Waiting {
     /// Does this instead of waiting.
-    pub fn act(&self, act: impl FnMut(&Trouble) -> Result<(), Closing> + Send + 'static) {
+    pub fn act(&self, act: impl FnMut(&LocalFault) -> Result<(), Closing> + Send + 'static) {
         *self.act.lock().unwrap() = Some(Box::new(act));
     }
 
-    pub fn troubles(&self) -> Vec<Trouble> {
+    pub fn troubles(&self) -> Vec<LocalFault> {
         self.troubles.lock().unwrap().clone()
     }
 }
 
 impl RetryPolicy for Waiting {
-    fn wait(&self, trouble: &Trouble) -> Result<(), Closing> {
+    fn wait(&self, trouble: &LocalFault) -> Result<(), Closing> {
         self.troubles.lock().unwrap().push(trouble.clone());
         match &mut *self.act.lock().unwrap() {
             Some(act) => act(trouble),
@@ -152,7 +152,7 @@ impl RetryPolicy for Waiting {
         }
     }
 
-    fn over(&self, _: &Trouble) {
+    fn resolved(&self, _: &LocalFault) {
         self.over.fetch_add(1, Ordering::Relaxed);
     }
 }

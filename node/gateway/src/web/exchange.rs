@@ -13,16 +13,19 @@ use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use super::{
     Target, Web,
     reply::{self, Streaming, Token},
-    request::Wanted,
-    respond::{self, Head, Hold},
-    room::{BodyHeld, Guest, Share},
-    verify::{self, Asked, BodyHasher, BodyHashes, Certified, Unverified, Verified},
+    request::BrowserRequest,
+    request_memory::{BodyReservation, ConnectionQuota, ReplyReservation},
+    respond::{self, Head, ResponseGuard},
+    verify::{
+        self, BodyHasher, BodyHashes, CertifiedContent, VerificationContext, VerificationError,
+        VerifiedScope,
+    },
 };
 use crate::{
-    answer::Refused,
+    answer::ErrorResponse,
     api::{NO_QUERY_WORKER, Outcome, PublicMetadata, QUERY_OVERDUE, QueryRequest},
-    connection::{Answers as _, Outgoing},
-    service::{Work, held, no_query_worker},
+    connection::{HttpHandler as _, Outgoing},
+    service::{JobKind, no_query_worker, with_reservation},
 };
 
 /// Metadata in which a canister says which versions of certification it has.
@@ -31,26 +34,26 @@ const VERSIONS_SECTION: &str = "supported_certificate_versions";
 /// be longer the second time.
 const ASKS_MAX: usize = 3;
 
-pub(super) type Outcomes<T> = Result<T, Refused>;
+pub(super) type HttpResult<T> = Result<T, ErrorResponse>;
 /// Among the requests in flight.
-pub(super) type Place = Arc<OwnedSemaphorePermit>;
+pub(super) type RequestPermit = Arc<OwnedSemaphorePermit>;
 
 /// One request, and what it holds until its response is made.
 pub(super) struct Exchange {
     pub(super) web: Arc<Web>,
-    pub(super) guest: Arc<Guest>,
+    pub(super) quota: Arc<ConnectionQuota>,
     pub(super) target: Target,
-    pub(super) request: Arc<Wanted>,
+    pub(super) request: Arc<BrowserRequest>,
     /// The room of its body.
-    pub(super) body: Option<BodyHeld>,
-    pub(super) place: Place,
+    pub(super) body: Option<BodyReservation>,
+    pub(super) place: RequestPermit,
 }
 
 /// A canister's response.
 pub(super) struct Reply {
     pub(super) head: Head,
     pub(super) body: Bytes,
-    pub(super) share: Arc<Share>,
+    pub(super) share: Arc<ReplyReservation>,
     pub(super) upgrade: bool,
     pub(super) streaming: Option<Streaming>,
 }
@@ -58,22 +61,22 @@ pub(super) struct Reply {
 /// A piece of one that a callback gives.
 pub(super) struct Piece {
     pub(super) body: Bytes,
-    pub(super) share: Arc<Share>,
+    pub(super) share: Arc<ReplyReservation>,
     pub(super) next: Option<Token>,
 }
 
 /// A question to the canister.
 #[derive(Clone, Copy)]
-pub(super) enum Question<'a> {
-    Request(&'a Wanted),
+pub(super) enum ReplySource<'a> {
+    Request(&'a BrowserRequest),
     Piece(&'a str, &'a Token),
     /// The outcome of an update call, which is known.
     Update(&'a RequestId),
 }
 
-/// Use of the answer.
+/// How the answer is used.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Use {
+pub(super) enum ReplyUse {
     /// It is written; this number of bytes is expected, 0 where that is not known.
     Written(u64),
     /// It is read and dropped.
@@ -82,9 +85,9 @@ pub(super) enum Use {
 
 impl Exchange {
     /// Asks the canister and makes the response.
-    pub(super) async fn run(mut self) -> Outcomes<Response<Outgoing>> {
+    pub(super) async fn run(mut self) -> HttpResult<Response<Outgoing>> {
         let request = self.request.clone();
-        let reply = self.ask(&request, Use::Written(0)).await?;
+        let reply = self.ask(&request, ReplyUse::Written(0)).await?;
         if reply.upgrade {
             drop((reply, request));
             let reply = self.update().await?;
@@ -94,12 +97,12 @@ impl Exchange {
         self.respond(reply, true).await
     }
 
-    async fn respond(self, reply: Reply, is_query: bool) -> Outcomes<Response<Outgoing>> {
+    async fn respond(self, reply: Reply, is_query: bool) -> HttpResult<Response<Outgoing>> {
         if !is_query && !self.target.raw {
             refuse_more(&reply)?;
         }
         let certified = match is_query && !self.target.raw {
-            true => Some(self.look(&self.request, &reply.head).await?),
+            true => Some(self.check_certificate(&self.request, &reply.head).await?),
             false => None,
         };
         if reply.streaming.is_some() {
@@ -111,22 +114,26 @@ impl Exchange {
         }
         let parts = reply.head.parts(verified.as_ref())?;
         reply.share.settle();
-        let hold: Hold = Arc::new((reply.share, self.place));
-        let body = respond::carried(reply.body, hold.clone());
-        Ok(respond::holding(parts, Outgoing::Whole(Full::new(body)), hold))
+        let hold: ResponseGuard = Arc::new((reply.share, self.place));
+        let body = respond::guard_bytes(reply.body, hold.clone());
+        Ok(respond::guard_response(parts, Outgoing::Whole(Full::new(body)), hold))
     }
 
     /// Asks the canister as a query.
-    pub(super) async fn ask(&self, request: &Wanted, wants: Use) -> Outcomes<Reply> {
-        self.reply(Question::Request(request), wants).await
+    pub(super) async fn ask(&self, request: &BrowserRequest, wants: ReplyUse) -> HttpResult<Reply> {
+        self.reply(ReplySource::Request(request), wants).await
     }
 
     /// A response, to whatever was asked.
-    pub(super) async fn reply(&self, question: Question<'_>, wants: Use) -> Outcomes<Reply> {
+    pub(super) async fn reply(
+        &self,
+        question: ReplySource<'_>,
+        wants: ReplyUse,
+    ) -> HttpResult<Reply> {
         let bounds = self.web.header_bounds();
         let (bytes, share, (reply, head)) = self
             .in_room(question, wants, |bytes| {
-                let mut reply = reply::http(bytes, bounds).map_err(respond::bad)?;
+                let mut reply = reply::http(bytes, bounds).map_err(respond::invalid_response)?;
                 let head = Head::new(reply.status, std::mem::take(&mut reply.headers))?;
                 let beside = head.held_bytes();
                 Ok(((reply, head), beside))
@@ -137,12 +144,17 @@ impl Exchange {
     }
 
     /// A piece of a response. One that is empty is the last.
-    pub(super) async fn piece(&self, method: &str, token: &Token, wants: Use) -> Outcomes<Piece> {
-        let question = Question::Piece(method, token);
-        let read = |bytes: &[u8]| Ok((reply::chunk(bytes).map_err(respond::bad)?, 0));
+    pub(super) async fn piece(
+        &self,
+        method: &str,
+        token: &Token,
+        wants: ReplyUse,
+    ) -> HttpResult<Piece> {
+        let question = ReplySource::Piece(method, token);
+        let read = |bytes: &[u8]| Ok((reply::chunk(bytes).map_err(respond::invalid_response)?, 0));
         let (bytes, share, chunk) = self.in_room(question, wants, read).await?;
         if chunk.body.is_empty() && chunk.token.is_some() {
-            return Err(respond::bad("a piece of it is empty and names a next one"));
+            return Err(respond::invalid_response("a piece of it is empty and names a next one"));
         }
         Ok(Piece { body: bytes.slice(chunk.body), share, next: chunk.token })
     }
@@ -152,26 +164,26 @@ impl Exchange {
     /// wait for.
     async fn in_room<T>(
         &self,
-        question: Question<'_>,
-        wants: Use,
-        read: impl Fn(&[u8]) -> Outcomes<(T, u64)>,
-    ) -> Outcomes<(Bytes, Arc<Share>, T)> {
+        question: ReplySource<'_>,
+        wants: ReplyUse,
+        read: impl Fn(&[u8]) -> HttpResult<(T, u64)>,
+    ) -> HttpResult<(Bytes, Arc<ReplyReservation>, T)> {
         let until = Instant::now() + self.web.read_timeout();
         let body = match question {
-            Question::Request(request) => request.body.len() as u64,
-            Question::Piece(..) | Question::Update(_) => 0,
+            ReplySource::Request(request) => request.body.len() as u64,
+            ReplySource::Piece(..) | ReplySource::Update(_) => 0,
         };
         let rooms = &self.web.rooms;
         let mut keeps = match wants {
-            Use::Written(bytes) => bytes,
-            Use::Read => 0,
+            ReplyUse::Written(bytes) => bytes,
+            ReplyUse::Read => 0,
         };
         for _ in 0..ASKS_MAX {
-            let share = rooms.share(&self.guest, body, keeps, until).await?;
+            let share = rooms.share(&self.quota, body, keeps, until).await?;
             let (bytes, capacity) = self.answer(question, &share).await?;
             let (read, beside) = read(&bytes)?;
             keeps = capacity.saturating_add(beside);
-            if wants == Use::Read || share.keep(rooms, &self.guest, keeps) {
+            if wants == ReplyUse::Read || share.keep(rooms, &self.quota, keeps) {
                 return Ok((bytes, share, read));
             }
         }
@@ -180,15 +192,19 @@ impl Exchange {
              was no room for it within the limit http_gateway.requests_bytes = {}",
             self.web.limits.requests_bytes
         );
-        Err(Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "http_requests", message, 1))
+        Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "http_requests", message, 1))
     }
 
     /// The answer, in the room that was taken for it, and what it takes.
-    async fn answer(&self, question: Question<'_>, share: &Arc<Share>) -> Outcomes<(Bytes, u64)> {
+    async fn answer(
+        &self,
+        question: ReplySource<'_>,
+        share: &Arc<ReplyReservation>,
+    ) -> HttpResult<(Bytes, u64)> {
         let (method, argument) = match question {
-            Question::Update(id) => return self.kept_answer(id, share),
-            Question::Request(request) => ("http_request", request.argument()),
-            Question::Piece(method, token) => (method, token.0.clone()),
+            ReplySource::Update(id) => return self.kept_answer(id, share),
+            ReplySource::Request(request) => ("http_request", request.argument()),
+            ReplySource::Piece(method, token) => (method, token.0.clone()),
         };
         self.check_argument(&argument)?;
         let service = &self.web.service;
@@ -204,9 +220,9 @@ impl Exchange {
         let (node, share, started) = (service.node.clone(), share.clone(), Instant::now());
         let most = self.web.rooms.reply_bytes();
         let wait = service.query_wait;
-        let asked = service.on_thread(Work::Query(canister), move || {
+        let asked = service.on_thread(JobKind::Query(canister), move || {
             let reply = node.query(&query).map_err(|reject| not_executed(&reject, wait))?;
-            holding(reply, share, most)
+            guard_reply(reply, share, most)
         });
         let answer = asked.await.map_err(|mut refused| {
             // Browsers and crawlers know 503 as the status to come back after.
@@ -220,13 +236,17 @@ impl Exchange {
     }
 
     /// Outcome of an update call.
-    fn kept_answer(&self, id: &RequestId, share: &Arc<Share>) -> Outcomes<(Bytes, u64)> {
+    fn kept_answer(
+        &self,
+        id: &RequestId,
+        share: &Arc<ReplyReservation>,
+    ) -> HttpResult<(Bytes, u64)> {
         match self.web.service.latest()?.outcome(id) {
             Some(Outcome::Replied(reply)) => {
-                holding(reply, share.clone(), self.web.rooms.reply_bytes())
+                guard_reply(reply, share.clone(), self.web.rooms.reply_bytes())
             }
             Some(Outcome::Rejected(reject)) => Err(rejected(&reject)),
-            Some(Outcome::Done) | None => Err(respond::bad(format!(
+            Some(Outcome::Done) | None => Err(respond::invalid_response(format!(
                 "the node keeps it no longer, or has no room for it within the limit \
                  subnet.ingress_history_bytes = {}",
                 self.web.ingress_history_bytes
@@ -234,12 +254,12 @@ impl Exchange {
         }
     }
 
-    pub(super) fn check_argument(&self, argument: &[u8]) -> Outcomes<()> {
+    pub(super) fn check_argument(&self, argument: &[u8]) -> HttpResult<()> {
         let limit = self.web.service.call_bytes;
         if argument.len() as u64 <= limit {
             return Ok(());
         }
-        Err(Refused::new(
+        Err(ErrorResponse::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             "message_payload_bytes",
             format!(
@@ -251,7 +271,11 @@ impl Exchange {
     }
 
     /// Looks at the certificate of a response to this request.
-    pub(super) async fn look(&self, request: &Arc<Wanted>, head: &Head) -> Outcomes<Certified> {
+    pub(super) async fn check_certificate(
+        &self,
+        request: &Arc<BrowserRequest>,
+        head: &Head,
+    ) -> HttpResult<CertifiedContent> {
         let service = self.web.service.clone();
         let view = service.latest()?;
         let (canister, request, head) = (self.target.canister, request.clone(), head.clone());
@@ -260,13 +284,13 @@ impl Exchange {
                 .with_status_code(head.status)
                 .with_headers(head.headers)
                 .build();
-            let asked = Asked {
+            let asked = VerificationContext {
                 auth: &service.auth,
                 now: service.node.now(),
                 canister: &canister,
-                request: &request.certified(),
+                request: &request.to_http_request(),
             };
-            verify::look(&asked, &response, || {
+            verify::check_certificate(&asked, &response, || {
                 has_no_newer(&view.public_metadata(&canister, VERSIONS_SECTION))
             })
         });
@@ -276,29 +300,37 @@ impl Exchange {
     /// Whether this is the body that is certified; nothing where nothing is to be.
     pub(super) async fn verified(
         &self,
-        certified: Option<Certified>,
+        certified: Option<CertifiedContent>,
         body: &Bytes,
-    ) -> Outcomes<Option<Verified>> {
+    ) -> HttpResult<Option<VerifiedScope>> {
         let Some(certified) = certified else { return Ok(None) };
         if certified.is_nothing() {
-            return Ok(Some(Verified::Nothing));
+            return Ok(Some(VerifiedScope::Nothing));
         }
         let body = body.clone();
         let judged = self.on_thread(move || {
             let mut hasher = certified.hasher();
             hasher.update(&body);
-            certified.judge(&hasher.finish())
+            certified.verify_body(&hasher.finish())
         });
         judged.await?.map(Some).map_err(|unverified| self.not_verified(unverified))
     }
 
     /// The same of a body that was read before.
-    pub(super) fn judge(&self, certified: &Certified, hashes: &BodyHashes) -> Outcomes<Verified> {
-        certified.judge(hashes).map_err(|unverified| self.not_verified(unverified))
+    pub(super) fn verify_hashes(
+        &self,
+        certified: &CertifiedContent,
+        hashes: &BodyHashes,
+    ) -> HttpResult<VerifiedScope> {
+        certified.verify_body(hashes).map_err(|unverified| self.not_verified(unverified))
     }
 
     /// Hashes a piece.
-    pub(super) async fn hash(&self, mut hasher: BodyHasher, bytes: Bytes) -> Outcomes<BodyHasher> {
+    pub(super) async fn hash(
+        &self,
+        mut hasher: BodyHasher,
+        bytes: Bytes,
+    ) -> HttpResult<BodyHasher> {
         self.on_thread(move || {
             hasher.update(&bytes);
             hasher
@@ -307,7 +339,7 @@ impl Exchange {
     }
 
     /// The refusal of an update call that was not admitted.
-    pub(super) fn not_executed(&self, reject: &Reject) -> Refused {
+    pub(super) fn not_executed(&self, reject: &Reject) -> ErrorResponse {
         not_executed(reject, self.web.service.query_wait)
     }
 
@@ -315,50 +347,54 @@ impl Exchange {
     pub(super) async fn on_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Outcomes<T> {
+    ) -> HttpResult<T> {
         self.web.service.on_places(&self.web.verify, work).await
     }
 
-    fn not_verified(&self, unverified: Unverified) -> Refused {
+    fn not_verified(&self, unverified: VerificationError) -> ErrorResponse {
         let canister = self.target.canister;
         let message = format!(
             "the response of {canister} could not be verified: {unverified}. A canister's \
              developer can see it unverified at <canister id>.raw.localhost."
         );
-        Refused::new(StatusCode::SERVICE_UNAVAILABLE, "unverified", message)
+        ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "unverified", message)
     }
 
     /// Time for a response to be verified, and for each piece of it to be made.
     pub(super) async fn in_time<T>(
         &self,
         what: &str,
-        making: impl Future<Output = Outcomes<T>>,
-    ) -> Outcomes<T> {
+        making: impl Future<Output = HttpResult<T>>,
+    ) -> HttpResult<T> {
         let millis = self.web.limits.verify_millis;
         let made = tokio::time::timeout(Duration::from_millis(millis), making).await;
         made.map_err(|_| {
             let message = format!("{what} within the limit http_gateway.verify_millis = {millis}");
-            Refused::new(StatusCode::GATEWAY_TIMEOUT, "verify_millis", message)
+            ErrorResponse::new(StatusCode::GATEWAY_TIMEOUT, "verify_millis", message)
         })?
     }
 }
 
 /// A reply with its room, and what it takes.
-fn holding(reply: Vec<u8>, share: Arc<Share>, most: u64) -> Outcomes<(Bytes, u64)> {
+fn guard_reply(
+    reply: Vec<u8>,
+    share: Arc<ReplyReservation>,
+    most: u64,
+) -> HttpResult<(Bytes, u64)> {
     let capacity = reply.capacity() as u64;
     if capacity > most {
-        return Err(respond::bad(format!(
+        return Err(respond::invalid_response(format!(
             "it takes {capacity} bytes, and {most} are there for the limit \
              subnet.message_payload_bytes"
         )));
     }
-    Ok((held(reply, share), capacity))
+    Ok((with_reservation(reply, share), capacity))
 }
 
 /// The answer to an update call is certified as it is: nothing that follows it would be.
-fn refuse_more(reply: &Reply) -> Outcomes<()> {
+fn refuse_more(reply: &Reply) -> HttpResult<()> {
     if reply.streaming.is_some() || reply.head.status == StatusCode::PARTIAL_CONTENT {
-        return Err(respond::bad(
+        return Err(respond::invalid_response(
             "it answers an update call and continues after the reply, which is not certified",
         ));
     }
@@ -378,35 +414,35 @@ fn has_no_newer(metadata: &PublicMetadata) -> bool {
 }
 
 /// The reject of a query, or of the check of a call.
-fn not_executed(reject: &Reject, wait: Duration) -> Refused {
+fn not_executed(reject: &Reject, wait: Duration) -> ErrorResponse {
     match reject.error_code {
         NO_QUERY_WORKER => no_query_worker(wait, StatusCode::SERVICE_UNAVAILABLE),
         _ => rejected(reject),
     }
 }
 
-pub(super) fn rejected(reject: &Reject) -> Refused {
+pub(super) fn rejected(reject: &Reject) -> ErrorResponse {
     let message = format!(
         "the canister did not answer: {} (reject code {}, {})",
         reject.message, reject.code as u64, reject.error_code
     );
     match reject.code {
         _ if reject.error_code == QUERY_OVERDUE => {
-            Refused::new(StatusCode::GATEWAY_TIMEOUT, "query_overdue", message)
+            ErrorResponse::new(StatusCode::GATEWAY_TIMEOUT, "query_overdue", message)
         }
         RejectCode::DestinationInvalid => {
-            Refused::new(StatusCode::NOT_FOUND, "canister_rejects", message)
+            ErrorResponse::new(StatusCode::NOT_FOUND, "canister_rejects", message)
         }
         RejectCode::SysTransient => {
-            Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "canister_rejects", message, 1)
+            ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "canister_rejects", message, 1)
         }
-        _ => Refused::new(StatusCode::BAD_GATEWAY, "canister_rejects", message),
+        _ => ErrorResponse::new(StatusCode::BAD_GATEWAY, "canister_rejects", message),
     }
 }
 
-pub(super) fn internal(error: impl std::fmt::Display) -> Refused {
+pub(super) fn internal(error: impl std::fmt::Display) -> ErrorResponse {
     let message = format!("the gateway failed while serving this request: {error}");
-    Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+    ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
 }
 
 #[cfg(test)]

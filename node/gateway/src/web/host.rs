@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn long_hosts_are_none() {
+    fn host_longer_than_a_dns_name_names_no_canister() {
         let host = format!("{ID}.{}", "a.".repeat(200));
         assert_eq!(asked("/", Some(&host), None), Err(NoTarget::Unnamed));
     }

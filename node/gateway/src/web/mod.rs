@@ -14,15 +14,15 @@
 //! for `raw` hosts are passed on unverified, and so are answers to update calls, which are in the
 //! certified state.
 //!
-//! **Bounds.** The memory is divided ([`room`]): a part for bodies while they arrive, a part for
-//! asking canisters, a part for responses being written. A request reserves room to ask when its
-//! body has arrived, by its bytes: [`limits::HTTP_REQUEST_BYTES`], the encoding of the body, and
-//! the largest reply. When the response has arrived, everything but its size is released, until it
-//! is written. Requests wait for room in line, as long as a client may take to send a request, and
-//! are then refused with the limit. Responses longer than one reply are sent piece by piece: the
-//! next one is asked for when the last is written, so they hold one reply, however long they are;
-//! and there is a deadline for each as a whole. Of the responses being written, one connection has
-//! a part. Nothing is kept from one request to the next.
+//! **Bounds.** The memory is divided ([`request_memory`]): a part for bodies while they arrive,
+//! a part for asking canisters, a part for responses being written. A request reserves room to ask
+//! when its body has arrived, by its bytes: [`limits::HTTP_REQUEST_BYTES`], the encoding of the
+//! body, and the largest reply. When the response has arrived, everything but its size is
+//! released, until it is written. Requests wait for room in line, as long as a client may take to
+//! send a request, and are then refused with the limit. Responses longer than one reply are sent
+//! piece by piece: the next one is asked for when the last is written, so they hold one reply,
+//! however long they are; and there is a deadline for each as a whole. Of the responses being
+//! written, one connection has a part. Nothing is kept from one request to the next.
 //!
 //! **Long responses.** There are two ways. A canister may answer 206 to a request without a range:
 //! then the rest is asked for by ranges, and each piece is certified by itself. Or it names a
@@ -41,8 +41,8 @@ mod host;
 mod page;
 mod reply;
 mod request;
+mod request_memory;
 mod respond;
-mod room;
 mod stream;
 mod update;
 mod verify;
@@ -64,20 +64,20 @@ use self::{
     exchange::Exchange,
     host::{NoTarget, Target},
     reply::HeaderBounds,
-    request::Wanted,
-    room::{BodyHeld, Guest, Rooms},
+    request::BrowserRequest,
+    request_memory::{BodyReservation, ConnectionQuota, RequestMemory},
 };
 use crate::{
     HttpGatewayConfig,
-    answer::Refused,
+    answer::ErrorResponse,
     api::RequestKind,
-    connection::{Answers, Outgoing, STREAMS_MAX},
-    places::Places,
+    connection::{HttpHandler, Outgoing, STREAMS_MAX},
+    job_queue::JobQueue,
     service::{Service, permits, with_unread},
 };
 
 /// Of the requests in flight, the part of one connection.
-const GUEST_PART: u64 = 4;
+const CONNECTION_PART: u64 = 4;
 /// Of the threads that verify, the part of browsers' responses.
 const VERIFY_PART: u64 = 2;
 
@@ -93,8 +93,8 @@ pub(crate) struct Web {
     /// Long responses.
     streams: Arc<Semaphore>,
     /// Where responses are verified: apart from envelopes, which other clients wait for.
-    verify: Arc<Places>,
-    rooms: Arc<Rooms>,
+    verify: Arc<JobQueue>,
+    rooms: Arc<RequestMemory>,
     // State.
     /// Update calls so far: a part of their nonces.
     updates: AtomicU64,
@@ -104,9 +104,9 @@ impl Web {
     pub(crate) fn new(service: Arc<Service>, config: HttpGatewayConfig) -> Self {
         let HttpGatewayConfig { limits, requests: pool, ingress_history_bytes, .. } = config;
         let requests = Arc::new(Semaphore::new(permits(limits.requests_in_flight)));
-        let rooms = Arc::new(Rooms::new(&limits, service.call_bytes, pool));
+        let rooms = Arc::new(RequestMemory::new(&limits, service.call_bytes, pool));
         let streams = Arc::new(Semaphore::new(permits(rooms.parts().streams)));
-        let verify = Places::new(permits(service.verify_threads.div_ceil(VERIFY_PART)));
+        let verify = JobQueue::new(permits(service.verify_threads.div_ceil(VERIFY_PART)));
         Self {
             service,
             limits,
@@ -129,29 +129,29 @@ impl Web {
     async fn serve(
         self: &Arc<Self>,
         request: Request<Incoming>,
-        guest: Arc<Guest>,
-    ) -> Result<Response<Outgoing>, Refused> {
+        quota: Arc<ConnectionQuota>,
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let (target, place, mut room) = match self.admit(&request) {
-            Ok(Admitted::Served { target, place, room }) => (target, place, room),
-            Ok(Admitted::Answered(response)) => return Ok(response),
+            Ok(Admission::Served { target, place, room }) => (target, place, room),
+            Ok(Admission::Answered(response)) => return Ok(response),
             Err(refused) => return Err(with_unread(request, refused).await),
         };
         let (head, body) = request.into_parts();
         let limit = ("http_gateway.body_bytes", self.limits.body_bytes);
         let body = self.service.read_body_into(body, &mut room, limit).await?;
-        let request = Arc::new(Wanted::new(&head, body)?);
+        let request = Arc::new(BrowserRequest::new(&head, body)?);
         drop(head);
         let (web, body, place) = (self.clone(), Some(room), Arc::new(place));
-        Exchange { web, guest, target, request, body, place }.run().await
+        Exchange { web, quota, target, request, body, place }.run().await
     }
 
     /// Checks a request before its body is read.
-    fn admit(&self, request: &Request<Incoming>) -> Result<Admitted, Refused> {
+    fn admit(&self, request: &Request<Incoming>) -> Result<Admission, ErrorResponse> {
         let target = host::target(request.uri(), request.headers()).map_err(no_target)?;
         if !self.service.node.hosts(&target.canister) {
             let canister = target.canister;
             let message = format!("{canister} is no canister of this node's subnet");
-            return Err(Refused::new(StatusCode::NOT_FOUND, "not_hosted", message));
+            return Err(ErrorResponse::new(StatusCode::NOT_FOUND, "not_hosted", message));
         }
         if target.shares_worker(request.headers()) {
             return Err(no_worker(&target));
@@ -160,10 +160,10 @@ impl Web {
         if let Some(address) = own {
             let address = HeaderValue::try_from(address);
             let address = address.map_err(|_| no_target(NoTarget::Unnamed))?;
-            return Ok(Admitted::Answered(respond::elsewhere(address)));
+            return Ok(Admission::Answered(respond::redirect(address)));
         }
         if is_preflight(request) {
-            return Ok(Admitted::Answered(respond::preflight()));
+            return Ok(Admission::Answered(respond::preflight()));
         }
         let place = self.service.enter(
             &self.requests,
@@ -173,27 +173,27 @@ impl Web {
         )?;
         self.service.node.check_load(RequestKind::Query)?;
         let room = self.rooms.body(self.read_timeout())?;
-        Ok(Admitted::Served { target, place, room })
+        Ok(Admission::Served { target, place, room })
     }
 }
 
 /// A request that passed the checks before its body is read.
-enum Admitted {
+enum Admission {
     /// It was answered by them.
     Answered(Response<Outgoing>),
     /// It is to be served.
-    Served { target: Target, place: OwnedSemaphorePermit, room: BodyHeld },
+    Served { target: Target, place: OwnedSemaphorePermit, room: BodyReservation },
 }
 
-impl Answers for Web {
-    type Guest = Guest;
+impl HttpHandler for Web {
+    type ConnectionState = ConnectionQuota;
 
-    fn guest(&self) -> Guest {
-        self.rooms.guest()
+    fn connection_state(&self) -> ConnectionQuota {
+        self.rooms.quota()
     }
 
     fn streams_max(&self) -> u32 {
-        let part = (self.limits.requests_in_flight / GUEST_PART).max(1);
+        let part = (self.limits.requests_in_flight / CONNECTION_PART).max(1);
         u32::try_from(part).unwrap_or(u32::MAX).min(STREAMS_MAX)
     }
 
@@ -205,36 +205,36 @@ impl Answers for Web {
         ("http_gateway.connections", self.limits.connections)
     }
 
-    fn refused(&self, reason: &'static str) {
-        self.service.refused(reason);
+    fn count_refusal(&self, reason: &'static str) {
+        self.service.count_refusal(reason);
     }
 
-    fn evicted(&self) {
-        self.service.evicted();
+    fn count_eviction(&self) {
+        self.service.count_eviction();
     }
 
     async fn answer(
         self: Arc<Self>,
         request: Request<Incoming>,
-        guest: Arc<Guest>,
+        quota: Arc<ConnectionQuota>,
     ) -> Response<Outgoing> {
         if is_of_public_interface(request.uri().path()) {
             return self.service.serve(request).await.map(Outgoing::Whole);
         }
         let started = Instant::now();
         let as_page = page::is_wanted(request.headers());
-        let response = match self.serve(request, guest).await {
+        let response = match self.serve(request, quota).await {
             Ok(response) => response,
             Err(refused) => {
-                self.service.refused(refused.reason);
+                self.service.count_refusal(refused.reason);
                 page::refusal(&refused, as_page, &self.rooms)
             }
         };
         // Canisters choose the status: the class of it is a label that no canister can make more
         // of.
         let class = response.status().as_u16() / 100 * 100;
-        self.service.metrics.answered("http_gateway", class, started.elapsed());
-        respond::for_everybody(response)
+        self.service.metrics.record_response("http_gateway", class, started.elapsed());
+        respond::allow_any_origin(response)
     }
 }
 
@@ -253,25 +253,27 @@ fn is_preflight(request: &Request<Incoming>) -> bool {
 }
 
 /// Refusal of a service worker to a page of a shared host.
-fn no_worker(target: &Target) -> Refused {
+fn no_worker(target: &Target) -> ErrorResponse {
     let canister = target.canister;
     let message = format!(
         "this host is shared by all canisters, and a service worker would have them all; open \
          http://{canister}.localhost:<port>/ instead"
     );
-    Refused::new(StatusCode::FORBIDDEN, "shared_host", message)
+    ErrorResponse::new(StatusCode::FORBIDDEN, "shared_host", message)
 }
 
-fn no_target(none: NoTarget) -> Refused {
+fn no_target(none: NoTarget) -> ErrorResponse {
     let how = "open http://<canister id>.localhost:<port>/, or http://localhost:<port>/ with \
                ?canisterId=<canister id>";
     match none {
-        NoTarget::Unnamed => {
-            Refused::bad("no_canister", format!("the address names no canister; {how}"))
-        }
-        NoTarget::NoId => {
-            Refused::bad("no_canister", format!("canisterId is no canister's id; {how}"))
-        }
+        NoTarget::Unnamed => ErrorResponse::bad_request(
+            "no_canister",
+            format!("the address names no canister; {how}"),
+        ),
+        NoTarget::NoId => ErrorResponse::bad_request(
+            "no_canister",
+            format!("canisterId is no canister's id; {how}"),
+        ),
     }
 }
 

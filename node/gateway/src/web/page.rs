@@ -13,8 +13,8 @@ use hyper::{
     header::{self, HeaderValue},
 };
 
-use super::room::Rooms;
-use crate::{answer::Refused, connection::Outgoing, service::held};
+use super::request_memory::RequestMemory;
+use crate::{answer::ErrorResponse, connection::Outgoing, service::with_reservation};
 
 /// Of texts that come from canisters.
 const TEXT_CHARS_MAX: usize = 2_000;
@@ -30,7 +30,11 @@ const UNCOUNTED_BYTES: usize = 256;
 
 /// The answer to a failed request: a page, or its text alone. It is counted among the responses
 /// being written; where there is no room it has only its status.
-pub(super) fn refusal(refused: &Refused, as_page: bool, rooms: &Rooms) -> Response<Outgoing> {
+pub(super) fn refusal(
+    refused: &ErrorResponse,
+    as_page: bool,
+    rooms: &RequestMemory,
+) -> Response<Outgoing> {
     let text: String = refused.message.chars().take(TEXT_CHARS_MAX).collect();
     let (kind, body) = if as_page {
         ("text/html; charset=utf-8", html(refused.status, &text))
@@ -39,7 +43,7 @@ pub(super) fn refusal(refused: &Refused, as_page: bool, rooms: &Rooms) -> Respon
     };
     let body = match rooms.small(body.len() as u64) {
         _ if body.len() <= UNCOUNTED_BYTES => Bytes::from(body),
-        Some(room) => held(body, room),
+        Some(room) => with_reservation(body, room),
         None => Bytes::from(format!("{}: there is no room for more", refused.status)),
     };
     let mut response = Response::new(Outgoing::Whole(Full::new(body)));

@@ -281,13 +281,13 @@ impl<'a> Reader<'a> {
             let kind = self.signed()?;
             first = first.or(Some(kind));
         }
-        match self.of(first.ok_or(BadReply::Malformed)?) {
+        match self.type_of(first.ok_or(BadReply::Malformed)?) {
             Some(Type::Record(fields)) => Ok(fields),
             _ => Err(BadReply::Malformed),
         }
     }
 
-    fn of(&self, kind: i64) -> Option<Type> {
+    fn type_of(&self, kind: i64) -> Option<Type> {
         self.types.get(usize::try_from(kind).ok()?).copied()
     }
 
@@ -346,7 +346,7 @@ impl<'a> Reader<'a> {
     }
 
     fn blob(&mut self, kind: i64, name: &'static str) -> Result<Range<usize>, BadReply> {
-        if !matches!(self.of(kind), Some(Type::Vec(NAT8))) {
+        if !matches!(self.type_of(kind), Some(Type::Vec(NAT8))) {
             return Err(BadReply::Field(name));
         }
         let length = self.length()?;
@@ -366,12 +366,12 @@ impl<'a> Reader<'a> {
         bounds: HeaderBounds,
     ) -> Result<Vec<(String, String)>, BadReply> {
         let wrong = BadReply::Field("headers");
-        let Some(Type::Vec(line)) = self.of(kind) else { return Err(wrong) };
+        let Some(Type::Vec(line)) = self.type_of(kind) else { return Err(wrong) };
         let count = self.unsigned()?;
         if count > bounds.lines {
             return Err(BadReply::Headers(bounds.lines));
         }
-        let Some(Type::Record(fields)) = self.of(line) else {
+        let Some(Type::Record(fields)) = self.type_of(line) else {
             // An empty list may have any type of lines.
             return if count == 0 { Ok(Vec::new()) } else { Err(wrong) };
         };
@@ -401,7 +401,7 @@ impl<'a> Reader<'a> {
         if matches!(kind, NULL | RESERVED) {
             return Ok(None);
         }
-        let Some(Type::Opt(inner)) = self.of(kind) else { return Ok(Some(kind)) };
+        let Some(Type::Opt(inner)) = self.type_of(kind) else { return Ok(Some(kind)) };
         match self.byte()? {
             0 => Ok(None),
             1 => Ok(Some(inner)),
@@ -420,9 +420,9 @@ impl<'a> Reader<'a> {
     fn streaming(&mut self, kind: i64) -> Result<Option<Streaming>, BadReply> {
         let wrong = BadReply::Field("streaming_strategy");
         let Some(kind) = self.present(kind)? else { return Ok(None) };
-        let Some(Type::Variant(cases)) = self.of(kind) else { return Err(wrong) };
+        let Some(Type::Variant(cases)) = self.type_of(kind) else { return Err(wrong) };
         let (CALLBACK_VARIANT, kind) = self.case(cases)? else { return Err(wrong) };
-        let Some(Type::Record(fields)) = self.of(kind) else { return Err(wrong) };
+        let Some(Type::Record(fields)) = self.type_of(kind) else { return Err(wrong) };
         let (mut callback, mut token) = (None, None);
         for number in 0..fields.count {
             let (name, kind) = self.field(fields, number)?;
@@ -445,7 +445,7 @@ impl<'a> Reader<'a> {
     }
 
     fn function(&mut self, kind: i64) -> Result<(Principal, String), BadReply> {
-        if !matches!(self.of(kind), Some(Type::Func)) || self.byte()? != 1 {
+        if !matches!(self.type_of(kind), Some(Type::Func)) || self.byte()? != 1 {
             return Err(BadReply::Field("callback"));
         }
         let canister = self.principal()?;
@@ -508,7 +508,7 @@ impl<'a> Reader<'a> {
             EMPTY => return Err(BadReply::Malformed),
             _ => {}
         }
-        match self.of(kind).ok_or(BadReply::Malformed)? {
+        match self.type_of(kind).ok_or(BadReply::Malformed)? {
             Type::Opt(inner) => match self.byte()? {
                 0 => Ok(()),
                 1 => self.skip(inner, depth + 1),
@@ -569,7 +569,7 @@ mod tests {
 
     const BOUNDS: HeaderBounds = HeaderBounds { lines: 4, bytes: 100 };
 
-    define_function!(Callback : (Deep) -> (Piece) query);
+    define_function!(Callback : (NestedToken) -> (Piece) query);
 
     #[derive(CandidType, Clone, Debug, Deserialize, PartialEq)]
     enum Kind {
@@ -578,23 +578,23 @@ mod tests {
     }
 
     #[derive(CandidType, Clone, Debug, Deserialize, PartialEq)]
-    struct Deep {
+    struct NestedToken {
         key: String,
         kinds: Vec<Kind>,
         encoding: (u64, i32, f64, Option<Option<bool>>),
         owner: Principal,
-        next: Option<Box<Deep>>,
+        next: Option<Box<NestedToken>>,
     }
 
     #[derive(CandidType, Clone)]
     struct Piece {
         body: ByteBuf,
-        token: Option<Deep>,
+        token: Option<NestedToken>,
     }
 
     #[derive(CandidType, Clone)]
     enum Strategy {
-        Callback { callback: Callback, token: Deep },
+        Callback { callback: Callback, token: NestedToken },
     }
 
     #[derive(CandidType, Clone)]
@@ -604,11 +604,11 @@ mod tests {
         body: ByteBuf,
         upgrade: Option<bool>,
         streaming_strategy: Option<Strategy>,
-        more: Vec<Deep>,
+        more: Vec<NestedToken>,
     }
 
-    fn deep(next: Option<Deep>) -> Deep {
-        Deep {
+    fn deep(next: Option<NestedToken>) -> NestedToken {
+        NestedToken {
             key: "/assets/\u{e9}".to_owned(),
             kinds: vec![
                 Kind::Small,
@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_is_read_in_any_company() {
+    fn response_with_unknown_fields_is_decoded() {
         let bytes = Encode!(&response()).unwrap();
         let read = http(&bytes, BOUNDS).unwrap();
         assert_eq!((read.status, read.upgrade, read.streaming), (206, false, None));
@@ -645,20 +645,20 @@ mod tests {
     }
 
     #[test]
-    fn the_least_response_is_enough() {
+    fn response_with_required_fields_only_is_decoded() {
         #[derive(CandidType)]
-        struct Least {
+        struct MinimalResponse {
             status_code: u16,
             headers: Vec<Reserved>,
             body: ByteBuf,
         }
-        let least = Least { status_code: 200, headers: vec![], body: ByteBuf::new() };
+        let least = MinimalResponse { status_code: 200, headers: vec![], body: ByteBuf::new() };
         let read = http(&Encode!(&least).unwrap(), BOUNDS).unwrap();
         assert_eq!((read.status, read.headers.len(), read.body.len()), (200, 0, 0));
     }
 
     #[test]
-    fn tokens_go_back_as_they_came() {
+    fn streaming_token_is_returned_unchanged() {
         let owner = Principal::from_slice(&[1, 2, 3]);
         let callback = Callback(Func { principal: owner, method: "next".into() });
         let strategy = Strategy::Callback { callback, token: deep(Some(deep(None))) };
@@ -666,32 +666,32 @@ mod tests {
             Encode!(&Response { streaming_strategy: Some(strategy), ..response() }).unwrap();
         let streaming = http(&bytes, BOUNDS).unwrap().streaming.unwrap();
         assert_eq!((streaming.canister, streaming.method.as_str()), (owner, "next"));
-        let back = Decode!(&streaming.token.0, Deep).unwrap();
+        let back = Decode!(&streaming.token.0, NestedToken).unwrap();
         assert_eq!(back, deep(Some(deep(None))));
         let piece = Piece { body: ByteBuf::from([1, 2]), token: Some(deep(None)) };
         let bytes = Encode!(&piece).unwrap();
         let read = chunk(&bytes).unwrap();
         assert_eq!(&bytes[read.body], [1, 2]);
-        let back = Decode!(&read.token.unwrap().0, Deep).unwrap();
+        let back = Decode!(&read.token.unwrap().0, NestedToken).unwrap();
         assert_eq!(back, deep(None));
         let bytes = Encode!(&Piece { body: ByteBuf::new(), token: None }).unwrap();
         assert_eq!(chunk(&bytes).unwrap().token, None);
     }
 
     #[test]
-    fn plain_tokens_go_back_too() {
+    fn number_token_is_returned_unchanged() {
         #[derive(CandidType)]
-        struct Counted {
+        struct NumberTokenChunk {
             body: ByteBuf,
             token: Option<u64>,
         }
-        let bytes = Encode!(&Counted { body: ByteBuf::new(), token: Some(9) }).unwrap();
+        let bytes = Encode!(&NumberTokenChunk { body: ByteBuf::new(), token: Some(9) }).unwrap();
         let token = chunk(&bytes).unwrap().token.unwrap();
         assert_eq!(Decode!(&token.0, u64).unwrap(), 9);
     }
 
     #[test]
-    fn bounds_are_named() {
+    fn reply_beyond_a_bound_is_refused_with_the_bound() {
         let many = vec![("a".to_owned(), "b".to_owned()); 5];
         let bytes = Encode!(&Response { headers: many, ..response() }).unwrap();
         assert_eq!(http(&bytes, BOUNDS), Err(BadReply::Headers(4)));
@@ -699,11 +699,12 @@ mod tests {
         let bytes = Encode!(&Response { headers: long, ..response() }).unwrap();
         assert_eq!(http(&bytes, BOUNDS), Err(BadReply::HeaderBytes(100)));
         #[derive(CandidType)]
-        struct Wide {
+        struct BlobTokenChunk {
             body: ByteBuf,
             token: Option<ByteBuf>,
         }
-        let wide = Wide { body: ByteBuf::new(), token: Some(ByteBuf::from(vec![0; 70_000])) };
+        let wide =
+            BlobTokenChunk { body: ByteBuf::new(), token: Some(ByteBuf::from(vec![0; 70_000])) };
         assert_eq!(chunk(&Encode!(&wide).unwrap()), Err(BadReply::Token));
     }
 

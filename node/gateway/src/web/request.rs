@@ -9,10 +9,10 @@ use hyper::{HeaderMap, Method, Uri, header, http::request::Parts};
 use ic_http_certification::HttpRequest;
 
 use super::{
-    exchange::Outcomes,
-    verify::{self, Line},
+    exchange::HttpResult,
+    verify::{self, HeaderField},
 };
-use crate::answer::Refused;
+use crate::answer::ErrorResponse;
 
 const URL: u32 = field("url");
 const METHOD: u32 = field("method");
@@ -39,21 +39,21 @@ const LINE_BESIDE_BYTES: usize = 10;
 
 /// A browser's request. Clones share the body.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
+pub(super) struct BrowserRequest {
     method: Method,
     url: String,
-    headers: Vec<Line>,
+    headers: Vec<HeaderField>,
     pub(super) body: Bytes,
 }
 
-impl Wanted {
-    pub(super) fn new(head: &Parts, body: Bytes) -> Outcomes<Self> {
+impl BrowserRequest {
+    pub(super) fn new(head: &Parts, body: Bytes) -> HttpResult<Self> {
         let (url, headers) = (url(&head.uri), lines(&head.headers)?);
         Ok(Self { method: head.method.clone(), url, headers, body })
     }
 
     /// The request as verification takes it.
-    pub(super) fn certified(&self) -> HttpRequest<'_> {
+    pub(super) fn to_http_request(&self) -> HttpRequest<'_> {
         HttpRequest::builder()
             .with_method(self.method.clone())
             .with_url(self.url.as_str())
@@ -69,7 +69,7 @@ impl Wanted {
     }
 
     /// The same request for the content from byte `first` on.
-    pub(super) fn from(&self, first: u64) -> Self {
+    pub(super) fn with_range_from(&self, first: u64) -> Self {
         let mut request = self.clone();
         request.headers.push((header::RANGE.to_string(), format!("bytes={first}-")));
         request
@@ -83,16 +83,16 @@ impl Wanted {
 
     /// The argument of `http_request`.
     pub(super) fn argument(&self) -> Vec<u8> {
-        self.encoded(Some(verify::VERSION))
+        self.encode(Some(verify::VERSION))
     }
 
     /// The argument of `http_request_update`.
     pub(super) fn update_argument(&self) -> Vec<u8> {
-        self.encoded(None)
+        self.encode(None)
     }
 
-    fn encoded(&self, version: Option<u16>) -> Vec<u8> {
-        let line = |(name, value): &Line| name.len() + value.len() + LINE_BESIDE_BYTES;
+    fn encode(&self, version: Option<u16>) -> Vec<u8> {
+        let line = |(name, value): &HeaderField| name.len() + value.len() + LINE_BESIDE_BYTES;
         let lines = self.headers.iter().map(line).sum::<usize>();
         let bytes = BESIDE_BYTES + self.url.len() + lines + self.body.len();
         let mut writer = Writer(Vec::with_capacity(bytes));
@@ -157,12 +157,15 @@ fn url(uri: &Uri) -> String {
     uri.path_and_query().map_or_else(|| "/".to_owned(), ToString::to_string)
 }
 
-fn lines(headers: &HeaderMap) -> Outcomes<Vec<Line>> {
+fn lines(headers: &HeaderMap) -> HttpResult<Vec<HeaderField>> {
     headers
         .iter()
         .map(|(name, value)| {
             let value = std::str::from_utf8(value.as_bytes()).map_err(|_| {
-                Refused::bad("header", format!("the header {name} is not encoded as UTF-8"))
+                ErrorResponse::bad_request(
+                    "header",
+                    format!("the header {name} is not encoded as UTF-8"),
+                )
             })?;
             Ok((name.to_string(), value.to_owned()))
         })
@@ -178,10 +181,10 @@ mod tests {
 
     use super::*;
 
-    fn wanted(body: Bytes) -> Wanted {
+    fn wanted(body: Bytes) -> BrowserRequest {
         let request = Request::post("http://h/a%20b?c=d#e").header("x", "y").header("X", "z");
         let request = request.header("long", "w".repeat(300)).body(()).unwrap();
-        Wanted::new(&request.into_parts().0, body).unwrap()
+        BrowserRequest::new(&request.into_parts().0, body).unwrap()
     }
 
     #[test]
@@ -192,12 +195,12 @@ mod tests {
             let argument = wanted.argument();
             assert!(argument.capacity() <= most, "{}", argument.capacity());
             let decoded = Decode!(&argument, HttpRequest<'static>).unwrap();
-            assert_eq!(decoded, wanted.certified());
+            assert_eq!(decoded, wanted.to_http_request());
             assert_eq!(decoded.url(), "/a%20b?c=d");
             let argument = wanted.update_argument();
             assert!(argument.capacity() <= most);
             let decoded = Decode!(&argument, HttpUpdateRequest<'static>).unwrap();
-            assert_eq!(decoded, HttpUpdateRequest::from(wanted.certified()));
+            assert_eq!(decoded, HttpUpdateRequest::from(wanted.to_http_request()));
         }
     }
 
@@ -205,7 +208,7 @@ mod tests {
     fn a_range_is_asked_for_beside_the_same() {
         let wanted = wanted(Bytes::from_static(b"abc"));
         assert!(!wanted.has_range());
-        let part = wanted.from(17);
+        let part = wanted.with_range_from(17);
         assert!(part.has_range());
         let decoded = Decode!(&part.argument(), HttpRequest<'static>).unwrap();
         assert_eq!(decoded.headers().last().unwrap(), &("range".into(), "bytes=17-".into()));

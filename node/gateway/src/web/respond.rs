@@ -14,8 +14,8 @@ use ic_http_certification::CERTIFICATE_HEADER_NAME;
 
 use limits::HTTP_LINE_BYTES;
 
-use super::verify::Verified;
-use crate::{answer::Refused, connection::Outgoing, service::held};
+use super::verify::VerifiedScope;
+use crate::{answer::ErrorResponse, connection::Outgoing, service::with_reservation};
 
 /// Headers of a connection (RFC 9110, 7.6.1), and those that say how long a body is.
 const OF_THE_CONNECTION: [&str; 10] = [
@@ -39,7 +39,7 @@ const ASKABLE: &str = "DNT,User-Agent,X-Requested-With,If-Modified-Since,Cache-C
 const PREFLIGHT_SECONDS: &str = "7200";
 
 /// Something that lasts as long as what it stands for.
-pub(super) type Hold = std::sync::Arc<dyn std::any::Any + Send + Sync>;
+pub(super) type ResponseGuard = std::sync::Arc<dyn std::any::Any + Send + Sync>;
 
 /// The canister says who may read its response, and that is not passed on.
 #[derive(Clone, Copy, Debug)]
@@ -53,16 +53,16 @@ pub(super) struct Head {
 }
 
 impl Head {
-    pub(super) fn new(status: u16, headers: Vec<(String, String)>) -> Result<Self, Refused> {
+    pub(super) fn new(status: u16, headers: Vec<(String, String)>) -> Result<Self, ErrorResponse> {
         let found = StatusCode::from_u16(status).ok().filter(|_| (200..600).contains(&status));
         let status = found.ok_or_else(|| {
-            bad(format!("it has the status {status}, which no HTTP response can have"))
+            invalid_response(format!("it has the status {status}, which no HTTP response can have"))
         })?;
         Ok(Self { status, headers })
     }
 
     /// The value of the only header of this name.
-    pub(super) fn only(&self, name: &HeaderName) -> Option<&str> {
+    pub(super) fn single_value(&self, name: &HeaderName) -> Option<&str> {
         let mut found =
             self.headers.iter().filter(|(found, _)| found.eq_ignore_ascii_case(name.as_str()));
         let first = found.next()?;
@@ -72,23 +72,25 @@ impl Head {
     /// The head of the response. Of what was verified only the certified headers are passed on, and
     /// all but how long it may be kept where no header can be certified; `None` is a response that
     /// needs no verification.
-    pub(super) fn parts(&self, verified: Option<&Verified>) -> Result<Parts, Refused> {
+    pub(super) fn parts(&self, verified: Option<&VerifiedScope>) -> Result<Parts, ErrorResponse> {
         let mut parts = Response::new(()).into_parts().0;
         parts.status = self.status;
         match verified {
-            None | Some(Verified::Nothing) => add(&mut parts.headers, &self.headers)?,
-            Some(Verified::Body) => {
-                add(&mut parts.headers, &self.headers)?;
+            None | Some(VerifiedScope::Nothing) => {
+                append_headers(&mut parts.headers, &self.headers)?
+            }
+            Some(VerifiedScope::Body) => {
+                append_headers(&mut parts.headers, &self.headers)?;
                 parts.headers.remove(header::CACHE_CONTROL);
             }
-            Some(Verified::Response(headers)) => {
-                add(&mut parts.headers, headers)?;
+            Some(VerifiedScope::Response(headers)) => {
+                append_headers(&mut parts.headers, headers)?;
                 let certificate = |(name, _): &&(String, String)| {
                     name.eq_ignore_ascii_case(CERTIFICATE_HEADER_NAME)
                 };
                 let certificate: Vec<_> =
                     self.headers.iter().filter(certificate).cloned().collect();
-                add(&mut parts.headers, &certificate)?;
+                append_headers(&mut parts.headers, &certificate)?;
             }
         }
         let readers = header::ACCESS_CONTROL_ALLOW_ORIGIN;
@@ -110,13 +112,17 @@ impl Head {
 }
 
 /// Bytes that hold something for as long as anybody has a part of them.
-pub(super) fn carried<H: Send + 'static>(bytes: Bytes, hold: H) -> Bytes {
-    held(bytes, hold)
+pub(super) fn guard_bytes<H: Send + 'static>(bytes: Bytes, hold: H) -> Bytes {
+    with_reservation(bytes, hold)
 }
 
 /// A response that holds something until it is written: its body does, and since there may be none,
 /// its head.
-pub(super) fn holding(parts: Parts, body: Outgoing, hold: Hold) -> Response<Outgoing> {
+pub(super) fn guard_response(
+    parts: Parts,
+    body: Outgoing,
+    hold: ResponseGuard,
+) -> Response<Outgoing> {
     let mut response = Response::from_parts(parts, body);
     response.extensions_mut().insert(hold);
     response
@@ -125,21 +131,24 @@ pub(super) fn holding(parts: Parts, body: Outgoing, hold: Hold) -> Response<Outg
 /// Ties what the response holds to its head: to the value of one of its headers, which lasts until
 /// the head is written to the connection's buffer. HTTP/2 would keep it longer in the table of its
 /// compression, but for values that are never indexed.
-fn tie(response: &mut Response<Outgoing>) {
-    let Some(hold) = response.extensions_mut().remove::<Hold>() else { return };
+fn guard_head(response: &mut Response<Outgoing>) {
+    let Some(hold) = response.extensions_mut().remove::<ResponseGuard>() else { return };
     let Some((_, value)) = response.headers_mut().iter_mut().next() else { return };
-    let bytes = carried(Bytes::copy_from_slice(value.as_bytes()), hold);
+    let bytes = guard_bytes(Bytes::copy_from_slice(value.as_bytes()), hold);
     if let Ok(mut carrying) = HeaderValue::from_maybe_shared(bytes) {
         carrying.set_sensitive(true);
         *value = carrying;
     }
 }
 
-fn add(headers: &mut HeaderMap, lines: &[(String, String)]) -> Result<(), Refused> {
+fn append_headers(
+    headers: &mut HeaderMap,
+    lines: &[(String, String)],
+) -> Result<(), ErrorResponse> {
     for (name, value) in lines {
         let wrong = || {
             let name: String = name.chars().take(64).collect();
-            bad(format!("its header {name:?} is none that HTTP allows"))
+            invalid_response(format!("its header {name:?} is none that HTTP allows"))
         };
         let found = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong())?;
         let value = HeaderValue::from_bytes(value.as_bytes()).map_err(|_| wrong())?;
@@ -151,9 +160,9 @@ fn add(headers: &mut HeaderMap, lines: &[(String, String)]) -> Result<(), Refuse
 }
 
 /// A response of a canister that cannot be passed on.
-pub(super) fn bad(why: impl std::fmt::Display) -> Refused {
+pub(super) fn invalid_response(why: impl std::fmt::Display) -> ErrorResponse {
     let message = format!("the canister's response cannot be passed on: {why}");
-    Refused::new(StatusCode::BAD_GATEWAY, "canister_response", message)
+    ErrorResponse::new(StatusCode::BAD_GATEWAY, "canister_response", message)
 }
 
 /// What a page of another origin may ask: anything, as it could ask the canister itself.
@@ -168,7 +177,7 @@ pub(super) fn preflight() -> Response<Outgoing> {
 }
 
 /// Sends a browser to another address, where it asks the same.
-pub(super) fn elsewhere(address: HeaderValue) -> Response<Outgoing> {
+pub(super) fn redirect(address: HeaderValue) -> Response<Outgoing> {
     let mut response = Response::new(Outgoing::Whole(Full::default()));
     *response.status_mut() = StatusCode::TEMPORARY_REDIRECT;
     let headers = response.headers_mut();
@@ -179,7 +188,7 @@ pub(super) fn elsewhere(address: HeaderValue) -> Response<Outgoing> {
 
 /// Lets pages of any origin read the response, unless the canister sets the rule: an uncertified
 /// rule lets no page read it.
-pub(super) fn for_everybody(mut response: Response<Outgoing>) -> Response<Outgoing> {
+pub(super) fn allow_any_origin(mut response: Response<Outgoing>) -> Response<Outgoing> {
     let is_said = response.extensions_mut().remove::<ReadersUncertified>().is_some();
     let headers = response.headers_mut();
     if !is_said && !headers.contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN) {
@@ -188,7 +197,7 @@ pub(super) fn for_everybody(mut response: Response<Outgoing>) -> Response<Outgoi
             .entry(header::ACCESS_CONTROL_EXPOSE_HEADERS)
             .or_insert(HeaderValue::from_static(READABLE));
     }
-    tie(&mut response);
+    guard_head(&mut response);
     response
 }
 
@@ -262,21 +271,21 @@ mod tests {
     #[test]
     fn what_is_not_certified_is_not_passed_on() {
         let sent = head(&[("A", "1"), ("Cache-Control", "max-age=9"), ("IC-Certificate", "c")]);
-        let body = sent.parts(Some(&Verified::Body)).unwrap();
+        let body = sent.parts(Some(&VerifiedScope::Body)).unwrap();
         assert!(body.headers.contains_key("a") && !body.headers.contains_key("cache-control"));
         let certified = vec![("cache-control".to_owned(), "no-store".to_owned())];
-        let response = sent.parts(Some(&Verified::Response(certified))).unwrap();
+        let response = sent.parts(Some(&VerifiedScope::Response(certified))).unwrap();
         assert!(!response.headers.contains_key("a"));
         assert_eq!(response.headers.get("cache-control").unwrap(), "no-store");
         assert!(response.headers.contains_key("ic-certificate"));
-        for all in [None, Some(&Verified::Nothing)] {
+        for all in [None, Some(&VerifiedScope::Nothing)] {
             assert_eq!(sent.parts(all).unwrap().headers.len(), 3);
         }
     }
 
-    fn answered(sent: &Head, verified: Option<&Verified>) -> Response<Outgoing> {
+    fn answered(sent: &Head, verified: Option<&VerifiedScope>) -> Response<Outgoing> {
         let body = Outgoing::Whole(Full::default());
-        for_everybody(Response::from_parts(sent.parts(verified).unwrap(), body))
+        allow_any_origin(Response::from_parts(sent.parts(verified).unwrap(), body))
     }
 
     #[test]
@@ -288,20 +297,20 @@ mod tests {
         let open = head(&[("a", "b")]);
         assert_eq!(readers(answered(&open, None)).as_deref(), Some("*"));
         let closed = head(&[("Access-Control-Allow-Origin", "https://me")]);
-        for all in [None, Some(&Verified::Nothing), Some(&Verified::Body)] {
+        for all in [None, Some(&VerifiedScope::Nothing), Some(&VerifiedScope::Body)] {
             assert_eq!(readers(answered(&closed, all)).as_deref(), Some("https://me"));
         }
-        let uncertified = Verified::Response(vec![("a".to_owned(), "b".to_owned())]);
+        let uncertified = VerifiedScope::Response(vec![("a".to_owned(), "b".to_owned())]);
         assert_eq!(readers(answered(&closed, Some(&uncertified))), None);
         assert_eq!(readers(answered(&open, Some(&uncertified))).as_deref(), Some("*"));
     }
 
     #[test]
     fn a_response_without_a_body_holds_what_it_has_until_its_head_is_gone() {
-        let hold: Hold = std::sync::Arc::new(());
+        let hold: ResponseGuard = std::sync::Arc::new(());
         let parts = head(&[("a", "b")]).parts(None).unwrap();
         let body = Outgoing::Whole(Full::default());
-        let response = for_everybody(holding(parts, body, hold.clone()));
+        let response = allow_any_origin(guard_response(parts, body, hold.clone()));
         let (mut parts, body) = response.into_parts();
         drop(body);
         assert_eq!(std::sync::Arc::strong_count(&hold), 2);

@@ -16,19 +16,19 @@ use tokio::{
 };
 
 use super::{
-    exchange::{Exchange, Outcomes, Reply, Use, internal},
+    exchange::{Exchange, HttpResult, Reply, ReplyUse, internal},
     reply::{Streaming, Token},
-    respond::{self, ContentRange, Head, Hold},
-    room::Share,
-    verify::{BodyHashes, Certified, Line, Verified},
+    request_memory::ReplyReservation,
+    respond::{self, ContentRange, Head, ResponseGuard},
+    verify::{BodyHashes, CertifiedContent, HeaderField, VerifiedScope},
 };
 use crate::{
-    answer::Refused,
-    connection::{Answers as _, Outgoing},
+    answer::ErrorResponse,
+    connection::{HttpHandler as _, Outgoing},
 };
 
 /// See [`common`].
-type Common = Option<Vec<Line>>;
+type CommonHeaders = Option<Vec<HeaderField>>;
 
 /// A place among the long responses, and the memory of each in addition to its piece.
 type LongPlace = Arc<(OwnedSemaphorePermit, OwnedSemaphorePermit, budget::Reservation)>;
@@ -37,12 +37,12 @@ type LongPlace = Arc<(OwnedSemaphorePermit, OwnedSemaphorePermit, budget::Reserv
 type Digests = Option<Vec<Hash>>;
 
 /// A piece that is there.
-struct Made {
+struct StreamPiece {
     body: Bytes,
-    share: Arc<Share>,
+    share: Arc<ReplyReservation>,
 }
 
-impl From<Reply> for Made {
+impl From<Reply> for StreamPiece {
     fn from(reply: Reply) -> Self {
         Self { body: reply.body, share: reply.share }
     }
@@ -51,21 +51,25 @@ impl From<Reply> for Made {
 impl Exchange {
     /// A place among the long responses. A request that waits for one holds no reply, and asks for
     /// the first piece again; where that cannot be asked for, it cannot wait.
-    async fn long_place(&self, first: Made, is_query: bool) -> Outcomes<(LongPlace, Option<Made>)> {
+    async fn long_place(
+        &self,
+        first: StreamPiece,
+        is_query: bool,
+    ) -> HttpResult<(LongPlace, Option<StreamPiece>)> {
         let (limits, body) = (&self.web.limits, self.request.body.len() as u64);
         if body > HTTP_STREAM_BODY_BYTES {
-            return Err(respond::bad(format!(
+            return Err(respond::invalid_response(format!(
                 "it is of several replies, and answers a request with a body of {body} bytes; the \
                  most is {HTTP_STREAM_BODY_BYTES}"
             )));
         }
         let room = || self.web.rooms.reserve(limits.stream_bytes());
-        let (guest, all) = (&self.guest.streams, &self.web.streams);
-        if let Ok(of_guest) = guest.clone().try_acquire_owned()
+        let (quota, all) = (&self.quota.streams, &self.web.streams);
+        if let Ok(of_connection) = quota.clone().try_acquire_owned()
             && let Ok(of_all) = all.clone().try_acquire_owned()
         {
             first.share.settle();
-            return Ok((Arc::new((of_guest, of_all, room()?)), Some(first)));
+            return Ok((Arc::new((of_connection, of_all, room()?)), Some(first)));
         }
         drop(first);
         let full = || {
@@ -74,55 +78,59 @@ impl Exchange {
                  room for: {} at once, {} of one connection; retry in a second",
                 limits.requests_bytes,
                 self.web.rooms.parts().streams,
-                self.web.rooms.guest_streams(),
+                self.web.rooms.streams_per_connection(),
             );
-            Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "http_streams", message, 1)
+            ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "http_streams", message, 1)
         };
         if !is_query {
             return Err(full());
         }
         let until = Instant::now() + self.web.read_timeout();
         let wait = |places: &Arc<Semaphore>| timeout_at(until, places.clone().acquire_owned());
-        let of_guest = wait(guest).await.map_err(|_| full())?.map_err(|_| full())?;
+        let of_connection = wait(quota).await.map_err(|_| full())?.map_err(|_| full())?;
         let of_all = wait(all).await.map_err(|_| full())?.map_err(|_| full())?;
-        Ok((Arc::new((of_guest, of_all, room()?)), None))
+        Ok((Arc::new((of_connection, of_all, room()?)), None))
     }
 
     /// The whole of something of which the canister sent the first range.
     pub(super) async fn by_ranges(
         mut self,
         reply: Reply,
-        verified: Option<Verified>,
+        verified: Option<VerifiedScope>,
         is_query: bool,
-    ) -> Outcomes<Response<Outgoing>> {
+    ) -> HttpResult<Response<Outgoing>> {
         let range = range_of(&reply.head, &reply.body)?;
         let common = common(verified.as_ref())?;
         if range.first != 0 {
-            return Err(respond::bad("it is a range that does not begin at the first byte"));
+            return Err(respond::invalid_response(
+                "it is a range that does not begin at the first byte",
+            ));
         }
         let mut parts = reply.head.parts(verified.as_ref())?;
         parts.status = StatusCode::OK;
         parts.headers.remove(header::CONTENT_RANGE);
         let (place, first) = self.long_place(reply.into(), is_query).await?;
         self.body = None;
-        let hold: Hold = place.clone();
-        let (sending, pieces) = Sending::new(self, place);
-        tokio::spawn(sending.run(Source::Ranges(first, range, common)));
-        Ok(respond::holding(parts, Outgoing::Pieces(pieces, Some(range.total)), hold))
+        let hold: ResponseGuard = place.clone();
+        let (sending, pieces) = StreamSender::new(self, place);
+        tokio::spawn(sending.run(PieceSource::Ranges(first, range, common)));
+        Ok(respond::guard_response(parts, Outgoing::Pieces(pieces, Some(range.total)), hold))
     }
 
     /// A response of which the canister has sent the first piece, and a callback gives the others.
     pub(super) async fn by_callback(
         mut self,
         mut reply: Reply,
-        certified: Option<Certified>,
+        certified: Option<CertifiedContent>,
         is_query: bool,
-    ) -> Outcomes<Response<Outgoing>> {
+    ) -> HttpResult<Response<Outgoing>> {
         let Some(streaming) = reply.streaming.take() else {
             return Err(internal("a response without a callback has none"));
         };
         if streaming.canister != self.target.canister {
-            return Err(respond::bad("its streaming callback is another canister's method"));
+            return Err(respond::invalid_response(
+                "its streaming callback is another canister's method",
+            ));
         }
         let head = reply.head.clone();
         let (place, mut first) = self.long_place(reply.into(), is_query).await?;
@@ -130,32 +138,32 @@ impl Exchange {
         let (mut digests, mut total, mut verified) = (None, None, None);
         if let Some(certified) = certified {
             if certified.is_nothing() {
-                verified = Some(Verified::Nothing);
+                verified = Some(VerifiedScope::Nothing);
             } else {
                 let reading = self.read_through(&certified, first.take(), &streaming);
                 let read = self.in_time("the response was not verified", reading).await?;
-                verified = Some(self.judge(&certified, &read.0)?);
+                verified = Some(self.verify_hashes(&certified, &read.0)?);
                 (digests, total) = (Some(read.1), Some(read.2));
             }
         }
         let parts = head.parts(verified.as_ref())?;
-        let hold: Hold = place.clone();
-        let (sending, pieces) = Sending::new(self, place);
-        tokio::spawn(sending.run(Source::Pieces(first, streaming, digests)));
-        Ok(respond::holding(parts, Outgoing::Pieces(pieces, total), hold))
+        let hold: ResponseGuard = place.clone();
+        let (sending, pieces) = StreamSender::new(self, place);
+        tokio::spawn(sending.run(PieceSource::Pieces(first, streaming, digests)));
+        Ok(respond::guard_response(parts, Outgoing::Pieces(pieces, total), hold))
     }
 
     /// Reads all pieces of a response and keeps their hashes: of the whole, and of each. Says how many
     /// bytes there are.
     async fn read_through(
         &self,
-        certified: &Certified,
-        first: Option<Made>,
+        certified: &CertifiedContent,
+        first: Option<StreamPiece>,
         streaming: &Streaming,
-    ) -> Outcomes<(BodyHashes, Vec<Hash>, u64)> {
+    ) -> HttpResult<(BodyHashes, Vec<Hash>, u64)> {
         let first = match first {
             Some(first) => first.body,
-            None => self.ask(&self.request, Use::Read).await?.body,
+            None => self.ask(&self.request, ReplyUse::Read).await?.body,
         };
         let mut total = first.len() as u64;
         let mut digests = vec![self.digest(&first).await?];
@@ -163,7 +171,7 @@ impl Exchange {
         let mut token = Some(streaming.token.clone());
         while let Some(next) = token {
             self.check_pieces(digests.len() as u64)?;
-            let piece = self.piece(&streaming.method, &next, Use::Read).await?;
+            let piece = self.piece(&streaming.method, &next, ReplyUse::Read).await?;
             total += piece.body.len() as u64;
             token = piece.next;
             digests.push(self.digest(&piece.body).await?);
@@ -172,40 +180,40 @@ impl Exchange {
         Ok((hasher.finish(), digests, total))
     }
 
-    async fn digest(&self, bytes: &Bytes) -> Outcomes<Hash> {
+    async fn digest(&self, bytes: &Bytes) -> HttpResult<Hash> {
         let bytes = bytes.clone();
         self.on_thread(move || of_bytes(&bytes)).await
     }
 
-    fn check_pieces(&self, pieces: u64) -> Outcomes<()> {
+    fn check_pieces(&self, pieces: u64) -> HttpResult<()> {
         let limit = self.web.limits.response_chunks;
         if pieces <= limit {
             return Ok(());
         }
-        Err(respond::bad(format!(
+        Err(respond::invalid_response(format!(
             "it has more pieces than the limit http_gateway.response_chunks = {limit}"
         )))
     }
 
     /// Whether a piece is the one that was verified.
-    async fn check_digest(&self, body: &Bytes, number: u64, digests: &Digests) -> Outcomes<()> {
+    async fn check_digest(&self, body: &Bytes, number: u64, digests: &Digests) -> HttpResult<()> {
         let Some(digests) = digests else { return Ok(()) };
         let expected = usize::try_from(number).ok().and_then(|number| digests.get(number));
         if expected == Some(&self.digest(body).await?) {
             return Ok(());
         }
-        Err(respond::bad("a piece of it is another than when it was verified"))
+        Err(respond::invalid_response("a piece of it is another than when it was verified"))
     }
 }
 
 /// Where pieces come from, with the first if it is there.
-enum Source {
-    Ranges(Option<Made>, ContentRange, Common),
-    Pieces(Option<Made>, Streaming, Digests),
+enum PieceSource {
+    Ranges(Option<StreamPiece>, ContentRange, CommonHeaders),
+    Pieces(Option<StreamPiece>, Streaming, Digests),
 }
 
 /// A long response on its way.
-struct Sending {
+struct StreamSender {
     exchange: Exchange,
     place: LongPlace,
     sender: mpsc::Sender<io::Result<Bytes>>,
@@ -218,7 +226,7 @@ struct Sending {
     expected: u64,
 }
 
-impl Sending {
+impl StreamSender {
     fn new(exchange: Exchange, place: LongPlace) -> (Self, mpsc::Receiver<io::Result<Bytes>>) {
         let (sender, pieces) = mpsc::channel(1);
         let until = Instant::now() + Duration::from_millis(exchange.web.limits.stream_millis);
@@ -228,12 +236,14 @@ impl Sending {
     }
 
     /// Sends until the deadline; then the response breaks off.
-    async fn run(mut self, source: Source) {
+    async fn run(mut self, source: PieceSource) {
         let until = self.until;
         let sending = async {
             match source {
-                Source::Ranges(first, range, common) => self.ranges(first, (range, common)).await,
-                Source::Pieces(first, streaming, digests) => {
+                PieceSource::Ranges(first, range, common) => {
+                    self.ranges(first, (range, common)).await
+                }
+                PieceSource::Pieces(first, streaming, digests) => {
                     self.pieces(first, streaming, digests).await;
                 }
             }
@@ -248,7 +258,11 @@ impl Sending {
     }
 
     /// Sends all ranges, each verified for itself.
-    async fn ranges(&mut self, mut first: Option<Made>, (range, common): (ContentRange, Common)) {
+    async fn ranges(
+        &mut self,
+        mut first: Option<StreamPiece>,
+        (range, common): (ContentRange, CommonHeaders),
+    ) {
         let mut next = 0;
         while next < range.total {
             let Some(written) = self.last_is_written().await else { return };
@@ -270,25 +284,31 @@ impl Sending {
         }
     }
 
-    async fn next_range(&self, next: u64, (total, common): (u64, &Common)) -> Outcomes<Made> {
+    async fn next_range(
+        &self,
+        next: u64,
+        (total, common): (u64, &CommonHeaders),
+    ) -> HttpResult<StreamPiece> {
         let exchange = &self.exchange;
         exchange.check_pieces(self.pieces + 1)?;
         // The first range is what is answered to a request without one.
         let request = match next {
             0 => exchange.request.clone(),
-            next => Arc::new(exchange.request.from(next)),
+            next => Arc::new(exchange.request.with_range_from(next)),
         };
-        let reply = exchange.ask(&request, Use::Written(self.expected)).await?;
+        let reply = exchange.ask(&request, ReplyUse::Written(self.expected)).await?;
         if reply.streaming.is_some() || reply.upgrade {
-            return Err(respond::bad("it is a range, and wants more than a range can be"));
+            return Err(respond::invalid_response(
+                "it is a range, and wants more than a range can be",
+            ));
         }
         let certified = match exchange.target.raw {
             true => None,
-            false => Some(exchange.look(&request, &reply.head).await?),
+            false => Some(exchange.check_certificate(&request, &reply.head).await?),
         };
         let verified = exchange.verified(certified, &reply.body).await?;
         if self::common(verified.as_ref())? != *common {
-            return Err(respond::bad("its ranges are of different responses"));
+            return Err(respond::invalid_response("its ranges are of different responses"));
         }
         let range = range_of(&reply.head, &reply.body)?;
         if reply.head.status != StatusCode::PARTIAL_CONTENT
@@ -296,14 +316,16 @@ impl Sending {
             || range.first > next
             || range.last < next
         {
-            return Err(respond::bad("a range of it is not the one that was asked for"));
+            return Err(respond::invalid_response(
+                "a range of it is not the one that was asked for",
+            ));
         }
         let known = usize::try_from(next - range.first).map_err(internal)?;
-        Ok(Made { body: reply.body.slice(known..), share: reply.share })
+        Ok(StreamPiece { body: reply.body.slice(known..), share: reply.share })
     }
 
     /// Sends all pieces. With their hashes, only what has them.
-    async fn pieces(&mut self, first: Option<Made>, streaming: Streaming, digests: Digests) {
+    async fn pieces(&mut self, first: Option<StreamPiece>, streaming: Streaming, digests: Digests) {
         let Some(written) = self.last_is_written().await else { return };
         let first = match first {
             Some(first) => Ok(first),
@@ -335,9 +357,9 @@ impl Sending {
     }
 
     /// The first piece, which was forgotten.
-    async fn first_again(&self, digests: &Digests) -> Outcomes<Made> {
+    async fn first_again(&self, digests: &Digests) -> HttpResult<StreamPiece> {
         let exchange = &self.exchange;
-        let reply = exchange.ask(&exchange.request, Use::Written(0)).await?;
+        let reply = exchange.ask(&exchange.request, ReplyUse::Written(0)).await?;
         exchange.check_digest(&reply.body, 0, digests).await?;
         Ok(reply.into())
     }
@@ -347,11 +369,11 @@ impl Sending {
         method: &str,
         token: &Token,
         digests: &Digests,
-    ) -> Outcomes<(Made, Option<Token>)> {
+    ) -> HttpResult<(StreamPiece, Option<Token>)> {
         self.exchange.check_pieces(self.pieces)?;
-        let piece = self.exchange.piece(method, token, Use::Written(self.expected)).await?;
+        let piece = self.exchange.piece(method, token, ReplyUse::Written(self.expected)).await?;
         self.exchange.check_digest(&piece.body, self.pieces, digests).await?;
-        Ok((Made { body: piece.body, share: piece.share }, piece.next))
+        Ok((StreamPiece { body: piece.body, share: piece.share }, piece.next))
     }
 
     /// Waits until the last piece is written; `None` when the next is not wanted.
@@ -363,8 +385,8 @@ impl Sending {
         Some(written)
     }
 
-    async fn send(&mut self, made: Made, written: OwnedSemaphorePermit) {
-        let Made { body, share } = made;
+    async fn send(&mut self, made: StreamPiece, written: OwnedSemaphorePermit) {
+        let StreamPiece { body, share } = made;
         share.settle();
         if body.is_empty() {
             return;
@@ -372,11 +394,11 @@ impl Sending {
         self.expected = share.kept_bytes();
         let hold = (share, written, self.place.clone(), self.exchange.place.clone());
         // On an error the receiver is gone.
-        let _ = self.sender.send(Ok(respond::carried(body, hold))).await;
+        let _ = self.sender.send(Ok(respond::guard_bytes(body, hold))).await;
     }
 
     /// The connection ends: what was sent so far is a part of what was announced.
-    async fn break_off(&self, refused: &Refused) {
+    async fn break_off(&self, refused: &ErrorResponse) {
         tracing::debug!(reason = refused.reason, "a response broke off: {}", refused.message);
         let _ = self.sender.send(Err(io::Error::other(refused.message.clone()))).await;
     }
@@ -384,20 +406,22 @@ impl Sending {
 
 /// What the ranges of one response have in common: their certified headers, but for those that say
 /// which range it is. None where nothing is certified.
-fn common(verified: Option<&Verified>) -> Outcomes<Common> {
+fn common(verified: Option<&VerifiedScope>) -> HttpResult<CommonHeaders> {
     let headers = match verified {
-        None | Some(Verified::Nothing) => return Ok(None),
-        Some(Verified::Body) => {
-            return Err(respond::bad(
+        None | Some(VerifiedScope::Nothing) => return Ok(None),
+        Some(VerifiedScope::Body) => {
+            return Err(respond::invalid_response(
                 "it is a range, and version 1 of the certification does not say which",
             ));
         }
-        Some(Verified::Response(headers)) => headers,
+        Some(VerifiedScope::Response(headers)) => headers,
     };
     let is = |name: &str, other: &str| name.eq_ignore_ascii_case(other);
     let range = header::CONTENT_RANGE.as_str();
     if !headers.iter().any(|(name, _)| is(name, range)) {
-        return Err(respond::bad("it is a range, and its header content-range is not certified"));
+        return Err(respond::invalid_response(
+            "it is a range, and its header content-range is not certified",
+        ));
     }
     // The expression may name the request's range.
     let own = [range, header::CONTENT_LENGTH.as_str(), CERTIFICATE_EXPRESSION_HEADER_NAME];
@@ -408,9 +432,9 @@ fn common(verified: Option<&Verified>) -> Outcomes<Common> {
     Ok(Some(same))
 }
 
-fn range_of(head: &Head, body: &Bytes) -> Outcomes<ContentRange> {
-    let range = head.only(&header::CONTENT_RANGE).and_then(ContentRange::read);
+fn range_of(head: &Head, body: &Bytes) -> HttpResult<ContentRange> {
+    let range = head.single_value(&header::CONTENT_RANGE).and_then(ContentRange::read);
     range
         .filter(|range| range.bytes() == body.len() as u64)
-        .ok_or_else(|| respond::bad("its header content-range does not fit its body"))
+        .ok_or_else(|| respond::invalid_response("its header content-range does not fit its body"))
 }

@@ -13,24 +13,24 @@ use hyper::StatusCode;
 use ic_principal::Principal;
 use state::{RequestId, SignedIngress};
 
-use super::exchange::{Exchange, Outcomes, Question, Reply, Use, internal};
+use super::exchange::{Exchange, HttpResult, Reply, ReplySource, ReplyUse, internal};
 use crate::{
-    answer::Refused,
+    answer::ErrorResponse,
     api::RequestKind,
-    connection::Answers as _,
-    service::{Work, stopping},
+    connection::HttpHandler as _,
+    service::{JobKind, stopping},
     waiters::Waiter,
 };
 
 /// Interval of checks for an update call that no waiter is registered for.
-const UPDATE_LOOK: Duration = Duration::from_millis(100);
+const UPDATE_POLL: Duration = Duration::from_millis(100);
 /// Expiry of an update call after the end of the wait for it.
 const EXPIRY_MORE: Duration = Duration::from_secs(30);
 
 impl Exchange {
     /// The reply of the update call that the canister wants instead of the query. The request is
     /// not needed after it, so the body is dropped.
-    pub(super) async fn update(&mut self) -> Outcomes<Reply> {
+    pub(super) async fn update(&mut self) -> HttpResult<Reply> {
         let wait = Duration::from_millis(self.web.limits.update_wait_millis);
         let (id, mut waiter) = self.submit(wait).await?;
         let service = &self.web.service;
@@ -42,24 +42,28 @@ impl Exchange {
                      = {}; the call may still be executed",
                     wait.as_millis()
                 );
-                return Err(Refused::new(StatusCode::GATEWAY_TIMEOUT, "update_wait", message));
+                return Err(ErrorResponse::new(
+                    StatusCode::GATEWAY_TIMEOUT,
+                    "update_wait",
+                    message,
+                ));
             }
             tokio::select! {
                 () = certified(&mut waiter) => waiter = None,
-                () = tokio::time::sleep(UPDATE_LOOK) => {}
+                () = tokio::time::sleep(UPDATE_POLL) => {}
                 () = service.draining() => return Err(stopping()),
             }
         }
         service.latencies.record_update(started.elapsed());
-        self.reply(Question::Update(&id), Use::Written(0)).await
+        self.reply(ReplySource::Update(&id), ReplyUse::Written(0)).await
     }
 
-    async fn submit(&mut self, wait: Duration) -> Outcomes<(RequestId, Option<Waiter>)> {
+    async fn submit(&mut self, wait: Duration) -> HttpResult<(RequestId, Option<Waiter>)> {
         let service = self.web.service.clone();
         service.node.check_load(RequestKind::Call)?;
         let body_bytes = self.request.body.len() as u64;
         let until = tokio::time::Instant::now() + self.web.read_timeout();
-        let _share = self.web.rooms.share(&self.guest, body_bytes, 0, until).await?;
+        let _share = self.web.rooms.share(&self.quota, body_bytes, 0, until).await?;
         let argument = self.request.update_argument();
         self.check_argument(&argument)?;
         self.request = Arc::new(self.request.without_body());
@@ -83,7 +87,7 @@ impl Exchange {
         let ingress = ingress(id, expiry, self.target.canister, call, authenticated);
         let node = service.node.clone();
         let inspect = move || node.inspect(&ingress).map(|()| ingress);
-        let inspected = service.on_thread(Work::Inspect(self.target.canister), inspect).await?;
+        let inspected = service.on_thread(JobKind::Inspect(self.target.canister), inspect).await?;
         let ingress = inspected.map_err(|reject| self.not_executed(&reject))?;
         let waiter = service.waiters.register(id);
         service.node.submit(ingress, signed, validity)?;
@@ -114,7 +118,7 @@ impl Exchange {
 /// Completes when the call is certified; never without a waiter.
 async fn certified(waiter: &mut Option<Waiter>) {
     match waiter {
-        Some(waiter) => waiter.certified().await,
+        Some(waiter) => waiter.wait_certified().await,
         None => std::future::pending().await,
     }
 }

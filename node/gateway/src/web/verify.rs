@@ -9,9 +9,9 @@
 //! it is unpacked into a hash, up to [`UNPACKED_BYTES_MAX`]. And it reads trees and expressions by
 //! recursion without a bound, with which a canister could end the node.
 //!
-//! First the certificate, the tree and the path of the expression are checked ([`look`]), which
-//! costs a bounded amount; only content that a certificate covers is hashed ([`Certified::hasher`])
-//! and then compared ([`Certified::judge`]).
+//! First the certificate, the tree and the path of the expression are checked
+//! ([`check_certificate`]), which costs a bounded amount; only content that a certificate covers is
+//! hashed ([`CertifiedContent::hasher`]) and then compared ([`CertifiedContent::verify_body`]).
 //!
 //! It knows nothing of connections, of replies, or of the source of a body.
 
@@ -25,7 +25,7 @@ use envelope::{
     CborError,
     auth::AuthConfig,
     hash::{Hash, of_bytes},
-    tree::{DEPTH_MAX, Encoded, ITEMS_MAX},
+    tree::{CborItem, DEPTH_MAX, ITEMS_MAX},
 };
 use flate2::write::{DeflateDecoder, GzDecoder};
 use ic_certification::hash_tree::{HashTree, LookupResult, SubtreeLookupResult};
@@ -41,7 +41,7 @@ use thiserror::Error;
 use super::expression::{self, Expression};
 
 /// A header's name and value.
-pub(crate) type Line = (String, String);
+pub(crate) type HeaderField = (String, String);
 
 /// Bytes that a compressed body may unpack to, where the hash of those is certified (version 1).
 const UNPACKED_BYTES_MAX: u64 = 64 << 20;
@@ -61,7 +61,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 
 /// Why a response is not passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub(crate) enum Unverified {
+pub(crate) enum VerificationError {
     /// No certificate.
     #[error("it has no header {CERTIFICATE_HEADER_NAME}")]
     NoCertificate,
@@ -120,11 +120,11 @@ pub(crate) enum Unverified {
 
 /// What was verified.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Verified {
+pub(crate) enum VerifiedScope {
     /// The body only.
     Body,
     /// Status, body and these headers.
-    Response(Vec<Line>),
+    Response(Vec<HeaderField>),
     /// That the canister wants nothing of it certified.
     Nothing,
 }
@@ -132,10 +132,10 @@ pub(crate) enum Verified {
 /// Hash of a body that comes in pieces, and of what it unpacks to.
 pub(crate) struct BodyHasher {
     raw: Sha256,
-    unpacked: Unpacked,
+    unpacked: BodyDecoder,
 }
 
-enum Unpacked {
+enum BodyDecoder {
     Gzip(GzDecoder<HashSink>),
     Deflate(DeflateDecoder<HashSink>),
     /// Not compressed, or not well.
@@ -172,7 +172,7 @@ impl Write for HashSink {
     }
 }
 
-impl Unpacked {
+impl BodyDecoder {
     /// Result of an error of a decoder.
     fn after(error: &io::Error) -> Self {
         if error.kind() == io::ErrorKind::FileTooLarge { Self::TooMuch } else { Self::None }
@@ -184,27 +184,27 @@ impl BodyHasher {
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.raw.update(bytes);
         let unpacked = match &mut self.unpacked {
-            Unpacked::Gzip(decoder) => decoder.write_all(bytes),
-            Unpacked::Deflate(decoder) => decoder.write_all(bytes),
-            Unpacked::None | Unpacked::TooMuch => return,
+            BodyDecoder::Gzip(decoder) => decoder.write_all(bytes),
+            BodyDecoder::Deflate(decoder) => decoder.write_all(bytes),
+            BodyDecoder::None | BodyDecoder::TooMuch => return,
         };
         if let Err(error) = unpacked {
-            self.unpacked = Unpacked::after(&error);
+            self.unpacked = BodyDecoder::after(&error);
         }
     }
 
     /// All pieces were there.
     pub(crate) fn finish(self) -> BodyHashes {
         let finished = match self.unpacked {
-            Unpacked::Gzip(decoder) => decoder.finish(),
-            Unpacked::Deflate(decoder) => decoder.finish(),
-            Unpacked::None => Err(io::Error::from(io::ErrorKind::InvalidData)),
-            Unpacked::TooMuch => Err(io::Error::from(io::ErrorKind::FileTooLarge)),
+            BodyDecoder::Gzip(decoder) => decoder.finish(),
+            BodyDecoder::Deflate(decoder) => decoder.finish(),
+            BodyDecoder::None => Err(io::Error::from(io::ErrorKind::InvalidData)),
+            BodyDecoder::TooMuch => Err(io::Error::from(io::ErrorKind::FileTooLarge)),
         };
         let unpacked = match finished {
             Ok(sink) => Ok(Some(sink.hash.finalize().into())),
-            Err(error) => match Unpacked::after(&error) {
-                Unpacked::TooMuch => Err(TooMuch),
+            Err(error) => match BodyDecoder::after(&error) {
+                BodyDecoder::TooMuch => Err(TooMuch),
                 _ => Ok(None),
             },
         };
@@ -244,13 +244,13 @@ impl<'a> CertificateHeader<'a> {
 }
 
 /// The last header of this name, as the published verifier takes it.
-fn header<'h>(headers: &'h [Line], name: &str) -> Option<&'h str> {
+fn header<'h>(headers: &'h [HeaderField], name: &str) -> Option<&'h str> {
     let mut found = headers.iter().rev().filter(|(found, _)| found.eq_ignore_ascii_case(name));
     found.next().map(|(_, value)| value.as_str())
 }
 
 /// Whom a response is verified for.
-pub(crate) struct Asked<'a> {
+pub(crate) struct VerificationContext<'a> {
     pub(crate) auth: &'a AuthConfig,
     pub(crate) now: Time,
     pub(crate) canister: &'a Principal,
@@ -259,12 +259,12 @@ pub(crate) struct Asked<'a> {
 
 /// Content of a certificate for a response, before its body is read.
 #[derive(Debug)]
-pub(crate) enum Certified {
+pub(crate) enum CertifiedContent {
     /// Version 1: the hash of its body.
     First { hash: Vec<u8>, encoding: Option<String> },
     /// Version 2: status and headers, whose hash this is, and the body's hash with it is below this
     /// path of the tree.
-    Second { tree: Vec<u8>, below: Vec<Vec<u8>>, headers_hash: Hash, headers: Vec<Line> },
+    Second { tree: Vec<u8>, below: Vec<Vec<u8>>, headers_hash: Hash, headers: Vec<HeaderField> },
     /// The canister wants nothing of it certified.
     Nothing,
 }
@@ -274,68 +274,70 @@ pub(crate) enum Certified {
 ///
 /// # Errors
 /// Why the response must not be passed on.
-pub(crate) fn look(
-    asked: &Asked<'_>,
+pub(crate) fn check_certificate(
+    asked: &VerificationContext<'_>,
     response: &HttpResponse<'_>,
     first_version_is_allowed: impl FnOnce() -> bool,
-) -> Result<Certified, Unverified> {
-    let malformed = Unverified::Malformed(CERTIFICATE_HEADER_NAME);
+) -> Result<CertifiedContent, VerificationError> {
+    let malformed = VerificationError::Malformed(CERTIFICATE_HEADER_NAME);
     let headers = response.headers();
-    let text = header(headers, CERTIFICATE_HEADER_NAME).ok_or(Unverified::NoCertificate)?;
+    let text = header(headers, CERTIFICATE_HEADER_NAME).ok_or(VerificationError::NoCertificate)?;
     let fields = CertificateHeader::read(text).ok_or(malformed)?;
     let tree_bytes = BASE64.decode(fields.tree).map_err(|_| malformed)?;
     let encoded = read(&tree_bytes)?;
     let tree = encoded.tree().ok_or(malformed)?;
     let certificate = BASE64.decode(fields.certificate).map_err(|_| malformed)?;
-    let certified =
-        asked.auth.certified_data(&certificate, asked.canister).ok_or(Unverified::Certificate)?;
+    let certified = asked
+        .auth
+        .certified_data(&certificate, asked.canister)
+        .ok_or(VerificationError::Certificate)?;
     if certified.time.abs_diff(asked.now.0) > AGE_NANOS_MAX {
-        return Err(Unverified::Time);
+        return Err(VerificationError::Time);
     }
     if certified.data != tree.digest() {
-        return Err(Unverified::Tree);
+        return Err(VerificationError::Tree);
     }
-    let path = asked.request.get_path().map_err(|_| Unverified::Url)?;
+    let path = asked.request.get_path().map_err(|_| VerificationError::Url)?;
     match fields.version {
-        1 if !first_version_is_allowed() => Err(Unverified::Downgrade),
-        1 => first(&tree, &path, response),
+        1 if !first_version_is_allowed() => Err(VerificationError::Downgrade),
+        1 => check_version_1(&tree, &path, response),
         2 => {
             let encoded = fields.expression_path.ok_or(malformed)?;
             let encoded = BASE64.decode(encoded).map_err(|_| malformed)?;
             let encoded = read(&encoded)?;
             let expression_path = encoded.texts().ok_or(malformed)?;
             if !path_fits(&expression_path, &path, &tree) {
-                return Err(Unverified::Path);
+                return Err(VerificationError::Path);
             }
-            let certified = second(asked.request, response, &tree, &expression_path)?;
+            let certified = check_version_2(asked.request, response, &tree, &expression_path)?;
             drop(tree);
             Ok(match certified {
-                Certified::Second { below, headers_hash, headers, .. } => {
-                    Certified::Second { tree: tree_bytes, below, headers_hash, headers }
+                CertifiedContent::Second { below, headers_hash, headers, .. } => {
+                    CertifiedContent::Second { tree: tree_bytes, below, headers_hash, headers }
                 }
                 certified => certified,
             })
         }
-        other => Err(Unverified::Version(other)),
+        other => Err(VerificationError::Version(other)),
     }
 }
 
 /// Reads a tree or a path.
-fn read(bytes: &[u8]) -> Result<Encoded<'_>, Unverified> {
-    Encoded::read(bytes).map_err(|error| match error {
-        CborError::TooDeep { .. } | CborError::TooManyItems { .. } => Unverified::TooLarge,
-        _ => Unverified::Malformed(CERTIFICATE_HEADER_NAME),
+fn read(bytes: &[u8]) -> Result<CborItem<'_>, VerificationError> {
+    CborItem::read(bytes).map_err(|error| match error {
+        CborError::TooDeep { .. } | CborError::TooManyItems { .. } => VerificationError::TooLarge,
+        _ => VerificationError::Malformed(CERTIFICATE_HEADER_NAME),
     })
 }
 
 /// Version 1: the body's hash is the leaf of the URL's path, or else of `/index.html`.
-fn first(
+fn check_version_1(
     tree: &HashTree<&[u8]>,
     path: &str,
     response: &HttpResponse<'_>,
-) -> Result<Certified, Unverified> {
+) -> Result<CertifiedContent, VerificationError> {
     if response.status_code().is_redirection() {
-        return Err(Unverified::Redirect);
+        return Err(VerificationError::Redirect);
     }
     let leaf = |path: &str| tree.lookup_path([&b"http_assets"[..], path.as_bytes()]);
     let certified = match leaf(path) {
@@ -343,22 +345,22 @@ fn first(
         // Only what the tree proves not to be there: a leaf can be left out of any tree.
         LookupResult::Absent => match leaf("/index.html") {
             LookupResult::Found(hash) => hash,
-            _ => return Err(Unverified::Body),
+            _ => return Err(VerificationError::Body),
         },
-        _ => return Err(Unverified::Body),
+        _ => return Err(VerificationError::Body),
     };
     let encoding = header(response.headers(), "content-encoding").map(str::to_owned);
-    Ok(Certified::First { hash: certified.to_vec(), encoding })
+    Ok(CertifiedContent::First { hash: certified.to_vec(), encoding })
 }
 
 /// Version 2: its hash, the request's and the response's are below the path of the expression.
-fn second(
+fn check_version_2(
     request: &HttpRequest<'_>,
     response: &HttpResponse<'_>,
     tree: &HashTree<&[u8]>,
     expression_path: &[&str],
-) -> Result<Certified, Unverified> {
-    let malformed = Unverified::Malformed(CERTIFICATE_EXPRESSION_HEADER_NAME);
+) -> Result<CertifiedContent, VerificationError> {
+    let malformed = VerificationError::Malformed(CERTIFICATE_EXPRESSION_HEADER_NAME);
     let text = header(response.headers(), CERTIFICATE_EXPRESSION_HEADER_NAME).ok_or(malformed)?;
     let expression = expression::read(text).ok_or(malformed)?;
     let mut below: Vec<Vec<u8>> =
@@ -372,22 +374,26 @@ fn second(
     };
     let Expression::Pair { request: certified_request, response: certified_response } = expression
     else {
-        return is_there(&below).then_some(Certified::Nothing).ok_or(Unverified::Response);
+        return is_there(&below)
+            .then_some(CertifiedContent::Nothing)
+            .ok_or(VerificationError::Response);
     };
     below.push(match &certified_request {
-        Some(certified) => request_hash(request, certified).map_err(|_| Unverified::Url)?.to_vec(),
+        Some(certified) => {
+            request_hash(request, certified).map_err(|_| VerificationError::Url)?.to_vec()
+        }
         None => Vec::new(),
     });
     if !is_there(&below) {
-        return Err(Unverified::Response);
+        return Err(VerificationError::Response);
     }
     let headers = filter_response_headers(response, &certified_response);
     let headers_hash = response_headers_hash(&response.status_code().as_u16().into(), &headers);
     let headers = headers.headers;
-    Ok(Certified::Second { tree: Vec::new(), below, headers_hash, headers })
+    Ok(CertifiedContent::Second { tree: Vec::new(), below, headers_hash, headers })
 }
 
-impl Certified {
+impl CertifiedContent {
     /// Whether the body may be anything.
     pub(crate) fn is_nothing(&self) -> bool {
         matches!(self, Self::Nothing)
@@ -402,9 +408,9 @@ impl Certified {
             Self::Second { .. } | Self::Nothing => None,
         };
         let unpacked = match encoding {
-            Some("gzip") => Unpacked::Gzip(GzDecoder::new(sink())),
-            Some("deflate") => Unpacked::Deflate(DeflateDecoder::new(sink())),
-            _ => Unpacked::None,
+            Some("gzip") => BodyDecoder::Gzip(GzDecoder::new(sink())),
+            Some("deflate") => BodyDecoder::Deflate(DeflateDecoder::new(sink())),
+            _ => BodyDecoder::None,
         };
         BodyHasher { raw: Sha256::new(), unpacked }
     }
@@ -413,23 +419,26 @@ impl Certified {
     ///
     /// # Errors
     /// Why it must not be passed on.
-    pub(crate) fn judge(&self, body: &BodyHashes) -> Result<Verified, Unverified> {
+    pub(crate) fn verify_body(
+        &self,
+        body: &BodyHashes,
+    ) -> Result<VerifiedScope, VerificationError> {
         match self {
-            Self::Nothing => Ok(Verified::Nothing),
-            Self::First { hash, .. } if hash[..] == body.raw => Ok(Verified::Body),
+            Self::Nothing => Ok(VerifiedScope::Nothing),
+            Self::First { hash, .. } if hash[..] == body.raw => Ok(VerifiedScope::Body),
             Self::First { hash, .. } => match body.unpacked {
-                Ok(Some(unpacked)) if hash[..] == unpacked => Ok(Verified::Body),
-                Ok(_) => Err(Unverified::Body),
-                Err(TooMuch) => Err(Unverified::Unpacked),
+                Ok(Some(unpacked)) if hash[..] == unpacked => Ok(VerifiedScope::Body),
+                Ok(_) => Err(VerificationError::Body),
+                Err(TooMuch) => Err(VerificationError::Unpacked),
             },
             Self::Second { tree, below, headers_hash, headers } => {
                 let encoded = read(tree)?;
-                let tree = encoded.tree().ok_or(Unverified::Tree)?;
+                let tree = encoded.tree().ok_or(VerificationError::Tree)?;
                 let hash = of_bytes([*headers_hash, body.raw].concat());
                 let below = below.iter().map(Vec::as_slice).chain([&hash[..]]);
                 match tree.lookup_path(below) {
-                    LookupResult::Found([]) => Ok(Verified::Response(headers.clone())),
-                    _ => Err(Unverified::Response),
+                    LookupResult::Found([]) => Ok(VerifiedScope::Response(headers.clone())),
+                    _ => Err(VerificationError::Response),
                 }
             }
         }

@@ -45,12 +45,13 @@ impl World {
         &self,
         request: &HttpRequest<'static>,
         response: &HttpResponse<'static>,
-    ) -> Result<Verified, Unverified> {
-        let asked = Asked { auth: &self.auth, now: now(), canister: &canister(1), request };
-        let certified = look(&asked, response, || true)?;
+    ) -> Result<VerifiedScope, VerificationError> {
+        let asked =
+            VerificationContext { auth: &self.auth, now: now(), canister: &canister(1), request };
+        let certified = check_certificate(&asked, response, || true)?;
         let mut hasher = certified.hasher();
         response.body().chunks(7).for_each(|piece| hasher.update(piece));
-        certified.judge(&hasher.finish())
+        certified.verify_body(&hasher.finish())
     }
 }
 
@@ -145,33 +146,33 @@ fn a_response_is_what_was_certified_or_refused() {
     let (page, what) = response_only();
     let site = Site::new().with(HttpCertificationPath::exact("/a/b"), what);
     let good = site.certified(&world, 0, "/a/b", &page);
-    let Ok(Verified::Response(headers)) = world.verdict(&get("/a/b?c=d"), &good) else {
+    let Ok(VerifiedScope::Response(headers)) = world.verdict(&get("/a/b?c=d"), &good) else {
         panic!("it is certified")
     };
     assert!(headers.iter().all(|(name, _)| name != "x-more"), "{headers:?}");
     assert_eq!(headers.len(), 3);
     // Other URLs, another status, other headers, another body.
     for url in ["/a", "/a/b/", "/a/b/c", "/", "/b"] {
-        assert_eq!(world.verdict(&get(url), &good), Err(Unverified::Path), "{url}");
+        assert_eq!(world.verdict(&get(url), &good), Err(VerificationError::Path), "{url}");
     }
     assert!(world.verdict(&get("/%61//b"), &good).is_ok());
     let edited = changed(&good, |name, value| match name {
         "Etag" => "\"2\"".into(),
         _ => value.to_owned(),
     });
-    assert_eq!(world.verdict(&get("/a/b"), &edited), Err(Unverified::Response));
+    assert_eq!(world.verdict(&get("/a/b"), &edited), Err(VerificationError::Response));
     let other_status = HttpResponse::builder()
         .with_status_code(StatusCode::MOVED_PERMANENTLY)
         .with_headers(good.headers().to_vec())
         .with_body(BODY)
         .build();
-    assert_eq!(world.verdict(&get("/a/b"), &other_status), Err(Unverified::Response));
+    assert_eq!(world.verdict(&get("/a/b"), &other_status), Err(VerificationError::Response));
     let other_body = HttpResponse::builder()
         .with_status_code(StatusCode::OK)
         .with_headers(good.headers().to_vec())
         .with_body(&b"another"[..])
         .build();
-    assert_eq!(world.verdict(&get("/a/b"), &other_body), Err(Unverified::Response));
+    assert_eq!(world.verdict(&get("/a/b"), &other_body), Err(VerificationError::Response));
     let uncertified = changed(&good, |name, value| match name {
         "x-more" => "else".into(),
         _ => value.to_owned(),
@@ -194,14 +195,14 @@ fn requests_are_certified_where_the_expression_says_so() {
     let site = Site::new().with(HttpCertificationPath::exact("/f"), what);
     let good = site.certified(&world, 0, "/f", &page);
     assert!(world.verdict(&get("/f?q=1&other=2"), &good).is_ok());
-    assert_eq!(world.verdict(&get("/f?q=2"), &good), Err(Unverified::Response));
+    assert_eq!(world.verdict(&get("/f?q=2"), &good), Err(VerificationError::Response));
     let mut posted = get("/f?q=1");
     posted = HttpRequest::builder()
         .with_method(Method::POST)
         .with_url(posted.url())
         .with_headers(posted.headers().to_vec())
         .build();
-    assert_eq!(world.verdict(&posted, &good), Err(Unverified::Response));
+    assert_eq!(world.verdict(&posted, &good), Err(VerificationError::Response));
 }
 
 #[test]
@@ -246,12 +247,12 @@ fn a_canister_may_certify_that_nothing_is() {
     let site =
         Site::new().with(HttpCertificationPath::wildcard("/free"), HttpCertification::skip());
     let good = site.certified(&world, 0, "/free/x", &page);
-    assert_eq!(world.verdict(&get("/free/x"), &good), Ok(Verified::Nothing));
+    assert_eq!(world.verdict(&get("/free/x"), &good), Ok(VerifiedScope::Nothing));
     // The claim alone is worth nothing.
     let (_, what) = response_only();
     let site = Site::new().with(HttpCertificationPath::wildcard("/free"), what);
     let bad = site.certified(&world, 0, "/free/x", &page);
-    assert_eq!(world.verdict(&get("/free/x"), &bad), Err(Unverified::Response));
+    assert_eq!(world.verdict(&get("/free/x"), &bad), Err(VerificationError::Response));
 }
 
 /// A response of version 1 to `/asset`, with this hash at this path.
@@ -298,7 +299,7 @@ fn version_1_certifies_the_body_packed_or_unpacked() {
     ] {
         let response = first_version(&world, path, hash, encoding, body);
         let verdict = world.verdict(&get("/asset"), &response);
-        let expected = if fits { Ok(Verified::Body) } else { Err(Unverified::Body) };
+        let expected = if fits { Ok(VerifiedScope::Body) } else { Err(VerificationError::Body) };
         assert_eq!(verdict, expected, "{path} {encoding:?}");
     }
     let good = first_version(&world, "/asset", raw, None, BODY.to_vec());
@@ -307,10 +308,18 @@ fn version_1_certifies_the_body_packed_or_unpacked() {
         .with_headers(good.headers().to_vec())
         .with_body(BODY)
         .build();
-    assert_eq!(world.verdict(&get("/asset"), &redirect), Err(Unverified::Redirect));
+    assert_eq!(world.verdict(&get("/asset"), &redirect), Err(VerificationError::Redirect));
     let request = get("/asset");
-    let asked = Asked { auth: &world.auth, now: now(), canister: &canister(1), request: &request };
-    assert_eq!(look(&asked, &good, || false).err(), Some(Unverified::Downgrade));
+    let asked = VerificationContext {
+        auth: &world.auth,
+        now: now(),
+        canister: &canister(1),
+        request: &request,
+    };
+    assert_eq!(
+        check_certificate(&asked, &good, || false).err(),
+        Some(VerificationError::Downgrade)
+    );
 }
 
 // Promise: P11 - A compressed body that expands beyond its limit is not hashed.
@@ -327,8 +336,8 @@ fn a_body_that_unpacks_to_too_much_has_no_second_hash() {
     let body = gzip.finish().unwrap();
     assert!(body.len() < 1 << 20);
     let response = first_version(&world, "/asset", hash.finalize().into(), Some("gzip"), body);
-    assert_eq!(world.verdict(&get("/asset"), &response), Err(Unverified::Unpacked));
-    assert!(Unverified::Unpacked.to_string().contains("67108864 bytes"));
+    assert_eq!(world.verdict(&get("/asset"), &response), Err(VerificationError::Unpacked));
+    assert!(VerificationError::Unpacked.to_string().contains("67108864 bytes"));
 }
 
 #[test]
@@ -338,10 +347,10 @@ fn certificates_of_others_old_ones_and_none_are_refused() {
     let site = Site::new().with(HttpCertificationPath::exact("/"), what);
     let good = site.certified(&world, 0, "/", &page);
     assert!(world.verdict(&get("/"), &good).is_ok());
-    assert_eq!(world.verdict(&get("/"), &page), Err(Unverified::NoCertificate));
+    assert_eq!(world.verdict(&get("/"), &page), Err(VerificationError::NoCertificate));
     let stranger = World { key: SubnetKey::new(8), ..World::new() };
     let forged = site.certified(&stranger, 0, "/", &page);
-    assert_eq!(world.verdict(&get("/"), &forged), Err(Unverified::Certificate));
+    assert_eq!(world.verdict(&get("/"), &forged), Err(VerificationError::Certificate));
     let entry = HttpCertificationTreeEntry::new(HttpCertificationPath::exact("/"), what);
     let tree = site.tree.witness(&entry, "/").unwrap();
     let path = cbor_encode_to_base64(&HttpCertificationPath::exact("/").to_expr_path());
@@ -349,9 +358,9 @@ fn certificates_of_others_old_ones_and_none_are_refused() {
     let minute = 60_000_000_000;
     for (data, time, expected) in [
         (tree.digest(), now().0 - AGE_NANOS_MAX + minute, None),
-        (tree.digest(), now().0 - AGE_NANOS_MAX - minute, Some(Unverified::Time)),
-        (tree.digest(), now().0 + AGE_NANOS_MAX + minute, Some(Unverified::Time)),
-        ([9; 32], now().0, Some(Unverified::Tree)),
+        (tree.digest(), now().0 - AGE_NANOS_MAX - minute, Some(VerificationError::Time)),
+        (tree.digest(), now().0 + AGE_NANOS_MAX + minute, Some(VerificationError::Time)),
+        ([9; 32], now().0, Some(VerificationError::Tree)),
     ] {
         let certificate = world.certificate(data, time);
         let value = build_v2_certificate_header_value(&certificate, &tree, &path);
@@ -394,8 +403,8 @@ fn depth_without_end_costs_nothing() {
     let header = format!("certificate=:{deep}:, tree=:{deep}:, expr_path=:{deep}:, version=2");
     let mut response = page("[".repeat(30_000));
     response.add_header((CERTIFICATE_HEADER_NAME.to_owned(), header));
-    assert_eq!(world.verdict(&get("/"), &response), Err(Unverified::TooLarge));
-    let text = Unverified::TooLarge.to_string();
+    assert_eq!(world.verdict(&get("/"), &response), Err(VerificationError::TooLarge));
+    let text = VerificationError::TooLarge.to_string();
     assert!(text.contains("128 levels") && text.contains("4096 items"), "{text}");
 }
 
@@ -408,23 +417,27 @@ fn what_no_certificate_stands_for_is_refused_before_its_body_is_looked_at() {
     let good = site.certified(&world, 0, "/a", &page);
     let look = |url: &str, response: &HttpResponse<'static>| {
         let request = get(url);
-        let asked =
-            Asked { auth: &world.auth, now: now(), canister: &canister(1), request: &request };
-        look(&asked, response, || true).err()
+        let asked = VerificationContext {
+            auth: &world.auth,
+            now: now(),
+            canister: &canister(1),
+            request: &request,
+        };
+        check_certificate(&asked, response, || true).err()
     };
     assert_eq!(look("/a", &good), None);
-    assert_eq!(look("/b", &good), Some(Unverified::Path));
-    assert_eq!(look("/a", &page), Some(Unverified::NoCertificate));
+    assert_eq!(look("/b", &good), Some(VerificationError::Path));
+    assert_eq!(look("/a", &page), Some(VerificationError::NoCertificate));
     // An expression that the tree does not have, and a request that it does not have.
     let other = DefaultCelBuilder::full_certification().build().to_string();
     let swapped = changed(&good, |name, value| match name {
         CERTIFICATE_EXPRESSION_HEADER_NAME => other.clone(),
         _ => value.to_owned(),
     });
-    assert_eq!(look("/a", &swapped), Some(Unverified::Response));
+    assert_eq!(look("/a", &swapped), Some(VerificationError::Response));
     let stranger = World { key: SubnetKey::new(8), ..World::new() };
     let forged = site.certified(&stranger, 0, "/a", &page);
-    assert_eq!(look("/a", &forged), Some(Unverified::Certificate));
+    assert_eq!(look("/a", &forged), Some(VerificationError::Certificate));
     let unknown = first_version(&world, "/elsewhere", [1; 32], Some("gzip"), Vec::new());
-    assert_eq!(look("/asset", &unknown), Some(Unverified::Body));
+    assert_eq!(look("/asset", &unknown), Some(VerificationError::Body));
 }

@@ -22,7 +22,7 @@ use budget::Pool;
 use ed25519_dalek::SigningKey;
 use gateway::{
     CertifiedView, Gateway, GatewayConfig, GatewayHandle, Health, Latencies, Node, PublicMetadata,
-    QueryPlaces, QueryRequest, Refusal, RequestFacts, Submitted, Waiters, report::Report,
+    QueryConcurrency, QueryRequest, Refusal, RequestFacts, SubmitOutcome, Waiters, report::Report,
 };
 use ic_agent::{Agent, Identity};
 use ic_principal::Principal;
@@ -41,7 +41,7 @@ enum Outcome {
 }
 
 #[derive(Clone, Debug)]
-struct Known {
+struct SubmittedCall {
     ingress: Ingress,
     outcome: Outcome,
 }
@@ -69,7 +69,7 @@ pub struct Script {
     /// Reports being made, and those that were asked for.
     pub reporting: AtomicUsize,
     pub reports: AtomicUsize,
-    known: Arc<Mutex<BTreeMap<RequestId, Known>>>,
+    known: Arc<Mutex<BTreeMap<RequestId, SubmittedCall>>>,
     hold: Mutex<Option<mpsc::Receiver<()>>>,
     /// Who answers queries of browsers.
     pub pages: Mutex<Option<Pages>>,
@@ -129,7 +129,7 @@ impl Script {
                 finished.push(*id);
             }
         }
-        self.waiters.certified(&finished);
+        self.waiters.notify_certified(&finished);
         finished
     }
 
@@ -240,7 +240,7 @@ impl Node for ScriptNode {
         ingress: Ingress,
         signed: SignedIngress,
         validity: Validity,
-    ) -> Result<Submitted, Refusal> {
+    ) -> Result<SubmitOutcome, Refusal> {
         self.0.submitted.fetch_add(1, Ordering::SeqCst);
         let sent = envelope::Envelope::decode(
             &signed.envelope,
@@ -262,11 +262,11 @@ impl Node for ScriptNode {
             .known
             .lock()
             .unwrap()
-            .insert(ingress.request_id, Known { ingress, outcome: Outcome::Pending });
+            .insert(ingress.request_id, SubmittedCall { ingress, outcome: Outcome::Pending });
         if self.0.at_once.load(Ordering::SeqCst) {
             self.0.certify();
         }
-        Ok(Submitted::Accepted)
+        Ok(SubmitOutcome::Accepted)
     }
 
     fn inspect(&self, ingress: &Ingress) -> Result<(), Reject> {
@@ -360,10 +360,10 @@ impl World {
 
     pub async fn with(limits: GatewayLimits) -> Self {
         let wait = Duration::from_secs(60);
-        Self::with_queries(limits, QueryPlaces { threads: 2, per_canister: 2, wait }).await
+        Self::with_queries(limits, QueryConcurrency { threads: 2, per_canister: 2, wait }).await
     }
 
-    pub async fn with_queries(limits: GatewayLimits, queries: QueryPlaces) -> Self {
+    pub async fn with_queries(limits: GatewayLimits, queries: QueryConcurrency) -> Self {
         let waiters = Waiters::new(limits.sync_calls_waiting);
         let script = Script::new(waiters.clone());
         let registry = Arc::new(Mutex::new(Registry::default()));
@@ -412,16 +412,16 @@ impl World {
     }
 
     /// Sends bytes on a blocking thread and parses the answer.
-    pub async fn send(&self, request: Vec<u8>) -> Answered {
+    pub async fn send(&self, request: Vec<u8>) -> TestResponse {
         let address = self.address;
         tokio::task::spawn_blocking(move || send(address, &request)).await.unwrap()
     }
 
-    pub async fn post(&self, path: &str, body: &[u8]) -> Answered {
+    pub async fn post(&self, path: &str, body: &[u8]) -> TestResponse {
         self.send(post(path, "application/cbor", body)).await
     }
 
-    pub async fn get(&self, path: &str) -> Answered {
+    pub async fn get(&self, path: &str) -> TestResponse {
         self.send(
             format!("GET {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\r\n").into_bytes(),
         )
@@ -437,13 +437,13 @@ impl World {
 }
 
 #[derive(Clone, Debug)]
-pub struct Answered {
+pub struct TestResponse {
     pub status: u16,
     pub headers: BTreeMap<String, String>,
     pub body: Vec<u8>,
 }
 
-impl Answered {
+impl TestResponse {
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
@@ -461,7 +461,7 @@ pub fn post(path: &str, content_type: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-pub fn send(address: SocketAddr, request: &[u8]) -> Answered {
+pub fn send(address: SocketAddr, request: &[u8]) -> TestResponse {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     // The gateway may answer and close before it has read everything.
@@ -469,7 +469,7 @@ pub fn send(address: SocketAddr, request: &[u8]) -> Answered {
     receive(&mut stream)
 }
 
-pub fn receive(stream: &mut TcpStream) -> Answered {
+pub fn receive(stream: &mut TcpStream) -> TestResponse {
     let mut bytes = Vec::new();
     let mut buffer = [0; 16384];
     loop {
@@ -483,7 +483,7 @@ pub fn receive(stream: &mut TcpStream) -> Answered {
                 .collect();
             let length = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
             if bytes.len() >= end + 4 + length {
-                return Answered {
+                return TestResponse {
                     status,
                     headers,
                     body: bytes[end + 4..end + 4 + length].to_vec(),

@@ -322,11 +322,11 @@ async fn what_is_open_is_kept_with_the_instance() {
 
 // Promise: P12 - Each subnet of an instance has its own outcalls.
 #[tokio::test]
-async fn each_subnet_has_its_own() {
+async fn outcalls_are_listed_under_their_subnet() {
     #[derive(candid::CandidType)]
     struct Nothing {}
     #[derive(candid::CandidType, candid::Deserialize)]
-    struct Created {
+    struct CreatedCanister {
         canister_id: Principal,
     }
     let spec = json!({"state_config": "New", "instruction_config": "Production"});
@@ -348,7 +348,7 @@ async fn each_subnet_has_its_own() {
         let mut create = call(&[], "provisional_create_canister_with_cycles", &nothing);
         create["effective_principal"] = json!({ "SubnetId": subnet });
         let made = asking.server.update(0, &create).await;
-        let made: Created = candid::decode_one(&unbase64(&made["Ok"])).unwrap();
+        let made: CreatedCanister = candid::decode_one(&unbase64(&made["Ok"])).unwrap();
         let id = made.canister_id.as_slice();
         asking.server.install(0, id, &module()).await;
         let ask = call(id, "ask", &Request::get(URL).encoded());

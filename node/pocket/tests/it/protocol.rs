@@ -114,7 +114,7 @@ async fn a_long_operation_is_asked_for_again() {
 
 // Promise: P15 - An invalid request to `thimble-pocket` is refused with the reason.
 #[tokio::test]
-async fn what_is_wrong_is_told() {
+async fn invalid_request_is_refused_with_the_reason() {
     let server = Server::start(&[]);
     let instance = server.instance(&one_subnet()).await;
     let at = format!("/instances/{instance}");
@@ -305,7 +305,7 @@ struct Provisional {
 }
 
 #[derive(candid::CandidType, candid::Deserialize)]
-struct Created {
+struct CreatedCanister {
     canister_id: candid::Principal,
 }
 
@@ -315,7 +315,7 @@ async fn create(server: &Server, asked: Provisional) -> Result<candid::Principal
     let create = call(&[], "provisional_create_canister_with_cycles", &arg);
     let answer = server.update(0, &create).await;
     let Some(reply) = answer.get("Ok") else { return Err(answer["Err"].clone()) };
-    Ok(candid::decode_one::<Created>(&unbase64(reply)).unwrap().canister_id)
+    Ok(candid::decode_one::<CreatedCanister>(&unbase64(reply)).unwrap().canister_id)
 }
 
 const LEDGER: &str = "ryjl3-tyaaa-aaaaa-aaaba-cai";
@@ -365,7 +365,7 @@ async fn canisters_on_system_subnets_pay_nothing() {
         Err(String),
     }
     let made = match candid::decode_one(&unbase64(&answer["Ok"])).unwrap() {
-        CallResult::Ok(reply) => candid::decode_one::<Created>(&reply).unwrap().canister_id,
+        CallResult::Ok(reply) => candid::decode_one::<CreatedCanister>(&reply).unwrap().canister_id,
         CallResult::Err(reason) => panic!("{reason}"),
     };
     // Neither calls, nor storage for a year, nor outgoing calls cost anything.
@@ -503,7 +503,7 @@ async fn hangup_keeps_instances_like_any_other_stop() {
 // Promise: P5 - An instance that cannot be saved is reported and kept where a later start continues
 //   it.
 #[tokio::test]
-async fn who_cannot_keep_an_instance_says_so() {
+async fn instance_that_cannot_be_archived_reports_the_error() {
     let server = Server::start(&[]);
     let kept = tempfile::tempdir().unwrap();
     let instance = server.instance(&in_folder(kept.path())).await;

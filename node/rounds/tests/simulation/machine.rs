@@ -14,7 +14,7 @@ use consensus::{Attempt, Layer, Operation, WallClock};
 use futures::{FutureExt as _, future::BoxFuture};
 use state::Time;
 
-use crate::{Context, hurt::Trouble, net::time_of};
+use crate::{Context, faulty_machine::MachineFaults, net::time_of};
 
 /// Reads and writes mostly meet the operating system's cache: they wait for this part of what
 /// making durable takes.
@@ -45,7 +45,7 @@ impl Default for Disk {
 }
 
 /// Fate of an operation.
-enum Turn {
+enum OperationFate {
     /// It is carried out.
     Done,
     /// It is carried out, and its result is lost.
@@ -75,16 +75,16 @@ impl Disk {
         self.operations_left.store(ENDLESS, Ordering::Relaxed);
     }
 
-    fn turn(&self) -> Turn {
+    fn next_fate(&self) -> OperationFate {
         match self.operations_left.load(Ordering::Relaxed) {
-            ENDLESS => Turn::Done,
-            0 => Turn::Over,
+            ENDLESS => OperationFate::Done,
+            0 => OperationFate::Over,
             left => {
                 self.operations_left.store(left - 1, Ordering::Relaxed);
                 match left {
-                    1 if self.last_is_done.load(Ordering::Relaxed) => Turn::Last,
-                    1 => Turn::Over,
-                    _ => Turn::Done,
+                    1 if self.last_is_done.load(Ordering::Relaxed) => OperationFate::Last,
+                    1 => OperationFate::Over,
+                    _ => OperationFate::Done,
                 }
             }
         }
@@ -93,10 +93,10 @@ impl Disk {
 
 /// Storage of the node, with its faults.
 #[derive(Clone)]
-pub(crate) struct OnDisk {
+pub(crate) struct DiskLayer {
     pub(crate) clock: Arc<Context>,
     pub(crate) disk: Arc<Disk>,
-    pub(crate) trouble: Arc<Trouble>,
+    pub(crate) faults: Arc<MachineFaults>,
 }
 
 /// Not to be tried again.
@@ -104,7 +104,7 @@ fn ended() -> Error {
     Error::Closed
 }
 
-impl Layer for OnDisk {
+impl Layer for DiskLayer {
     fn storage<'a, T: Send + 'a>(
         &'a self,
         operation: Operation,
@@ -119,13 +119,13 @@ impl Layer for OnDisk {
                 self.clock.sleep(Duration::from_millis(millis)).await;
             }
             let grows = matches!(operation, Operation::Write | Operation::Resize);
-            match self.disk.turn() {
-                Turn::Done if grows && self.trouble.is_full() => {
+            match self.disk.next_fate() {
+                OperationFate::Done if grows && self.faults.is_full() => {
                     Err(std::io::Error::from(std::io::ErrorKind::StorageFull).into())
                 }
-                Turn::Done => attempt().await,
-                Turn::Last => attempt().await.and(Err(ended())),
-                Turn::Over => Err(ended()),
+                OperationFate::Done => attempt().await,
+                OperationFate::Last => attempt().await.and(Err(ended())),
+                OperationFate::Over => Err(ended()),
             }
         };
         meets.boxed()
@@ -133,9 +133,9 @@ impl Layer for OnDisk {
 }
 
 /// The wall clock of a machine.
-pub(crate) struct WallClockOf(pub(crate) Context, pub(crate) Arc<Disk>);
+pub(crate) struct SimulatedWallClock(pub(crate) Context, pub(crate) Arc<Disk>);
 
-impl WallClock for WallClockOf {
+impl WallClock for SimulatedWallClock {
     fn now(&self) -> Time {
         let ahead = self.1.clock_ahead_millis.load(Ordering::Relaxed).saturating_mul(1_000_000);
         Time(time_of(self.0.current()).0.saturating_add_signed(ahead))

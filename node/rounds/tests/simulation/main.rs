@@ -13,9 +13,9 @@
 //! that hold on to old states, delta logs that are soon full, a node whose every life ends in the
 //! middle of one, a disk that is slow, a node that executes slowly, a node whose wall clock jumps,
 //! a node that is in two places and says different things in each, or that sends what it should not
-//! ([`net`], [`machine`], [`liar`]). Clients call throughout ([`clients`]), some of them every node
-//! in another envelope, and operators change the members: nodes move, join and leave
-//! ([`operators`]). Then everything is mended, and the checks are:
+//! ([`net`], [`machine`], [`falsifying_sender`]). Clients call throughout ([`clients`]), some of
+//! them every node in another envelope, and operators change the members: nodes move, join and
+//! leave ([`operators`]). Then everything is mended, and the checks are:
 //!
 //! * one state root per height, whichever node and whichever run of it computed it, and no
 //!   certificate for another; and one way in which the key is held;
@@ -56,8 +56,8 @@ use self::{
     toy::CHECKPOINT_EVERY,
 };
 mod clients;
-mod hurt;
-mod liar;
+mod falsifying_sender;
+mod faulty_machine;
 mod machine;
 mod net;
 mod operators;
@@ -149,7 +149,7 @@ fn simulate(seed: u64) -> Outcome {
         }
         let liar = (twin.is_none() && rng.gen_bool(0.2)).then(|| rng.gen_range(0..NODES));
         if let Some(liar) = liar {
-            net.members[liar].sends_lies.on.store(true, Ordering::Relaxed);
+            net.members[liar].falsifier.on.store(true, Ordering::Relaxed);
             net.members[liar].false_reports.on.store(true, Ordering::Relaxed);
         }
         let faulty = twin.or(liar);
@@ -240,7 +240,7 @@ fn simulate(seed: u64) -> Outcome {
             refused: net
                 .members
                 .iter()
-                .map(|member| member.trouble.refused.load(Ordering::Relaxed))
+                .map(|member| member.faults.refused.load(Ordering::Relaxed))
                 .sum(),
             queries: found.queries.last_key_value().map_or(0, |(_, queries)| *queries),
             roots: Sha256::digest(postcard::to_stdvec(&found.roots).unwrap()).into(),
@@ -286,7 +286,7 @@ async fn storm(
             }
             6 => {}
             7 => {
-                let full = net.members[place].trouble.is_disk_full();
+                let full = net.members[place].faults.is_disk_full();
                 net.fill_disk(place, !full);
             }
             8 => {
@@ -521,7 +521,7 @@ async fn reach(context: &Context, net: &mut Net, place: usize, height: u64) {
 
 /// One node is away for longer than the others keep blocks, with or without its disk, and one of
 /// the peers it asks is faulty.
-fn heals(seed: u64, loses_disk: bool, real: bool) -> (u64, String) {
+fn recovers_by_state_sync(seed: u64, loses_disk: bool, real: bool) -> (u64, String) {
     let config = history(seed);
     deterministic::Runner::new(config).start(|context| async move {
         let auditor = context.auditor();
@@ -574,15 +574,15 @@ fn heals(seed: u64, loses_disk: bool, real: bool) -> (u64, String) {
 
 // Promise: P19 - A node behind the blocks of its peers fetches a state.
 #[test]
-fn a_node_that_is_behind_what_its_peers_keep_fetches_a_state() {
+fn node_behind_retained_blocks_fetches_a_state() {
     for (seed, real) in [(1, false), (3, true)] {
-        let (syncs, _) = heals(seed, false, real);
+        let (syncs, _) = recovers_by_state_sync(seed, false, real);
         assert_eq!(syncs, 1, "seed {seed}");
     }
 }
 
 #[test]
-fn a_node_that_is_behind_the_checkpoints_of_its_peers_but_not_what_they_keep_executes_blocks() {
+fn node_within_retained_blocks_executes_blocks() {
     let config = history(5);
     deterministic::Runner::new(config).start(|context| async move {
         let rng = &mut StdRng::seed_from_u64(5);
@@ -604,7 +604,7 @@ fn a_node_that_is_behind_the_checkpoints_of_its_peers_but_not_what_they_keep_exe
 // Promise: P17 - A node that ends at any of its first 59 disk operations continues.
 /// Every operation from the first of a start on, done and not done; later ones here and there.
 #[test]
-fn a_node_may_end_at_any_operation_of_its_disk() {
+fn node_recovers_from_a_crash_at_any_disk_operation() {
     let config = history(11).with_catch_panics(true);
     deterministic::Runner::new(config).start(|context| async move {
         let rng = &mut StdRng::seed_from_u64(11);
@@ -631,7 +631,7 @@ fn a_node_may_end_at_any_operation_of_its_disk() {
 }
 
 /// Waits until these are the members, while clients call and nodes that end are started again.
-async fn becomes(context: &Context, net: &mut Net, rng: &mut StdRng, members: &[usize]) {
+async fn wait_for_members(context: &Context, net: &mut Net, rng: &mut StdRng, members: &[usize]) {
     let until = context.current() + 2 * MENDED;
     while net.committee() != members {
         assert!(
@@ -664,7 +664,7 @@ fn joins_and_leaves(seed: u64, real: bool) -> String {
         }
         reach(&context, &mut net, 0, 3 * CHECKPOINT_EVERY + RETENTION).await;
         propose(&mut net, &Change { add: vec![4], remove: vec![] }, &[1], rng).await;
-        becomes(&context, &mut net, rng, &[0, 1, 2, 3, 4]).await;
+        wait_for_members(&context, &mut net, rng, &[0, 1, 2, 3, 4]).await;
         // Four of five sign: the fifth is needed.
         net.kill(0).await;
         let goal = net.heights().into_iter().max().unwrap() + CHECKPOINT_EVERY;
@@ -673,9 +673,9 @@ fn joins_and_leaves(seed: u64, real: bool) -> String {
         net.start(0).await;
         // One goes as another comes; then another goes.
         propose(&mut net, &Change { add: vec![5], remove: vec![3] }, &[2], rng).await;
-        becomes(&context, &mut net, rng, &[0, 1, 2, 4, 5]).await;
+        wait_for_members(&context, &mut net, rng, &[0, 1, 2, 4, 5]).await;
         propose(&mut net, &Change { add: vec![], remove: vec![4] }, &[0, 2], rng).await;
-        becomes(&context, &mut net, rng, &[0, 1, 2, 5]).await;
+        wait_for_members(&context, &mut net, rng, &[0, 1, 2, 5]).await;
         let goal = net.heights().into_iter().max().unwrap() + CHECKPOINT_EVERY;
         // Three of four sign.
         net.kill(1).await;
@@ -706,18 +706,18 @@ fn members_join_a_real_state_with_nothing_and_leave() {
 // Promise: P19 - A node with an empty disk fetches a state, with one faulty peer.
 #[test]
 fn a_node_that_lost_its_disk_fetches_a_state() {
-    assert_eq!(twice(|| heals(7, true, false)).0, 1);
+    assert_eq!(twice(|| recovers_by_state_sync(7, true, false)).0, 1);
 }
 
 // Promise: P19 - A node with an empty disk fetches an executed state.
 #[test]
 fn a_node_that_lost_its_disk_fetches_a_real_state() {
-    assert_eq!(heals(7, true, true).0, 1);
+    assert_eq!(recovers_by_state_sync(7, true, true).0, 1);
 }
 
 // Promise: P9 - A report of query statistics counts only for the maker of its block.
 #[test]
-fn a_report_in_anothers_name_gets_no_vote_and_those_of_the_others_are_summed() {
+fn forged_query_report_gets_no_vote() {
     deterministic::Runner::new(history(5)).start(|context| async move {
         let rng = &mut StdRng::seed_from_u64(5);
         let mut net = Net::started(&context, rng, true).await;
@@ -767,7 +767,7 @@ fn waits(seed: u64, sync_millis: u64) -> Vec<Duration> {
 
 // Promise: P17 - A call between two idle blocks takes less than 700 ms with any leader.
 #[test]
-fn a_call_does_not_wait_for_the_idle_block_whoever_leads() {
+fn call_latency_is_independent_of_the_leader() {
     for seed in [1, 2] {
         let waits = waits(seed, 0);
         assert!(
@@ -779,7 +779,7 @@ fn a_call_does_not_wait_for_the_idle_block_whoever_leads() {
 
 // Promise: P7 - With syncs of 20 ms no call on four nodes takes longer than 1.5 s.
 #[test]
-fn a_call_waits_for_slow_disks_as_long_as_they_take_and_not_for_seconds() {
+fn call_latency_grows_only_by_sync_time() {
     let (fast, slow) = (waits(1, 0), waits(1, 20));
     let sum = |waits: &[Duration]| waits.iter().sum::<Duration>();
     println!("{:?} and {:?} in all", sum(&fast), sum(&slow));

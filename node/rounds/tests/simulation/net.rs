@@ -36,8 +36,8 @@ use state::{CertifiedReader, CertifiedState, SubnetKey, Time};
 use zeroize::Zeroizing;
 
 use consensus::{
-    Arithmetic, BlockLog, Channels, ConsensusError, IngressPool, KeyStore, Layered, StateServer,
-    Subnet, SubnetConfig, Wiring,
+    Arithmetic, BlockLog, Channels, ConsensusDeps, ConsensusError, IngressPool, KeyStore,
+    LayeredRuntime, StateServer, Subnet, SubnetConfig,
 };
 use disk::SimulatedDisk;
 use rounds::{Driver, RoundError, Settings};
@@ -45,17 +45,17 @@ use rounds::{Driver, RoundError, Settings};
 use crate::{
     Context, EPOCH, NODES, RETENTION, SPARES,
     clients::Calls,
-    hurt::{Files, Hurt, Probed, Trouble},
-    liar::{Lies, lying},
-    machine::{Disk, OnDisk, WallClockOf},
-    probe::{Audited, Probe, SimulatedClock, Slowed},
+    falsifying_sender::{Falsifier, falsify},
+    faulty_machine::{FaultyDiskProbe, FaultyReplica, Files, MachineFaults},
+    machine::{Disk, DiskLayer, SimulatedWallClock},
+    probe::{AuditedReplica, Probe, SimulatedClock, SlowConsensus},
     real::{self, ScriptSandbox},
     reports::{FalseReports, Reports},
     toy::{Toy, ToyReplica},
 };
 
 /// How long the round loop has to learn that the engine ended.
-const TOLD: Duration = Duration::from_millis(100);
+const END_NOTICE: Duration = Duration::from_millis(100);
 
 /// Agreed time of a moment.
 pub(crate) fn time_of(moment: SystemTime) -> Time {
@@ -137,7 +137,7 @@ impl Findings {
     }
 
     /// From this height on the key is held like this.
-    pub(crate) fn held(&mut self, height: u64, key: &SubnetKey) {
+    pub(crate) fn record_key(&mut self, height: u64, key: &SubnetKey) {
         let summary = Summary::from_bytes(&key.summary).unwrap();
         let epoch = summary.key_epoch().0;
         self.key_epochs.extend((epoch > 0).then_some(epoch));
@@ -154,7 +154,7 @@ impl Findings {
     }
 }
 
-pub(crate) type Found = Arc<Mutex<Findings>>;
+pub(crate) type SharedFindings = Arc<Mutex<Findings>>;
 
 /// Shares of one node, as stored on its disk.
 pub(crate) struct Vault {
@@ -166,9 +166,9 @@ pub(crate) struct Vault {
 }
 
 /// A [`Vault`], as its node opens it.
-struct Opened(Arc<Vault>);
+struct OpenVault(Arc<Vault>);
 
-impl KeyStore for Opened {
+impl KeyStore for OpenVault {
     fn share(&self, summary: &Summary) -> Result<Option<SecretShare>, String> {
         let Some(place) = summary.place_of(&self.0.node_key) else { return Ok(None) };
         let epoch = summary.key_epoch().0;
@@ -216,10 +216,10 @@ pub(crate) struct Member {
     /// Shows others a state that is not the certified one.
     pub(crate) lies: Arc<AtomicBool>,
     /// Sends others what it should not.
-    pub(crate) sends_lies: Arc<Lies>,
+    pub(crate) falsifier: Arc<Falsifier>,
     /// Reports queries in another's name.
     pub(crate) false_reports: Arc<FalseReports>,
-    pub(crate) trouble: Arc<Trouble>,
+    pub(crate) faults: Arc<MachineFaults>,
     /// Its workers, where code is executed.
     pub(crate) sandbox: Option<Arc<ScriptSandbox>>,
     /// Its states, where there are any.
@@ -242,7 +242,7 @@ pub(crate) struct Net {
     /// The one of the beginning that operators may remove.
     pub(crate) may_leave: usize,
     pub(crate) running: BTreeMap<usize, (Handle<()>, Arc<IngressPool>)>,
-    pub(crate) found: Found,
+    pub(crate) found: SharedFindings,
     /// Blocks that one set of shares signs.
     pub(crate) blocks_per_epoch: u64,
 }
@@ -325,9 +325,9 @@ impl Net {
                     disk: Arc::default(),
                     ends_with: None,
                     lies: Arc::default(),
-                    sends_lies: Arc::default(),
+                    falsifier: Arc::default(),
                     false_reports: Arc::default(),
-                    trouble: Arc::default(),
+                    faults: Arc::default(),
                     sandbox: None,
                     states: None,
                     queried: Vec::new(),
@@ -410,9 +410,9 @@ impl Net {
 
     /// Starts no threads while the node's machine is in trouble.
     fn arithmetic(&self, place: usize) -> Arithmetic {
-        let (trouble, start) =
-            (self.members[place].trouble.clone(), consensus::arithmetic(arithmetic()));
-        Arc::new(move || match trouble.is_disk_full() {
+        let (faults, start) =
+            (self.members[place].faults.clone(), consensus::arithmetic(arithmetic()));
+        Arc::new(move || match faults.is_disk_full() {
             true => Err("no thread can be started".into()),
             false => start(),
         })
@@ -423,7 +423,7 @@ impl Net {
             node_secret: Zeroizing::new(self.members[place].secret),
             genesis: self.genesis.clone(),
             key,
-            keys: Box::new(Opened(self.members[place].vault.clone())),
+            keys: Box::new(OpenVault(self.members[place].vault.clone())),
             arithmetic: self.arithmetic(place),
             agreed: vec![("epoch".into(), self.blocks_per_epoch)],
             genesis_time: Time(0),
@@ -492,7 +492,7 @@ impl Net {
             let executor = real::open(&disk, &folder, &self.genesis, self.tight, sandbox);
             self.members[place].states = Some(executor.reader());
             let states: Arc<dyn StateServer> =
-                Arc::new(real::Shown { states: rounds::States::of(&executor), lies });
+                Arc::new(real::FalsifyingStates { states: rounds::States::new(&executor), lies });
             let key = executor.subnet_key().cloned();
             self.live((executor, key, states), place, storage, durable, channels);
         } else {
@@ -511,7 +511,7 @@ impl Net {
         durable: Arc<Mutex<Durable>>,
         channels: Channels<S, R>,
     ) where
-        T: Audited + 'static,
+        T: AuditedReplica + 'static,
         S: commonware_p2p::Sender<PublicKey = PublicKey>,
         R: commonware_p2p::Receiver<PublicKey = PublicKey>,
     {
@@ -521,21 +521,21 @@ impl Net {
             durable.executed = replica.executed();
             (durable.folder.path().to_owned(), durable.disk.clone())
         };
-        let trouble = self.members[place].trouble.clone();
-        disk.limit_growth_in(&folder.join("log"), trouble.is_disk_full().then_some(0));
+        let faults = self.members[place].faults.clone();
+        disk.limit_growth_in(&folder.join("log"), faults.is_disk_full().then_some(0));
         let pool = Arc::new(IngressPool::new(&limits(self.blocks_per_epoch)));
         let log =
             match BlockLog::open_on(Arc::new(disk.clone()), &folder.join("log/blocks"), 16 << 10) {
                 Ok(log) => log,
                 // It is started again later.
-                Err(_) if trouble.is_disk_full() => return,
+                Err(_) if faults.is_disk_full() => return,
                 Err(error) => panic!("node {place} cannot start: {error}"),
             };
         let recovered_at = log.last().unwrap_or(replica.height()).max(replica.height());
-        let wiring = Wiring {
+        let deps = ConsensusDeps {
             pool: pool.clone(),
             log,
-            clock: Arc::new(WallClockOf(
+            clock: Arc::new(SimulatedWallClock(
                 self.context.child("wall"),
                 self.members[place].disk.clone(),
             )),
@@ -551,9 +551,9 @@ impl Net {
         };
         let config =
             SubnetConfig { directory: folder.join("log/consensus"), ..self.config(place, key) };
-        let (subnet, engine) = match Subnet::assemble(wiring, config, replica.height()) {
+        let (subnet, engine) = match Subnet::assemble(deps, config, replica.height()) {
             Ok(assembled) => assembled,
-            Err(_) if trouble.is_disk_full() => return,
+            Err(_) if faults.is_disk_full() => return,
             Err(error) => panic!("node {place} cannot start: {error}"),
         };
         let control = self.oracle.control(self.keys[place].clone());
@@ -577,19 +577,20 @@ impl Net {
         };
         let probe = Probe { durable, found: self.found.clone(), status: subnet.status() };
         let clock = context.child("clock");
-        let consensus = Slowed { subnet, clock: clock.child("slow"), slow: member.slow.clone() };
+        let consensus =
+            SlowConsensus { subnet, clock: clock.child("slow"), slow: member.slow.clone() };
         let files = self.real.then(|| Files { disk: disk.clone(), folder: folder.join("replica") });
-        let replica = Hurt { inner: replica, trouble: trouble.clone(), files };
-        let machine = (SimulatedClock(clock), Probed(trouble.clone()), probe);
+        let replica = FaultyReplica { inner: replica, faults: faults.clone(), files };
+        let machine = (SimulatedClock(clock), FaultyDiskProbe(faults.clone()), probe);
         let driver = Driver::new((consensus, replica), machine, pool.clone(), settings);
-        let channels = lying(channels, &member.sends_lies);
+        let channels = falsify(channels, &member.falsifier);
         let (found, manager) = (self.found.clone(), self.oracle.manager());
-        let (disk, trouble, is_wanted) =
-            (member.disk.clone(), trouble.clone(), member.is_wanted.clone());
+        let (disk, faults, is_wanted) =
+            (member.disk.clone(), faults.clone(), member.is_wanted.clone());
         let task = context.spawn(move |context| async move {
-            let on_disk = OnDisk { clock: Arc::new(context.child("disk")), disk, trouble };
-            let on_disk = Layered::new(context.child("engine"), on_disk);
-            let engine = on_disk.spawn(move |context| {
+            let disk_layer = DiskLayer { clock: Arc::new(context.child("disk")), disk, faults };
+            let disk_layer = LayeredRuntime::new(context.child("engine"), disk_layer);
+            let engine = disk_layer.spawn(move |context| {
                 engine.run(context, storage, channels, (manager, control), Box::new(|_| ()))
             });
             let clock = context.child("end");
@@ -600,15 +601,16 @@ impl Net {
                     Err(RoundError::Consensus(ConsensusError::Left { .. })) => {
                         is_wanted.store(false, Ordering::Relaxed);
                     }
-                    Err(error) => {
-                        found.lock().failures.push(format!("node {place}: {}", error.told()))
-                    }
+                    Err(error) => found
+                        .lock()
+                        .failures
+                        .push(format!("node {place}: {}", error.with_sources())),
                 }
             };
             futures::pin_mut!(rounds);
             if let Either::Left((_, rounds)) = select(engine, rounds).await {
                 // The node may have received the reason.
-                select(rounds, clock.sleep(TOLD).boxed()).await;
+                select(rounds, clock.sleep(END_NOTICE).boxed()).await;
             }
         });
         self.running.insert(place, (task, pool));
@@ -639,7 +641,7 @@ impl Net {
     /// Fills the disk of a node, or empties it.
     pub(crate) fn fill_disk(&self, place: usize, full: bool) {
         let member = &self.members[place];
-        member.trouble.fill_disk(full);
+        member.faults.fill_disk(full);
         let durable = member.durable.lock();
         durable.disk.limit_growth_in(&durable.folder.path().join("log"), full.then_some(0));
     }

@@ -33,12 +33,12 @@ pub(crate) async fn change_members(net: &mut Net, rng: &mut StdRng) {
     {
         return;
     }
-    let change = draw(net, rng);
+    let change = draw_change(net, rng);
     let handed_to: Vec<_> = (0..rng.gen_range(1..3)).map(|_| rng.gen_range(0..NODES)).collect();
     propose(net, &change, &handed_to, rng).await;
 }
 
-fn draw(net: &Net, rng: &mut StdRng) -> Change {
+fn draw_change(net: &Net, rng: &mut StdRng) -> Change {
     let summary = net.summary();
     // Those that hold the key next, to whom the change is made.
     let is_next = |place: &usize| {

@@ -12,7 +12,8 @@ use std::{
 use commonware_runtime::Clock as _;
 use commonware_utils::sync::Mutex;
 use consensus::{
-    Certificate, Consensus, ConsensusError, Demand, Fetched, FinalisedBatch, Step, Subnet, Want,
+    Certificate, ChunkRequest, Consensus, ConsensusError, Demand, FetchedChunks, FinalisedBatch,
+    Step, Subnet,
 };
 use execution::RoundResult;
 use futures::{
@@ -25,7 +26,7 @@ use state::{Fault, Height};
 
 use crate::{
     Context,
-    net::{Durable, Found},
+    net::{Durable, SharedFindings},
     reports,
 };
 
@@ -42,7 +43,7 @@ pub(crate) struct Audit {
 }
 
 /// A replica whose state can be asked what it executed.
-pub(crate) trait Audited: Replica {
+pub(crate) trait AuditedReplica: Replica {
     fn audit(&self, finalised: &FinalisedBatch, result: &RoundResult) -> Audit;
 
     /// How often each call was executed, as the state itself knows it.
@@ -57,11 +58,11 @@ pub(crate) trait Audited: Replica {
 /// See the module.
 pub(crate) struct Probe {
     pub(crate) durable: Arc<Mutex<Durable>>,
-    pub(crate) found: Found,
+    pub(crate) found: SharedFindings,
     pub(crate) status: consensus::SubnetStatus,
 }
 
-impl<R: Audited> Observer<R> for Probe {
+impl<R: AuditedReplica> Observer<R> for Probe {
     fn executed(&mut self, replica: &R, finalised: &FinalisedBatch, result: &RoundResult) {
         let batch = &finalised.batch;
         let height = batch.height.0;
@@ -81,7 +82,7 @@ impl<R: Audited> Observer<R> for Probe {
         found.calls.entry(height).or_insert(audit.answered);
         found.deployed = found.deployed.max(audit.deployed);
         if let Some(key) = &batch.key {
-            found.held(height, key);
+            found.record_key(height, key);
         }
     }
 
@@ -123,14 +124,14 @@ impl Clock for SimulatedClock {
 }
 
 /// A subnet whose batches take long to execute.
-pub(crate) struct Slowed {
+pub(crate) struct SlowConsensus {
     pub(crate) subnet: Subnet,
     pub(crate) clock: Context,
     /// Milliseconds a batch takes.
     pub(crate) slow: Arc<AtomicU64>,
 }
 
-impl Consensus for Slowed {
+impl Consensus for SlowConsensus {
     fn next(&mut self, demand: Demand) -> BoxFuture<'_, Result<Step, ConsensusError>> {
         async move {
             let step = self.subnet.next(demand).await;
@@ -160,7 +161,10 @@ impl Consensus for Slowed {
         self.subnet.certificates_pending()
     }
 
-    fn fetch(&mut self, want: Want) -> BoxFuture<'_, Result<Fetched, ConsensusError>> {
+    fn fetch(
+        &mut self,
+        want: ChunkRequest,
+    ) -> BoxFuture<'_, Result<FetchedChunks, ConsensusError>> {
         self.subnet.fetch(want)
     }
 

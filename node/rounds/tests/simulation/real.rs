@@ -45,7 +45,7 @@ use crate::{
     EPOCH,
     clients::{Target, workload},
     net,
-    probe::{Audit, Audited},
+    probe::{Audit, AuditedReplica},
     toy::CHECKPOINT_EVERY,
 };
 
@@ -167,7 +167,7 @@ pub(crate) fn open(
         .unwrap()
 }
 
-impl Audited for Executor {
+impl AuditedReplica for Executor {
     fn audit(&self, finalised: &FinalisedBatch, result: &RoundResult) -> Audit {
         let state = self.state();
         let mut wrong = Vec::new();
@@ -208,12 +208,12 @@ impl Audited for Executor {
 }
 
 /// Data that a node serves to others; it may falsify them.
-pub(crate) struct Shown {
+pub(crate) struct FalsifyingStates {
     pub(crate) states: States,
     pub(crate) lies: Arc<AtomicBool>,
 }
 
-impl StateServer for Shown {
+impl StateServer for FalsifyingStates {
     fn offer(&self) -> Option<(Height, Vec<u8>)> {
         self.states.offer()
     }

@@ -17,14 +17,14 @@ use sha2::{Digest as _, Sha256};
 
 use consensus::{StateOffer, StateServer};
 use execution::{FatalError, RoundResult};
-use rounds::{BeginError, Installation, Offered, Replica, Room};
+use rounds::{BeginError, HistoryCapacity, Installation, OfferOutcome, Replica};
 use state::{Batch, Fault, Height, ManifestClaim, SubnetKey, Time};
 use statesync::{InstallError, Progress};
 
 use crate::{
     clients::name_of,
     net::Durable,
-    probe::{Audit, Audited},
+    probe::{Audit, AuditedReplica},
 };
 
 /// Rounds between two checkpoints.
@@ -90,7 +90,7 @@ impl Toy {
 
     /// At the height of a checkpoint.
     pub(crate) fn begin_manifest(&mut self) {
-        self.pending = Some((self.height, Snapshot::of(self).root()));
+        self.pending = Some((self.height, Snapshot::from_toy(self).root()));
     }
 }
 
@@ -115,7 +115,7 @@ impl ToyReplica {
     }
 }
 
-impl Audited for ToyReplica {
+impl AuditedReplica for ToyReplica {
     fn audit(&self, finalised: &consensus::FinalisedBatch, _: &RoundResult) -> Audit {
         let answered = finalised.batch.ingress.iter().map(name_of).collect();
         Audit { answered, wrong: vec![], deployed: 0, queries: 0 }
@@ -158,8 +158,8 @@ impl Replica for ToyReplica {
         Ok(())
     }
 
-    fn room(&self) -> Room {
-        Room { calls: u64::MAX, free: u64::MAX, capacity: u64::MAX }
+    fn room(&self) -> HistoryCapacity {
+        HistoryCapacity { calls: u64::MAX, free: u64::MAX, capacity: u64::MAX }
     }
 
     fn checkpoint_due(&self) -> bool {
@@ -206,18 +206,18 @@ impl Installation for ToyInstallation {
         Ok(missing.map(name).take(max).collect())
     }
 
-    fn offer(&mut self, name: &[u8], bytes: &[u8]) -> Result<Offered, InstallError> {
+    fn offer(&mut self, name: &[u8], bytes: &[u8]) -> Result<OfferOutcome, InstallError> {
         let index = u32::from_be_bytes(name.try_into().unwrap()) as usize;
         let expected = if index == 0 { self.offer.root } else { self.hashes[index - 1] };
         if hash(&[bytes]) != expected {
-            return Ok(Offered::False(format!("chunk {index} has another hash")));
+            return Ok(OfferOutcome::False(format!("chunk {index} has another hash")));
         }
         if index == 0 {
             self.hashes = bytes.chunks(32).map(|hash| hash.try_into().unwrap()).collect();
         } else {
             self.leaves.insert(index, bytes.to_vec());
         }
-        Ok(Offered::Taken)
+        Ok(OfferOutcome::Taken)
     }
 
     fn progress(&self) -> Progress {
@@ -248,7 +248,7 @@ impl Tree {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Signed {
+struct SignedTree {
     tree: Tree,
     signature: Vec<u8>,
 }
@@ -261,7 +261,7 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    fn of(toy: &Toy) -> Self {
+    fn from_toy(toy: &Toy) -> Self {
         let state = Toy { pending: None, ..toy.clone() };
         let bytes = postcard::to_stdvec(&state).unwrap();
         let leaves: Vec<_> = bytes.chunks(CHUNK_BYTES).map(<[u8]>::to_vec).collect();
@@ -275,7 +275,7 @@ impl Snapshot {
 }
 
 #[derive(Default)]
-struct Shelf {
+struct ServedStates {
     /// Trees not certified yet.
     trees: BTreeMap<u64, Tree>,
     computed: Option<Snapshot>,
@@ -286,7 +286,7 @@ struct Shelf {
 
 /// Data that a node serves to others.
 pub(crate) struct ToyStates {
-    shelf: Mutex<Shelf>,
+    shelf: Mutex<ServedStates>,
     lies: Arc<AtomicBool>,
 }
 
@@ -300,7 +300,7 @@ impl ToyStates {
     }
 
     fn computed(&self, toy: &Toy) {
-        self.shelf.lock().computed = Some(Snapshot::of(toy));
+        self.shelf.lock().computed = Some(Snapshot::from_toy(toy));
     }
 
     fn executed(&self, toy: &Toy) {
@@ -322,7 +322,7 @@ impl ToyStates {
             shelf.shown.insert(0, ready);
             shelf.shown.truncate(2);
         }
-        let signed = Signed { tree, signature };
+        let signed = SignedTree { tree, signature };
         shelf.certificate = Some((height, postcard::to_stdvec(&signed).unwrap()));
     }
 }
@@ -356,7 +356,7 @@ impl StateServer for ToyStates {
     }
 
     fn read_offer(&self, certificate: &[u8]) -> Option<ManifestClaim> {
-        let Signed { tree, signature } = postcard::from_bytes(certificate).ok()?;
+        let SignedTree { tree, signature } = postcard::from_bytes(certificate).ok()?;
         let (height, root) = tree.shown?;
         let signature = signature.try_into().ok()?;
         Some(ManifestClaim { tree: tree.root(), signature, height: Height(height), root })

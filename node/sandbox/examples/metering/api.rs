@@ -1,8 +1,8 @@
 //! Every function of the System API.
 
-use sandbox::module::{IC0_FUNCTIONS, Ic0Function, Word};
+use sandbox::module::{IC0_FUNCTIONS, Ic0Function, Ic0Type};
 
-use crate::{Case, Way, module};
+use crate::{Case, EntryKind, module};
 
 /// Functions that end a message or that it can call once: a message has no loop of them.
 const ONCE: [&str; 8] = [
@@ -28,11 +28,11 @@ struct Use {
     before: &'static str,
     /// Before each call.
     repeated: &'static str,
-    way: Way,
+    entry_kind: EntryKind,
 }
 
 fn import(function: &Ic0Function) -> String {
-    let word = |word: &Word| word.val_type(false).to_string();
+    let word = |word: &Ic0Type| word.val_type(false).to_string();
     let params: Vec<_> = function.params.iter().map(word).collect();
     let result = function.result.as_ref().map(word);
     let result = result.map(|ty| format!("(result {ty})")).unwrap_or_default();
@@ -74,16 +74,16 @@ fn arguments(function: &str) -> &'static [i64] {
     }
 }
 
-fn way(function: &str) -> Way {
+fn entry_kind(function: &str) -> EntryKind {
     match function {
         "msg_reject_msg_size"
         | "msg_reject_msg_copy"
         | "msg_cycles_refunded"
         | "msg_cycles_refunded128"
-        | "msg_reject_code" => Way::Reject,
-        "msg_method_name_size" | "msg_method_name_copy" => Way::Inspect,
-        "data_certificate_size" | "data_certificate_copy" => Way::Query,
-        _ => Way::Update,
+        | "msg_reject_code" => EntryKind::Reject,
+        "msg_method_name_size" | "msg_method_name_copy" => EntryKind::Inspect,
+        "data_certificate_size" | "data_certificate_copy" => EntryKind::Query,
+        _ => EntryKind::Update,
     }
 }
 
@@ -100,12 +100,12 @@ fn used(function: &Ic0Function) -> Use {
         "call_perform" => ("", new),
         _ => ("", ""),
     };
-    Use { arguments, before, repeated, way: way(function.name) }
+    Use { arguments, before, repeated, entry_kind: entry_kind(function.name) }
 }
 
 /// A case of calls in a row. `repeated` precedes each of them.
 fn case(function: &Ic0Function, name: &str, arguments: &[String], repeated: &str) -> Case {
-    let Use { before, way, .. } = used(function);
+    let Use { before, entry_kind, .. } = used(function);
     let drop = if function.result.is_some() { "drop" } else { "" };
     let call = format!("{repeated} {} call ${} {drop}\n", arguments.join(" "), function.name);
     let mut imports = import(function);
@@ -123,7 +123,7 @@ fn case(function: &Ic0Function, name: &str, arguments: &[String], repeated: &str
     };
     let parts = format!("{imports} {TEXTS} {init}");
     let module = module(&parts, "", before, &call.repeat(8), "");
-    Case { way, ..Case::new("System API", name, module) }
+    Case { entry_kind, ..Case::new("System API", name, module) }
 }
 
 pub(crate) fn cases() -> Vec<Case> {

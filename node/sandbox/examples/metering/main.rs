@@ -32,7 +32,7 @@ const RUN_NANOS: f64 = 6_000_000.0;
 
 /// How a canister is entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum EntryKind {
     Update,
     Query,
     Reject,
@@ -45,7 +45,7 @@ pub(crate) struct Case {
     pub(crate) name: String,
     /// The module. Its function `run` takes the number of times.
     pub(crate) module: String,
-    pub(crate) way: Way,
+    pub(crate) entry_kind: EntryKind,
     /// Most times that one message may do it.
     pub(crate) times_max: u32,
     /// Each run has a canister of its own, whose memory is untouched.
@@ -54,8 +54,8 @@ pub(crate) struct Case {
 
 impl Case {
     pub(crate) fn new(group: &'static str, name: impl Into<String>, module: String) -> Self {
-        let (way, times_max, is_fresh) = (Way::Update, u32::MAX, false);
-        Self { group, name: name.into(), module, way, times_max, is_fresh }
+        let (entry_kind, times_max, is_fresh) = (EntryKind::Update, u32::MAX, false);
+        Self { group, name: name.into(), module, entry_kind, times_max, is_fresh }
     }
 }
 
@@ -76,11 +76,11 @@ fn complete(case: &Case) -> String {
     let argument = "(call $times_copy (i32.const 65520) (i32.const 0) (i32.const 4))
         (call $run (i32.load (i32.const 65520)))";
     let import = "(import \"ic0\" \"msg_arg_data_copy\" (func $times_copy (param i32 i32 i32)))";
-    let entry = match case.way {
-        Way::Update => "canister_update run",
-        Way::Query => "canister_query run",
-        Way::Inspect => "canister_inspect_message",
-        Way::Reject => {
+    let entry = match case.entry_kind {
+        EntryKind::Update => "canister_update run",
+        EntryKind::Query => "canister_query run",
+        EntryKind::Inspect => "canister_inspect_message",
+        EntryKind::Reject => {
             return format!(
                 "{} (table $callbacks 1 funcref) (elem (table $callbacks) (i32.const 0) func \
                  $run))",
@@ -136,11 +136,13 @@ impl<'a> Bench<'a> {
         }
         let arg = self.times.to_le_bytes().to_vec();
         let callback = |kind| Entry::Callback { kind, fun: 0, env: self.times.into() };
-        let entry = match self.case.way {
-            Way::Update => Entry::Update("run".into()),
-            Way::Query => Entry::Query("run".into()),
-            Way::Inspect => Entry::InspectMessage { method_name: "run".into() },
-            Way::Reject => callback(CallbackKind::Reject { code: 4, message: "rejected".into() }),
+        let entry = match self.case.entry_kind {
+            EntryKind::Update => Entry::Update("run".into()),
+            EntryKind::Query => Entry::Query("run".into()),
+            EntryKind::Inspect => Entry::InspectMessage { method_name: "run".into() },
+            EntryKind::Reject => {
+                callback(CallbackKind::Reject { code: 4, message: "rejected".into() })
+            }
         };
         let mut request = self.world.request(&self.canister, entry);
         request.context.arg = arg;

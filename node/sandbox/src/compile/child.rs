@@ -11,7 +11,7 @@ use std::os::fd::FromRawFd;
 use std::process::ExitCode;
 use std::ptr;
 
-use super::{Compiled, Failure, Job, REPORT_MAGIC, Report};
+use super::{CompiledModule, Failure, Job, REPORT_MAGIC, Report};
 use super::{heap, sandboxing};
 use crate::{engine, module};
 
@@ -80,7 +80,7 @@ fn run(job: &Job) -> Report {
     artefact.write_all(&code).map_err(|error| failed("writing the artefact", &error))?;
     let (cpu_millis, resident_bytes_max, anonymous_bytes) =
         meter.read().map_err(|error| failed("reading its account", &error))?;
-    Ok(Compiled {
+    Ok(CompiledModule {
         info,
         wasm_bytes,
         artefact_bytes: code.len() as u64,

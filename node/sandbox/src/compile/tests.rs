@@ -34,44 +34,52 @@ fn a_job_survives_the_command_line() {
 
 #[test]
 fn every_end_of_the_child_has_its_name_and_value() {
-    let judge = |status, output: &[u8]| compiler().judge(status, output).unwrap_err();
+    let interpret = |status, output: &[u8]| compiler().interpret_exit(status, output).unwrap_err();
     assert!(
-        judge(signal(libc::SIGXCPU), b"").to_string().contains("`sandbox.compile_seconds` of 30 s")
+        interpret(signal(libc::SIGXCPU), b"")
+            .to_string()
+            .contains("`sandbox.compile_seconds` of 30 s")
     );
     assert!(
-        judge(signal(libc::SIGXFSZ), b"")
+        interpret(signal(libc::SIGXFSZ), b"")
             .to_string()
             .contains("`sandbox.compilation_cache_bytes` of 67108864 bytes")
     );
     assert!(
-        judge(signal(libc::SIGBUS), b"")
+        interpret(signal(libc::SIGBUS), b"")
             .to_string()
             .contains("at most 536870912 bytes (twice `sandbox.compile_memory_bytes`)")
     );
-    let memory = judge(signal(libc::SIGABRT), b"memory allocation of 1048576 bytes failed\n");
+    let memory = interpret(signal(libc::SIGABRT), b"memory allocation of 1048576 bytes failed\n");
     assert!(
         memory.to_string().contains("`sandbox.compile_memory_bytes` of 268435456 bytes"),
         "{memory}"
     );
-    let panic = judge(
+    let panic = interpret(
         ExitStatus::from_raw(101 << 8),
         b"thread 'main' panicked at map.rs: unhandled out-of-memory error: out of memory",
     );
     assert!(matches!(panic, CompileError::OutOfMemory(_)), "{panic}");
-    assert!(matches!(judge(signal(libc::SIGKILL), b""), CompileError::Killed(libc::SIGKILL)));
-    assert!(matches!(judge(signal(libc::SIGSEGV), b""), CompileError::Crashed(_)));
-    assert!(matches!(judge(signal(libc::SIGABRT), b"thread panicked"), CompileError::Crashed(_)));
-    assert!(matches!(judge(ExitStatus::from_raw(0), b""), CompileError::Crashed(_)), "no report");
+    assert!(matches!(interpret(signal(libc::SIGKILL), b""), CompileError::Killed(libc::SIGKILL)));
+    assert!(matches!(interpret(signal(libc::SIGSEGV), b""), CompileError::Crashed(_)));
+    assert!(matches!(
+        interpret(signal(libc::SIGABRT), b"thread panicked"),
+        CompileError::Crashed(_)
+    ));
+    assert!(
+        matches!(interpret(ExitStatus::from_raw(0), b""), CompileError::Crashed(_)),
+        "no report"
+    );
     let mut forged = REPORT_MAGIC.to_vec();
     forged.extend([0xff; 8]);
     assert!(
-        matches!(judge(ExitStatus::from_raw(0), &forged), CompileError::Crashed(_)),
+        matches!(interpret(ExitStatus::from_raw(0), &forged), CompileError::Crashed(_)),
         "an unreadable report"
     );
 }
 
 #[test]
-fn only_a_refusal_is_about_the_module() {
+fn only_an_invalid_module_is_refused_permanently() {
     for trouble in [
         CompileError::Killed(9),
         CompileError::OutOfTime(1),

@@ -525,7 +525,7 @@ mod tests {
         charged(wat).iter().map(|(_, units)| units).sum()
     }
 
-    fn words(count: u64) -> String {
+    fn i64_types(count: u64) -> String {
         "i64 ".repeat(count as usize)
     }
 
@@ -537,7 +537,7 @@ mod tests {
             total(&format!(
                 "(module (type $t (func (result {all}))) (table 1 funcref) \
                  (func {instruction} {drops}) (func (type $t) unreachable))",
-                all = words(results)
+                all = i64_types(results)
             ))
         };
         for instruction in ["call 1", "i32.const 0 call_indirect (type $t)"] {
@@ -552,7 +552,7 @@ mod tests {
             total(&format!(
                 "(module (type $t (func (result {all}))) (table 1 funcref) \
                  (func (type $t) {instruction}) (func (type $t) unreachable))",
-                all = words(100)
+                all = i64_types(100)
             ))
         };
         assert!(tail("return_call 1") >= 92 * CALL_WORD / NOP * NOP);
@@ -590,7 +590,7 @@ mod tests {
                 "(module (type $t (func (result {all}))) \
                  (type $same (func (param {all}) (result {all}))) \
                  (func (local $c i32) {body}))",
-                all = words(count)
+                all = i64_types(count)
             )
         };
         let (values, drops) = ("i64.const 0 ".repeat(100), "drop ".repeat(100));

@@ -9,7 +9,7 @@ const NAME_CHARS_MAX: usize = 80;
 /// places follow from the order of the module's sections: a text of the validator would change with
 /// its version, and rejects are part of the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum Part {
+pub enum ModuleLocation {
     /// A section.
     #[error("the {0} is not valid")]
     Section(&'static str),
@@ -46,7 +46,7 @@ pub enum ModuleError {
         "WebAssembly validation failed: {0}. Canisters have no threads, exceptions, garbage \
          collection, custom page sizes, relaxed SIMD, and no second memory"
     )]
-    Invalid(Part),
+    Invalid(ModuleLocation),
     /// More of something than a limit allows.
     #[error("{what}: {value}, but the limit `module.{limit_name}` is {limit}")]
     Limit {
@@ -135,15 +135,15 @@ pub enum ModuleError {
 
 impl From<wasmparser::Error> for ModuleError {
     fn from(_: wasmparser::Error) -> Self {
-        Self::Invalid(Part::Module)
+        Self::Invalid(ModuleLocation::Module)
     }
 }
 
 impl ModuleError {
     /// The same with its place, where it had none.
-    pub(super) fn at(self, part: Part) -> Self {
+    pub(super) fn with_location(self, location: ModuleLocation) -> Self {
         match self {
-            Self::Invalid(Part::Module) => Self::Invalid(part),
+            Self::Invalid(ModuleLocation::Module) => Self::Invalid(location),
             error => error,
         }
     }
@@ -160,7 +160,7 @@ pub(super) fn within(
 }
 
 /// A name out of a module, short enough for a message.
-pub(super) fn shown(name: &str) -> String {
+pub(super) fn shorten_name(name: &str) -> String {
     match name.char_indices().nth(NAME_CHARS_MAX) {
         Some((end, _)) => format!("{}...", name.get(..end).unwrap_or_default()),
         None => name.to_owned(),

@@ -2,14 +2,14 @@
 //!
 //! Source: interface specification, "Overview of imports". Addresses and sizes are of type `I`,
 //! which is `i32` for a module with a 32-bit memory or none and `i64` for one with a 64-bit memory;
-//! [`Word::I`] stands for it. Validation refuses an import that is not here or has another type;
+//! [`Ic0Type::I`] stands for it. Validation refuses an import that is not here or has another type;
 //! the worker links exactly these.
 
 use wasmparser::ValType;
 
 /// A parameter or result type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum Ic0Type {
     /// The address type of the module.
     I,
     /// `i32`, whatever the width of addresses.
@@ -18,7 +18,7 @@ pub enum Word {
     I64,
 }
 
-impl Word {
+impl Ic0Type {
     /// The type it stands for in a module whose memory is 64-bit (`memory64`) or not.
     pub fn val_type(self, memory64: bool) -> ValType {
         match self {
@@ -35,9 +35,9 @@ pub struct Ic0Function {
     /// Name without the prefix `ic0.`.
     pub name: &'static str,
     /// Types of the parameters, in order.
-    pub params: &'static [Word],
+    pub params: &'static [Ic0Type],
     /// The result, if any.
-    pub result: Option<Word>,
+    pub result: Option<Ic0Type>,
     /// Exists only where `I = i32`.
     pub only32: bool,
 }
@@ -45,7 +45,7 @@ pub struct Ic0Function {
 impl Ic0Function {
     /// Parameters and results in a module whose memory is 64-bit (`memory64`) or not.
     pub fn val_types(&self, memory64: bool) -> (Vec<ValType>, Vec<ValType>) {
-        let types = |words: &[Word]| words.iter().map(|word| word.val_type(memory64)).collect();
+        let types = |words: &[Ic0Type]| words.iter().map(|word| word.val_type(memory64)).collect();
         (types(self.params), types(self.result.as_slice()))
     }
 }
@@ -56,19 +56,19 @@ pub fn ic0_function(name: &str, memory64: bool) -> Option<&'static Ic0Function> 
     IC0_FUNCTIONS.get(index).filter(|function| !(memory64 && function.only32))
 }
 
-const fn f(name: &'static str, params: &'static [Word], result: Option<Word>) -> Ic0Function {
+const fn f(name: &'static str, params: &'static [Ic0Type], result: Option<Ic0Type>) -> Ic0Function {
     Ic0Function { name, params, result, only32: false }
 }
 
 const fn f32_only(
     name: &'static str,
-    params: &'static [Word],
-    result: Option<Word>,
+    params: &'static [Ic0Type],
+    result: Option<Ic0Type>,
 ) -> Ic0Function {
     Ic0Function { name, params, result, only32: true }
 }
 
-use Word::{I, I32, I64};
+use Ic0Type::{I, I32, I64};
 
 /// All functions, ordered by name.
 pub const IC0_FUNCTIONS: &[Ic0Function] = &[

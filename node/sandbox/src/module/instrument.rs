@@ -30,9 +30,9 @@ use wasmparser::{DataKind, Operator, Parser, Payload};
 
 use super::bulk::{ActiveSegment, Bulk, Guard};
 use super::charge::{Signatures, charges};
-use super::error::{ModuleError, Part};
+use super::error::{ModuleError, ModuleLocation};
 use super::names;
-use super::validate::{Shape, Validated};
+use super::validate::{Shape, ValidatedModule};
 use super::{
     INIT_MEMORY, MEMORY, RUNTIME_MODULE, START, TABLE, WILL_WRITE, features, global_export,
 };
@@ -50,7 +50,7 @@ const SEGMENTS_PER_FUNCTION: usize = 256;
 /// None for a module that [`super::validate`](fn@super::validate) accepted with the same limits.
 pub fn instrument(
     wasm: &[u8],
-    validated: &Validated,
+    validated: &ValidatedModule,
     limits: &ModuleLimits,
 ) -> Result<Vec<u8>, ModuleError> {
     let shape = &validated.shape;
@@ -173,16 +173,16 @@ impl Sections {
     }
 
     fn finish(mut self, rewriter: Rewriter<'_>, shape: &Shape) -> Result<Vec<u8>, ModuleError> {
-        let mut added = Added {
+        let mut next = NextIndices {
             types: shape.types,
             functions: shape.imported_functions + rewriter.shift + shape.defined_functions,
         };
         let mut exports = ExportSection::new();
         for (name, function) in &shape.entries {
-            exports.export(name, ExportKind::Func, rewriter.moved(*function));
+            exports.export(name, ExportKind::Func, rewriter.shifted_index(*function));
         }
         if let Some(function) = shape.start {
-            exports.export(START, ExportKind::Func, rewriter.moved(function));
+            exports.export(START, ExportKind::Func, rewriter.shifted_index(function));
         }
         for (n, global) in shape.mutable_globals.iter().enumerate() {
             exports.export(&global_export(n), ExportKind::Global, *global);
@@ -193,20 +193,20 @@ impl Sections {
         if let Some(memory) = shape.memory {
             let address = if memory.memory64 { ValType::I64 } else { ValType::I32 };
             exports.export(MEMORY, ExportKind::Memory, 0);
-            let will_write = added.ty(&mut self.types, &[address, address]);
+            let will_write = next.ty(&mut self.types, &[address, address]);
             self.imports.import(RUNTIME_MODULE, WILL_WRITE, EntityType::Function(will_write));
             let guard = Guard { address, will_write: shape.imported_functions };
             // In the order in which their indices were given out.
             for bulk in &rewriter.bulk {
                 let (params, body) = guard.function(*bulk);
-                let ty = added.ty(&mut self.types, &params);
-                added.function(&mut self.functions, &mut self.code, ty, &body);
+                let ty = next.ty(&mut self.types, &params);
+                next.function(&mut self.functions, &mut self.code, ty, &body);
             }
             if !self.active.is_empty() {
-                let ty = added.ty(&mut self.types, &[]);
+                let ty = next.ty(&mut self.types, &[]);
                 let mut all = Function::new([]);
                 for segments in self.active.chunks(SEGMENTS_PER_FUNCTION) {
-                    let part = added.function(
+                    let part = next.function(
                         &mut self.functions,
                         &mut self.code,
                         ty,
@@ -215,7 +215,7 @@ impl Sections {
                     all.instruction(&Instruction::Call(part));
                 }
                 all.instruction(&Instruction::End);
-                let init = added.function(&mut self.functions, &mut self.code, ty, &all);
+                let init = next.function(&mut self.functions, &mut self.code, ty, &all);
                 exports.export(INIT_MEMORY, ExportKind::Func, init);
             }
         }
@@ -225,14 +225,14 @@ impl Sections {
             let functions: Vec<u32> = shape
                 .other_exported_functions
                 .iter()
-                .map(|function| rewriter.moved(*function))
+                .map(|function| rewriter.shifted_index(*function))
                 .collect();
             self.elements.declared(Elements::Functions(functions.into()));
         }
         if !self.data.is_empty() {
             self.data.passive([]);
         }
-        let names = self.names(&rewriter, added.functions);
+        let names = self.names(&rewriter, next.functions);
         Ok(self.assemble(&exports, &names))
     }
 
@@ -243,7 +243,7 @@ impl Sections {
             return map;
         };
         for (function, name) in names {
-            map.append(rewriter.moved(*function), name);
+            map.append(rewriter.shifted_index(*function), name);
         }
         let own =
             rewriter.shape.imported_functions + rewriter.shift + rewriter.shape.defined_functions;
@@ -279,12 +279,12 @@ impl Sections {
 }
 
 /// Next free indices behind the module's own.
-struct Added {
+struct NextIndices {
     types: u32,
     functions: u32,
 }
 
-impl Added {
+impl NextIndices {
     fn ty(&mut self, types: &mut TypeSection, params: &[ValType]) -> u32 {
         types.ty().function(params.iter().copied(), []);
         self.types += 1;
@@ -334,7 +334,7 @@ impl<'a> Rewriter<'a> {
         }
     }
 
-    fn moved(&self, function: u32) -> u32 {
+    fn shifted_index(&self, function: u32) -> u32 {
         if function < self.shape.imported_functions {
             function
         } else {
@@ -378,7 +378,7 @@ impl Reencode for Rewriter<'_> {
     type Error = std::convert::Infallible;
 
     fn function_index(&mut self, function: u32) -> Result<u32, reencode::Error<Self::Error>> {
-        Ok(self.moved(function))
+        Ok(self.shifted_index(function))
     }
 
     fn data_index(&mut self, data: u32) -> Result<u32, reencode::Error<Self::Error>> {
@@ -436,7 +436,7 @@ fn bounded(mut memory: MemoryType, limits: &ModuleLimits) -> MemoryType {
 }
 
 fn failed(_: reencode::Error<std::convert::Infallible>) -> ModuleError {
-    ModuleError::Invalid(Part::Module)
+    ModuleError::Invalid(ModuleLocation::Module)
 }
 
 #[cfg(test)]

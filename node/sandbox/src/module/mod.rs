@@ -49,12 +49,12 @@ use limits::ModuleLimits;
 
 pub(crate) use charge::NOP;
 pub use error::ModuleError;
-pub use imports::{IC0_FUNCTIONS, Ic0Function, Word, ic0_function};
+pub use imports::{IC0_FUNCTIONS, Ic0Function, Ic0Type, ic0_function};
 pub use instrument::instrument;
 pub(crate) use names::NAME_BYTES_MAX;
 pub(crate) use unpack::check_uploaded_bytes;
 pub use unpack::{HEAD_BYTES, unpack, unpacked_bytes_max};
-pub use validate::{Validated, validate};
+pub use validate::{ValidatedModule, validate};
 
 /// Counts changes to what modules weigh (`weight.rs`) and to any other rule by which one is
 /// refused: nodes that judge modules differently must not be in one subnet.

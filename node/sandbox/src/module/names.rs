@@ -39,7 +39,7 @@ fn read(
         for naming in map {
             let naming = naming?;
             if naming.index < functions && !naming.name.is_empty() {
-                names.entry(naming.index).or_insert_with(|| shown(naming.name));
+                names.entry(naming.index).or_insert_with(|| demangle_name(naming.name));
             }
         }
     }
@@ -47,7 +47,7 @@ fn read(
 }
 
 /// A name as a backtrace shows it.
-fn shown(name: &str) -> String {
+fn demangle_name(name: &str) -> String {
     let mut line = Line(String::new());
     // An error says that the line is full.
     let _ = match rustc_demangle::try_demangle(name) {
@@ -140,6 +140,6 @@ mod tests {
             symbol.push_str("TB5_B5_E");
         }
         symbol.push_str("EE");
-        assert!(shown(&symbol).len() <= NAME_BYTES_MAX);
+        assert!(demangle_name(&symbol).len() <= NAME_BYTES_MAX);
     }
 }

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_module_is_refused() {
+    fn unpack_rejects_what_is_not_a_module() {
         let mut small = limits();
         small.wasm_bytes = 10;
         assert!(matches!(

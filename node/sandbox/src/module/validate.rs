@@ -18,7 +18,7 @@ use wasmparser::{
 };
 
 use super::entry::{ExportName, MethodKind, export_name};
-use super::error::{ModuleError, Part, shown, within};
+use super::error::{ModuleError, ModuleLocation, shorten_name, within};
 use super::features;
 use super::imports::{Ic0Function, ic0_function};
 use super::weight::{self, Weigher};
@@ -37,7 +37,7 @@ const ENHANCED_ORTHOGONAL_PERSISTENCE: &str = "enhanced-orthogonal-persistence";
 
 /// Results of the validation of an accepted module.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Validated {
+pub struct ValidatedModule {
     /// For execution: methods, hooks, initial heap, metadata sections, price of compilation.
     pub info: ModuleInfo,
     /// For instrumentation: sizes of index spaces, and functions by their role.
@@ -72,17 +72,18 @@ pub(super) struct Shape {
 }
 
 /// Validates `wasm`, an unpacked module.
-pub fn validate(wasm: &[u8], limits: &ModuleLimits) -> Result<Validated, ModuleError> {
+pub fn validate(wasm: &[u8], limits: &ModuleLimits) -> Result<ValidatedModule, ModuleError> {
     let mut pass = Pass::new(limits);
     let mut parser = Parser::new(0);
     parser.set_features(features());
     let mut validator = Validator::new_with_features(features());
     let mut allocations_of_functions = FuncValidatorAllocations::default();
-    let mut place = Place::default();
+    let mut tracker = LocationTracker::default();
     for payload in parser.parse_all(wasm) {
-        let payload = payload.map_err(|error| ModuleError::from(error).at(place.after()))?;
-        place.enter(&payload, pass.shape.imported_functions);
-        let mut judge = || -> Result<(), ModuleError> {
+        let payload = payload
+            .map_err(|error| ModuleError::from(error).with_location(tracker.next_location()))?;
+        tracker.advance(&payload, pass.shape.imported_functions);
+        let mut check_payload = || -> Result<(), ModuleError> {
             pass.count(&payload)?;
             match validator.payload(&payload)? {
                 ValidPayload::Func(function, body) => {
@@ -96,29 +97,30 @@ pub fn validate(wasm: &[u8], limits: &ModuleLimits) -> Result<Validated, ModuleE
             }
             pass.gather(&payload)
         };
-        judge().map_err(|error| error.at(place.part))?;
+        check_payload().map_err(|error| error.with_location(tracker.location))?;
     }
     pass.finish(wasm.len() as u64)
 }
 
 /// Which part of a module is read.
-struct Place {
+struct LocationTracker {
     section: &'static str,
-    part: Part,
+    location: ModuleLocation,
     /// Bodies of functions so far.
     bodies: u32,
 }
 
-impl Default for Place {
+impl Default for LocationTracker {
     fn default() -> Self {
-        Self { section: "header", part: Part::Section("header"), bodies: 0 }
+        Self { section: "header", location: ModuleLocation::Section("header"), bodies: 0 }
     }
 }
 
-impl Place {
-    fn enter(&mut self, payload: &Payload<'_>, imported_functions: u32) {
+impl LocationTracker {
+    fn advance(&mut self, payload: &Payload<'_>, imported_functions: u32) {
         if matches!(payload, Payload::CodeSectionEntry(_)) {
-            self.part = Part::Function(imported_functions.saturating_add(self.bodies));
+            self.location =
+                ModuleLocation::Function(imported_functions.saturating_add(self.bodies));
             self.bodies = self.bodies.saturating_add(1);
             return;
         }
@@ -141,14 +143,16 @@ impl Place {
             Payload::TagSection(_) => "tag section",
             _ => "unknown section",
         };
-        self.part = Part::Section(self.section);
+        self.location = ModuleLocation::Section(self.section);
     }
 
-    fn after(&self) -> Part {
-        match self.part {
+    fn next_location(&self) -> ModuleLocation {
+        match self.location {
             // The body after the last that could be read.
-            Part::Function(function) => Part::Function(function.saturating_add(1)),
-            _ => Part::After(self.section),
+            ModuleLocation::Function(function) => {
+                ModuleLocation::Function(function.saturating_add(1))
+            }
+            _ => ModuleLocation::After(self.section),
         }
     }
 }
@@ -181,11 +185,11 @@ struct Pass<'a> {
     sections: BTreeSet<String>,
     section_bytes: u64,
     /// All globals, by index: none are imported.
-    globals: Vec<Declared>,
+    globals: Vec<DeclaredGlobal>,
 }
 
 /// A global as the module declares it.
-struct Declared {
+struct DeclaredGlobal {
     mutable: bool,
     exported: bool,
     /// None of a reference.
@@ -369,7 +373,7 @@ impl<'a> Pass<'a> {
                 for (index, global) in section.clone().into_iter().enumerate() {
                     let global = global?;
                     let ty = global.ty;
-                    self.globals.push(Declared {
+                    self.globals.push(DeclaredGlobal {
                         mutable: ty.mutable,
                         exported: false,
                         initial: constant(&global)?,
@@ -437,11 +441,11 @@ impl<'a> Pass<'a> {
             Some(reachable) if !*reachable => *reachable = true,
             _ => return Ok(()),
         }
-        self.add(weight::REACHABLE + self.words(function) * weight::REACHABLE_WORD)
+        self.add(weight::REACHABLE + self.signature_words(function) * weight::REACHABLE_WORD)
     }
 
     /// Parameters and results of a function.
-    fn words(&self, function: u32) -> u64 {
+    fn signature_words(&self, function: u32) -> u64 {
         self.functions.get(function as usize).map_or(0, |ty| self.type_words(*ty))
     }
 
@@ -496,7 +500,7 @@ impl<'a> Pass<'a> {
         validator: &mut FuncValidator<ValidatorResources>,
         body: &FunctionBody<'_>,
     ) -> Result<(), ModuleError> {
-        let words = self.words(validator.index());
+        let words = self.signature_words(validator.index());
         let mut reader = body.get_binary_reader();
         validator.read_locals(&mut reader)?;
         reader.set_features(features());
@@ -510,7 +514,7 @@ impl<'a> Pass<'a> {
             validator.op(offset, &operator)?;
             let words = match operator {
                 Operator::Call { function_index } | Operator::ReturnCall { function_index } => {
-                    self.words(function_index)
+                    self.signature_words(function_index)
                 }
                 Operator::CallIndirect { type_index, .. }
                 | Operator::ReturnCallIndirect { type_index, .. } => self.type_words(type_index),
@@ -534,7 +538,7 @@ impl<'a> Pass<'a> {
             weigher.instruction(&operator, operands, words);
         }
         operators.finish()?;
-        let (weight, kept) = (weigher.weight(), weigher.kept());
+        let (weight, kept) = (weigher.weight(), weigher.code_weight());
         self.weigher = weigher;
         within(
             "compile weight of a function in units of 256 bytes",
@@ -548,18 +552,18 @@ impl<'a> Pass<'a> {
     fn import(&mut self, import: Import<'_>) -> Result<(), ModuleError> {
         let TypeRef::Func(ty) = import.ty else {
             return Err(ModuleError::Import {
-                module: shown(import.module),
-                name: shown(import.name),
+                module: shorten_name(import.module),
+                name: shorten_name(import.name),
             });
         };
         if import.module != "ic0" {
             return Err(ModuleError::Import {
-                module: shown(import.module),
-                name: shown(import.name),
+                module: shorten_name(import.module),
+                name: shorten_name(import.name),
             });
         }
         let Some(function) = ic0_function(import.name, false) else {
-            return Err(ModuleError::UnknownImport { name: shown(import.name), width: 32 });
+            return Err(ModuleError::UnknownImport { name: shorten_name(import.name), width: 32 });
         };
         // Code by which the module calls it, in addition to the records of its name and type.
         self.add(weight::KEPT_FUNCTION)?;
@@ -585,11 +589,13 @@ impl<'a> Pass<'a> {
                 self.shape.other_exported_functions.push(export.index);
                 return Ok(());
             }
-            ExportName::Reserved => return Err(ModuleError::EntryUnknown(shown(export.name))),
+            ExportName::Reserved => {
+                return Err(ModuleError::EntryUnknown(shorten_name(export.name)));
+            }
             ExportName::Hook(set) => set(&mut self.info.hooks),
             ExportName::Method(kind, name) => {
                 if !self.methods.insert(name.to_owned()) {
-                    return Err(ModuleError::MethodTwice(shown(name)));
+                    return Err(ModuleError::MethodTwice(shorten_name(name)));
                 }
                 self.method_name_bytes += name.len() as u64;
                 within(
@@ -615,7 +621,7 @@ impl<'a> Pass<'a> {
         let ty =
             self.functions.get(export.index as usize).and_then(|ty| self.types.get(*ty as usize));
         if ty.is_none_or(|ty| !ty.params().is_empty() || !ty.results().is_empty()) {
-            return Err(ModuleError::EntryType(shown(export.name)));
+            return Err(ModuleError::EntryType(shorten_name(export.name)));
         }
         self.shape.entries.push((export.name.to_owned(), export.index));
         Ok(())
@@ -626,11 +632,11 @@ impl<'a> Pass<'a> {
         let (public, name) = match (rest.strip_prefix("public "), rest.strip_prefix("private ")) {
             (Some(name), _) => (true, name),
             (None, Some(name)) => (false, name),
-            (None, None) => return Err(ModuleError::SectionUnknown(shown(section.name()))),
+            (None, None) => return Err(ModuleError::SectionUnknown(shorten_name(section.name()))),
         };
         let limits = self.limits;
         if !self.sections.insert(name.to_owned()) {
-            return Err(ModuleError::SectionTwice(shown(name)));
+            return Err(ModuleError::SectionTwice(shorten_name(name)));
         }
         self.section_bytes += (name.len() + section.data().len()) as u64;
         within(
@@ -655,11 +661,11 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    fn finish(mut self, wasm_bytes: u64) -> Result<Validated, ModuleError> {
+    fn finish(mut self, wasm_bytes: u64) -> Result<ValidatedModule, ModuleError> {
         for (function, ty) in &self.imports {
             self.import_type(function, *ty)?;
         }
-        let shown = |global: Declared| {
+        let shown = |global: DeclaredGlobal| {
             let is_shown = global.mutable || global.exported;
             let initial = global.initial.filter(|_| is_shown)?;
             Some(ModuleGlobal { mutable: global.mutable, initial })
@@ -671,7 +677,7 @@ impl<'a> Pass<'a> {
         self.info.composite_queries.sort_unstable();
         self.info.custom_sections.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         self.info.compile_instructions = limits::compile_instructions(wasm_bytes, self.weight);
-        Ok(Validated { info: self.info, shape: self.shape })
+        Ok(ValidatedModule { info: self.info, shape: self.shape })
     }
 
     fn import_type(&self, function: &Ic0Function, ty: u32) -> Result<(), ModuleError> {
@@ -691,7 +697,7 @@ impl<'a> Pass<'a> {
             name: function.name.to_owned(),
             width,
             expected: signature(&params, &result),
-            found: shown(&found),
+            found: shorten_name(&found),
         })
     }
 }

@@ -246,7 +246,7 @@ impl Weigher {
     }
 
     /// Weight that remains of the function's code once it is generated.
-    pub(super) fn kept(&self) -> u64 {
+    pub(super) fn code_weight(&self) -> u64 {
         let alive = self.targets.saturating_mul(self.used).saturating_add(self.target_operands);
         (self.weight() / INSTRUCTIONS_PER_UNIT)
             .saturating_add(alive / TABLE_VALUES_PER_UNIT)

@@ -107,7 +107,7 @@ pub(super) enum WorkerError {
     Failed(String),
     /// It said something impossible.
     #[error("the worker reported the impossible: {0}")]
-    Lied(String),
+    InvalidReport(String),
     /// No artefact of the module can be had.
     #[error(transparent)]
     Artefact(#[from] PrepareError),
@@ -139,7 +139,7 @@ pub(super) enum TimeLimit {
 
 impl WorkerError {
     /// The error reported to the caller.
-    pub(super) fn trouble(self) -> WorkerTrouble {
+    pub(super) fn into_trouble(self) -> WorkerTrouble {
         match self {
             Self::Memory(error) if !error.can_heal() => WorkerTrouble::Damage(error.to_string()),
             Self::Start(_) | Self::Memory(_) | Self::Artefact(PrepareError::Cache(_)) => {
@@ -150,7 +150,7 @@ impl WorkerError {
     }
 
     /// Whether the worker can be used further.
-    pub(super) fn worker_is_well(&self) -> bool {
+    pub(super) fn worker_is_usable(&self) -> bool {
         matches!(self, Self::Artefact(_) | Self::Memory(_) | Self::NotKept | Self::Unprepared)
     }
 }
@@ -162,7 +162,7 @@ pub(super) struct Worker {
     channel: Channel,
     modules: BTreeMap<ModuleHash, Instant>,
     memories: BTreeMap<MemoryId, View>,
-    kept: BTreeMap<u64, Kept>,
+    kept: BTreeMap<u64, KeptQueryViews>,
     next_token: u64,
     /// To be sent with the next order.
     pub(super) forget: Forget,
@@ -177,14 +177,14 @@ pub(super) struct Worker {
 
 /// Result of an order to run.
 #[derive(Debug)]
-pub(super) enum Executed {
+pub(super) enum ExecutionResult {
     Ended(Box<Outcome>),
     Paused(Progress),
 }
 
 /// A composite query in a worker.
 #[derive(Debug)]
-struct Kept {
+struct KeptQueryViews {
     /// Views that its memories were mapped from.
     views: Vec<(MemoryId, View)>,
     /// Keeps the files as they are while callbacks may read them.
@@ -277,7 +277,7 @@ impl Worker {
         globals_max: usize,
         settle: [bool; 2],
         time: TimeLimit,
-    ) -> Result<Executed, WorkerError> {
+    ) -> Result<ExecutionResult, WorkerError> {
         self.messages += 1;
         if request.keep_token.is_some_and(|token| !self.kept.contains_key(&token)) {
             return Err(WorkerError::NotKept);
@@ -310,13 +310,14 @@ impl Worker {
             match report {
                 Report::Outcome(outcome) => {
                     verdict::check(request, &outcome, globals_max, keep_as)
-                        .map_err(WorkerError::Lied)?;
+                        .map_err(WorkerError::InvalidReport)?;
                     self.settle(request, &outcome, keep_as);
-                    return Ok(Executed::Ended(outcome));
+                    return Ok(ExecutionResult::Ended(outcome));
                 }
                 Report::Paused(paused) => {
-                    verdict::check_paused(request, grant, &paused).map_err(WorkerError::Lied)?;
-                    return Ok(Executed::Paused(paused));
+                    verdict::check_paused(request, grant, &paused)
+                        .map_err(WorkerError::InvalidReport)?;
+                    return Ok(ExecutionResult::Paused(paused));
                 }
                 Report::Missing => {
                     // It dropped something on its own. Everything is sent again.
@@ -326,7 +327,7 @@ impl Worker {
                 }
                 Report::Failed(text) => return Err(WorkerError::Failed(text)),
                 Report::Ready | Report::Done | Report::Spilled | Report::Heap(_) => {
-                    return Err(WorkerError::Lied("a report out of turn".into()));
+                    return Err(WorkerError::InvalidReport("a report out of turn".into()));
                 }
             }
         }
@@ -342,7 +343,7 @@ impl Worker {
         granted: u64,
         globals_max: usize,
         timeout_factor: u32,
-    ) -> Result<Executed, WorkerError> {
+    ) -> Result<ExecutionResult, WorkerError> {
         self.expect(request, Some(grant), granted, TimeLimit::Hanging(timeout_factor))?;
         let mut files: Vec<Arc<File>> = Vec::new();
         let mut append = |mount: &Mount| {
@@ -363,22 +364,24 @@ impl Worker {
         let (report, _) = self.channel.receive::<Report>(verdict::outcome_bytes_max(request))?;
         match report {
             Report::Outcome(outcome) => {
-                verdict::check(request, &outcome, globals_max, None).map_err(WorkerError::Lied)?;
-                Ok(Executed::Ended(outcome))
+                verdict::check(request, &outcome, globals_max, None)
+                    .map_err(WorkerError::InvalidReport)?;
+                Ok(ExecutionResult::Ended(outcome))
             }
             Report::Paused(paused) => {
-                verdict::check_paused(request, Some(grant), &paused).map_err(WorkerError::Lied)?;
-                Ok(Executed::Paused(paused))
+                verdict::check_paused(request, Some(grant), &paused)
+                    .map_err(WorkerError::InvalidReport)?;
+                Ok(ExecutionResult::Paused(paused))
             }
             Report::Failed(text) => Err(WorkerError::Failed(text)),
             Report::Ready | Report::Done | Report::Spilled | Report::Missing | Report::Heap(_) => {
-                Err(WorkerError::Lied("a report out of turn".into()))
+                Err(WorkerError::InvalidReport("a report out of turn".into()))
             }
         }
     }
 
     /// Brings it to where the caller stays, or lets it go if the caller stays nowhere.
-    fn accompany(&mut self) {
+    fn follow_caller_processor(&mut self) {
         let here = processor::stays_on();
         if here == self.processor {
             return;
@@ -386,7 +389,7 @@ impl Worker {
         // It runs elsewhere where that is refused, and is not asked again there.
         match here {
             Some(here) => drop(processor::bring(self.pid(), here)),
-            None => processor::let_go(self.pid()),
+            None => processor::release_process(self.pid()),
         }
         self.processor = here;
     }
@@ -398,7 +401,7 @@ impl Worker {
         match self.channel.receive::<Report>(64 << 10)?.0 {
             Report::Spilled => Ok(()),
             Report::Failed(text) => Err(WorkerError::Failed(text)),
-            _ => Err(WorkerError::Lied("a report out of turn".into())),
+            _ => Err(WorkerError::InvalidReport("a report out of turn".into())),
         }
     }
 
@@ -410,7 +413,7 @@ impl Worker {
         granted: u64,
         time: TimeLimit,
     ) -> Result<(), WorkerError> {
-        self.accompany();
+        self.follow_caller_processor();
         let limit = match time {
             TimeLimit::Hanging(factor) => {
                 time_limit(&request.limits, grant, granted).saturating_mul(factor)
@@ -558,7 +561,7 @@ impl Worker {
                 .collect();
             self.kept.insert(
                 token,
-                Kept {
+                KeptQueryViews {
                     views,
                     _layouts: [request.heap.layout.clone(), request.stable.layout.clone()],
                 },
@@ -643,7 +646,7 @@ impl Worker {
     }
 
     /// Memory held by its allocator, after returning freed memory to the system if `trim`.
-    pub(super) fn heap(&mut self, trim: bool) -> Result<HeapFigures, WorkerError> {
+    pub(super) fn poll_allocator(&mut self, trim: bool) -> Result<HeapFigures, WorkerError> {
         self.channel.set_timeout(Some(GRACE))?;
         self.channel.send(&Order::Heap { trim }, &[])?;
         match self.channel.receive::<Report>(64 << 10)?.0 {
@@ -652,7 +655,7 @@ impl Worker {
                 Ok(figures)
             }
             Report::Failed(text) => Err(WorkerError::Failed(text)),
-            _ => Err(WorkerError::Lied("a report out of turn".into())),
+            _ => Err(WorkerError::InvalidReport("a report out of turn".into())),
         }
     }
 
@@ -667,7 +670,7 @@ impl Worker {
         match self.channel.receive::<Report>(64 << 10)?.0 {
             Report::Done => Ok(()),
             Report::Failed(text) => Err(WorkerError::Failed(text)),
-            _ => Err(WorkerError::Lied("a report out of turn".into())),
+            _ => Err(WorkerError::InvalidReport("a report out of turn".into())),
         }
     }
 

@@ -325,7 +325,7 @@ mod tests {
             id: MemoryId(id),
             version: 1,
             epoch: 0,
-            base: Arc::new(PageFile::of(file.clone())),
+            base: Arc::new(PageFile::from_file(file.clone())),
             base_bytes: 1 << 30,
             parts: Arc::default(),
             segments: Arc::new([]),
@@ -452,9 +452,9 @@ mod tests {
     }
 
     #[test]
-    fn every_lie_about_a_change_is_found() {
-        type Lie = fn(&mut Changes);
-        let lies: &[(&str, Lie)] = &[
+    fn verdict_rejects_every_tampered_change() {
+        type Tampering = fn(&mut Changes);
+        let lies: &[(&str, Tampering)] = &[
             ("cycles made", |changes| changes.balance += 1),
             ("cycles lost", |changes| changes.balance -= 1),
             ("cycles taken", |changes| {
@@ -536,8 +536,8 @@ mod tests {
             outcome
         };
         assert_eq!(check(&request, &kept(|_| {}), 10, None), Ok(()));
-        type Lie = fn(&mut Changes);
-        let lies: [(&str, Lie); 6] = [
+        type Tampering = fn(&mut Changes);
+        let lies: [(&str, Tampering); 6] = [
             ("a call", |changes| {
                 changes.calls = vec![call()];
                 changes.balance -= 142;
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn every_other_lie_is_found() {
+    fn verdict_rejects_every_other_tampered_outcome() {
         let trap = |bytes| Trap {
             reject: Reject {
                 code: RejectCode::CanisterError,

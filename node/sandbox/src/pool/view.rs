@@ -144,7 +144,7 @@ mod tests {
             id: MemoryId(1),
             version: 0,
             epoch,
-            base: Arc::new(PageFile::of(base)),
+            base: Arc::new(PageFile::from_file(base)),
             base_bytes: 0,
             parts: Arc::default(),
             segments: Arc::new([]),

@@ -43,7 +43,7 @@ pub(crate) enum Context {
 
 impl Context {
     /// The context of an entry. `replicated` distinguishes queries and callbacks of the two modes.
-    pub(crate) fn of(entry: &Entry, replicated: bool) -> Self {
+    pub(crate) fn for_entry(entry: &Entry, replicated: bool) -> Self {
         match (entry, replicated) {
             (Entry::Init | Entry::PostUpgrade { .. }, _) => Self::Install,
             (Entry::PreUpgrade, _) => Self::PreUpgrade,
@@ -229,10 +229,10 @@ mod tests {
                     letters.map(|(_, letter)| *letter).collect::<Vec<_>>().join(" ")
                 }
             };
-            let word = |word: &crate::module::Word| match word {
-                crate::module::Word::I => "I",
-                crate::module::Word::I32 => "i32",
-                crate::module::Word::I64 => "i64",
+            let word = |word: &crate::module::Ic0Type| match word {
+                crate::module::Ic0Type::I => "I",
+                crate::module::Ic0Type::I32 => "i32",
+                crate::module::Ic0Type::I64 => "i64",
             };
             let params: Vec<_> = function.params.iter().map(word).collect();
             let result = function.result.as_ref().map_or("()", word);

@@ -31,12 +31,12 @@ pub(crate) fn linker(engine: &Engine, memory64: bool) -> wasmtime::Result<Linker
 }
 
 /// A parameter or result type.
-trait Word: WasmTy {
+trait WasmInteger: WasmTy {
     fn wide(self) -> u64;
     fn narrow(wide: u64) -> Self;
 }
 
-impl Word for u32 {
+impl WasmInteger for u32 {
     fn wide(self) -> u64 {
         self.into()
     }
@@ -46,7 +46,7 @@ impl Word for u32 {
     }
 }
 
-impl Word for u64 {
+impl WasmInteger for u64 {
     fn wide(self) -> u64 {
         self
     }
@@ -101,7 +101,7 @@ fn enter<R>(
 
 /// Before an operation on so much memory that it would be passed over between two steps: the count
 /// is taken exactly.
-fn look_at_count(caller: &mut Caller<'_, Host>, bytes: u64) -> wasmtime::Result<()> {
+fn synchronize_count(caller: &mut Caller<'_, Host>, bytes: u64) -> wasmtime::Result<()> {
     let is_long = |host: &Host| host.pacer.as_ref().is_some_and(|pacer| bytes >= pacer.step());
     if !is_long(caller.data()) {
         return Ok(());
@@ -125,7 +125,7 @@ macro_rules! functions {
             functions!(@result result $(, $result)?)
         })?;
     })*};
-    (@result $value:ident, $result:ty) => { $value.map(<$result as Word>::narrow) };
+    (@result $value:ident, $result:ty) => { $value.map(<$result as WasmInteger>::narrow) };
     (@result $value:ident) => { $value };
 }
 
@@ -142,7 +142,7 @@ macro_rules! blobs {
 }
 
 #[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
-fn define<I: Word>(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
+fn define<I: WasmInteger>(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     blobs! { linker, I:
         msg_arg_data_size msg_arg_data_copy Argument;
         msg_caller_size msg_caller_copy Caller;
@@ -240,7 +240,7 @@ fn define<I: Word>(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         WILL_WRITE,
         |mut caller: Caller<'_, Host>, dst: I, len: I| -> wasmtime::Result<()> {
             let len = len.wide();
-            look_at_count(&mut caller, len)?;
+            synchronize_count(&mut caller, len)?;
             Ok(caller.data_mut().will_write(dst.wide(), len)?)
         },
     )?;
@@ -280,7 +280,7 @@ mod tests {
             // A module that imports every function with the types of the table, and nothing else,
             // must link.
             let mut imports = String::new();
-            let word = |word: crate::module::Word| word.val_type(memory64).to_string();
+            let word = |word: crate::module::Ic0Type| word.val_type(memory64).to_string();
             for function in IC0_FUNCTIONS.iter().filter(|function| !(memory64 && function.only32)) {
                 let params: String =
                     function.params.iter().map(|param| format!(" {}", word(*param))).collect();

@@ -1,7 +1,7 @@
 //! Stable memory, and the growth of both memories.
 
 use super::{DIRTY_PAGE_INSTRUCTIONS, Failure, Host, STABLE_PAGE_INSTRUCTIONS};
-use crate::worker::{Stable, StableRefused};
+use crate::worker::{Stable, StableRefusal};
 
 /// A page of WebAssembly.
 const WASM_PAGE_BYTES: u64 = 64 << 10;
@@ -65,13 +65,13 @@ impl Host {
         }
     }
 
-    fn stable_refused(&self, refused: StableRefused) -> Failure {
+    fn stable_refused(&self, refused: StableRefusal) -> Failure {
         match refused {
-            StableRefused::Dirty => Failure::memory_access(
+            StableRefusal::Dirty => Failure::memory_access(
                 "bytes written to pages of stable memory",
                 self.limits.stable_dirty_bytes,
             ),
-            StableRefused::Accessed => Failure::memory_access(
+            StableRefusal::Accessed => Failure::memory_access(
                 "bytes in accessed pages of stable memory",
                 self.limits.stable_accessed_bytes,
             ),

@@ -42,7 +42,7 @@ pub(crate) use outgoing::Outgoing;
 
 use crate::{
     Call, Entry, MessageLimits, Response, SystemContext,
-    worker::{HeapCell, Pacer, Stable, WriteRefused},
+    worker::{HeapCell, Pacer, Stable, WriteRefusal},
 };
 
 /// Instructions of every call into the system, whatever it does.
@@ -138,7 +138,7 @@ impl Host {
             ),
             fuel: 0,
             pacer: None,
-            mode: Context::of(entry, context.replicated),
+            mode: Context::for_entry(entry, context.replicated),
             reject,
             reject_code,
             method_name,
@@ -161,10 +161,10 @@ impl Host {
     }
 
     /// The entry point returned: what was begun and not finished is undone.
-    pub(crate) fn finish(mut self) -> (Arc<Mutex<Stable>>, Did) {
+    pub(crate) fn finish(mut self) -> (Arc<Mutex<Stable>>, SideEffects) {
         self.discard_pending_call();
         let outgoing = std::mem::take(&mut *self.outgoing());
-        let did = Did {
+        let effects = SideEffects {
             response: outgoing.response,
             accepted: self.accepted,
             height_read: self.height_read,
@@ -176,7 +176,7 @@ impl Host {
             global_timer: self.global_timer,
             log: self.log,
         };
-        (self.stable, did)
+        (self.stable, effects)
     }
 
     /// Its answer and its calls.
@@ -280,11 +280,11 @@ impl Host {
         heap.write(dst, part).map_err(|refused| self.write_refused(refused))
     }
 
-    fn write_refused(&self, refused: WriteRefused) -> Failure {
+    fn write_refused(&self, refused: WriteRefusal) -> Failure {
         match refused {
-            WriteRefused::Cap => self.heap_cap(),
+            WriteRefusal::Cap => self.heap_cap(),
             // The worker ends after this (`HeapCell::kernel_refused`): the text is not read.
-            WriteRefused::Kernel => Failure::engine("the kernel refused to open a page"),
+            WriteRefusal::Kernel => Failure::engine("the kernel refused to open a page"),
         }
     }
 
@@ -340,7 +340,7 @@ impl Host {
 
 /// What a message did, memory and globals apart.
 #[derive(Debug)]
-pub(crate) struct Did {
+pub(crate) struct SideEffects {
     pub(crate) response: Response,
     pub(crate) accepted: bool,
     pub(crate) height_read: bool,

@@ -48,7 +48,7 @@ impl Default for Outgoing {
 impl Outgoing {
     /// Writes everything to `file` at `offset` and frees it. Returns the number of bytes in the
     /// file.
-    pub(crate) fn put_away(&mut self, mut file: &File, offset: u64) -> io::Result<u64> {
+    pub(crate) fn write_to_file(&mut self, mut file: &File, offset: u64) -> io::Result<u64> {
         file.seek(SeekFrom::Start(offset))?;
         let writer = BufWriter::with_capacity(WRITE_BYTES, file);
         postcard::to_io(self, writer).map_err(io::Error::other)?.flush()?;
@@ -56,8 +56,8 @@ impl Outgoing {
         Ok(file.stream_position()? - offset)
     }
 
-    /// Reads what [`Self::put_away`] wrote. Only the result takes memory of its own.
-    pub(crate) fn brought_back(file: &File, offset: u64, bytes: u64) -> io::Result<Self> {
+    /// Reads what [`Self::write_to_file`] wrote. Only the result takes memory of its own.
+    pub(crate) fn read_from_file(file: &File, offset: u64, bytes: u64) -> io::Result<Self> {
         let length = usize::try_from(bytes).map_err(io::Error::other)?;
         // SAFETY: a fresh mapping at an address of the kernel's choosing.
         let start = unsafe {

@@ -61,7 +61,7 @@ const WASM_PAGE_PAGES: u64 = WASM_PAGE_BYTES / PAGE_BYTES;
 
 /// Why an access of the canister's code to its heap was declined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum AccessRefusal {
     /// The cap on dirty pages.
     Cap,
     /// Pages touched and written cost more than the message's instructions.
@@ -70,7 +70,7 @@ pub(crate) enum Refused {
 
 /// Reasons for refusing a write to the heap.
 #[derive(Debug)]
-pub(crate) enum WriteRefused {
+pub(crate) enum WriteRefusal {
     /// The cap on dirty pages.
     Cap,
     /// The kernel refused to change the protection.
@@ -89,7 +89,7 @@ pub(crate) struct HeapCell {
     /// Limit of the message.
     instructions_max: Cell<u64>,
     undo: UnsafeCell<Option<Undo>>,
-    refused: Cell<Option<Refused>>,
+    refused: Cell<Option<AccessRefusal>>,
     kernel_refused: Cell<bool>,
 }
 
@@ -152,7 +152,7 @@ impl HeapCell {
     }
 
     /// Why the message had to stop, if an access was declined.
-    pub(crate) fn refused(&self) -> Option<Refused> {
+    pub(crate) fn refused(&self) -> Option<AccessRefusal> {
         self.refused.get()
     }
 
@@ -238,7 +238,7 @@ impl HeapCell {
 
     /// Counts and unprotects the pages of `range` before they are written. A range that is out of
     /// bounds is let pass: its write will fail.
-    pub(crate) fn will_write(&self, range: Range<u64>) -> Result<(), WriteRefused> {
+    pub(crate) fn will_write(&self, range: Range<u64>) -> Result<(), WriteRefusal> {
         let Some(mapping) = self.mapping() else { return Ok(()) };
         if range.is_empty() || range.end > mapping.size_bytes() as u64 {
             return Ok(());
@@ -256,17 +256,17 @@ impl HeapCell {
             Ok(())
         });
         marked.map_err(|CapReached| {
-            self.refused.set(Some(Refused::Cap));
-            WriteRefused::Cap
+            self.refused.set(Some(AccessRefusal::Cap));
+            WriteRefusal::Cap
         })?;
         protection.map_err(|_| {
             self.kernel_refused.set(true);
-            WriteRefused::Kernel
+            WriteRefusal::Kernel
         })
     }
 
     /// Writes `bytes` at `at`, which must be checked to fit; does nothing otherwise.
-    pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), WriteRefused> {
+    pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), WriteRefusal> {
         let end = at.saturating_add(bytes.len() as u64);
         if end > self.size_bytes() {
             return Ok(());
@@ -301,7 +301,7 @@ impl HeapCell {
         let is_too_dear = || {
             let is_too_dear = self.price() > self.instructions_max.get();
             if is_too_dear {
-                self.refused.set(Some(Refused::Instructions));
+                self.refused.set(Some(AccessRefusal::Instructions));
             }
             is_too_dear
         };
@@ -345,7 +345,7 @@ impl HeapCell {
         match counted {
             None => false,
             Some(Err(CapReached)) => {
-                self.refused.set(Some(Refused::Cap));
+                self.refused.set(Some(AccessRefusal::Cap));
                 false
             }
             Some(Ok(())) => {

@@ -34,13 +34,13 @@ use super::{
     mapping::{Kind, Mapping},
     pacer::{AppendAnew, Pacer, Wire},
     protocol::{AppendOrder, Execute, Forget, MountOrder, Report},
-    run::{LoadedModule, Message, Ran, run},
+    run::{LoadedModule, Message, RunOutput, run},
     stable::StableTrackers,
     stack::Stacks,
 };
 use crate::{
     Changes, Entry, MessageLimits, Outcome, Response, engine,
-    system_api::{Did, Failure, Host, linker},
+    system_api::{Failure, Host, SideEffects, linker},
 };
 
 const WASM_PAGE_BYTES: u64 = 64 << 10;
@@ -60,7 +60,7 @@ pub(super) struct Keeper {
     trackers: StableTrackers,
     modules: BTreeMap<ModuleHash, LoadedModule>,
     memories: BTreeMap<MemoryId, Memory>,
-    kept: BTreeMap<u64, Kept>,
+    kept: BTreeMap<u64, KeptQuery>,
     /// Counts messages: the age of memories.
     clock: u64,
     /// For a message that is paused.
@@ -74,7 +74,7 @@ pub(super) struct Memory {
 }
 
 /// A composite query waiting for its calls.
-struct Kept {
+struct KeptQuery {
     module: ModuleHash,
     globals: Vec<Global>,
     heap: Option<KeptMemory>,
@@ -89,30 +89,30 @@ struct KeptMemory {
     size_before: usize,
 }
 
-/// A memory taken for a message, to be settled after.
-struct Taken {
+/// A memory as it was before its message.
+struct MemoryBaseline {
     size_before: usize,
     /// Of a kept execution: its dirty pages and the size before it began.
     kept: Option<(Vec<Range<u64>>, usize)>,
 }
 
 /// One memory after its message.
-struct After {
+struct MemoryOutcome {
     mapping: Mapping,
     dirty: Vec<Range<u64>>,
     undo: Option<Undo>,
-    taken: Taken,
+    baseline: MemoryBaseline,
 }
 
 /// A message that is over, its memories apart.
-struct Ended {
+struct MessageResult {
     instructions: u64,
     work: u64,
     failure: Option<Failure>,
     globals: Vec<Global>,
     /// It ran as an update and was declared a query.
     query_for_update: bool,
-    did: Did,
+    effects: SideEffects,
 }
 
 /// Parts of a message that are available here.
@@ -124,7 +124,7 @@ struct Ready {
 }
 
 /// Initial state of a message: globals, heap, stable memory.
-type Start = (Vec<Global>, Option<(Mapping, Taken)>, (Mapping, Taken));
+type InitialState = (Vec<Global>, Option<(Mapping, MemoryBaseline)>, (Mapping, MemoryBaseline));
 
 /// The parts of an order that decide what happens to the pages that its message wrote.
 struct Settlement {
@@ -152,30 +152,30 @@ struct Append {
 }
 
 /// Disposition of the pages.
-enum Fate {
+enum Disposition {
     Commit,
     Keep(u64),
     Drop,
 }
 
 impl Settlement {
-    fn fate(&self, ended: &mut Ended) -> Fate {
-        let composite = self.keep_token.is_some() || !ended.did.calls.is_empty();
+    fn disposition(&self, ended: &mut MessageResult) -> Disposition {
+        let composite = self.keep_token.is_some() || !ended.effects.calls.is_empty();
         let failed = ended.failure.is_some();
         if !failed && self.changes_state && !ended.query_for_update {
-            return Fate::Commit;
+            return Disposition::Commit;
         }
         if self.changes_state || !composite {
-            return Fate::Drop;
+            return Disposition::Drop;
         }
         // Also after a failure: the cleanup callback runs on what was before it.
         if let Some(token) = self.keep_token.or(self.keep_as.filter(|_| !failed)) {
-            return Fate::Keep(token);
+            return Disposition::Keep(token);
         }
         ended.failure.get_or_insert_with(|| {
             Failure::out_of_memory("too many composite queries wait for their calls at once")
         });
-        Fate::Drop
+        Disposition::Drop
     }
 }
 
@@ -237,21 +237,21 @@ impl Keeper {
         self.forget(&order.forget)?;
         let Some(ready) = self.receive(&order, descriptors)? else { return Ok(Report::Missing) };
         let (globals, heap, stable) = match self.take_all(&order, ready)? {
-            Ok(taken) => taken,
+            Ok(state) => state,
             Err(report) => return Ok(report),
         };
 
-        let heap_taken = heap.map(|(mapping, taken)| {
+        let heap_baseline = heap.map(|(mapping, baseline)| {
             self.heap.enter(
                 mapping,
                 &order.limits,
-                taken.kept.as_ref().map(|(dirty, _)| dirty.as_slice()),
+                baseline.kept.as_ref().map(|(dirty, _)| dirty.as_slice()),
             );
-            taken
+            baseline
         });
-        let (mapping, stable_taken) = stable;
-        let stable = self.enter_stable(mapping, &order.limits, &stable_taken);
-        let heap_aside = heap_taken.is_none().then_some(order.heap.wasm_pages);
+        let (mapping, stable_baseline) = stable;
+        let stable = self.enter_stable(mapping, &order.limits, &stable_baseline);
+        let heap_aside = heap_baseline.is_none().then_some(order.heap.wasm_pages);
         let pacer = self.pacer(&order, heap_aside, &stable);
         let mut settlement = Settlement {
             changes_state: changes_state(&order.entry, order.context.replicated),
@@ -271,7 +271,7 @@ impl Keeper {
             limits: order.limits,
         };
         let Some(module) = self.modules.get(&order.module) else { return Ok(Report::Missing) };
-        let Ran { instructions, work, failure, globals, query_for_update, did, stable } =
+        let RunOutput { instructions, work, failure, globals, query_for_update, effects, stable } =
             run(&self.engine, module, message, &self.heap, stable, pacer.as_ref())
                 .map_err(text("running a message"))?;
         let append_anew = pacer.and_then(|pacer| {
@@ -280,7 +280,8 @@ impl Keeper {
         });
         let stable = Arc::into_inner(stable).ok_or("a message that is over holds its memory")?;
         let stable = stable.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let ended = Ended { instructions, work, failure, globals, query_for_update, did };
+        let ended =
+            MessageResult { instructions, work, failure, globals, query_for_update, effects };
         // Whatever the canister observed instead must not count: another machine would not have
         // returned it.
         if self.heap.kernel_refused() || stable.kernel_refused() {
@@ -289,15 +290,13 @@ impl Keeper {
                 .into());
         }
 
-        let heap = heap_taken.zip(self.heap.leave()).map(|(taken, (mapping, dirty, undo))| After {
-            mapping,
-            dirty,
-            undo,
-            taken,
-        });
+        let heap =
+            heap_baseline.zip(self.heap.leave()).map(|(baseline, (mapping, dirty, undo))| {
+                MemoryOutcome { mapping, dirty, undo, baseline }
+            });
         let (mapping, dirty, undo, trackers) = stable.leave();
         self.trackers = trackers;
-        let stable = After { mapping, dirty, undo, taken: stable_taken };
+        let stable = MemoryOutcome { mapping, dirty, undo, baseline: stable_baseline };
         settlement.append_anew = append_anew;
         let outcome = self.settle(settlement, ended, heap, stable)?;
         self.evict();
@@ -309,14 +308,14 @@ impl Keeper {
         &mut self,
         mapping: Mapping,
         limits: &MessageLimits,
-        taken: &Taken,
+        baseline: &MemoryBaseline,
     ) -> Arc<Mutex<Stable>> {
         Arc::new(Mutex::new(Stable::enter(
             mapping,
             std::mem::take(&mut self.trackers),
             limits.stable_dirty_bytes / PAGE_BYTES,
             limits.stable_accessed_bytes / PAGE_BYTES,
-            taken.kept.as_ref().map(|(dirty, _)| dirty.as_slice()),
+            baseline.kept.as_ref().map(|(dirty, _)| dirty.as_slice()),
         )))
     }
 
@@ -373,7 +372,7 @@ impl Keeper {
         &mut self,
         order: &Execute<'_>,
         ready: Ready,
-    ) -> Result<Result<Start, Report>, String> {
+    ) -> Result<Result<InitialState, Report>, String> {
         let (globals, heap, stable) = if let Some(token) = order.keep_token {
             let Some(kept) = self.kept.remove(&token).filter(|kept| kept.module == order.module)
             else {
@@ -383,7 +382,7 @@ impl Keeper {
             let resume = |memory: KeptMemory| {
                 let size_before = memory.mapping.size_bytes();
                 let kept = Some((memory.dirty, memory.size_before));
-                (memory.mapping, Taken { size_before, kept })
+                (memory.mapping, MemoryBaseline { size_before, kept })
             };
             (kept.globals, kept.heap.map(resume), resume(kept.stable))
         } else {
@@ -404,12 +403,12 @@ impl Keeper {
     fn settle(
         &mut self,
         settlement: Settlement,
-        mut ended: Ended,
-        heap: Option<After>,
-        stable: After,
+        mut ended: MessageResult,
+        heap: Option<MemoryOutcome>,
+        stable: MemoryOutcome,
     ) -> Result<Outcome, String> {
-        match settlement.fate(&mut ended) {
-            Fate::Commit => {
+        match settlement.disposition(&mut ended) {
+            Disposition::Commit => {
                 let Settlement { heap_order, stable_order, append_anew, .. } = settlement;
                 let (heap_anew, stable_anew) =
                     append_anew.map_or((None, None), |anew| (anew.heap, anew.stable));
@@ -418,18 +417,18 @@ impl Keeper {
                 let heap_wasm_pages = heap_order.wasm_pages;
                 self.commit(ended, heap, stable, heap_wasm_pages, (heap_append, stable_append))
             }
-            Fate::Keep(token) => {
+            Disposition::Keep(token) => {
                 let Settlement { module, globals, limits, .. } = settlement;
-                self.keep(token, module, ended, globals, heap, stable, &limits)
+                self.keep_query(token, module, ended, globals, heap, stable, &limits)
             }
-            Fate::Drop => {
+            Disposition::Drop => {
                 let heap_wasm_pages =
                     heap.as_ref().map_or(settlement.heap_order.wasm_pages, |heap| {
-                        wasm_pages(heap.taken.size_before)
+                        wasm_pages(heap.baseline.size_before)
                     });
-                let stable_wasm_pages = wasm_pages(stable.taken.size_before);
-                for after in heap.into_iter().chain([stable]) {
-                    self.drop_changes(after)?;
+                let stable_wasm_pages = wasm_pages(stable.baseline.size_before);
+                for memory in heap.into_iter().chain([stable]) {
+                    self.drop_changes(memory)?;
                 }
                 let query_for_update = ended.failure.is_none() && ended.query_for_update;
                 let changes = query_for_update.then(|| Changes {
@@ -438,9 +437,9 @@ impl Keeper {
                     stable_wasm_pages,
                     heap_runs: Vec::new(),
                     stable_runs: Vec::new(),
-                    balance: ended.did.balance,
-                    cycles_accepted: ended.did.cycles_accepted,
-                    cycles_burned: ended.did.cycles_burned,
+                    balance: ended.effects.balance,
+                    cycles_accepted: ended.effects.cycles_accepted,
+                    cycles_burned: ended.effects.cycles_burned,
                     calls: Vec::new(),
                     certified_data: None,
                     global_timer: None,
@@ -459,7 +458,7 @@ impl Keeper {
         files: &mut impl Iterator<Item = File>,
     ) -> Result<bool, String> {
         if let Some(memory) = self.memories.get_mut(&order.id).filter(|_| order.settle) {
-            memory.mapping.distrust().map_err(text("settling a memory"))?;
+            memory.mapping.settle_after_append().map_err(text("settling a memory"))?;
         }
         if let Some(map) = &order.map {
             let mut next = || files.next().ok_or("a file was announced and not sent");
@@ -504,7 +503,7 @@ impl Keeper {
     }
 
     /// Takes a memory out for a message, sized as the order says.
-    fn take(&mut self, order: &MountOrder) -> Result<Option<(Mapping, Taken)>, String> {
+    fn take(&mut self, order: &MountOrder) -> Result<Option<(Mapping, MemoryBaseline)>, String> {
         let Some(Memory { mut mapping, .. }) = self.memories.remove(&order.id) else {
             return Ok(None);
         };
@@ -512,7 +511,7 @@ impl Keeper {
         if mapping.size_bytes() != size_before {
             mapping.set_size(size_before).map_err(text("sizing a memory"))?;
         }
-        Ok(Some((mapping, Taken { size_before, kept: None })))
+        Ok(Some((mapping, MemoryBaseline { size_before, kept: None })))
     }
 
     fn put(&mut self, mut mapping: Mapping) {
@@ -524,9 +523,9 @@ impl Keeper {
 
     fn commit(
         &mut self,
-        mut ended: Ended,
-        heap: Option<After>,
-        stable: After,
+        mut ended: MessageResult,
+        heap: Option<MemoryOutcome>,
+        stable: MemoryOutcome,
         heap_wasm_pages: u64,
         (heap_append, stable_append): (Append, Append),
     ) -> Result<Outcome, String> {
@@ -542,18 +541,22 @@ impl Keeper {
             stable_wasm_pages,
             heap_runs,
             stable_runs,
-            balance: ended.did.balance,
-            cycles_accepted: ended.did.cycles_accepted,
-            cycles_burned: ended.did.cycles_burned,
-            calls: std::mem::take(&mut ended.did.calls),
-            certified_data: ended.did.certified_data.take(),
-            global_timer: ended.did.global_timer,
+            balance: ended.effects.balance,
+            cycles_accepted: ended.effects.cycles_accepted,
+            cycles_burned: ended.effects.cycles_burned,
+            calls: std::mem::take(&mut ended.effects.calls),
+            certified_data: ended.effects.certified_data.take(),
+            global_timer: ended.effects.global_timer,
         };
         Ok(outcome(ended, Some(changes), Vec::new(), None))
     }
 
-    fn commit_memory(&mut self, after: After, append: Append) -> Result<(u64, Vec<Run>), String> {
-        let After { mut mapping, dirty, .. } = after;
+    fn commit_memory(
+        &mut self,
+        memory: MemoryOutcome,
+        append: Append,
+    ) -> Result<(u64, Vec<Run>), String> {
+        let MemoryOutcome { mut mapping, dirty, .. } = memory;
         let at = match append.anew {
             Some((order, file)) => {
                 mapping
@@ -577,10 +580,10 @@ impl Keeper {
         Ok((size, runs))
     }
 
-    fn drop_changes(&mut self, after: After) -> Result<(), String> {
-        let After { mut mapping, dirty, taken, .. } = after;
+    fn drop_changes(&mut self, memory: MemoryOutcome) -> Result<(), String> {
+        let MemoryOutcome { mut mapping, dirty, baseline, .. } = memory;
         mapping
-            .discard(&dirty, taken.size_before)
+            .discard(&dirty, baseline.size_before)
             .map_err(text("dropping the changes of a message"))?;
         self.put(mapping);
         Ok(())
@@ -588,23 +591,23 @@ impl Keeper {
 
     /// Keeps a composite query, or, after a failure, what was before it.
     #[allow(clippy::too_many_arguments)]
-    fn keep(
+    fn keep_query(
         &mut self,
         token: u64,
         module: ModuleHash,
-        mut ended: Ended,
+        mut ended: MessageResult,
         globals_before: Vec<Global>,
-        heap: Option<After>,
-        stable: After,
+        heap: Option<MemoryOutcome>,
+        stable: MemoryOutcome,
         limits: &MessageLimits,
     ) -> Result<Outcome, String> {
         let failed = ended.failure.is_some();
         let globals = if failed { globals_before } else { std::mem::take(&mut ended.globals) };
         let heap = heap.map(|heap| keep_memory(heap, failed)).transpose()?;
         let stable = keep_memory(stable, failed)?;
-        let kept = Kept { module, globals, heap, stable };
+        let kept = KeptQuery { module, globals, heap, stable };
         let bytes_max = limits.heap_dirty_bytes.saturating_add(limits.stable_dirty_bytes);
-        let bytes: u64 = self.kept.values().chain([&kept]).map(Kept::dirty_bytes).sum();
+        let bytes: u64 = self.kept.values().chain([&kept]).map(KeptQuery::dirty_bytes).sum();
         if !failed && bytes > bytes_max {
             ended.failure = Some(Failure::memory_access(
                 "bytes that waiting composite queries of one worker hold",
@@ -612,8 +615,11 @@ impl Keeper {
             ));
         }
         self.kept.insert(token, kept);
-        let calls =
-            if ended.failure.is_some() { Vec::new() } else { std::mem::take(&mut ended.did.calls) };
+        let calls = if ended.failure.is_some() {
+            Vec::new()
+        } else {
+            std::mem::take(&mut ended.effects.calls)
+        };
         Ok(outcome(ended, None, calls, Some(token)))
     }
 
@@ -635,7 +641,7 @@ impl Keeper {
     }
 }
 
-impl Kept {
+impl KeptQuery {
     fn dirty_bytes(&self) -> u64 {
         let pages = |memory: &KeptMemory| {
             memory.dirty.iter().map(|range| range.end - range.start).sum::<u64>()
@@ -645,15 +651,15 @@ impl Kept {
 }
 
 /// A memory of an execution that is kept: with what it wrote, or, when it failed, as it was before.
-fn keep_memory(after: After, failed: bool) -> Result<KeptMemory, String> {
-    let After { mut mapping, dirty, undo, taken } = after;
-    let (mut all, size_before) = taken.kept.unwrap_or((Vec::new(), taken.size_before));
+fn keep_memory(memory: MemoryOutcome, failed: bool) -> Result<KeptMemory, String> {
+    let MemoryOutcome { mut mapping, dirty, undo, baseline } = memory;
+    let (mut all, size_before) = baseline.kept.unwrap_or((Vec::new(), baseline.size_before));
     if failed {
         let undo = undo.ok_or("a failed execution that was not kept before")?;
         undo.restore(mapping.base());
         let fresh = subtract(&dirty, &undo);
         mapping
-            .discard(&fresh, taken.size_before)
+            .discard(&fresh, baseline.size_before)
             .map_err(text("dropping the changes of a callback"))?;
     } else {
         all = union(all, dirty);
@@ -699,17 +705,17 @@ fn changes_state(entry: &Entry, replicated: bool) -> bool {
 }
 
 fn outcome(
-    mut ended: Ended,
+    mut ended: MessageResult,
     changes: Option<Changes>,
     query_calls: Vec<crate::Call>,
     keep_token: Option<u64>,
 ) -> Outcome {
     let result = match ended.failure {
         Some(failure) => {
-            ended.did.log.push(failure.logged.as_bytes());
+            ended.effects.log.push(failure.logged.as_bytes());
             Err(failure.trap())
         }
-        None => Ok(std::mem::replace(&mut ended.did.response, Response::None)),
+        None => Ok(std::mem::replace(&mut ended.effects.response, Response::None)),
     };
     let ended_well = result.is_ok();
     Outcome {
@@ -717,9 +723,9 @@ fn outcome(
         work: ended.work,
         result,
         changes: changes.filter(|_| ended_well),
-        accepted: ended.did.accepted && ended_well,
-        height_read: ended.did.height_read,
-        log: ended.did.log.take(),
+        accepted: ended.effects.accepted && ended_well,
+        height_read: ended.effects.height_read,
+        log: ended.effects.log.take(),
         query_calls,
         keep_token,
     }
@@ -740,7 +746,7 @@ fn failed(failure: Failure) -> Outcome {
 }
 
 /// An outcome no honest worker returns: it creates cycles.
-pub(super) fn lie() -> Outcome {
+pub(super) fn invalid_outcome() -> Outcome {
     let changes = Changes {
         globals: Vec::new(),
         heap_wasm_pages: 0,

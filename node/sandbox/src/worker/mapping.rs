@@ -443,7 +443,7 @@ impl Mapping {
 
     /// Another worker appended meanwhile: the content of this mapping must come from the files from
     /// now on.
-    pub(crate) fn distrust(&mut self) -> io::Result<()> {
+    pub(crate) fn settle_after_append(&mut self) -> io::Result<()> {
         self.settle()?;
         self.broken |= self.copied;
         Ok(())

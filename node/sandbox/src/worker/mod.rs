@@ -47,10 +47,10 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-pub(crate) use heap::{HeapCell, Refused, WriteRefused};
+pub(crate) use heap::{AccessRefusal, HeapCell, WriteRefusal};
 pub(crate) use mapping::spilled_bytes;
 pub(crate) use pacer::Pacer;
-pub(crate) use stable::{Stable, StableRefused};
+pub(crate) use stable::{Stable, StableRefusal};
 
 use crate::ipc::{Channel, IpcError};
 use keeper::Keeper;
@@ -97,7 +97,7 @@ pub fn worker_main_with(
         Ok(()) | Err(Stop::Wire(IpcError::Closed)) => ExitCode::SUCCESS,
         Err(Stop::Wire(_)) => ExitCode::from(74),
         Err(Stop::Failed(text)) => {
-            let text = cut(&text);
+            let text = truncate_text(&text);
             // The pool may be gone; then there is no receiver.
             let _ = wire(&channel).send(&Report::Failed(text.to_owned()), &[]);
             ExitCode::from(70)
@@ -156,7 +156,7 @@ fn serve(channel: &Wire, parent: u32, probes: bool, heap: Arc<Allocator>) -> Res
 
 fn attempt(probe: Probe) -> Report {
     match probe {
-        Probe::Lie => Report::Outcome(Box::new(keeper::lie())),
+        Probe::Lie => Report::Outcome(Box::new(keeper::invalid_outcome())),
         Probe::Hang => loop {
             std::thread::park();
         },
@@ -179,7 +179,7 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     format!("the worker panicked: {}", text.unwrap_or("without a text"))
 }
 
-fn cut(text: &str) -> &str {
+fn truncate_text(text: &str) -> &str {
     let end = text.floor_char_boundary(FAILURE_TEXT_BYTES);
     text.get(..end).unwrap_or_default()
 }

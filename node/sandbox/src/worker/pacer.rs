@@ -166,19 +166,19 @@ impl Pacer {
     /// Puts away what the message holds. A worker that waits holds nothing else either: neither
     /// private pages of other canisters nor files that are deleted meanwhile. The pool counts on none
     /// of them afterwards.
-    fn spill(&self, file: File) -> io::Result<Spilled> {
+    fn spill(&self, file: File) -> io::Result<SpillFile> {
         drop(self.take_others());
         self.heap.spill(&file)?;
         lock(&self.stable).spill(&file)?;
-        let answer_bytes = lock(&self.outgoing).put_away(&file, SPILLED_ANSWER_AT)?;
+        let answer_bytes = lock(&self.outgoing).write_to_file(&file, SPILLED_ANSWER_AT)?;
         (self.allocator)(true);
-        Ok(Spilled { file, answer_bytes })
+        Ok(SpillFile { file, answer_bytes })
     }
 
     /// Takes back what cannot stay in the file while the message runs.
-    fn take_back(&self, spilled: &Spilled) -> io::Result<()> {
-        let Spilled { file, answer_bytes } = spilled;
-        *lock(&self.outgoing) = Outgoing::brought_back(file, SPILLED_ANSWER_AT, *answer_bytes)?;
+    fn read_back(&self, spilled: &SpillFile) -> io::Result<()> {
+        let SpillFile { file, answer_bytes } = spilled;
+        *lock(&self.outgoing) = Outgoing::read_from_file(file, SPILLED_ANSWER_AT, *answer_bytes)?;
         lock(&self.stable).read_back(file)
     }
 
@@ -242,7 +242,7 @@ impl Pacer {
             }
         };
         if let Some(spilled) = &spilled {
-            self.take_back(spilled).map_err(|error| format!("taking it back: {error}"))?;
+            self.read_back(spilled).map_err(|error| format!("taking it back: {error}"))?;
         }
         let append = append_anew(&resume, descriptors)?;
         *lock(&self.append) = Some(append);
@@ -252,7 +252,7 @@ impl Pacer {
 }
 
 /// What a message that waits has in a file.
-struct Spilled {
+struct SpillFile {
     file: File,
     answer_bytes: u64,
 }

@@ -24,14 +24,14 @@ use wasmtime::{
 };
 
 use super::{
-    HeapCell, Refused, Stable,
+    AccessRefusal, HeapCell, Stable,
     backtrace::{Renumbering, backtrace},
     pacer::Pacer,
 };
 use crate::{
     Entry, MessageLimits, SystemContext,
     module::{INIT_MEMORY, MEMORY, RUNTIME_MODULE, START, TABLE, global_export},
-    system_api::{Context, Did, Failure, Host},
+    system_api::{Context, Failure, Host, SideEffects},
 };
 
 /// Elements a table may have; `table.grow` fails beyond. Tables last no longer than a message.
@@ -84,7 +84,7 @@ pub(crate) struct Message {
 }
 
 /// Result of a message.
-pub(crate) struct Ran {
+pub(crate) struct RunOutput {
     pub(crate) instructions: u64,
     /// For slices and rounds.
     pub(crate) work: u64,
@@ -95,7 +95,7 @@ pub(crate) struct Ran {
     /// An update method was asked for and a query method of that name ran.
     pub(crate) query_for_update: bool,
     /// Everything else it did.
-    pub(crate) did: Did,
+    pub(crate) effects: SideEffects,
     /// Stable memory with what it wrote.
     pub(crate) stable: Arc<Mutex<Stable>>,
 }
@@ -109,7 +109,7 @@ pub(crate) fn run(
     heap: &Arc<HeapCell>,
     stable: Arc<Mutex<Stable>>,
     pacer: Option<&Arc<Pacer>>,
-) -> wasmtime::Result<Ran> {
+) -> wasmtime::Result<RunOutput> {
     let Message { entry, globals, context, limits } = message;
     let mut host = Host::new(heap.clone(), stable, context, limits, &entry, module.memory64);
     host.pacer = pacer.cloned();
@@ -146,8 +146,8 @@ pub(crate) fn run(
     }
     let instructions = instructions.min(limits.instructions);
     let work = pacer.map_or(instructions, |pacer| pacer.finish(instructions));
-    let (stable, did) = store.into_data().finish();
-    Ok(Ran { instructions, work, failure, globals, query_for_update, did, stable })
+    let (stable, effects) = store.into_data().finish();
+    Ok(RunOutput { instructions, work, failure, globals, query_for_update, effects, stable })
 }
 
 /// Whether a fault is known to be one of writing. Where it is not known, a write to a page that was
@@ -361,8 +361,8 @@ fn failure_of(
         return Ok(failure.clone().with_backtrace(|| backtrace(&error, renumbering)));
     }
     match host.heap.refused() {
-        Some(Refused::Cap) => return Ok(host.heap_cap()),
-        Some(Refused::Instructions) => {
+        Some(AccessRefusal::Cap) => return Ok(host.heap_cap()),
+        Some(AccessRefusal::Instructions) => {
             return Ok(Failure::instructions(host.limits.instructions));
         }
         None => {}

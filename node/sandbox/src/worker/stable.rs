@@ -23,7 +23,7 @@ const SPILLED_STRETCHES_MAX: u64 = 1024;
 
 /// The cap that an access would pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StableRefused {
+pub(crate) enum StableRefusal {
     /// Bytes written by one message.
     Dirty,
     /// Bytes accessed by one message.
@@ -133,7 +133,7 @@ impl Stable {
     }
 
     /// Counts the pages of `range` as accessed.
-    fn access(&mut self, range: &Range<u64>) -> Result<(), StableRefused> {
+    fn access(&mut self, range: &Range<u64>) -> Result<(), StableRefusal> {
         let mapping = &self.mapping;
         let marked = self.trackers.accessed.mark(pages_of(range), |fresh| {
             if fresh.end - fresh.start > 1 {
@@ -141,12 +141,12 @@ impl Stable {
                 let _ = mapping.expect(&fresh);
             }
         });
-        marked.map_err(|CapReached| StableRefused::Accessed)
+        marked.map_err(|CapReached| StableRefusal::Accessed)
     }
 
     /// The bytes of `range`, which must be checked to be below [`Self::size_bytes`]; empty
     /// otherwise.
-    pub(crate) fn read(&mut self, range: Range<u64>) -> Result<&[u8], StableRefused> {
+    pub(crate) fn read(&mut self, range: Range<u64>) -> Result<&[u8], StableRefusal> {
         if range.is_empty() || range.end > self.size_bytes() {
             return Ok(&[]);
         }
@@ -161,7 +161,7 @@ impl Stable {
     }
 
     /// Writes `bytes` at `at`, which must be checked to fit; does nothing otherwise.
-    pub(crate) fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), StableRefused> {
+    pub(crate) fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), StableRefusal> {
         let range = at..at.saturating_add(bytes.len() as u64);
         if range.is_empty() || range.end > self.size_bytes() {
             return Ok(());
@@ -173,7 +173,7 @@ impl Stable {
                 undo.save(base, &fresh);
             }
         });
-        marked.map_err(|CapReached| StableRefused::Dirty)?;
+        marked.map_err(|CapReached| StableRefusal::Dirty)?;
         self.trackers.dirty.touch(pages_of(&range), |_| {});
         // SAFETY: the range is accessible and writable; `bytes` is in the heap, never in this
         // mapping.

@@ -107,25 +107,25 @@ unsafe impl StackCreator for Stacks {
             Some(stack) => stack,
             None => Stack::new(size)?,
         };
-        Ok(Box::new(Lent { stack: Some(stack), free: Arc::clone(&self.free) }))
+        Ok(Box::new(StackLease { stack: Some(stack), free: Arc::clone(&self.free) }))
     }
 }
 
 /// A stack in use, which is returned when dropped.
 #[derive(Debug)]
-struct Lent {
+struct StackLease {
     stack: Option<Stack>,
     free: Arc<Mutex<Option<Stack>>>,
 }
 
-impl Lent {
+impl StackLease {
     fn range(&self) -> Range<usize> {
         self.stack.as_ref().map_or(0..0, Stack::range)
     }
 }
 
 // SAFETY: see `StackCreator`; the stack is there until this is dropped.
-unsafe impl StackMemory for Lent {
+unsafe impl StackMemory for StackLease {
     fn top(&self) -> *mut u8 {
         self.range().end as *mut u8
     }
@@ -140,7 +140,7 @@ unsafe impl StackMemory for Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for StackLease {
     fn drop(&mut self) {
         if let Some(stack) = self.stack.take()
             && stack.trim().is_ok()

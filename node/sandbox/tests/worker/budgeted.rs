@@ -6,7 +6,7 @@ use std::{
 };
 
 use budget::process::{self, Pid};
-use sandbox::{Budgeted, Entry, Lane, Sandbox};
+use sandbox::{BudgetedSandbox, Entry, Lane, Sandbox};
 use sha2::{Digest, Sha256};
 
 use super::{HOST, MIB, World};
@@ -85,7 +85,7 @@ fn dirty_pages_and_compilations_together_stay_within_what_was_reserved() {
     let executions = budget::Pool::standalone("executions", 2 * message);
     let compilations = budget::Pool::standalone("compilations", compile);
     let pools = (executions.clone(), compilations.clone(), budget::Pool::standalone("queries", 1));
-    let budgeted = Budgeted::new(world.pool.clone(), pools, &limits);
+    let budgeted = BudgetedSandbox::new(world.pool.clone(), pools, &limits);
 
     let canisters: Vec<_> = (0..WORKERS).map(|_| world.install(FILLER)).collect();
     let run = |lane: usize, method: &str| {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use sandbox::{
     CallbackKind, Entry, Global, Request,
-    module::{IC0_FUNCTIONS, Word},
+    module::{IC0_FUNCTIONS, Ic0Type},
 };
 use state::ErrorCode;
 
@@ -101,9 +101,9 @@ fn caller(start: bool) -> String {
     let mut imports = String::new();
     let mut cases = String::new();
     for (n, function) in IC0_FUNCTIONS.iter().enumerate() {
-        let kind = |word: &Word| match word {
-            Word::I | Word::I32 => "i32",
-            Word::I64 => "i64",
+        let kind = |word: &Ic0Type| match word {
+            Ic0Type::I | Ic0Type::I32 => "i32",
+            Ic0Type::I64 => "i64",
         };
         let params: String =
             function.params.iter().map(|word| format!(" {}", kind(word))).collect();
@@ -219,8 +219,8 @@ fn functions_may_be_called_from_where_the_specification_says() {
 fn hostile_arguments_end_the_message_and_nothing_else() {
     let world = World::new(HOST);
     for memory64 in [false, true] {
-        let word = |word: &Word| match (word, memory64) {
-            (Word::I, true) | (Word::I64, _) => "i64",
+        let word = |word: &Ic0Type| match (word, memory64) {
+            (Ic0Type::I, true) | (Ic0Type::I64, _) => "i64",
             _ => "i32",
         };
         let functions: Vec<_> =

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use sandbox::{CallbackKind, Entry, Lane, Outcome, Request, Response, Sandbox, Timed};
+use sandbox::{CallbackKind, Entry, Lane, Outcome, Request, Response, Sandbox, TimedOutcome};
 use state::ErrorCode;
 
 use super::{COUNTER, Canister, HOST, World, counters};
@@ -167,7 +167,7 @@ fn query_is_ended_at_its_deadline_and_nothing_else_is_lost() {
         assert_eq!(counters(&world.query(&counter, "get", b"").result.unwrap()), [1; 3]);
         let deadline = Instant::now() + Duration::from_millis(100);
         let timed = world.pool.execute_until(Lane::Query(0), &request, deadline).unwrap();
-        assert_eq!(timed, Timed::Overdue);
+        assert_eq!(timed, TimedOutcome::Overdue);
         assert!(Instant::now() >= deadline);
         let statistics = world.pool.statistics();
         assert_eq!((statistics.overdue, statistics.timeouts), (number, 0));
@@ -183,11 +183,11 @@ fn query_with_a_deadline_waits_for_no_compilation() {
     let deadline = Instant::now() + Duration::from_secs(60);
     let run = || world.pool.execute_until(Lane::Query(0), &request, deadline).unwrap();
     std::fs::rename(world.cache(), world.aside()).unwrap();
-    assert_eq!(run(), Timed::Unprepared);
+    assert_eq!(run(), TimedOutcome::Unprepared);
     std::fs::rename(world.aside(), world.cache()).unwrap();
     let wasm = wat::parse_str(COUNTER).unwrap();
     world.pool.prepare(&counter.hash, &wasm.as_slice()).unwrap();
-    let Timed::Ended(outcome) = run() else { panic!("not executed") };
+    let TimedOutcome::Ended(outcome) = run() else { panic!("not executed") };
     assert_eq!(counters(&outcome.result.unwrap()), [0; 3]);
     assert_eq!(world.pool.statistics().restarts, 0);
 }

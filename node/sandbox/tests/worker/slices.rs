@@ -188,8 +188,8 @@ fn in_slices(
     unreachable!()
 }
 
-/// All that is to be the same.
-fn told(outcome: Outcome) -> (u64, Response, Changes, u64) {
+/// The parts of an outcome that slices must not change.
+fn comparable_parts(outcome: Outcome) -> (u64, Response, Changes, u64) {
     let mut changes = outcome.changes.unwrap_or_else(|| panic!("{:?}", outcome.result));
     // The place of the pages does not matter.
     let mut runs = std::mem::take(&mut changes.heap_runs);
@@ -211,13 +211,13 @@ fn kill_paused(world: &World) {
 
 // Promise: P13 - A message has one result in one piece, in slices, and after loss of its worker.
 #[test]
-fn a_message_comes_to_the_same_in_one_piece_in_slices_and_after_its_worker_was_lost() {
+fn sliced_or_restarted_message_has_the_outcome_of_an_unsliced_one() {
     for method in NAMES {
         let whole = world(0);
         let mut canister = whole.install(WORKER);
         // Runs once before, so that some pages are in the delta, some of them as private copies.
         whole.update(&mut canister, "call", b"");
-        let expected = told(whole.update(&mut canister, method, b""));
+        let expected = comparable_parts(whole.update(&mut canister, method, b""));
         // Contents of the memories afterwards, including pages that were written slices ago.
         let look = if method == "wide" { "sum" } else { "show" };
         let shown = whole.query(&canister, look, b"").result.unwrap();
@@ -234,7 +234,7 @@ fn a_message_comes_to_the_same_in_one_piece_in_slices_and_after_its_worker_was_l
             let mut canister = world.install(WORKER);
             world.update(&mut canister, "call", b"");
             let (outcome, paused) = loop_until_ended(&world, &mut canister, method, between);
-            assert_eq!(told(outcome), expected, "{method} {way}");
+            assert_eq!(comparable_parts(outcome), expected, "{method} {way}");
             assert!(paused.len() > 3, "{method}: {paused:?}");
             assert_eq!(pauses.get_or_insert_with(|| paused.clone()), &paused, "{method} {way}");
             let repeated = world.pool.statistics().repeated;
@@ -437,7 +437,7 @@ fn what_the_kernel_refused_is_in_no_report_of_a_pause() {
         let world = world(1);
         let mut canister = world.install(WORKER);
         let (outcome, pauses) = in_slices(&world, &mut canister, "grow", |_| {});
-        (told(outcome), pauses)
+        (comparable_parts(outcome), pauses)
     };
     let world = World::with(HOST, |config| {
         config.sandbox.paused_workers = 1;
@@ -463,7 +463,7 @@ fn what_the_kernel_refused_is_in_no_report_of_a_pause() {
         }
     };
     assert_eq!(refused, 1);
-    assert_eq!((told(outcome), pauses), expected);
+    assert_eq!((comparable_parts(outcome), pauses), expected);
 }
 
 #[test]
@@ -474,7 +474,7 @@ fn a_place_is_given_up_for_what_the_machine_lacks() {
     world.pool.run_slice(Lane::Update(0), &first, &grant(1)).unwrap();
     drop(first);
     assert_eq!(world.pool.statistics().paused, 1);
-    world.pool.give_room();
+    world.pool.free_memory();
     assert_eq!(world.pool.statistics().paused, 0);
     let (outcome, _) = in_slices(&world, &mut canister, "fill", |_| {});
     assert!(outcome.result.is_ok());
@@ -530,7 +530,7 @@ fn whatever_a_paused_message_wrote_and_called_it_holds_next_to_no_memory() {
             let pids = world.pool.paused_pids();
             most = most.max(anonymous_bytes(pids[0]));
         });
-        let pages = told(outcome).3;
+        let pages = comparable_parts(outcome).3;
         assert!(pages > least_pages && pauses.len() > 20, "{method}: {pages}, {}", pauses.len());
         assert!(most < rest + 6 * MIB, "{method}: {most} of {rest} at rest");
         let statistics = world.pool.statistics();
@@ -551,8 +551,8 @@ fn what_fails_after_it_was_put_away_leaves_the_memories_as_they_were() {
     let other = super::World::new(HOST);
     let mut expected = other.install(WORKER);
     other.update(&mut expected, "call", b"");
-    let expected = told(other.update(&mut expected, "wide", b""));
-    assert_eq!(told(world.update(&mut canister, "wide", b"")), expected);
+    let expected = comparable_parts(other.update(&mut expected, "wide", b""));
+    assert_eq!(comparable_parts(world.update(&mut canister, "wide", b"")), expected);
 }
 
 // Promise: P13 - A paused message without disk room is executed again with the same result.
@@ -561,11 +561,11 @@ fn a_message_that_finds_no_room_on_the_disk_runs_again_and_comes_to_the_same() {
     let expected = {
         let world = world(1);
         let mut canister = world.install(WORKER);
-        told(world.update(&mut canister, "fill", b""))
+        comparable_parts(world.update(&mut canister, "fill", b""))
     };
-    type Trouble = fn(&World);
+    type Fault = fn(&World);
     // A worker that may write no more is ended by the kernel.
-    let no_room: Trouble = |world| {
+    let no_room: Fault = |world| {
         for pid in world.pool.pids() {
             let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
             // SAFETY: lowers a limit of a process that this one started.
@@ -575,12 +575,12 @@ fn a_message_that_finds_no_room_on_the_disk_runs_again_and_comes_to_the_same() {
             assert_eq!(done, 0);
         }
     };
-    let no_file: Trouble = |world| std::fs::rename(world.cache(), world.aside()).unwrap();
-    for (what, trouble) in [("no room", no_room), ("no file", no_file)] {
+    let no_file: Fault = |world| std::fs::rename(world.cache(), world.aside()).unwrap();
+    for (what, inject_fault) in [("no room", no_room), ("no file", no_file)] {
         let world = world(1);
         let mut canister = world.install(WORKER);
         let first = request(&world, &canister, "fill");
-        trouble(&world);
+        inject_fault(&world);
         let slice = world.pool.run_slice(Lane::Update(0), &first, &grant(1)).unwrap();
         assert!(matches!(slice, Slice::Paused(_)), "{what}");
         assert_eq!(world.pool.statistics().paused, 0, "{what}");
@@ -590,7 +590,7 @@ fn a_message_that_finds_no_room_on_the_disk_runs_again_and_comes_to_the_same() {
             std::fs::rename(world.aside(), world.cache()).unwrap();
         }
         let (outcome, _) = in_slices(&world, &mut canister, "fill", |_| {});
-        assert_eq!(told(outcome), expected, "{what}");
+        assert_eq!(comparable_parts(outcome), expected, "{what}");
     }
 }
 

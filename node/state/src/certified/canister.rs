@@ -6,7 +6,7 @@ use ic_principal::Principal;
 
 use crate::{
     CanisterId, CustomSection, ModuleHash, Time,
-    tree::{Certified, Digest, Keyed, Subtree},
+    tree::{CertifiedValue, Digest, LabeledValue, Subtree},
 };
 
 /// Facts about a canister that the certified tree shows.
@@ -59,7 +59,7 @@ pub(super) fn controllers_cbor<'a>(controllers: impl Iterator<Item = &'a Princip
     super::cbor(&controllers, true)
 }
 
-impl<C: CanisterFacts> Certified for Arc<C> {
+impl<C: CanisterFacts> CertifiedValue for Arc<C> {
     fn subtree(&self) -> Subtree<'_> {
         let label = |name: &'static str| Cow::Borrowed(name.as_bytes());
         let mut children = vec![
@@ -87,7 +87,7 @@ impl<C: CanisterFacts> Certified for Arc<C> {
     }
 }
 
-impl<C: CanisterFacts> Keyed for Arc<C> {
+impl<C: CanisterFacts> LabeledValue for Arc<C> {
     type Summary = ();
 
     fn label(&self) -> &[u8] {

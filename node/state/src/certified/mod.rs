@@ -1,10 +1,10 @@
 //! The state at one height that can be proved to clients, and the certificates that prove it.
 //!
-//! After a round, [`Uncertified::new`] takes a snapshot of the maps (a few pointers), computes the
-//! missing hashes and so the root. Once the subnet has signed the root, [`Uncertified::certify`]
-//! makes the [`CertifiedStateOf`] that the gateway and queries read, and
-//! [`CertifiedReaderOf::publish`] publishes it to them. Readers hold it as long as they need it and
-//! block no other thread; it costs as much memory as changed since.
+//! After a round, [`UncertifiedStateOf::new`] takes a snapshot of the maps (a few pointers),
+//! computes the missing hashes and so the root. Once the subnet has signed the root,
+//! [`UncertifiedStateOf::certify`] makes the [`CertifiedStateOf`] that the gateway and queries
+//! read, and [`CertifiedReaderOf::publish`] publishes it to them. Readers hold it as long as they
+//! need it and block no other thread; it costs as much memory as changed since.
 //!
 //! The tree ("The system state tree" of the interface specification):
 //!
@@ -54,14 +54,15 @@ use ic_principal::Principal;
 use serde::Serialize;
 
 use crate::{
-    CanisterId, CustomSection, Height, HistoryEntry, IngressHistory, RequestId, Time, heap,
+    CanisterId, CustomSection, Height, HistoryEntry, IngressHistory, RequestId, Time,
     history::HistoryMap,
-    tree::{Certified, Digest, MerkleMap, Selection, Subtree, Witness, witness},
+    state_heap,
+    tree::{CertifiedValue, Digest, MerkleMap, Selection, Subtree, Witness, witness},
 };
 
 /// A state whose root is known and not yet signed.
 #[derive(Clone, Debug)]
-pub struct Uncertified<C: CanisterFacts> {
+pub struct UncertifiedStateOf<C: CanisterFacts> {
     height: Height,
     time: Time,
     root: Digest,
@@ -76,11 +77,11 @@ pub struct Uncertified<C: CanisterFacts> {
 /// A state with the subnet's signature on its root.
 #[derive(Clone, Debug)]
 pub struct CertifiedStateOf<C: CanisterFacts> {
-    state: Uncertified<C>,
+    state: UncertifiedStateOf<C>,
     signature: Vec<u8>,
 }
 
-impl<C: CanisterFacts> Uncertified<C> {
+impl<C: CanisterFacts> UncertifiedStateOf<C> {
     /// Snapshot of the state after the round of this height.
     pub fn new(
         height: Height,
@@ -93,11 +94,11 @@ impl<C: CanisterFacts> Uncertified<C> {
     ) -> Self {
         // Sealed before they are shared: the snapshot and the next round then have the same hashes
         // in common.
-        let here = heap::enter();
+        let here = state_heap::enter();
         canisters.seal();
         history.seal();
         drop(here);
-        let mut state = Uncertified {
+        let mut state = UncertifiedStateOf {
             height,
             time,
             root: Digest::default(),
@@ -147,7 +148,7 @@ impl<C: CanisterFacts> Uncertified<C> {
     }
 }
 
-impl<C: CanisterFacts> Certified for Uncertified<C> {
+impl<C: CanisterFacts> CertifiedValue for UncertifiedStateOf<C> {
     fn subtree(&self) -> Subtree<'_> {
         let label = |name: &'static str| Cow::Borrowed(name.as_bytes());
         let mut children = vec![

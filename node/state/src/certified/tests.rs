@@ -136,7 +136,7 @@ fn certified_with(
     fixture: &mut Fixture,
     manifest: Option<(Height, [u8; 32])>,
 ) -> CertifiedStateOf<Canister> {
-    let state = Uncertified::new(
+    let state = UncertifiedStateOf::new(
         Height(4),
         Time(1_700_000_000_123_456_789),
         Arc::new(SubnetTree::new(subnet())),
@@ -255,8 +255,15 @@ fn two_views_of_how_the_key_is_held_have_two_roots() {
         let Fixture { mut canisters, mut history } = fixture();
         let tree = Arc::new(SubnetTree::holding(subnet(), key));
         let metrics = SubnetMetrics::default();
-        let state =
-            Uncertified::new(Height(4), Time(5), tree, metrics, &mut canisters, &mut history, None);
+        let state = UncertifiedStateOf::new(
+            Height(4),
+            Time(5),
+            tree,
+            metrics,
+            &mut canisters,
+            &mut history,
+            None,
+        );
         let signature = key_of_subnet().sign(&signed_message(&state.root())).serialize().to_vec();
         state.certify(signature)
     };
@@ -407,7 +414,7 @@ fn readers_see_the_newest_height_and_keep_what_they_hold() {
     reader.publish(first.clone());
     fixture.history.finish(&request_id(0), Ok(vec![1]), Time(3));
     let subnet = Arc::new(SubnetTree::new(super::tests::subnet()));
-    let second = Uncertified::new(
+    let second = UncertifiedStateOf::new(
         Height(5),
         Time(4),
         subnet,

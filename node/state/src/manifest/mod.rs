@@ -6,12 +6,13 @@
 //! A state is four kinds of objects, each cut into leaves of [`LEAF_BYTES`]:
 //!
 //! - the *records*, one stream: the subnet's own, canisters by id, messages apart by number,
-//!   statuses of calls by request id, row by row as the checkpoint store keeps them ([`crate::store::Row`]);
+//!   statuses of calls by request id, row by row as the checkpoint store keeps them
+//!   ([`crate::store::Row`]);
 //! - *memories*, by id: canister heaps and stable memories from their first byte to the end of
 //!   their base file. Leaves that are all zero are left out;
 //! - *blobs*, by hash: modules and chunks of modules;
-//! - *payloads* of messages, by number ([`crate::payloads`]). The records of their messages have the
-//!   hashes of their leaves.
+//! - *payloads* of messages, by number ([`crate::payloads`]). The records of their messages have
+//!   the hashes of their leaves.
 //!
 //! Only replicated data is in it: checkpoint intervals, page indexes, segments, layouts and caches
 //! are each node's own and are not. Two nodes that executed the same batches have the same

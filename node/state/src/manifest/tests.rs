@@ -7,9 +7,9 @@ use crate::Height;
 
 type Pieces = Vec<Vec<u8>>;
 
-struct Kept(Pieces);
+struct PieceBuffer(Pieces);
 
-impl PieceSink for Kept {
+impl PieceSink for PieceBuffer {
     type Error = ();
 
     fn piece(&mut self, index: u32, bytes: &[u8]) -> Result<(), ()> {
@@ -20,10 +20,10 @@ impl PieceSink for Kept {
 }
 
 /// An object with its length and rows.
-type Listed = (ObjectId, u64, Vec<(u32, LeafHash)>);
+type ManifestObject = (ObjectId, u64, Vec<(u32, LeafHash)>);
 
-fn encode(objects: &[Listed], height: u64) -> (Header, Vec<u8>) {
-    let (mut body, mut kept) = (BodyEncoder::default(), Kept(vec![]));
+fn encode(objects: &[ManifestObject], height: u64) -> (Header, Vec<u8>) {
+    let (mut body, mut kept) = (BodyEncoder::default(), PieceBuffer(vec![]));
     for (id, length, rows) in objects {
         body.object(&mut kept, id, *length, rows.len() as u32).unwrap();
         for (index, hash) in rows {
@@ -34,7 +34,7 @@ fn encode(objects: &[Listed], height: u64) -> (Header, Vec<u8>) {
     (header, kept.0.concat())
 }
 
-fn decode(body: &[u8]) -> Result<Vec<Listed>, ManifestError> {
+fn decode(body: &[u8]) -> Result<Vec<ManifestObject>, ManifestError> {
     let mut reader = Body::new(body, body.len() as u64);
     let mut objects = vec![];
     while let Some(object) = reader.object()? {
@@ -52,7 +52,7 @@ fn dense(length: u64) -> Vec<(u32, LeafHash)> {
     (0..leaves_of(length)).map(|index| (index as u32, [index as u8; 32])).collect()
 }
 
-fn state() -> impl Strategy<Value = Vec<Listed>> {
+fn state() -> impl Strategy<Value = Vec<ManifestObject>> {
     let length = 0u64..(5 * LEAF_BYTES as u64);
     let memory = (
         any::<u64>(),
@@ -244,7 +244,7 @@ fn bodies_that_cannot_be_are_refused() {
         (ObjectId::Memory(MemoryId(1)), 4 * LEAF_BYTES as u64, vec![(0, [1; 32]), (3, [2; 32])]),
         (ObjectId::Memory(MemoryId(2)), PAGE_BYTES, vec![]),
     ];
-    let refused = |change: &dyn Fn(&mut Vec<Listed>)| {
+    let refused = |change: &dyn Fn(&mut Vec<ManifestObject>)| {
         let mut objects = good.clone();
         change(&mut objects);
         decode(&encode(&objects, 1).1).unwrap_err()

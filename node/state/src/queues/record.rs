@@ -16,10 +16,10 @@ use thiserror::Error;
 
 use super::{Class, InputQueues, Waiting, is_large};
 use crate::messages::Carrier;
-use crate::numbered::Numbered;
+use crate::numbered_map::NumberedMap;
 use crate::{
-    CallRequest, CallResponse, CanisterId, Ingress, NotEncoded, Shared, StoredPayload,
-    encode_record, heap,
+    CallRequest, CallResponse, CanisterId, Ingress, NotEncoded, StateArc, StoredPayload,
+    encode_record, state_heap,
 };
 
 /// A message apart, as it is stored.
@@ -102,8 +102,8 @@ pub enum MessageError {
 impl InputQueues {
     /// The messages apart that wait, from a number on.
     pub fn apart_from(&self, number: u64) -> impl Iterator<Item = (u64, WaitingMessage<'_>)> {
-        fn of<'a, T>(
-            queue: &'a Numbered<Waiting<T>>,
+        fn apart_in<'a, T>(
+            queue: &'a NumberedMap<Waiting<T>>,
             from: u64,
             kind: fn(&'a T) -> MessageKind<'a>,
         ) -> impl Iterator<Item = (u64, WaitingMessage<'a>)> {
@@ -113,9 +113,9 @@ impl InputQueues {
                 (number, WaitingMessage { kind: kind(&waiting.message), payload })
             })
         }
-        of(&self.ingress, number, MessageKind::Ingress)
-            .chain(of(&self.responses, number, MessageKind::Response))
-            .chain(of(&self.requests, number, MessageKind::Request))
+        apart_in(&self.ingress, number, MessageKind::Ingress)
+            .chain(apart_in(&self.responses, number, MessageKind::Response))
+            .chain(apart_in(&self.requests, number, MessageKind::Request))
     }
 
     /// While the canister is loaded: numbers of the messages apart whose records are to come.
@@ -127,14 +127,14 @@ impl InputQueues {
     ///
     /// # Errors
     /// When it is not one that was missing.
-    pub fn bring(
+    pub fn load_record(
         &mut self,
         id: &CanisterId,
         number: u64,
         bytes: &[u8],
     ) -> Result<(), MessageError> {
         // Indexes too are kept, and are not copied before the canister changes.
-        let _here = heap::enter();
+        let _here = state_heap::enter();
         let class = self.missing.remove(&number).ok_or(MessageError::Unknown(number))?;
         let (found, rest) = postcard::take_from_bytes::<u8>(bytes)
             .map_err(|error| MessageError::Undecodable(number, error.to_string()))?;
@@ -189,7 +189,7 @@ impl InputQueues {
 
 /// The receivers of a class, by the numbers of their messages.
 fn receivers<T>(
-    queue: &Numbered<Waiting<T>>,
+    queue: &NumberedMap<Waiting<T>>,
     receiver: fn(&T) -> &CanisterId,
 ) -> impl Iterator<Item = (u64, &CanisterId)> {
     queue.iter().map(move |(number, waiting)| (number, receiver(&waiting.message)))
@@ -203,8 +203,9 @@ fn apart<T: for<'a> Deserialize<'a> + Carrier>(
     number: u64,
     rest: &[u8],
 ) -> Result<Waiting<T>, MessageError> {
-    let decoded =
-        heap::within(|| postcard::take_from_bytes::<(T, Option<Shared<StoredPayload>>)>(rest));
+    let decoded = state_heap::within(|| {
+        postcard::take_from_bytes::<(T, Option<StateArc<StoredPayload>>)>(rest)
+    });
     match decoded {
         Ok(((message, payload), [])) => {
             let here = message.payload_bytes();
@@ -213,7 +214,7 @@ fn apart<T: for<'a> Deserialize<'a> + Carrier>(
                 None => !is_large(here),
             };
             check(is_right, MessageError::Payload(number))?;
-            Ok(Waiting { message: Shared::new(message), payload, is_apart: true })
+            Ok(Waiting { message: StateArc::new(message), payload, is_apart: true })
         }
         Ok(_) => Err(MessageError::Undecodable(number, "bytes follow it".into())),
         Err(error) => Err(MessageError::Undecodable(number, error.to_string())),
@@ -225,7 +226,7 @@ fn apart<T: for<'a> Deserialize<'a> + Carrier>(
 struct Entry<T>(u64, Option<T>);
 
 /// Writes a queue entry by entry.
-struct Entries<'a, T>(&'a Numbered<Waiting<T>>);
+struct Entries<'a, T>(&'a NumberedMap<Waiting<T>>);
 
 impl<T: Serialize> Serialize for Entries<'_, T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -277,15 +278,15 @@ impl InputQueues {
         let mut numbers = BTreeSet::new();
         queues.fill(&mut numbers, Class::Ingress, ingress, |queues, number, message| {
             queues.whole_bytes += message.accounted_bytes();
-            queues.add_ingress(number, whole(message));
+            queues.add_ingress(number, inline_message(message));
         })?;
         queues.fill(&mut numbers, Class::Responses, responses, |queues, number, message| {
             queues.whole_bytes += message.accounted_bytes();
-            queues.add_response(number, whole(message));
+            queues.add_response(number, inline_message(message));
         })?;
         queues.fill(&mut numbers, Class::Requests, requests, |queues, number, message| {
             queues.whole_bytes += message.accounted_bytes();
-            queues.add_request(number, whole(message));
+            queues.add_request(number, inline_message(message));
         })?;
         for sender in turns {
             if queues.turn_of.contains_key(&sender) {
@@ -318,6 +319,6 @@ impl InputQueues {
     }
 }
 
-fn whole<T: Carrier>(message: T) -> Waiting<T> {
-    Waiting::new(Shared::new(message), false)
+fn inline_message<T: Carrier>(message: T) -> Waiting<T> {
+    Waiting::new(StateArc::new(message), false)
 }

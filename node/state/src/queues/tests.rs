@@ -12,7 +12,7 @@ fn canister(number: u8) -> Principal {
     Principal::from_slice(&[number, 1])
 }
 
-fn request(sender: u8, number: u64, deadline: Option<Time>) -> Shared<CallRequest> {
+fn request(sender: u8, number: u64, deadline: Option<Time>) -> StateArc<CallRequest> {
     request_of(sender, number, deadline, 10)
 }
 
@@ -21,8 +21,8 @@ fn request_of(
     number: u64,
     deadline: Option<Time>,
     bytes: usize,
-) -> Shared<CallRequest> {
-    Shared::new(CallRequest {
+) -> StateArc<CallRequest> {
+    StateArc::new(CallRequest {
         sender: canister(sender),
         sender_version: 0,
         receiver: canister(0),
@@ -34,8 +34,8 @@ fn request_of(
     })
 }
 
-fn response(number: u64, bytes: usize) -> Shared<CallResponse> {
-    Shared::new(CallResponse {
+fn response(number: u64, bytes: usize) -> StateArc<CallResponse> {
+    StateArc::new(CallResponse {
         originator: canister(0),
         callback: CallbackId(number),
         payload: Payload::Reply(vec![3; bytes]),
@@ -44,8 +44,8 @@ fn response(number: u64, bytes: usize) -> Shared<CallResponse> {
     })
 }
 
-fn ingress(number: u64, expiry: u64, bytes: usize) -> Shared<Ingress> {
-    Shared::new(Ingress {
+fn ingress(number: u64, expiry: u64, bytes: usize) -> StateArc<Ingress> {
+    StateArc::new(Ingress {
         request_id: RequestId(crate::tree::leaf_digest(&number.to_le_bytes())),
         sender: Principal::anonymous(),
         canister_id: canister(0),
@@ -63,7 +63,7 @@ fn store(queues: &mut InputQueues) {
         let bytes = (parts[0].len() + parts[1].len()) as u64;
         let leaves = vec![[parts[1][0]; 32]; bytes.div_ceil(256 << 10) as usize];
         let name_bytes = parts[0].len() as u32;
-        Ok::<_, ()>(Shared::new(StoredPayload { number, bytes, name_bytes, leaves }))
+        Ok::<_, ()>(StateArc::new(StoredPayload { number, bytes, name_bytes, leaves }))
     };
     queues.store_payloads(write).unwrap();
 }
@@ -82,7 +82,7 @@ fn loaded(record: &[u8], apart: &BTreeMap<u64, Vec<u8>>) -> Result<InputQueues, 
     let mut queues = postcard::from_bytes::<CanisterState>(record).unwrap().queues;
     for number in queues.missing().collect::<Vec<_>>() {
         let bytes = apart.get(&number).ok_or(MessageError::Missing(number))?;
-        queues.bring(&canister(0), number, bytes)?;
+        queues.load_record(&canister(0), number, bytes)?;
     }
     queues.finish_loading(u64::MAX, &canister(0))?;
     Ok(queues)
@@ -211,7 +211,7 @@ fn records_that_do_not_fit_are_refused() {
     let mut queues = loaded(&record, &apart).unwrap();
     assert_eq!(queues.finish_loading(2, &canister(0)), Ok(()));
     assert_eq!(queues.finish_loading(1, &canister(0)), Err(MessageError::NotGiven(1)));
-    assert_eq!(queues.bring(&canister(0), 7, &apart[&1]), Err(MessageError::Unknown(7)));
+    assert_eq!(queues.load_record(&canister(0), 7, &apart[&1]), Err(MessageError::Unknown(7)));
 }
 
 #[test]
@@ -290,8 +290,8 @@ proptest! {
                 Step::Expire(now) => both(&|queues| {
                     let requests = queues.remove_expired_requests(Time(now)).into_iter();
                     let ingress = queues.remove_expired_ingress(Time(now)).into_iter();
-                    fn taken<T>(message: Shared<T>) -> Taken<T> {
-                        Taken { number: 0, message, payload: None }
+                    fn taken<T>(message: StateArc<T>) -> PoppedMessage<T> {
+                        PoppedMessage { number: 0, message, payload: None }
                     }
                     let requests = requests.map(taken).map(Input::Request);
                     requests.chain(ingress.map(taken).map(Input::Ingress)).collect()

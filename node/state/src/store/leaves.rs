@@ -17,7 +17,7 @@ use pages::MemoryId;
 use redb::{TableDefinition, WriteTransaction};
 
 use super::{
-    Failure, HEADS, Loaded, LoadedCheckpoint, MANIFEST_KEY, StateStore, StoreError, guard,
+    Failure, HEADS, LoadedCheckpoint, MANIFEST_KEY, StateStore, StoreError, StoreResult, guard,
     parts::{self, Records, Tally},
     rows::RowAt,
 };
@@ -231,7 +231,7 @@ impl LoadedCheckpoint {
     /// Leaves that have to be hashed, by memory and index.
     pub fn written_leaves(
         &self,
-    ) -> Result<impl Iterator<Item = Loaded<(MemoryId, u32)>> + '_, StoreError> {
+    ) -> Result<impl Iterator<Item = StoreResult<(MemoryId, u32)>> + '_, StoreError> {
         let mut range = guard(&self.path, || {
             Ok(self.transaction.open_table(LEAVES)?.range::<(u64, u32)>(..)?)
         })?;
@@ -312,7 +312,7 @@ impl LoadedCheckpoint {
     /// The encoded header of the newest manifest, if there is one. Of a height at or below the
     /// checkpoint's.
     pub fn manifest_header(&self) -> Result<Option<Vec<u8>>, StoreError> {
-        guard(&self.path, || Records::one(&self.transaction, HEADS, MANIFEST_KEY))
+        guard(&self.path, || Records::read_record(&self.transaction, HEADS, MANIFEST_KEY))
     }
 
     /// A piece of its body; empty if there is none.

@@ -155,16 +155,16 @@ impl Records {
     }
 
     /// The record under one key, if it is there. Its table needs no tally.
-    pub(super) fn one(
+    pub(super) fn read_record(
         transaction: &ReadTransaction,
         table: Table,
         key: &[u8],
     ) -> Result<Option<Vec<u8>>, Failure> {
-        Self::one_counted(transaction, table, key, &mut Tally::default())
+        Self::read_record_counted(transaction, table, key, &mut Tally::default())
     }
 
     /// The same; its parts are added to `found`.
-    pub(super) fn one_counted(
+    pub(super) fn read_record_counted(
         transaction: &ReadTransaction,
         table: Table,
         key: &[u8],

@@ -2,9 +2,9 @@
 //! again.
 //!
 //! The stream is the rows of four tables in order (the caller's metadata, canisters by id, messages
-//! apart by number, statuses by request id), a row being one part of a record. Rows are small and of the same bounds
-//! on every node, so a stream can be made, resumed anywhere and taken in without ever holding a
-//! whole record:
+//! apart by number, statuses by request id), a row being one part of a record. Rows are small and
+//! of the same bounds on every node, so a stream can be made, resumed anywhere and taken in without
+//! ever holding a whole record:
 //!
 //! ```text
 //! row = kind:u8 key_bytes:u8 key last:u8 content_bytes:u32 content      numbers big-endian; last is 1 in a record's last row
@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::{
-    CANISTERS, HEADS, HISTORY, Loaded, LoadedCheckpoint, MESSAGES, METADATA_KEY, StoreError, guard,
+    CANISTERS, HEADS, HISTORY, LoadedCheckpoint, MESSAGES, METADATA_KEY, StoreError, StoreResult,
+    guard,
     parts::{self, PART_BYTES, Table},
 };
 
@@ -93,7 +94,7 @@ pub struct RowAt {
 
 impl LoadedCheckpoint {
     /// The rows from a place on, or all. Each is verified as it is read, and held alone.
-    pub fn rows(&self, from: Option<&RowAt>) -> impl Iterator<Item = Loaded<Row>> + '_ {
+    pub fn rows(&self, from: Option<&RowAt>) -> impl Iterator<Item = StoreResult<Row>> + '_ {
         let first = from.map_or(RowKind::Metadata, |at| at.kind);
         let start = from.map(|at| (at.key.clone(), at.number));
         let mut kinds = RowKind::ALL.into_iter().filter(move |kind| *kind >= first);
@@ -265,7 +266,7 @@ impl<R: Read> RowReader<R> {
 
 /// The stream from a place on, cut into leaves.
 pub struct RowStream<'a> {
-    rows: Box<dyn Iterator<Item = Loaded<Row>> + 'a>,
+    rows: Box<dyn Iterator<Item = StoreResult<Row>> + 'a>,
     /// Framed and not yet given out, with the place of its first byte.
     pending: Vec<u8>,
     taken: usize,

@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use super::{Certified, Digest, Subtree};
+use super::{CertifiedValue, Digest, Subtree};
 
 /// An owned tree with the digest of every node.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ impl Frozen {
     }
 }
 
-impl Certified for Frozen {
+impl CertifiedValue for Frozen {
     fn subtree(&self) -> Subtree<'_> {
         match &self.content {
             Content::Leaf(value) => Subtree::leaf(value),

@@ -16,25 +16,25 @@ use std::{collections::BTreeMap, sync::Arc};
 use ic_certification::hash_tree;
 
 use super::{
-    Certified, Digest, Keyed, Selection, Subtree, Summary, Trie, Witness, empty_digest,
+    CertifiedValue, Digest, LabeledValue, Selection, Subtree, Summary, Trie, Witness, empty_digest,
     fork_digest, label, labeled_digest, witness,
 };
 
 /// See the module.
 #[derive(Clone)]
-pub struct MerkleMap<V: Keyed> {
+pub struct MerkleMap<V: LabeledValue> {
     root: Option<Link<V>>,
     /// Hash of `root`, if known.
     digest: Option<Digest>,
     len: usize,
 }
 
-enum Link<V: Keyed> {
+enum Link<V: LabeledValue> {
     Leaf(V),
     Fork(Arc<Fork<V>>),
 }
 
-struct Fork<V: Keyed> {
+struct Fork<V: LabeledValue> {
     children: [Link<V>; 2],
     /// Hashes of the children, where `known`.
     digests: [Digest; 2],
@@ -44,7 +44,7 @@ struct Fork<V: Keyed> {
     known: [bool; 2],
 }
 
-impl<V: Keyed> Clone for Link<V> {
+impl<V: LabeledValue> Clone for Link<V> {
     fn clone(&self) -> Self {
         match self {
             Link::Leaf(value) => Link::Leaf(value.clone()),
@@ -53,7 +53,7 @@ impl<V: Keyed> Clone for Link<V> {
     }
 }
 
-impl<V: Keyed> Clone for Fork<V> {
+impl<V: LabeledValue> Clone for Fork<V> {
     fn clone(&self) -> Self {
         Fork {
             children: self.children.clone(),
@@ -65,13 +65,13 @@ impl<V: Keyed> Clone for Fork<V> {
     }
 }
 
-impl<V: Keyed> Default for MerkleMap<V> {
+impl<V: LabeledValue> Default for MerkleMap<V> {
     fn default() -> Self {
         MerkleMap { root: None, digest: None, len: 0 }
     }
 }
 
-impl<V: Keyed> FromIterator<V> for MerkleMap<V> {
+impl<V: LabeledValue> FromIterator<V> for MerkleMap<V> {
     fn from_iter<I: IntoIterator<Item = V>>(values: I) -> Self {
         let mut map = MerkleMap::new();
         values.into_iter().for_each(|value| drop(map.insert(value)));
@@ -79,13 +79,13 @@ impl<V: Keyed> FromIterator<V> for MerkleMap<V> {
     }
 }
 
-impl<V: Keyed> std::fmt::Debug for MerkleMap<V> {
+impl<V: LabeledValue> std::fmt::Debug for MerkleMap<V> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "MerkleMap({} values)", self.len)
     }
 }
 
-impl<V: Keyed> MerkleMap<V> {
+impl<V: LabeledValue> MerkleMap<V> {
     /// An empty map.
     pub fn new() -> Self {
         MerkleMap::default()
@@ -230,7 +230,7 @@ impl<V: Keyed> MerkleMap<V> {
 }
 
 /// The value whose label shares the longest run of bits with `label`.
-fn nearest<'a, V: Keyed>(root: &'a Link<V>, label: &[u8]) -> &'a V {
+fn nearest<'a, V: LabeledValue>(root: &'a Link<V>, label: &[u8]) -> &'a V {
     let mut at = root;
     loop {
         match at {
@@ -240,7 +240,7 @@ fn nearest<'a, V: Keyed>(root: &'a Link<V>, label: &[u8]) -> &'a V {
     }
 }
 
-impl<V: Keyed> Link<V> {
+impl<V: LabeledValue> Link<V> {
     fn summary(&self) -> V::Summary {
         match self {
             Link::Leaf(value) => value.summary(),
@@ -271,7 +271,7 @@ impl<V: Keyed> Link<V> {
     }
 }
 
-impl<V: Keyed> Fork<V> {
+impl<V: LabeledValue> Fork<V> {
     fn child_digest(&self, side: usize) -> Digest {
         if self.known[side] { self.digests[side] } else { self.children[side].digest() }
     }
@@ -291,7 +291,7 @@ impl<V: Keyed> Fork<V> {
 
 /// Hangs a fork at `bit` over the place where the new value branches off. `digest` is the hash of
 /// `link`, if known.
-fn insert_new<V: Keyed>(link: &mut Link<V>, digest: Option<Digest>, value: V, bit: u16) {
+fn insert_new<V: LabeledValue>(link: &mut Link<V>, digest: Option<Digest>, value: V, bit: u16) {
     match link {
         Link::Fork(fork) if fork.bit < bit => {
             let fork = Arc::make_mut(fork);
@@ -322,7 +322,7 @@ fn insert_new<V: Keyed>(link: &mut Link<V>, digest: Option<Digest>, value: V, bi
 }
 
 /// Puts the value in the place of the one with its label, which must be below `link`.
-fn replace<V: Keyed>(link: &mut Link<V>, value: V) -> V {
+fn replace<V: LabeledValue>(link: &mut Link<V>, value: V) -> V {
     match link {
         Link::Leaf(slot) => std::mem::replace(slot, value),
         Link::Fork(fork) => {
@@ -336,7 +336,11 @@ fn replace<V: Keyed>(link: &mut Link<V>, value: V) -> V {
 }
 
 /// Changes the value with this label, which must be below `link`.
-fn change<V: Keyed, R>(link: &mut Link<V>, label: &[u8], apply: impl FnOnce(&mut V) -> R) -> R {
+fn change<V: LabeledValue, R>(
+    link: &mut Link<V>,
+    label: &[u8],
+    apply: impl FnOnce(&mut V) -> R,
+) -> R {
     match link {
         Link::Leaf(value) => {
             let result = apply(value);
@@ -355,7 +359,7 @@ fn change<V: Keyed, R>(link: &mut Link<V>, label: &[u8], apply: impl FnOnce(&mut
 
 /// Takes the value with this label, which must be below the fork `link`, and puts its sibling in
 /// the fork's place. Returns the value and the hash of what `link` now is, if known.
-fn remove<V: Keyed>(link: &mut Link<V>, label: &[u8]) -> Option<(V, Option<Digest>)> {
+fn remove<V: LabeledValue>(link: &mut Link<V>, label: &[u8]) -> Option<(V, Option<Digest>)> {
     let Link::Fork(shared) = link else { return None };
     let side = usize::from(label::bit(label, shared.bit));
     if let Link::Leaf(value) = &shared.children[side] {
@@ -371,7 +375,7 @@ fn remove<V: Keyed>(link: &mut Link<V>, label: &[u8]) -> Option<(V, Option<Diges
     Some((value, None))
 }
 
-fn seal<V: Keyed>(link: &mut Link<V>) -> Digest {
+fn seal<V: LabeledValue>(link: &mut Link<V>) -> Digest {
     match link {
         Link::Leaf(value) => labeled_digest(value.label(), &value.digest()),
         Link::Fork(fork) => {
@@ -390,12 +394,12 @@ fn seal<V: Keyed>(link: &mut Link<V>) -> Digest {
 }
 
 /// Values by label, see [`MerkleMap::iter`] and [`MerkleMap::matching`].
-pub struct Iter<'a, V: Keyed, F> {
+pub struct Iter<'a, V: LabeledValue, F> {
     stack: Vec<&'a Link<V>>,
     keep: F,
 }
 
-impl<'a, V: Keyed, F: Fn(&V::Summary) -> bool> Iterator for Iter<'a, V, F> {
+impl<'a, V: LabeledValue, F: Fn(&V::Summary) -> bool> Iterator for Iter<'a, V, F> {
     type Item = &'a V;
 
     fn next(&mut self) -> Option<&'a V> {
@@ -416,7 +420,7 @@ impl<'a, V: Keyed, F: Fn(&V::Summary) -> bool> Iterator for Iter<'a, V, F> {
     }
 }
 
-impl<V: Keyed> Certified for MerkleMap<V> {
+impl<V: LabeledValue> CertifiedValue for MerkleMap<V> {
     fn subtree(&self) -> Subtree<'_> {
         Subtree::Map(self)
     }
@@ -426,7 +430,7 @@ impl<V: Keyed> Certified for MerkleMap<V> {
     }
 }
 
-impl<V: Keyed> Trie for MerkleMap<V> {
+impl<V: LabeledValue> Trie for MerkleMap<V> {
     fn trie_digest(&self) -> Digest {
         match (&self.digest, &self.root) {
             (Some(digest), _) => *digest,
@@ -461,7 +465,7 @@ impl<V: Keyed> Trie for MerkleMap<V> {
 }
 
 /// The part of `link` that shows these labels, all of which are below it.
-fn reveal<'a, V: Keyed>(
+fn reveal<'a, V: LabeledValue>(
     link: &'a Link<V>,
     shown: &[(&'a [u8], Option<&Selection<'_>>)],
     digest: &dyn Fn() -> Digest,

@@ -36,11 +36,12 @@ pub use witness::{Selection, Witness, witness};
 use std::borrow::Cow;
 
 /// A value that has a place in the certified tree.
-pub trait Certified {
-    /// The subtree below the value's label. Built on request; its digest is [`Certified::digest`].
+pub trait CertifiedValue {
+    /// The subtree below the value's label. Built on request; its digest is
+    /// [`CertifiedValue::digest`].
     fn subtree(&self) -> Subtree<'_>;
 
-    /// Hash of [`Certified::subtree`], without the value's own label. Values that keep hashes
+    /// Hash of [`CertifiedValue::subtree`], without the value's own label. Values that keep hashes
     /// override this.
     fn digest(&self) -> Digest {
         self.subtree().digest()
@@ -49,7 +50,7 @@ pub trait Certified {
 
 /// A value of a [`MerkleMap`]: it knows its label. Clones must be cheap (an `Arc`), because a map
 /// that shares nodes with a snapshot copies the nodes it changes.
-pub trait Keyed: Certified + Clone {
+pub trait LabeledValue: CertifiedValue + Clone {
     /// Data of a fork about the values below it; `()` if values are only searched by label.
     type Summary: Summary;
 
@@ -77,7 +78,7 @@ pub enum Subtree<'a> {
     /// Labelled children, strictly increasing by label; make it with [`Subtree::node`].
     Node(Vec<(Cow<'a, [u8]>, Subtree<'a>)>),
     /// A part that keeps its own hashes.
-    Shared(&'a dyn Certified),
+    Shared(&'a dyn CertifiedValue),
     /// A part whose digest was computed earlier.
     Known(Digest, Box<Subtree<'a>>),
     /// A node whose children are those of a map.

@@ -22,7 +22,7 @@ type Reference = BTreeMap<Vec<u8>, Content>;
 #[derive(Clone, Debug)]
 struct Value(Arc<(Vec<u8>, Content)>);
 
-impl Certified for Value {
+impl CertifiedValue for Value {
     fn subtree(&self) -> Subtree<'_> {
         match &self.0.1 {
             Content::One(value) => Subtree::leaf(value),
@@ -53,7 +53,7 @@ fn size(content: &Content) -> usize {
     }
 }
 
-impl Keyed for Value {
+impl LabeledValue for Value {
     type Summary = Least;
     fn label(&self) -> &[u8] {
         &self.0.0
@@ -331,11 +331,11 @@ proptest! {
         let labels: Vec<_> = map.iter().map(|value| value.label().to_vec()).collect();
         prop_assert_eq!(&labels, &reference.keys().cloned().collect::<Vec<_>>(), "in order");
         let (before, after) = map.neighbours(&near);
-        prop_assert_eq!(before.map(Keyed::label), reference.range(..near.clone()).next_back().map(|found| found.0.as_slice()));
+        prop_assert_eq!(before.map(LabeledValue::label), reference.range(..near.clone()).next_back().map(|found| found.0.as_slice()));
         let next = reference.range(near.clone()..).find(|found| *found.0 != near);
-        prop_assert_eq!(after.map(Keyed::label), next.map(|found| found.0.as_slice()));
+        prop_assert_eq!(after.map(LabeledValue::label), next.map(|found| found.0.as_slice()));
         let least = reference.iter().min_by_key(|(label, content)| (size(content), (*label).clone()));
-        prop_assert_eq!(map.least(|summary| summary.0).map(Keyed::label), least.map(|found| found.0.as_slice()));
+        prop_assert_eq!(map.least(|summary| summary.0).map(LabeledValue::label), least.map(|found| found.0.as_slice()));
         let matching: Vec<_> = map.matching(|summary| summary.0 <= bound).map(|value| value.label().to_vec()).collect();
         let expected: Vec<_> =
             reference.iter().filter(|(_, content)| size(content) <= bound).map(|(label, _)| label.clone()).collect();

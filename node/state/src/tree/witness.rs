@@ -68,10 +68,10 @@ pub fn witness<'a>(tree: Subtree<'a>, selection: &Selection<'_>) -> Witness<'a> 
 /// A child on its way into a witness.
 struct Child<'a> {
     label: Cow<'a, [u8]>,
-    part: Part<'a>,
+    part: ChildWitness<'a>,
 }
 
-enum Part<'a> {
+enum ChildWitness<'a> {
     /// With the label.
     Shown(Witness<'a>),
     /// Hash with the label. Only what is hidden is hashed: a witness that shows a large reply does
@@ -104,12 +104,13 @@ fn node<'a>(children: Vec<(Cow<'a, [u8]>, Subtree<'a>)>, selection: &Selection<'
         .zip(shown)
         .map(|((label, tree), shown)| {
             let part = match shown {
-                None => Part::Hidden(labeled_digest(&label, &tree.digest())),
-                Some(None) => {
-                    Part::Shown(hash_tree::label(label.clone(), hash_tree::pruned(tree.digest())))
-                }
+                None => ChildWitness::Hidden(labeled_digest(&label, &tree.digest())),
+                Some(None) => ChildWitness::Shown(hash_tree::label(
+                    label.clone(),
+                    hash_tree::pruned(tree.digest()),
+                )),
                 Some(Some(below)) => {
-                    Part::Shown(hash_tree::label(label.clone(), witness(tree, below)))
+                    ChildWitness::Shown(hash_tree::label(label.clone(), witness(tree, below)))
                 }
             };
             Child { label, part }
@@ -127,9 +128,9 @@ fn join<'a>(children: &mut [Child<'a>]) -> Witness<'a> {
         return hash_tree::pruned(forest_digest(&hidden));
     }
     if let [child] = children {
-        return match std::mem::replace(&mut child.part, Part::Hidden(Digest::default())) {
-            Part::Shown(witness) => witness,
-            Part::Hidden(digest) => hash_tree::pruned(digest),
+        return match std::mem::replace(&mut child.part, ChildWitness::Hidden(Digest::default())) {
+            ChildWitness::Shown(witness) => witness,
+            ChildWitness::Hidden(digest) => hash_tree::pruned(digest),
         };
     }
     let middle = split_point(children, |child| child.label.as_ref());
@@ -142,8 +143,8 @@ fn hidden<'c>(children: &'c [Child<'_>]) -> Option<Vec<(&'c [u8], Digest)>> {
     children
         .iter()
         .map(|child| match &child.part {
-            Part::Hidden(digest) => Some((child.label.as_ref(), *digest)),
-            Part::Shown(_) => None,
+            ChildWitness::Hidden(digest) => Some((child.label.as_ref(), *digest)),
+            ChildWitness::Shown(_) => None,
         })
         .collect()
 }

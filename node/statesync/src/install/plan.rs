@@ -19,7 +19,7 @@ const ROW_BYTES: usize = 36;
 
 /// An object of the state.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Planned {
+pub(super) struct PlannedObject {
     pub(super) id: ObjectId,
     pub(super) length: u64,
     /// How many leaves are listed.
@@ -29,9 +29,9 @@ pub(super) struct Planned {
     pub(super) first: u64,
 }
 
-impl Planned {
+impl PlannedObject {
     /// Leaves it has, listed or zero.
-    pub(super) fn leaves_of(&self) -> u64 {
+    pub(super) fn leaf_count(&self) -> u64 {
         leaves_of(self.length)
     }
 
@@ -75,10 +75,10 @@ impl Bits {
 pub(super) struct Plan {
     body: File,
     path: PathBuf,
-    objects: Vec<Planned>,
+    objects: Vec<PlannedObject>,
     leaves: u64,
     bytes_total: u64,
-    there: u64,
+    present: u64,
     /// Leaves that were checked and are missing.
     wanted: Bits,
     /// None is wanted before this one.
@@ -114,7 +114,7 @@ impl Plan {
             if object.length > limit {
                 return Err(InstallError::Limit { what, bytes: object.length, limit });
             }
-            objects.push(Planned {
+            objects.push(PlannedObject {
                 id: object.id,
                 length: object.length,
                 leaves: object.leaves,
@@ -130,17 +130,17 @@ impl Plan {
             objects,
             leaves,
             bytes_total,
-            there: 0,
+            present: 0,
             wanted: Bits::new(leaves),
             first_wanted: 0,
         })
     }
 
-    pub(super) fn object(&self, number: usize) -> Option<Planned> {
+    pub(super) fn object(&self, number: usize) -> Option<PlannedObject> {
         self.objects.get(number).copied()
     }
 
-    pub(super) fn objects(&self) -> impl Iterator<Item = &Planned> {
+    pub(super) fn objects(&self) -> impl Iterator<Item = &PlannedObject> {
         self.objects.iter()
     }
 
@@ -153,7 +153,7 @@ impl Plan {
     }
 
     pub(super) fn missing(&self) -> u64 {
-        self.leaves - self.there
+        self.leaves - self.present
     }
 
     pub(super) fn bytes_total(&self) -> u64 {
@@ -161,7 +161,11 @@ impl Plan {
     }
 
     /// A row of an object: index and hash of the leaf.
-    pub(super) fn row(&self, planned: &Planned, row: u32) -> Result<(u32, LeafHash), InstallError> {
+    pub(super) fn row(
+        &self,
+        planned: &PlannedObject,
+        row: u32,
+    ) -> Result<(u32, LeafHash), InstallError> {
         let mut bytes = [0; ROW_BYTES];
         let at = planned.rows_at + u64::from(row) * ROW_BYTES as u64;
         self.body
@@ -176,7 +180,7 @@ impl Plan {
         &self,
         id: ObjectId,
         index: u32,
-    ) -> Result<Option<(Planned, u64, LeafHash)>, InstallError> {
+    ) -> Result<Option<(PlannedObject, u64, LeafHash)>, InstallError> {
         let found = self.objects.binary_search_by_key(&id, |planned| planned.id);
         let Some(planned) = found.ok().and_then(|number| self.object(number)) else {
             return Ok(None);
@@ -198,7 +202,7 @@ impl Plan {
     }
 
     /// A leaf was checked and is missing.
-    pub(super) fn want(&mut self, ordinal: u64) {
+    pub(super) fn mark_missing(&mut self, ordinal: u64) {
         self.wanted.set(ordinal, true);
         self.first_wanted = self.first_wanted.min(ordinal);
     }
@@ -208,13 +212,13 @@ impl Plan {
     }
 
     /// A leaf is there.
-    pub(super) fn there(&mut self, ordinal: u64) {
+    pub(super) fn mark_present(&mut self, ordinal: u64) {
         self.wanted.set(ordinal, false);
-        self.there += 1;
+        self.present += 1;
     }
 
     /// The first leaves that were checked and are missing.
-    pub(super) fn wanted(&mut self, max: usize) -> Result<Vec<ChunkId>, InstallError> {
+    pub(super) fn missing_chunks(&mut self, max: usize) -> Result<Vec<ChunkId>, InstallError> {
         let mut chunks = Vec::new();
         let mut from = self.first_wanted;
         while chunks.len() < max

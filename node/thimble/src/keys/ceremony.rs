@@ -9,7 +9,7 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result, bail, ensure};
 use budget::{MIB, Pool};
 use ed25519_dalek::SigningKey;
-use genesis::{GENESIS_EPOCH, NodeRecord, Plan, RECORD_BYTES_MAX, Summary, Verified};
+use genesis::{GENESIS_EPOCH, NodeRecord, Plan, RECORD_BYTES_MAX, Summary, VerifiedGenesis};
 use ic_principal::Principal;
 use nidkg::{
     EncryptionSecretKey, Engine, EngineConfig, Epoch, NodeIndex, SecretShare, generate_key_pair,
@@ -187,7 +187,7 @@ pub(crate) fn node_of_plan(data: &Path, plan: &Plan) -> Result<SigningKey> {
 
 /// Result of joining.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Joined {
+pub(crate) struct JoinOutcome {
     /// This node's place among the first members; none if it has to be admitted.
     pub(crate) place: Option<NodeIndex>,
     /// Whether the data folder belonged to this subnet already.
@@ -196,7 +196,7 @@ pub(crate) struct Joined {
 
 /// Makes the data folder one of the subnet of this genesis. A node of its plan takes its share out
 /// of it; another one gets to know the subnet, and takes part once the members admit it.
-pub(crate) fn join(data: &Path, genesis: &Verified, engine: &Engine) -> Result<Joined> {
+pub(crate) fn join(data: &Path, genesis: &VerifiedGenesis, engine: &Engine) -> Result<JoinOutcome> {
     let folder = data.join("keys");
     let origin = Origin { hash: *genesis.hash(), time_seconds: genesis.plan().time_seconds() };
     // A node that only got to know another subnet has nothing to lose yet.
@@ -229,7 +229,7 @@ pub(crate) fn join(data: &Path, genesis: &Verified, engine: &Engine) -> Result<J
             );
         }
         summary::write_genesis(&folder, &Summary::genesis(genesis))?;
-        return Ok(Joined { place: subnet.node_index, before: true });
+        return Ok(JoinOutcome { place: subnet.node_index, before: true });
     }
     let node = node_key(data)?;
     let place = genesis.plan().index_of(&node.verifying_key()).ok();
@@ -246,11 +246,16 @@ pub(crate) fn join(data: &Path, genesis: &Verified, engine: &Engine) -> Result<J
     }
     summary::write_genesis(&folder, &Summary::genesis(genesis))?;
     subnet(genesis, place, origin)?.write(&folder.join(SUBNET))?;
-    Ok(Joined { place, before: false })
+    Ok(JoinOutcome { place, before: false })
 }
 
 /// Opens and writes the share of a node of the plan.
-fn take_share(data: &Path, genesis: &Verified, engine: &Engine, index: NodeIndex) -> Result<()> {
+fn take_share(
+    data: &Path,
+    genesis: &VerifiedGenesis,
+    engine: &Engine,
+    index: NodeIndex,
+) -> Result<()> {
     let folder = data.join("keys");
     let mut key = read_encryption_key(&folder)?.with_context(|| lost_encryption_key(&folder))?;
     key.check(genesis.plan().nodes()[index.0 as usize].encryption_key()).with_context(|| {
@@ -274,7 +279,7 @@ fn take_share(data: &Path, genesis: &Verified, engine: &Engine, index: NodeIndex
     move_past_genesis(&folder, &mut key)
 }
 
-fn is_share(genesis: &Verified, index: NodeIndex, share: &SecretShare) -> bool {
+fn is_share(genesis: &VerifiedGenesis, index: NodeIndex, share: &SecretShare) -> bool {
     genesis.committee().shares.get(index.0 as usize) == Some(&share.public_key())
 }
 
@@ -288,7 +293,11 @@ fn move_past_genesis(folder: &Path, key: &mut EncryptionSecretKey) -> Result<()>
     files::replace_secret(&folder.join(ENCRYPTION_KEY), &key.to_bytes())
 }
 
-fn subnet(genesis: &Verified, node_index: Option<NodeIndex>, origin: Origin) -> Result<Subnet> {
+fn subnet(
+    genesis: &VerifiedGenesis,
+    node_index: Option<NodeIndex>,
+    origin: Origin,
+) -> Result<Subnet> {
     let member = |(index, node): (usize, &NodeRecord)| Member {
         index: index as u32,
         node_id: node.node_id(),
@@ -320,7 +329,7 @@ pub(super) mod tests {
     pub(in crate::keys) struct Stage {
         pub(in crate::keys) _folder: tempfile::TempDir,
         pub(in crate::keys) data: [PathBuf; 2],
-        pub(in crate::keys) genesis: Verified,
+        pub(in crate::keys) genesis: VerifiedGenesis,
         pub(in crate::keys) engine: Engine,
     }
 
@@ -375,7 +384,10 @@ pub(super) mod tests {
             let encryption = read_encryption_key(&data.join("keys")).unwrap().unwrap();
             assert_eq!(encryption.epoch(), Epoch(1), "nothing of the ceremony can be opened again");
             assert!(!joined.before);
-            assert_eq!(join(data, genesis, engine).unwrap(), Joined { before: true, ..joined });
+            assert_eq!(
+                join(data, genesis, engine).unwrap(),
+                JoinOutcome { before: true, ..joined }
+            );
         }
     }
 
@@ -424,7 +436,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_was_lost_or_mixed_up_is_named() {
+    fn lost_or_foreign_key_file_is_reported_by_name() {
         let Stage { data: [data, other], genesis, engine, .. } = &stage();
         let keys = data.join("keys");
         let refused = |words: &str| {
@@ -504,8 +516,8 @@ pub(super) mod tests {
         assert!(error.contains("make this node's keys with `thimble keygen`"), "{error}");
         let record = keygen(&data, "h:3").unwrap();
         let joined = join(&data, genesis, engine).unwrap();
-        assert_eq!(joined, Joined { place: None, before: false });
-        assert_eq!(join(&data, genesis, engine).unwrap(), Joined { before: true, ..joined });
+        assert_eq!(joined, JoinOutcome { place: None, before: false });
+        assert_eq!(join(&data, genesis, engine).unwrap(), JoinOutcome { before: true, ..joined });
         let folder = data.join("keys");
         let keys = Keys::open_or_create(&folder).unwrap();
         assert!(keys.share.is_none());

@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_key_file_is_reported_by_name() {
         let folder = tempfile::tempdir().unwrap();
         for (name, words) in [
             ("node.key", "node.key is missing"),

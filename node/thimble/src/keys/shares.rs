@@ -410,7 +410,7 @@ mod tests {
 
     // Promise: P20 - A lost or foreign share is named.
     #[test]
-    fn what_is_lost_or_another_s_is_named() {
+    fn lost_or_foreign_share_is_reported_by_name() {
         let mut subnet = Subnet::new();
         let folders = subnet.both();
         subnet.hand_on(&folders);

@@ -73,34 +73,34 @@ async fn read(
 }
 
 /// One path about a canister, at its own id.
-async fn of_canister(world: &World, agent: &Agent, id: Principal, rest: Path<'_>) -> Found {
+async fn of_canister(world: &World, agent: &Agent, id: Principal, rest: Path<'_>) -> ReadOutcome {
     let path = [&[b"canister".as_slice(), id.as_slice()], rest].concat();
     match read(world, agent, At::Canister(id), 3, &[&path]).await {
         Ok(certificate) => find(&certificate, &path),
-        Err(_) => Found::Refused,
+        Err(_) => ReadOutcome::Refused,
     }
 }
 
 #[derive(Debug, PartialEq)]
-enum Found {
+enum ReadOutcome {
     Value(Vec<u8>),
     Absent,
     Unknown,
     Refused,
 }
 
-fn find(certificate: &Certificate, path: Path<'_>) -> Found {
+fn find(certificate: &Certificate, path: Path<'_>) -> ReadOutcome {
     match certificate.tree.lookup_path(path) {
-        LookupResult::Found(value) => Found::Value(value.to_vec()),
-        LookupResult::Absent => Found::Absent,
-        LookupResult::Unknown | LookupResult::Error => Found::Unknown,
+        LookupResult::Found(value) => ReadOutcome::Value(value.to_vec()),
+        LookupResult::Absent => ReadOutcome::Absent,
+        LookupResult::Unknown | LookupResult::Error => ReadOutcome::Unknown,
     }
 }
 
 #[track_caller]
-fn value(found: Found) -> Vec<u8> {
+fn value(found: ReadOutcome) -> Vec<u8> {
     match found {
-        Found::Value(value) => value,
+        ReadOutcome::Value(value) => value,
         other => panic!("{other:?}"),
     }
 }
@@ -151,7 +151,7 @@ fn module_hash_is_that_of_the_module_and_absent_without_one() {
         let read = async |id| of_canister(world, &world.anonymous, id, &[b"module_hash"]).await;
         assert_eq!(value(read(canister.id).await), Sha256::digest(module()).to_vec());
         world.about(canister.id, "uninstall_code").await.unwrap();
-        assert_eq!(read(canister.id).await, Found::Absent);
+        assert_eq!(read(canister.id).await, ReadOutcome::Absent);
     });
 }
 
@@ -203,9 +203,9 @@ fn public_metadata_is_for_everyone_and_private_for_controllers() {
         assert_eq!(value(read(&world.agent, "open").await), b"for all");
         assert_eq!(value(read(&world.anonymous, "open").await), b"for all");
         assert_eq!(value(read(&world.agent, "closed").await), b"for few");
-        assert_eq!(read(&world.stranger, "closed").await, Found::Refused);
-        assert_eq!(read(&world.anonymous, "closed").await, Found::Refused);
-        assert_eq!(read(&world.stranger, "no such").await, Found::Absent);
+        assert_eq!(read(&world.stranger, "closed").await, ReadOutcome::Refused);
+        assert_eq!(read(&world.anonymous, "closed").await, ReadOutcome::Refused);
+        assert_eq!(read(&world.stranger, "no such").await, ReadOutcome::Absent);
     });
 }
 
@@ -374,10 +374,10 @@ fn the_status_of_a_call_that_was_replied_has_the_reply() {
         let at = At::Canister(canister.id);
         let all: Path<'_> = &[b"request_status", &id];
         let told = read(world, &world.agent, at, 3, &[all]).await.unwrap();
-        assert_eq!(find(&told, &path("status")), Found::Value(b"replied".to_vec()));
-        assert_eq!(find(&told, &path("reply")), Found::Value(b"the reply".to_vec()));
-        assert_eq!(find(&told, &path("reject_code")), Found::Absent);
-        assert_eq!(find(&told, &path("reject_message")), Found::Absent);
+        assert_eq!(find(&told, &path("status")), ReadOutcome::Value(b"replied".to_vec()));
+        assert_eq!(find(&told, &path("reply")), ReadOutcome::Value(b"the reply".to_vec()));
+        assert_eq!(find(&told, &path("reject_code")), ReadOutcome::Absent);
+        assert_eq!(find(&told, &path("reject_message")), ReadOutcome::Absent);
     });
 }
 
@@ -390,11 +390,11 @@ fn the_status_of_a_call_that_was_rejected_has_code_and_message() {
         let at = At::Canister(canister.id);
         let all: Path<'_> = &[b"request_status", &id];
         let told = read(world, &world.agent, at, 3, &[all]).await.unwrap();
-        assert_eq!(find(&told, &path("status")), Found::Value(b"rejected".to_vec()));
-        assert_eq!(find(&told, &path("reject_code")), Found::Value(vec![4]));
-        let message = Found::Value(b"the reason".to_vec());
+        assert_eq!(find(&told, &path("status")), ReadOutcome::Value(b"rejected".to_vec()));
+        assert_eq!(find(&told, &path("reject_code")), ReadOutcome::Value(vec![4]));
+        let message = ReadOutcome::Value(b"the reason".to_vec());
         assert_eq!(find(&told, &path("reject_message")), message);
-        assert_eq!(find(&told, &path("reply")), Found::Absent);
+        assert_eq!(find(&told, &path("reply")), ReadOutcome::Absent);
     });
 }
 
@@ -421,7 +421,7 @@ fn the_status_of_a_call_that_never_was_is_absent_for_everyone() {
         let at = At::Canister(canister.id);
         for agent in [&world.agent, &world.stranger, &world.anonymous] {
             let told = read(world, agent, at, 3, &[path]).await.unwrap();
-            assert_eq!(find(&told, path), Found::Absent);
+            assert_eq!(find(&told, path), ReadOutcome::Absent);
         }
     });
 }

@@ -55,7 +55,7 @@ async fn each(context: &str, ask: impl AsyncFn(&'static str) -> Outcome) {
     for (name, outcome) in futures::future::join_all(all).await {
         let trapped = matches!(&outcome, Err(reject) if reject.code == 5);
         if trapped == permitted(name, context) {
-            differ.note(name, outcome);
+            differ.record(name, outcome);
         }
     }
     differ.none();
@@ -63,7 +63,7 @@ async fn each(context: &str, ask: impl AsyncFn(&'static str) -> Outcome) {
 
 // Promise: P9 - An update method may call the System API functions that the specification allows.
 #[test]
-fn from_an_update_method() {
+fn update_method_may_call_listed_functions_only() {
     run(async |world| {
         let canister = world.canister().await;
         each("U", async |name| canister.update(answering(name)).await).await;
@@ -71,7 +71,7 @@ fn from_an_update_method() {
 }
 
 #[test]
-fn from_a_query_method_in_replicated_mode() {
+fn query_method_in_replicated_mode_may_call_listed_functions_only() {
     run(async |world| {
         let canister = world.canister().await;
         each("RQ", async |name| canister.replicated_query(answering(name)).await).await;
@@ -79,7 +79,7 @@ fn from_a_query_method_in_replicated_mode() {
 }
 
 #[test]
-fn from_a_query_method_in_non_replicated_mode() {
+fn query_method_in_non_replicated_mode_may_call_listed_functions_only() {
     run(async |world| {
         let canister = world.canister().await;
         each("NRQ", async |name| canister.query(answering(name)).await).await;
@@ -87,7 +87,7 @@ fn from_a_query_method_in_non_replicated_mode() {
 }
 
 #[test]
-fn from_a_composite_query_method() {
+fn composite_query_method_may_call_listed_functions_only() {
     run(async |world| {
         let canister = world.canister().await;
         each("CQ", async |name| canister.composite(answering(name)).await).await;
@@ -95,7 +95,7 @@ fn from_a_composite_query_method() {
 }
 
 #[test]
-fn from_a_reply_callback() {
+fn reply_callback_may_call_listed_functions_only() {
     run(async |world| {
         let canister = world.canister().await;
         each("Ry", async |name| {
@@ -107,7 +107,7 @@ fn from_a_reply_callback() {
 }
 
 #[test]
-fn from_a_reject_callback() {
+fn reject_callback_may_call_listed_functions_only() {
     run(async |world| {
         let canister = world.canister().await;
         each("Rt", async |name| {
@@ -119,7 +119,7 @@ fn from_a_reject_callback() {
 }
 
 #[test]
-fn from_a_reply_callback_of_a_composite_query() {
+fn reply_callback_of_a_composite_query_may_call_listed_functions_only() {
     run(async |world| {
         let canister = world.canister().await;
         each("CRy", async |name| {
@@ -131,7 +131,7 @@ fn from_a_reply_callback_of_a_composite_query() {
 }
 
 #[test]
-fn from_a_reject_callback_of_a_composite_query() {
+fn reject_callback_of_a_composite_query_may_call_listed_functions_only() {
     run(async |world| {
         let canister = world.canister().await;
         each("CRt", async |name| {
@@ -143,7 +143,7 @@ fn from_a_reject_callback_of_a_composite_query() {
 }
 
 #[test]
-fn from_a_cleanup_callback() {
+fn cleanup_callback_may_call_listed_functions_only() {
     run(async |world| {
         let canister = world.canister().await;
         // Each cleanup that does not trap appends its function's place to what is kept.
@@ -164,7 +164,7 @@ fn from_a_cleanup_callback() {
 }
 
 #[test]
-fn from_inspect_message() {
+fn inspect_message_may_call_listed_functions_only() {
     run(async |world| {
         let canister = world.canister().await;
         // It does what the argument says, and accepts.
@@ -182,7 +182,7 @@ fn from_inspect_message() {
             // reject.
             let accepted = done.as_ref().map_or_else(|reject| reject.certified, |_| true);
             if accepted != permitted(name, "F") {
-                differ.note(name, done);
+                differ.record(name, done);
             }
         }
         differ.none();
@@ -198,7 +198,7 @@ async fn installing(world: &World, context: &str, mode: CanisterInstallMode) {
     in_lanes(world, &forbidden(context), async |canister, name| {
         let done = world.install(canister.id, mode, module(), probe(name).encoded()).await;
         if !matches!(&done, Err(reject) if reject.code == 5) {
-            differ.borrow_mut().note(name, done);
+            differ.borrow_mut().record(name, done);
         }
     })
     .await;
@@ -206,17 +206,17 @@ async fn installing(world: &World, context: &str, mode: CanisterInstallMode) {
 }
 
 #[test]
-fn from_init() {
+fn init_may_call_listed_functions_only() {
     run(async |world| installing(world, "I", CanisterInstallMode::Reinstall).await);
 }
 
 #[test]
-fn from_post_upgrade() {
+fn post_upgrade_may_call_listed_functions_only() {
     run(async |world| installing(world, "I", CanisterInstallMode::Upgrade(None)).await);
 }
 
 #[test]
-fn from_pre_upgrade() {
+fn pre_upgrade_may_call_listed_functions_only() {
     run(async |world| {
         let set = |what: Program| program().hook(Hook::PreUpgrade, what).then(reply(b""));
         let mode = CanisterInstallMode::Upgrade(None);
@@ -228,7 +228,7 @@ fn from_pre_upgrade() {
             canister.update(set(probe(name))).await.unwrap();
             let done = world.install(canister.id, mode, module(), vec![]).await;
             if !matches!(&done, Err(reject) if reject.code == 5) {
-                differ.borrow_mut().note(name, done);
+                differ.borrow_mut().record(name, done);
             }
         })
         .await;
@@ -259,7 +259,7 @@ async fn logs_more(world: &World, canister: Universal, before: u64, name: &str) 
 }
 
 #[test]
-fn from_a_global_timer() {
+fn global_timer_may_call_listed_functions_only() {
     run(async |world| {
         let set = |what: Program| {
             let set = program().hook(Hook::GlobalTimer, what.bytes(b"passed").keep());
@@ -282,7 +282,7 @@ fn from_a_global_timer() {
 const SAMPLE: [&str; 3] = ["msg_reply", "msg_arg_data_size", "msg_caller_info_data_size"];
 
 #[test]
-fn from_a_heartbeat() {
+fn heartbeat_may_call_listed_functions_only() {
     run(async |world| {
         let heart = || std::fs::read(harness::fixture("universal-c-heartbeat.wasm")).unwrap();
         let set = |what: Program| program().hook(Hook::Heartbeat, what.bytes(b"passed").keep());
@@ -305,7 +305,7 @@ fn from_a_heartbeat() {
 }
 
 #[test]
-fn from_the_hook_for_low_memory() {
+fn on_low_wasm_memory_hook_may_call_listed_functions_only() {
     run(async |world| {
         let mut cases = vec![("all", all_allowed("T"))];
         cases.extend(SAMPLE.map(|name| (name, probe(name))));
@@ -361,7 +361,7 @@ fn starting(names: &[&str]) -> Vec<u8> {
 }
 
 #[test]
-fn from_the_start_function() {
+fn start_function_may_call_listed_functions_only() {
     run(async |world| {
         let mode = CanisterInstallMode::Reinstall;
         let canister = world.canister().await;
@@ -370,7 +370,7 @@ fn from_the_start_function() {
         in_lanes(world, &forbidden("s"), async |canister, name| {
             let done = world.install(canister.id, mode, starting(&[name]), vec![]).await;
             if !matches!(&done, Err(reject) if reject.code == 5) {
-                differ.borrow_mut().note(name, done);
+                differ.borrow_mut().record(name, done);
             }
         })
         .await;

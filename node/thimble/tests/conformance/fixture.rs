@@ -286,7 +286,7 @@ pub(crate) async fn in_lanes<T: Clone>(
 pub(crate) struct Differences(BTreeMap<String, String>);
 
 impl Differences {
-    pub(crate) fn note(&mut self, name: impl Into<String>, what: impl std::fmt::Debug) {
+    pub(crate) fn record(&mut self, name: impl Into<String>, what: impl std::fmt::Debug) {
         self.0.insert(name.into(), format!("{what:?}"));
     }
 

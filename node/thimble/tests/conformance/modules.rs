@@ -29,7 +29,7 @@ async fn installable(world: &World, modules: &[(&str, Vec<u8>)], expected: bool)
             (Ok(_), true) => {}
             // A refused module is refused as an error of the canister.
             (Err(reject), false) if reject.code == 5 => {}
-            _ => differ.note(name, done),
+            _ => differ.record(name, done),
         }
     }
     differ.none();

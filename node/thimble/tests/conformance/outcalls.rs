@@ -111,7 +111,7 @@ fn what_the_interface_does_not_allow_is_rejected_and_all_cycles_come_back() {
             let got = ask(world, asker, &request).await;
             let (code, told) = got.reject();
             if code != 4 || !told.contains(text) || got.refunded != u128::from(ATTACHED) {
-                differences.note(text, &got);
+                differences.record(text, &got);
             }
         }
         differences.none();

@@ -100,7 +100,7 @@ fn a_copy_beyond_the_end_of_the_data_traps() {
                 let what = with_size.import(&copy).then(reply(b""));
                 let done = canister.update(what).await;
                 if !matches!(&done, Err(reject) if reject.code == 5) {
-                    differ.note(format!("{name} {offset} {more}"), done);
+                    differ.record(format!("{name} {offset} {more}"), done);
                 }
             }
         }

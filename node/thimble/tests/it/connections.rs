@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A connection that is kept, and what can be asked over it. At its limit of connections the node
 /// may close it between requests, or refuse a new one for a moment: then it is opened again.
-struct Kept {
+struct KeepAliveConnection {
     address: std::net::SocketAddr,
     stream: TcpStream,
     ahead: Vec<u8>,
@@ -38,7 +38,7 @@ fn head(path: &str, body_bytes: usize) -> String {
     )
 }
 
-impl Kept {
+impl KeepAliveConnection {
     async fn open(node: &Node) -> Self {
         let address = address(node);
         let stream = TcpStream::connect(address).await.unwrap();
@@ -103,7 +103,7 @@ impl Kept {
 }
 
 /// An update over this very connection; the agent's own would be opened anew.
-async fn count(kept: &mut Kept, agent: &Agent, counter: Principal) {
+async fn count(kept: &mut KeepAliveConnection, agent: &Agent, counter: Principal) {
     let signed = agent.update(&counter, "inc").with_arg(vec![]).sign().unwrap();
     let (status, text) =
         kept.post(&format!("/api/v4/canister/{counter}/call"), &signed.signed_update).await;
@@ -160,7 +160,7 @@ async fn ten_thousand_silent_connections_are_bounded_and_disturb_nobody() {
     let node = Node::start().await;
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
-    let mut kept = Kept::open(&node).await;
+    let mut kept = KeepAliveConnection::open(&node).await;
     count(&mut kept, &agent, counter).await;
     let before = kept.metrics().await;
     let idle = figure(&before, "thimble_memory_anonymous_bytes");
@@ -203,7 +203,7 @@ async fn ten_thousand_silent_connections_are_bounded_and_disturb_nobody() {
     })
     .await;
     assert_eq!(counted(&agent, counter).await, 11);
-    count(&mut Kept::open(&node).await, &agent, counter).await;
+    count(&mut KeepAliveConnection::open(&node).await, &agent, counter).await;
 }
 
 /// Sends `bytes` one at a time until the node has had enough; what it said.
@@ -248,7 +248,7 @@ async fn requests_that_trickle_lose_their_connection_and_others_go_on() {
         node.metric("thimble_gateway_requests_in_flight_used").await == 100
     })
     .await;
-    let mut kept = Kept::open(&node).await;
+    let mut kept = KeepAliveConnection::open(&node).await;
     let mut calls = 0;
     while !slow.is_empty() {
         count(&mut kept, &agent, counter).await;
@@ -310,7 +310,7 @@ async fn answers_that_nobody_reads_are_bounded_and_given_up() {
         node.metric("thimble_gateway_responses_used_bytes").await >= cap / 2
     })
     .await;
-    let mut kept = Kept::open(&node).await;
+    let mut kept = KeepAliveConnection::open(&node).await;
     let mut calls = 0;
     let mut most = 0;
     let deadline = std::time::Instant::now() + 2 * PATIENCE;
@@ -409,7 +409,7 @@ async fn a_node_with_few_descriptors_goes_on_with_more_connections_than_it_can_h
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
     let empty = create(&agent).await;
-    let mut kept = Kept::open(&node).await;
+    let mut kept = KeepAliveConnection::open(&node).await;
     count(&mut kept, &agent, counter).await;
     let silent_ones = silent(&node, 300).await;
     for _ in 0..10 {

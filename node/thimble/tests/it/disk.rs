@@ -111,14 +111,14 @@ async fn updates_are_taken_again_when_the_disk_has_room_without_a_restart() {
 const WRITE_BYTES: u64 = 8 << 20;
 
 /// A writer's record of the canister it fills: with 1, with 2, and so on.
-struct Written {
+struct FillWriter {
     canister: Principal,
     sent: AtomicU64,
     acknowledged: AtomicU64,
     failures: AtomicU64,
 }
 
-impl Written {
+impl FillWriter {
     async fn keep_writing(self: Arc<Self>, agent: Agent, stop: Arc<AtomicBool>) {
         while !stop.load(Ordering::SeqCst) {
             let value = self.sent.fetch_add(1, Ordering::SeqCst) + 1;
@@ -199,7 +199,7 @@ async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
     let mut storm = tokio::task::JoinSet::new();
     for _ in 0..4 {
         let canister = deploy(&agent, "workbench.wasm").await;
-        let written = Arc::new(Written {
+        let written = Arc::new(FillWriter {
             canister,
             sent: AtomicU64::new(0),
             acknowledged: AtomicU64::new(0),
@@ -211,7 +211,7 @@ async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
     let library = create(&agent).await;
     let uploads = tokio::spawn(keep_uploading(node.agent(1).await, library, stop.clone()));
     let acknowledged = || {
-        let of = |writer: &Arc<Written>| writer.acknowledged.load(Ordering::SeqCst);
+        let of = |writer: &Arc<FillWriter>| writer.acknowledged.load(Ordering::SeqCst);
         writers.iter().map(of).collect::<Vec<u64>>()
     };
     let failures =

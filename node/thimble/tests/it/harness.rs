@@ -379,7 +379,7 @@ pub(crate) fn management() -> Principal {
 }
 
 #[derive(CandidType, Deserialize)]
-struct Created {
+struct CreatedCanister {
     canister_id: Principal,
 }
 
@@ -414,7 +414,7 @@ async fn provisional(
         .with_arg(Encode!(&arguments).unwrap())
         .call_and_wait()
         .await?;
-    Ok(Decode!(&reply, Created).unwrap().canister_id)
+    Ok(Decode!(&reply, CreatedCanister).unwrap().canister_id)
 }
 
 /// A method of the management canister about `canister`.

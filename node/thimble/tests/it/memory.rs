@@ -288,12 +288,12 @@ async fn a_process_group_below_the_smallest_size_is_refused_and_one_below_the_bu
 }
 
 /// Watches the node's memory until dropped.
-struct Watched {
+struct MemoryWatcher {
     stop: Arc<AtomicBool>,
     most: Arc<AtomicU64>,
 }
 
-impl Watched {
+impl MemoryWatcher {
     fn new(node: &Node) -> Self {
         let watched = Self { stop: Arc::default(), most: Arc::default() };
         let (stop, most, url) =
@@ -319,7 +319,7 @@ impl Watched {
     }
 }
 
-impl Drop for Watched {
+impl Drop for MemoryWatcher {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
@@ -359,7 +359,7 @@ async fn a_canister_that_takes_all_memory_it_can_gets_its_limit_and_no_more() {
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
     let module = wat::parse_str(EATER).unwrap();
-    let watched = Watched::new(&node);
+    let watched = MemoryWatcher::new(&node);
 
     // In one message: the cap on what a message may write.
     let eater = create(&agent).await;
@@ -544,7 +544,7 @@ async fn a_node_of_128_mib_installs_ten_megabytes_and_compiles_what_takes_most_o
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
     assert_eq!(count(&agent, counter).await, 1);
-    let watched = Watched::new(&node);
+    let watched = MemoryWatcher::new(&node);
 
     let large = create(&agent).await;
     install_in_chunks(&agent, large, &ten_megabytes()).await.unwrap();

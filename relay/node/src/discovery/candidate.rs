@@ -23,7 +23,7 @@ pub(crate) const ADDRESSES_MAX: usize = 4;
 
 /// Criteria for a node to be known as a peer.
 #[derive(Clone, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct PeerCriteria {
     pub(crate) own: PeerId,
     pub(crate) cluster: u16,
     pub(crate) shards: Topics,
@@ -73,7 +73,7 @@ pub(crate) fn peer_of(record: &NodeRecord) -> Option<PeerId> {
 
 impl Candidate {
     /// Reads a record. Errors: see [`Unfit`].
-    pub(crate) fn read(record: &NodeRecord, terms: &Terms) -> Result<Self, Unfit> {
+    pub(crate) fn read(record: &NodeRecord, terms: &PeerCriteria) -> Result<Self, Unfit> {
         let (Some(capabilities), Some(theirs)) = (record.capabilities, &record.shards) else {
             return Err(Unfit::NotWaku);
         };
@@ -171,10 +171,10 @@ pub(crate) mod tests {
 
     use super::*;
 
-    pub(crate) fn terms() -> Terms {
+    pub(crate) fn terms() -> PeerCriteria {
         let mut shards = Topics::default();
         assert!((0..8).all(|shard| shards.insert(shard)));
-        Terms { own: PeerId::random(), cluster: 16, shards, loopback: false }
+        PeerCriteria { own: PeerId::random(), cluster: 16, shards, loopback: false }
     }
 
     pub(crate) fn record(number: u8, cluster: u16, shards: &[u16], ip: Ipv4Addr) -> RecordContent {
@@ -189,7 +189,7 @@ pub(crate) mod tests {
 
     const PUBLIC: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
 
-    fn read(content: &RecordContent, terms: &Terms) -> Result<Candidate, Unfit> {
+    fn read(content: &RecordContent, terms: &PeerCriteria) -> Result<Candidate, Unfit> {
         Candidate::read(&content.sign(&[9; 32]).unwrap(), terms)
     }
 
@@ -205,12 +205,12 @@ pub(crate) mod tests {
         );
         assert_eq!(read(&record(1, 2, &[7], PUBLIC), &terms), Err(Unfit::Cluster(2)));
         assert_eq!(read(&record(1, 16, &[8, 9], PUBLIC), &terms), Err(Unfit::Shards));
-        let own = Terms { own: known.peer, ..terms };
+        let own = PeerCriteria { own: known.peer, ..terms };
         assert_eq!(read(&record(1, 16, &[7], PUBLIC), &own), Err(Unfit::Own));
     }
 
     #[test]
-    fn nobody_has_this_node_dial_into_its_own_machine() {
+    fn loopback_and_special_addresses_are_unfit_by_default() {
         let terms = terms();
         for ip in
             [[127, 0, 0, 1], [0, 0, 0, 0], [224, 0, 0, 1], [255, 255, 255, 255], [169, 254, 1, 1]]
@@ -218,7 +218,7 @@ pub(crate) mod tests {
             let content = record(1, 16, &[1], ip.into());
             assert_eq!(read(&content, &terms), Err(Unfit::Address), "{ip:?}");
         }
-        let local = Terms { loopback: true, ..terms };
+        let local = PeerCriteria { loopback: true, ..terms };
         assert!(read(&record(1, 16, &[1], Ipv4Addr::LOCALHOST), &local).is_ok());
     }
 

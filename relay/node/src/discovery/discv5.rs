@@ -8,7 +8,7 @@
 //! handshakes in flight and records of unknown nodes. Limits by address are off: the sender's
 //! address can be forged, so a flood would have others banned, and would grow the table of
 //! addresses. Packets of an address from which an answer is waited for pass at any rate; those are
-//! bounded by how often the tasks run ([`super::paced`]). One search runs at a time, every
+//! bounded by how often the tasks run ([`super::paced_executor`]). One search runs at a time, every
 //! [`SEARCH_WANTED`] while peers are wanted, else every [`SEARCH_IDLE`].
 
 use std::{
@@ -26,7 +26,7 @@ use libp2p::{Multiaddr, multiaddr::Protocol};
 use protocol::record::NodeRecord;
 use tokio::{net::UdpSocket, sync::mpsc, task::JoinHandle};
 
-use super::{candidate::Candidate, known::Origin, paced::Paced};
+use super::{candidate::Candidate, known::Origin, paced_executor::PacedExecutor};
 use crate::node::Node;
 
 /// Waku's network is not Ethereum's. Source: vacp2p/rfc-index 33.
@@ -112,7 +112,7 @@ impl Service {
         let mut config = ConfigBuilder::new(ListenConfig::FromSockets { ipv4, ipv6 });
         config
             .protocol_identity(IDENTITY)
-            .executor(Box::new(Paced))
+            .executor(Box::new(PacedExecutor))
             .session_cache_capacity(options.table)
             .enable_packet_filter()
             .filter_rate_limiter(Some(limiter))

@@ -149,7 +149,7 @@ struct Static {
 }
 
 #[derive(Debug)]
-struct Found {
+struct FoundPeer {
     candidate: Candidate,
     origin: Origin,
     heard: Duration,
@@ -184,7 +184,7 @@ pub(crate) struct Counts {
 pub(crate) struct KnownPeers {
     bounds: Bounds,
     statics: Vec<Static>,
-    found: BTreeMap<PeerId, Found>,
+    found: BTreeMap<PeerId, FoundPeer>,
     /// All connected peers, and since when: as many as the swarm has.
     connected: BTreeMap<PeerId, Duration>,
     random: ChaCha8Rng,
@@ -243,7 +243,7 @@ impl KnownPeers {
         let attempts = self.attempts_of(Some(&candidate.peer));
         self.found.insert(
             candidate.peer,
-            Found { candidate, origin, heard: now, dialled: false, attempts },
+            FoundPeer { candidate, origin, heard: now, dialled: false, attempts },
         );
         debug_assert!(self.found.len() <= self.bounds.known);
         true
@@ -257,8 +257,9 @@ impl KnownPeers {
 
     /// Makes room for one.
     fn evict(&mut self) -> bool {
-        let idle =
-            |known: &Found| known.attempts.connected.is_none() && known.attempts.dialling.is_none();
+        let idle = |known: &FoundPeer| {
+            known.attempts.connected.is_none() && known.attempts.dialling.is_none()
+        };
         let worst = self.found.iter().filter(|(_, known)| idle(known)).min_by_key(|(_, known)| {
             (known.attempts.failing_since.is_none(), known.attempts.failing_since, known.heard)
         });
@@ -313,7 +314,7 @@ impl KnownPeers {
             return Vec::new();
         }
         let is_static = |peer: &PeerId| self.statics.iter().any(|known| known.peer == Some(*peer));
-        let serves_short = |known: &Found| {
+        let serves_short = |known: &FoundPeer| {
             known.candidate.shards.iter().any(|shard| connections.short.contains(shard))
         };
         let mut ready: Vec<(bool, u32, PeerId)> = self
@@ -408,14 +409,14 @@ impl KnownPeers {
     pub(crate) fn wants_more(&self, now: Duration, connections: &Connections) -> bool {
         let short = !connections.short.is_empty();
         let missing = self.bounds.outbound.saturating_sub(connections.outbound);
-        let ready = |known: &&Found| known.candidate.relays && known.attempts.is_free(now);
+        let ready = |known: &&FoundPeer| known.candidate.relays && known.attempts.is_free(now);
         (missing > 0 || short) && self.found.values().filter(ready).count() < missing.max(1)
     }
 
     /// Records for a peer that requests them, at most `most`, in random order: of peers that are
     /// connected or did not fail.
     pub(crate) fn records(&mut self, asking: &PeerId, most: usize) -> Vec<Bytes> {
-        let good = |known: &&Found| {
+        let good = |known: &&FoundPeer| {
             let attempts = &known.attempts;
             known.candidate.shareable
                 && (attempts.connected.is_some() || attempts.failing_since.is_none())

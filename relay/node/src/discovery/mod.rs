@@ -11,7 +11,7 @@ pub(crate) mod discv5;
 pub(crate) mod known;
 mod node_lists;
 pub(crate) mod own_record;
-mod paced;
+mod paced_executor;
 mod walk;
 
 use std::{

@@ -114,16 +114,16 @@ impl Walk {
                     return Err(WalkError::Older { before, now: root.sequence });
                 }
                 versions.insert(list.domain.clone(), root.sequence);
-                self.ask(question.list, root.records, false, 0);
-                self.ask(question.list, root.links, true, 0);
+                self.add_question(question.list, root.records, false, 0);
+                self.add_question(question.list, root.links, true, 0);
                 Ok(None)
             }
             ListNode::Entry { hash, links, depth } => match ListEntry::decode(text, &hash)? {
                 ListEntry::Branch(_) if depth == DEPTH_MAX => Err(WalkError::TooDeep),
                 ListEntry::Branch(children) => {
-                    children
-                        .into_iter()
-                        .for_each(|child| self.ask(question.list, child, links, depth + 1));
+                    children.into_iter().for_each(|child| {
+                        self.add_question(question.list, child, links, depth + 1)
+                    });
                     Ok(None)
                 }
                 ListEntry::Record(record) if !links => Ok(Some(*record)),
@@ -141,7 +141,7 @@ impl Walk {
         }
     }
 
-    fn ask(&mut self, list: usize, hash: EntryHash, links: bool, depth: u8) {
+    fn add_question(&mut self, list: usize, hash: EntryHash, links: bool, depth: u8) {
         // Names that will not be queried again are not kept.
         if self.waiting.len() < self.left && self.asked.insert((list, hash.clone())) {
             self.waiting.push(Question { list, node: ListNode::Entry { hash, links, depth } });
@@ -163,7 +163,7 @@ mod tests {
 
     impl Zone {
         fn entry(&mut self, domain: &str, text: String) -> EntryHash {
-            let hash = EntryHash::of(&text);
+            let hash = EntryHash::for_text(&text);
             self.0.insert(format!("{hash}.{domain}."), text);
             hash
         }

@@ -14,14 +14,14 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    answer::{self, Refused},
+    answer::{self, ErrorResponse},
     body::{Body, Pieces},
     message::{Names, json_text_bytes_max, put_text},
     service::{ReceivedBody, Service},
 };
 use crate::{
     discovery::known::{KnownPeer, Origin},
-    node::{Ask, Connected, Node},
+    node::{ConnectedPeer, Node, SwarmRequest},
 };
 
 /// Peers to connect to in one request.
@@ -120,17 +120,17 @@ impl<T: Row> Pieces for Rows<T> {
 
 /// All connected peers, as the swarm and the router know them.
 #[derive(Clone)]
-struct Known {
-    connected: Arc<Vec<Connected>>,
+struct PeerSnapshot {
+    connected: Arc<Vec<ConnectedPeer>>,
     views: Arc<HashMap<Peer, PeerView>>,
 }
 
-impl Known {
-    fn view(&self, connected: &Connected) -> Option<&PeerView> {
+impl PeerSnapshot {
+    fn view(&self, connected: &ConnectedPeer) -> Option<&PeerView> {
         self.views.get(&connected.number)
     }
 
-    fn peer(&self, node: &Node, connected: &Connected) -> WakuPeer {
+    fn peer(&self, node: &Node, connected: &ConnectedPeer) -> WakuPeer {
         let view = self.view(connected);
         let mut protocols = Vec::new();
         if connected.gossips {
@@ -186,18 +186,18 @@ fn peer_of(address: &Multiaddr) -> Option<PeerId> {
 }
 
 impl Service {
-    async fn known(&self) -> Result<Known, Refused> {
-        let connected = Arc::new(self.ask(Ask::Peers).await?);
+    async fn peer_snapshot(&self) -> Result<PeerSnapshot, ErrorResponse> {
+        let connected = Arc::new(self.query_swarm(SwarmRequest::Peers).await?);
         let views = self.node.router().peers(self.node.now());
         let views = Arc::new(views.into_iter().map(|view| (view.peer, view)).collect());
-        Ok(Known { connected, views })
+        Ok(PeerSnapshot { connected, views })
     }
 
     async fn list_peers(
         &self,
-        wanted: impl Fn(&Known, &Connected) -> bool + Send + 'static,
-    ) -> Result<Response<Body>, Refused> {
-        let (known, node) = (self.known().await?, self.node.clone());
+        wanted: impl Fn(&PeerSnapshot, &ConnectedPeer) -> bool + Send + 'static,
+    ) -> Result<Response<Body>, ErrorResponse> {
+        let (known, node) = (self.peer_snapshot().await?, self.node.clone());
         let rows = (0..known.connected.len()).filter_map(move |place| {
             let one = known.connected.get(place).filter(|one| wanted(&known, one))?;
             Some(known.peer(&node, one))
@@ -206,8 +206,8 @@ impl Service {
     }
 
     /// `GET /admin/v1/peers`: connections, then known peers that have none.
-    pub(crate) async fn all_peers(&self) -> Result<Response<Body>, Refused> {
-        let (known, node) = (self.known().await?, self.node.clone());
+    pub(crate) async fn all_peers(&self) -> Result<Response<Body>, ErrorResponse> {
+        let (known, node) = (self.peer_snapshot().await?, self.node.clone());
         let others = node.peers().not_connected();
         let connected = (0..known.connected.len())
             .filter_map(move |place| Some(known.peer(&node, known.connected.get(place)?)));
@@ -221,7 +221,7 @@ impl Service {
     pub(crate) async fn connected_peers(
         &self,
         shard: Option<Shard>,
-    ) -> Result<Response<Body>, Refused> {
+    ) -> Result<Response<Body>, ErrorResponse> {
         if let Some(shard) = shard {
             known_shard(shard)?;
         }
@@ -233,22 +233,23 @@ impl Service {
     }
 
     /// `GET /admin/v1/peers/service`: peers that were seen to speak a protocol of Waku.
-    pub(crate) async fn service_peers(&self) -> Result<Response<Body>, Refused> {
+    pub(crate) async fn service_peers(&self) -> Result<Response<Body>, ErrorResponse> {
         let node = self.node.clone();
         self.list_peers(move |_, one| one.gossips || node.filter.is_receiver(&one.peer)).await
     }
 
     /// `GET /admin/v1/peer/{peerId}`: one peer, connected or known; otherwise 404.
-    pub(crate) async fn peer(&self, peer: &str) -> Result<Response<Body>, Refused> {
-        let peer: PeerId =
-            peer.parse().map_err(|error| Refused::bad(format!("this is no peer id: {error}")))?;
-        let known = self.known().await?;
+    pub(crate) async fn peer(&self, peer: &str) -> Result<Response<Body>, ErrorResponse> {
+        let peer: PeerId = peer
+            .parse()
+            .map_err(|error| ErrorResponse::bad(format!("this is no peer id: {error}")))?;
+        let known = self.peer_snapshot().await?;
         if let Some(one) = known.connected.iter().find(|one| one.peer == peer) {
             return answer::json(StatusCode::OK, &known.peer(&self.node, one), &self.responses);
         }
         let others = self.node.peers().not_connected();
         let Some(one) = others.iter().find(|one| one.peer == peer) else {
-            return Err(Refused::not_found(format!(
+            return Err(ErrorResponse::not_found(format!(
                 "peer {peer} is not connected, nor known otherwise"
             )));
         };
@@ -256,39 +257,45 @@ impl Service {
     }
 
     /// `GET /admin/v1/peers/relay`: connected peers subscribed to each shard of this node.
-    pub(crate) async fn relay_peers(&self) -> Result<Response<Body>, Refused> {
+    pub(crate) async fn relay_peers(&self) -> Result<Response<Body>, ErrorResponse> {
         self.by_shard(false).await
     }
 
     /// `GET /admin/v1/peers/mesh`: peers in the mesh of each shard of this node.
-    pub(crate) async fn mesh_peers(&self) -> Result<Response<Body>, Refused> {
+    pub(crate) async fn mesh_peers(&self) -> Result<Response<Body>, ErrorResponse> {
         self.by_shard(true).await
     }
 
-    async fn by_shard(&self, mesh: bool) -> Result<Response<Body>, Refused> {
-        let (known, node) = (self.known().await?, self.node.clone());
+    async fn by_shard(&self, mesh: bool) -> Result<Response<Body>, ErrorResponse> {
+        let (known, node) = (self.peer_snapshot().await?, self.node.clone());
         let shards: Vec<Shard> = self.node.shards.iter().collect();
         let rows = shards.into_iter().map(move |shard| known.of_shard(&node, shard, mesh));
         answer::list(Rows::new(rows), &self.responses)
     }
 
     /// `GET /admin/v1/peers/relay/on/{shardId}`: connected peers subscribed to one shard.
-    pub(crate) async fn relay_peers_on(&self, shard: Shard) -> Result<Response<Body>, Refused> {
+    pub(crate) async fn relay_peers_on(
+        &self,
+        shard: Shard,
+    ) -> Result<Response<Body>, ErrorResponse> {
         known_shard(shard)?;
-        let peers = self.known().await?.of_shard(&self.node, shard, false);
+        let peers = self.peer_snapshot().await?.of_shard(&self.node, shard, false);
         answer::json(StatusCode::OK, &peers, &self.responses)
     }
 
     /// `GET /admin/v1/peers/mesh/on/{shardId}`: peers in the mesh of one shard.
-    pub(crate) async fn mesh_peers_on(&self, shard: Shard) -> Result<Response<Body>, Refused> {
+    pub(crate) async fn mesh_peers_on(
+        &self,
+        shard: Shard,
+    ) -> Result<Response<Body>, ErrorResponse> {
         known_shard(shard)?;
-        let peers = self.known().await?.of_shard(&self.node, shard, true);
+        let peers = self.peer_snapshot().await?.of_shard(&self.node, shard, true);
         answer::json(StatusCode::OK, &peers, &self.responses)
     }
 
     /// `GET /admin/v1/peers/stats`: numbers of peers by state, shard and protocol.
-    pub(crate) async fn peer_stats(&self) -> Result<Response<Body>, Refused> {
-        let known = self.known().await?;
+    pub(crate) async fn peer_stats(&self) -> Result<Response<Body>, ErrorResponse> {
+        let known = self.peer_snapshot().await?;
         let count = known.connected.len();
         let others = self.node.peers().not_connected();
         let failing = others.iter().filter(|one| one.fails).count();
@@ -304,7 +311,7 @@ impl Service {
         let in_mesh = known.views.values().filter(|view| !view.mesh.is_empty()).count();
         relay.insert("Total relay peers".into(), gossip.into());
         mesh.insert("Total mesh peers".into(), in_mesh.into());
-        let receivers = self.node.filter.held().receivers;
+        let receivers = self.node.filter.usage().receivers;
         let stats = serde_json::json!({
             "Sum": { "Total peers": count + others.len() },
             "By Connectedness": {
@@ -322,39 +329,42 @@ impl Service {
     }
 
     /// `POST /admin/v1/peers`: connects, and keeps connecting; 200 when all are connected.
-    pub(crate) async fn add_peers(&self, body: ReceivedBody) -> Result<Response<Body>, Refused> {
+    pub(crate) async fn add_peers(
+        &self,
+        body: ReceivedBody,
+    ) -> Result<Response<Body>, ErrorResponse> {
         let mut peers = Vec::new();
         {
             let names: Names<'_> = body.json()?;
             if names.0.len() > DIALS_MAX {
                 let count = names.0.len();
-                return Err(Refused::bad(format!(
+                return Err(ErrorResponse::bad(format!(
                     "{count} peers in one request, at most {DIALS_MAX}"
                 )));
             }
             for name in &names.0 {
                 let address: Multiaddr = name.0.parse().map_err(|error| {
-                    Refused::bad(format!("`{}` is no multiaddress: {error}", name.0))
+                    ErrorResponse::bad(format!("`{}` is no multiaddress: {error}", name.0))
                 })?;
                 let Some(peer) = peer_of(&address) else {
                     let why = format!("{address} names no peer: add its id, /p2p/<peer id>");
-                    return Err(Refused::bad(why));
+                    return Err(ErrorResponse::bad(why));
                 };
                 peers.push((peer, address));
             }
         }
         drop(body);
         for (_, address) in &peers {
-            self.tell(Ask::Dial(address.clone())).await?;
+            self.send_to_swarm(SwarmRequest::Dial(address.clone())).await?;
         }
         let deadline = Instant::now() + DIAL_TIME;
         loop {
-            let connected = self.ask(Ask::Peers).await?;
+            let connected = self.query_swarm(SwarmRequest::Peers).await?;
             let missing =
                 peers.iter().find(|(peer, _)| !connected.iter().any(|one| one.peer == *peer));
             let Some((_, address)) = missing else { return Ok(answer::text("OK")) };
             if Instant::now() >= deadline {
-                return Err(Refused::bad(format!(
+                return Err(ErrorResponse::bad(format!(
                     "cannot connect to {address} within {} s; where places for static peers are \
                      left it goes on trying",
                     DIAL_TIME.as_secs()
@@ -365,28 +375,28 @@ impl Service {
     }
 
     /// `GET /admin/v1/filter/subscriptions`: every receiver with its criteria.
-    pub(crate) fn filter_subscribers(&self) -> Result<Response<Body>, Refused> {
+    pub(crate) fn filter_subscribers(&self) -> Result<Response<Body>, ErrorResponse> {
         let peers = self.node.filter.receivers().into_iter();
         let list = FilterList { node: self.node.clone(), peers, open: None, state: State::Before };
         answer::list(list, &self.responses)
     }
 
     /// `POST /admin/v1/log-level/{logLevel}`: 400 for an unknown level, otherwise 503.
-    pub(crate) fn log_level(&self, level: &str) -> Refused {
+    pub(crate) fn log_level(&self, level: &str) -> ErrorResponse {
         const LEVELS: [&str; 7] = ["TRACE", "DEBUG", "INFO", "NOTICE", "WARN", "ERROR", "FATAL"];
         if !LEVELS.iter().any(|known| known.eq_ignore_ascii_case(level)) {
-            return Refused::bad(format!("the log level is one of {}", LEVELS.join(", ")));
+            return ErrorResponse::bad(format!("the log level is one of {}", LEVELS.join(", ")));
         }
         let why = "the log level is not changed while the node runs; start it with --log instead";
-        Refused::new(StatusCode::SERVICE_UNAVAILABLE, why)
+        ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, why)
     }
 }
 
-fn known_shard(shard: Shard) -> Result<(), Refused> {
+fn known_shard(shard: Shard) -> Result<(), ErrorResponse> {
     if shard < SHARDS {
         return Ok(());
     }
-    Err(Refused::bad(format!(
+    Err(ErrorResponse::bad(format!(
         "there is no shard {shard}: a cluster has shards 0 to {}",
         SHARDS - 1
     )))

@@ -18,7 +18,7 @@ const RETRY_AFTER: &str = "1";
 
 /// A refusal, as text unless its route answers in another form.
 #[derive(Clone, Debug)]
-pub(crate) struct Refused {
+pub(crate) struct ErrorResponse {
     pub(crate) status: StatusCode,
     /// For the person who reads it.
     pub(crate) message: String,
@@ -30,7 +30,7 @@ pub(crate) struct Refused {
     pub(crate) close: bool,
 }
 
-impl Refused {
+impl ErrorResponse {
     /// A refusal that trying again does not change.
     pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
         let mut message = message.into();
@@ -78,14 +78,14 @@ impl Refused {
     }
 }
 
-impl From<PoolFull> for Refused {
+impl From<PoolFull> for ErrorResponse {
     fn from(full: PoolFull) -> Self {
         Self::busy(StatusCode::SERVICE_UNAVAILABLE, format!("{full}; try again in a second"))
     }
 }
 
-impl From<Refused> for Response<Body> {
-    fn from(refused: Refused) -> Self {
+impl From<ErrorResponse> for Response<Body> {
+    fn from(refused: ErrorResponse) -> Self {
         let message = refused.message.clone() + "\n";
         refused.with("text/plain; charset=utf-8", message)
     }
@@ -126,10 +126,10 @@ pub(crate) fn json(
     status: StatusCode,
     value: &impl Serialize,
     responses: &Pool,
-) -> Result<Response<Body>, Refused> {
+) -> Result<Response<Body>, ErrorResponse> {
     let bytes = serde_json::to_vec(value).map_err(|error| {
         let message = format!("the answer could not be encoded: {error}");
-        Refused::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+        ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     })?;
     Ok(answer(status, "application/json", Body::charged(bytes, responses)?))
 }
@@ -138,6 +138,6 @@ pub(crate) fn json(
 pub(crate) fn list(
     pieces: impl Pieces + 'static,
     responses: &Pool,
-) -> Result<Response<Body>, Refused> {
+) -> Result<Response<Body>, ErrorResponse> {
     Ok(answer(StatusCode::OK, "application/json", Body::list(pieces, responses)?))
 }

@@ -41,7 +41,7 @@ impl Body {
     /// Bytes that are charged to the pool until they are written.
     pub(crate) fn charged(bytes: Vec<u8>, responses: &Pool) -> Result<Self, PoolFull> {
         let held = responses.try_reserve(bytes.capacity() as u64)?;
-        Ok(Self::Whole(Some(Bytes::from_owner(Charged { bytes, _held: held }))))
+        Ok(Self::Whole(Some(Bytes::from_owner(PooledBytes { bytes, _held: held }))))
     }
 
     /// A list; errors at once when there is no memory for its first piece.
@@ -117,7 +117,7 @@ impl List {
         }
         out.shrink_to_fit();
         held.shrink(held.bytes().saturating_sub(out.capacity() as u64));
-        Poll::Ready(Some(Ok(Bytes::from_owner(Charged { bytes: out, _held: held }))))
+        Poll::Ready(Some(Ok(Bytes::from_owner(PooledBytes { bytes: out, _held: held }))))
     }
 
     fn take(&mut self, wanted: u64) -> Option<Reservation> {
@@ -150,12 +150,12 @@ impl List {
 }
 
 /// Bytes with their share of the pool, until hyper has written them.
-struct Charged {
+struct PooledBytes {
     bytes: Vec<u8>,
     _held: Reservation,
 }
 
-impl AsRef<[u8]> for Charged {
+impl AsRef<[u8]> for PooledBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_list_waits_for_memory_and_gives_up_in_words() {
+    async fn list_without_memory_waits_and_ends_with_an_error() {
         let pool = Pool::standalone("responses", 100_000);
         let held = pool.try_reserve(50_000).unwrap();
         assert!(Body::list(Lengths(vec![60_000]), &pool).is_err(), "refused before it begins");

@@ -8,11 +8,11 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::{
-    answer::{self, Refused},
+    answer::{self, ErrorResponse},
     body::Body,
     service::Service,
 };
-use crate::{governor::Work, node::Ask};
+use crate::{governor::WorkKind, node::SwarmRequest};
 
 /// `HealthReport` of the specification.
 #[derive(Serialize)]
@@ -51,28 +51,28 @@ impl Service {
     fn protocols(&self) -> [(&'static str, Health); 5] {
         let held = |work| self.node.watch.held_back(work).map(Health::NotReady);
         let (relay, log) = (self.relay_health(), self.log_health());
-        let relay = held(Work::Reading).unwrap_or(relay);
+        let relay = held(WorkKind::Reading).unwrap_or(relay);
         let pushes = match (&log, &relay) {
             (Some(why), _) => Health::NotReady(why.clone()),
             (None, Health::NotReady(why)) => Health::NotReady(why.clone()),
-            (None, _) => held(Work::Pushes).unwrap_or(Health::Ready),
+            (None, _) => held(WorkKind::Pushes).unwrap_or(Health::Ready),
         };
         let store = match &log {
             _ if !self.node.settings.store => Health::NotMounted,
             Some(why) => Health::NotReady(why.clone()),
-            None => held(Work::Queries).unwrap_or(Health::Ready),
+            None => held(WorkKind::Queries).unwrap_or(Health::Ready),
         };
         [
             ("Relay", relay),
             ("Rln Relay", Health::NotMounted),
             ("Lightpush", pushes),
-            ("Filter", held(Work::Pushes).unwrap_or(Health::Ready)),
+            ("Filter", held(WorkKind::Pushes).unwrap_or(Health::Ready)),
             ("Store", store),
         ]
     }
 
     /// `GET /health`: the health of each protocol, with the reason where one is not ready.
-    pub(crate) fn health(&self) -> Result<Response<Body>, Refused> {
+    pub(crate) fn health(&self) -> Result<Response<Body>, ErrorResponse> {
         let all = self.protocols();
         let ready = all.iter().all(|(_, health)| !matches!(health, Health::NotReady(_)));
         let protocols_health = all.iter().map(|(name, health)| {
@@ -116,8 +116,8 @@ impl Service {
     }
 
     /// `GET /info` and `/debug/v1/info`.
-    pub(crate) async fn info(&self) -> Result<Response<Body>, Refused> {
-        let addresses = self.ask(Ask::Addresses).await?;
+    pub(crate) async fn info(&self) -> Result<Response<Body>, ErrorResponse> {
+        let addresses = self.query_swarm(SwarmRequest::Addresses).await?;
         let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
         let mut info = serde_json::json!({ "listenAddresses": addresses });
         if let Some(record) = self.node.own_record() {

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_of_another_kind_is_named() {
+    fn missing_or_mistyped_field_is_named() {
         assert!(encoded("{}").unwrap_err().contains("payload"));
         assert!(encoded(r#"{"payload":"","timestamp":"x"}"#).unwrap_err().contains("i64"));
         assert!(encoded(r#"{"payload":"","version":-1}"#).unwrap_err().contains("u32"));

@@ -17,9 +17,9 @@ use prometheus_client::{
 };
 
 use super::{
-    answer::{self, Refused},
+    answer::{self, ErrorResponse},
     body::Body,
-    report::{Counted, Report, StoreFigures},
+    report::{OutcomeCounts, Report, StoreFigures},
     service::Service,
 };
 use crate::{governor::Level, latencies::Latencies};
@@ -28,7 +28,7 @@ const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset
 
 impl Service {
     /// Reads everything and encodes it.
-    pub(crate) async fn metrics(&self) -> Result<Response<Body>, Refused> {
+    pub(crate) async fn metrics(&self) -> Result<Response<Body>, ErrorResponse> {
         let topics = self.node.shards.iter().map(|shard| self.node.topic_name(shard)).collect();
         let report = Readings {
             report: self.report().await,
@@ -41,7 +41,7 @@ impl Service {
         let mut text = String::new();
         text::encode(&mut text, &registry).map_err(|_| {
             let why = "the metrics could not be encoded";
-            Refused::new(StatusCode::INTERNAL_SERVER_ERROR, why)
+            ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, why)
         })?;
         let body = Body::charged(text.into_bytes(), &self.responses)?;
         Ok(answer::answer(StatusCode::OK, CONTENT_TYPE, body))
@@ -97,7 +97,13 @@ impl Out<'_, '_> {
         Ok(())
     }
 
-    fn refused(&mut self, name: &str, help: &str, label: &str, counted: &Counted) -> fmt::Result {
+    fn refused(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        counted: &OutcomeCounts,
+    ) -> fmt::Result {
         self.counters(name, help, by(label, &counted.refused))
     }
 }
@@ -194,7 +200,8 @@ impl Readings {
     /// Light push, filter and store under the names of reference dashboards.
     fn reference_services(&self, out: &mut Out<'_, '_>) -> fmt::Result {
         let Report { messages, pushes, requests, store, .. } = &self.report;
-        let total = |counted: &Counted| counted.accepted + counted.refused.values().sum::<u64>();
+        let total =
+            |counted: &OutcomeCounts| counted.accepted + counted.refused.values().sum::<u64>();
         let client = &messages.client;
         out.counters(
             "waku_lightpush_v3_messages",

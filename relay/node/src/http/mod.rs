@@ -14,8 +14,8 @@
 //!   the pool `request_bodies` (503) and the read timeout (408);
 //! - responses: the pool `responses`. A list of messages is never in memory as a whole: each is
 //!   read from the log and encoded when the socket takes it;
-//! - readers: a client that reads a response more slowly than [`dashboard::paced::WRITE_RATE_MIN`]
-//!   is disconnected.
+//! - readers: a client that reads a response more slowly than
+//!   [`dashboard::stall_guard::WRITE_RATE_MIN`] is disconnected.
 //!
 //! Operator pages (`/admin`, metrics, report, heap profile, dashboard) are served to programs and
 //! to the relay's own page only: other values of `Host` and `Origin` are refused (421, 403).
@@ -54,7 +54,7 @@ use tokio::{
 use self::service::Service;
 use crate::{
     config::Config,
-    node::{Ask, Node},
+    node::{Node, SwarmRequest},
 };
 
 /// Connections that get the 503 answer at once; more are closed without an answer.
@@ -76,11 +76,11 @@ pub(crate) struct Http {
     listener: JoinHandle<()>,
 }
 
-/// Binds `config.http` and serves until [`Http::stop`]. `asks` reaches the swarm's task. Errors:
-/// the address cannot be bound; a pool is not in the budget sheet.
+/// Binds `config.http` and serves until [`Http::stop`]. `swarm_tx` reaches the swarm's task.
+/// Errors: the address cannot be bound; a pool is not in the budget sheet.
 pub(crate) async fn start(
     node: Arc<Node>,
-    asks: mpsc::Sender<Ask>,
+    swarm_tx: mpsc::Sender<SwarmRequest>,
     sampler: Option<Arc<Sampler>>,
     config: &Config,
 ) -> Result<Http> {
@@ -89,7 +89,7 @@ pub(crate) async fn start(
         format!("cannot listen on http = {listen}; choose another address or stop what uses it")
     })?;
     let address = listener.local_addr().context("asking for the address of the listener")?;
-    let service = Arc::new(Service::new(node, asks, sampler, config, address)?);
+    let service = Arc::new(Service::new(node, swarm_tx, sampler, config, address)?);
     let (stopping, stopped) = watch::channel(false);
     let listener = tokio::spawn(accept(listener, service, stopped));
     Ok(Http { address, stopping, listener })

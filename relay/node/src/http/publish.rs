@@ -10,14 +10,14 @@ use protocol::StatusCode as Status;
 use serde::Deserialize;
 
 use super::{
-    answer::{self, Refused},
+    answer::{self, ErrorResponse},
     body::Body,
     message::MessageJson,
     service::{ReceivedBody, Service, pool_full},
 };
 use crate::{
     counters::Reason,
-    ingest::{Accepted, Rejected},
+    ingest::{AcceptedMessage, RejectReason},
     network::streams::{REQUEST_TIMEOUT, reserve},
     services::status_of,
 };
@@ -36,15 +36,15 @@ struct PushRequest<'a> {
 }
 
 /// Why a message was not published.
-enum Unpublished {
+enum PublishError {
     /// No message could be read.
-    Refused(Refused),
+    Refused(ErrorResponse),
     /// It was not taken.
-    Rejected(Rejected),
+    Rejected(RejectReason),
 }
 
-impl From<Rejected> for Unpublished {
-    fn from(rejected: Rejected) -> Self {
+impl From<RejectReason> for PublishError {
+    fn from(rejected: RejectReason) -> Self {
         Self::Rejected(rejected)
     }
 }
@@ -55,35 +55,40 @@ impl Service {
         &self,
         pubsub_topic: Option<&str>,
         body: ReceivedBody,
-    ) -> Result<Response<Body>, Refused> {
+    ) -> Result<Response<Body>, ErrorResponse> {
         let parts = self.encode_relayed(pubsub_topic.is_none(), &body).await;
         match self.publish(pubsub_topic.map(str::to_owned), parts, body).await {
             Ok(_) => Ok(answer::text("OK")),
-            Err(Unpublished::Refused(refused)) => Err(refused),
-            Err(Unpublished::Rejected(rejected)) => {
+            Err(PublishError::Refused(refused)) => Err(refused),
+            Err(PublishError::Rejected(rejected)) => {
                 let message = format!("not published: {rejected}");
                 Err(match status_of(&rejected) {
                     Status::TooManyRequests => {
-                        Refused::busy(StatusCode::TOO_MANY_REQUESTS, message)
+                        ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, message)
                     }
-                    Status::PayloadTooLarge => Refused::new(StatusCode::PAYLOAD_TOO_LARGE, message),
+                    Status::PayloadTooLarge => {
+                        ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+                    }
                     Status::NoPeers | Status::ServiceUnavailable => {
-                        Refused::busy(StatusCode::SERVICE_UNAVAILABLE, message)
+                        ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, message)
                     }
-                    _ => Refused::bad(message),
+                    _ => ErrorResponse::bad(message),
                 })
             }
         }
     }
 
     /// `POST /lightpush/v3/message`. Refusals are JSON too, under the protocol's own status codes.
-    pub(crate) async fn light_push(&self, body: Result<ReceivedBody, Refused>) -> Response<Body> {
+    pub(crate) async fn light_push(
+        &self,
+        body: Result<ReceivedBody, ErrorResponse>,
+    ) -> Response<Body> {
         let pushed = match body {
             Ok(body) => {
                 let (topic, parts) = self.encode_pushed(&body).await;
                 self.publish(topic, parts, body).await
             }
-            Err(refused) => Err(Unpublished::Refused(refused)),
+            Err(refused) => Err(PublishError::Refused(refused)),
         };
         let refused = match pushed {
             Ok(accepted) => {
@@ -91,8 +96,8 @@ impl Service {
                 let body = Body::short(relayed.to_string());
                 return answer::answer(StatusCode::OK, "application/json", body);
             }
-            Err(Unpublished::Refused(refused)) => refused,
-            Err(Unpublished::Rejected(rejected)) => {
+            Err(PublishError::Refused(refused)) => refused,
+            Err(PublishError::Rejected(rejected)) => {
                 let code = status_of(&rejected);
                 let status = u16::try_from(code.code()).ok();
                 let status = status.and_then(|status| StatusCode::from_u16(status).ok());
@@ -101,7 +106,7 @@ impl Service {
                     code,
                     Status::TooManyRequests | Status::ServiceUnavailable | Status::NoPeers
                 );
-                Refused { retry, ..Refused::new(status, rejected.to_string()) }
+                ErrorResponse { retry, ..ErrorResponse::new(status, rejected.to_string()) }
             }
         };
         let body = serde_json::json!({ "statusDesc": refused.message });
@@ -112,21 +117,21 @@ impl Service {
     pub(crate) async fn light_push_legacy(
         &self,
         body: ReceivedBody,
-    ) -> Result<Response<Body>, Refused> {
+    ) -> Result<Response<Body>, ErrorResponse> {
         let (topic, parts) = self.encode_pushed(&body).await;
         match self.publish(topic, parts, body).await {
             Ok(_) => Ok(answer::text("OK")),
-            Err(Unpublished::Refused(refused)) => Err(refused),
-            Err(Unpublished::Rejected(rejected)) => {
+            Err(PublishError::Refused(refused)) => Err(refused),
+            Err(PublishError::Rejected(rejected)) => {
                 let message = format!("not pushed: {rejected}");
                 Err(match status_of(&rejected) {
                     Status::TooManyRequests => {
-                        Refused::busy(StatusCode::TOO_MANY_REQUESTS, message)
+                        ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, message)
                     }
                     Status::NoPeers | Status::ServiceUnavailable => {
-                        Refused::busy(StatusCode::SERVICE_UNAVAILABLE, message)
+                        ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, message)
                     }
-                    _ => Refused::bad(message),
+                    _ => ErrorResponse::bad(message),
                 })
             }
         }
@@ -136,12 +141,12 @@ impl Service {
         &self,
         auto: bool,
         body: &ReceivedBody,
-    ) -> Result<Encoded, Unpublished> {
+    ) -> Result<EncodedMessage, PublishError> {
         let message: MessageJson<'_> = self.parsed(body)?;
         if auto && message.content_topic().is_none() {
             self.node.counters.client_refused.add(Reason::Damaged);
             let why = "the message has no contentTopic, which says where it goes; set one";
-            return Err(Unpublished::Refused(Refused::bad(why)));
+            return Err(PublishError::Refused(ErrorResponse::bad(why)));
         }
         self.encode(&message).await
     }
@@ -149,7 +154,7 @@ impl Service {
     async fn encode_pushed(
         &self,
         body: &ReceivedBody,
-    ) -> (Option<String>, Result<Encoded, Unpublished>) {
+    ) -> (Option<String>, Result<EncodedMessage, PublishError>) {
         match self.parsed::<PushRequest<'_>>(body) {
             Ok(push) => {
                 let encoded = self.encode(&push.message).await;
@@ -159,35 +164,35 @@ impl Service {
         }
     }
 
-    fn parsed<'a, T: Deserialize<'a>>(&self, body: &'a ReceivedBody) -> Result<T, Unpublished> {
+    fn parsed<'a, T: Deserialize<'a>>(&self, body: &'a ReceivedBody) -> Result<T, PublishError> {
         body.json().map_err(|refused| {
             self.node.counters.client_refused.add(Reason::Damaged);
-            Unpublished::Refused(refused)
+            PublishError::Refused(refused)
         })
     }
 
-    async fn encode(&self, message: &MessageJson<'_>) -> Result<Encoded, Unpublished> {
+    async fn encode(&self, message: &MessageJson<'_>) -> Result<EncodedMessage, PublishError> {
         let content_topic = message.content_topic().unwrap_or(DEFAULT_CONTENT_TOPIC);
         let room = message.encoded_bytes_max(content_topic);
         let held = reserve(&self.node.pools.receiving, room, REQUEST_TIMEOUT)
             .await
-            .map_err(|full| self.node.refused(Rejected::Busy(pool_full(&full))))?;
+            .map_err(|full| self.node.refused(RejectReason::Busy(pool_full(&full))))?;
         let bytes = message.encode(content_topic, (self.node.clock)()).map_err(|why| {
             self.node.counters.client_refused.add(Reason::Damaged);
-            Unpublished::Refused(Refused::bad(why))
+            PublishError::Refused(ErrorResponse::bad(why))
         })?;
-        Ok(Encoded { content_topic: content_topic.to_owned(), bytes, held })
+        Ok(EncodedMessage { content_topic: content_topic.to_owned(), bytes, held })
     }
 
     async fn publish(
         &self,
         pubsub_topic: Option<String>,
-        encoded: Result<Encoded, Unpublished>,
+        encoded: Result<EncodedMessage, PublishError>,
         body: ReceivedBody,
-    ) -> Result<Accepted, Unpublished> {
+    ) -> Result<AcceptedMessage, PublishError> {
         // The request's body is not needed while the message is written.
         drop(body);
-        let Encoded { content_topic, bytes, held } = encoded?;
+        let EncodedMessage { content_topic, bytes, held } = encoded?;
         let shard = self
             .node
             .shard_for(pubsub_topic.as_deref(), &content_topic)
@@ -197,7 +202,7 @@ impl Service {
 }
 
 /// A message ready to be published.
-struct Encoded {
+struct EncodedMessage {
     content_topic: String,
     bytes: Vec<u8>,
     held: budget::Reservation,

@@ -19,14 +19,14 @@ use router::Peer;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    answer::{self, Refused},
+    answer::{self, ErrorResponse},
     body::Body,
     service::{Service, VERSION},
 };
 use crate::{
     counters::ByReason,
     governor::{Level, Sample},
-    node::{Ask, Connected, Node},
+    node::{ConnectedPeer, Node, SwarmRequest},
 };
 
 /// Peers that a report names; the first of them, the others are counted.
@@ -85,9 +85,9 @@ pub(crate) struct Rates {
     pub(crate) store_queries: f64,
 }
 
-/// Counted, and refused by reason.
+/// Accepted requests or messages, and refused ones by reason.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Counted {
+pub(crate) struct OutcomeCounts {
     pub(crate) accepted: u64,
     pub(crate) refused: BTreeMap<String, u64>,
 }
@@ -96,8 +96,8 @@ pub(crate) struct Counted {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Messages {
     /// Light push and HTTP.
-    pub(crate) client: Counted,
-    pub(crate) relay: Counted,
+    pub(crate) client: OutcomeCounts,
+    pub(crate) relay: OutcomeCounts,
     /// Passed on and not kept, by reason: `ephemeral`, `clock` for a timestamp too far off, and
     /// `disk_full`.
     pub(crate) not_kept: BTreeMap<String, u64>,
@@ -122,8 +122,8 @@ pub(crate) struct Pushes {
 /// Requests of filter and store.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Requests {
-    pub(crate) filter: Counted,
-    pub(crate) store: Counted,
+    pub(crate) filter: OutcomeCounts,
+    pub(crate) store: OutcomeCounts,
     pub(crate) streams_refused: u64,
     pub(crate) connections_closed: u64,
     /// Connections refused because memory is short.
@@ -236,14 +236,14 @@ pub(crate) struct HttpFigures {
 
 /// Answers counted by status code.
 #[derive(Debug, Default)]
-pub(crate) struct Answered {
+pub(crate) struct ResponseCounters {
     codes: [AtomicU64; CODES.len()],
     others: AtomicU64,
     connections_refused: AtomicU64,
     connections_evicted: AtomicU64,
 }
 
-impl Answered {
+impl ResponseCounters {
     pub(crate) fn add(&self, status: u16) {
         let place = CODES.iter().position(|code| *code == status);
         place.and_then(|place| self.codes.get(place)).unwrap_or(&self.others).fetch_add(1, Relaxed);
@@ -304,21 +304,21 @@ impl Samples {
     }
 }
 
-fn counted(accepted: &AtomicU64, refused: &ByReason) -> Counted {
+fn counted(accepted: &AtomicU64, refused: &ByReason) -> OutcomeCounts {
     let refused = refused.each().map(|(reason, count)| (reason.name().to_owned(), count));
-    Counted { accepted: accepted.load(Relaxed), refused: refused.collect() }
+    OutcomeCounts { accepted: accepted.load(Relaxed), refused: refused.collect() }
 }
 
 /// Requests that succeeded.
-fn served(all: &AtomicU64, refused: &ByReason) -> Counted {
+fn served(all: &AtomicU64, refused: &ByReason) -> OutcomeCounts {
     let all = counted(all, refused);
     let refusals = all.refused.values().sum();
-    Counted { accepted: all.accepted.saturating_sub(refusals), ..all }
+    OutcomeCounts { accepted: all.accepted.saturating_sub(refusals), ..all }
 }
 
 impl Service {
     /// `GET /status.json`: the report with its history.
-    pub(crate) async fn status(&self) -> Result<Response<Body>, Refused> {
+    pub(crate) async fn status(&self) -> Result<Response<Body>, ErrorResponse> {
         let mut report = self.report().await;
         report.history = self.node.watch.record.history();
         answer::json(StatusCode::OK, &report, &self.responses)
@@ -327,10 +327,10 @@ impl Service {
     /// Reads everything but the history. A swarm that does not answer leaves its part empty: an
     /// operator looks here when something is wrong.
     pub(crate) async fn report(&self) -> Report {
-        let connected = self.ask(Ask::Peers).await.unwrap_or_default();
+        let connected = self.query_swarm(SwarmRequest::Peers).await.unwrap_or_default();
         let node = &*self.node;
         let counters = &node.counters;
-        let held = node.filter.held();
+        let held = node.filter.usage();
         let (gossip, peers) = self.gossip(&connected);
         let trouble = self.trouble();
         let (memory, process) = self.memory();
@@ -410,11 +410,11 @@ impl Service {
         (figures, ProcessFigures { resident_bytes: memory.resident_bytes(), cpu_seconds })
     }
 
-    fn gossip(&self, connected: &[Connected]) -> (Gossip, Peers) {
+    fn gossip(&self, connected: &[ConnectedPeer]) -> (Gossip, Peers) {
         let node = &*self.node;
         let (counters, held, views) = {
             let router = node.router();
-            (router.counters(), router.held(), router.peers(node.now()))
+            (router.counters(), router.usage(), router.peers(node.now()))
         };
         let mut by_shard: BTreeMap<u16, ShardPeers> =
             node.shards.iter().map(|shard| (shard, ShardPeers::default())).collect();
@@ -530,7 +530,7 @@ mod tests {
 
     #[test]
     fn answers_are_counted_by_code() {
-        let answered = Answered::default();
+        let answered = ResponseCounters::default();
         [200, 200, 505, 418, 299].into_iter().for_each(|status| answered.add(status));
         assert_eq!(answered.each(), BTreeMap::from([(0, 2), (200, 2), (505, 1)]));
     }

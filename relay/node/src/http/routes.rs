@@ -6,7 +6,7 @@
 
 use hyper::{Method, StatusCode};
 
-use super::answer::Refused;
+use super::answer::ErrorResponse;
 
 /// An endpoint, with the parameters of its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub(crate) enum Route {
 
 /// The endpoint of a request. Errors: 404, 405 with the methods there are, 400 for a path that
 /// cannot be decoded.
-pub(crate) fn find(method: &Method, path: &str) -> Result<Route, Refused> {
+pub(crate) fn find(method: &Method, path: &str) -> Result<Route, ErrorResponse> {
     const GET: Method = Method::GET;
     const POST: Method = Method::POST;
     const PUT: Method = Method::PUT;
@@ -95,7 +95,7 @@ pub(crate) fn find(method: &Method, path: &str) -> Result<Route, Refused> {
 }
 
 /// Paths that end in a name.
-fn with_name(method: &Method, path: &str) -> Result<Route, Refused> {
+fn with_name(method: &Method, path: &str) -> Result<Route, ErrorResponse> {
     const GET: Method = Method::GET;
     const POST: Method = Method::POST;
     let after = |prefix: &str| path.strip_prefix(prefix).filter(|name| !name.is_empty());
@@ -129,10 +129,13 @@ fn with_name(method: &Method, path: &str) -> Result<Route, Refused> {
         return one_of(method, [(GET, Route::MeshPeersOn(shard(name)?))]);
     }
     let shown: String = path.chars().take(128).collect();
-    Err(Refused::not_found(format!("there is nothing at {shown}")))
+    Err(ErrorResponse::not_found(format!("there is nothing at {shown}")))
 }
 
-fn one_of<const N: usize>(method: &Method, routes: [(Method, Route); N]) -> Result<Route, Refused> {
+fn one_of<const N: usize>(
+    method: &Method,
+    routes: [(Method, Route); N],
+) -> Result<Route, ErrorResponse> {
     // A load balancer may send HEAD for endpoints without side effects.
     let head = *method == Method::HEAD;
     let mut allow = String::new();
@@ -151,17 +154,22 @@ fn one_of<const N: usize>(method: &Method, routes: [(Method, Route); N]) -> Resu
         allow += allowed.as_str();
     }
     let message = format!("{method} is not answered here; {allow} is");
-    Err(Refused { allow: Some(allow), ..Refused::new(StatusCode::METHOD_NOT_ALLOWED, message) })
+    Err(ErrorResponse {
+        allow: Some(allow),
+        ..ErrorResponse::new(StatusCode::METHOD_NOT_ALLOWED, message)
+    })
 }
 
-fn shard(name: &str) -> Result<u16, Refused> {
+fn shard(name: &str) -> Result<u16, ErrorResponse> {
     name.parse()
-        .map_err(|_| Refused::bad(format!("`{name}` is no shard: a number from 0 to 65535")))
+        .map_err(|_| ErrorResponse::bad(format!("`{name}` is no shard: a number from 0 to 65535")))
 }
 
-fn decoded(name: &str) -> Result<String, Refused> {
+fn decoded(name: &str) -> Result<String, ErrorResponse> {
     percent_decoded(name, false).ok_or_else(|| {
-        Refused::bad("the path is not percent-encoded UTF-8; encode a topic as a URI component")
+        ErrorResponse::bad(
+            "the path is not percent-encoded UTF-8; encode a topic as a URI component",
+        )
     })
 }
 
@@ -210,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_said_and_what_is_allowed_too() {
+    fn unknown_path_and_wrong_method_errors_name_path_and_allowed_methods() {
         assert_eq!(find(&Method::GET, "/").unwrap_err().status, 404);
         assert_eq!(find(&Method::GET, "/relay/v1/messages/").unwrap_err().status, 404);
         assert_eq!(find(&Method::GET, "/store/v1/messages").unwrap_err().status, 404);

@@ -16,7 +16,7 @@ use budget::{Pool, PoolFull, Reservation};
 use bytes::{Bytes, BytesMut};
 use dashboard::{
     connections::Connections,
-    origin::{Sent, is_own_request},
+    origin::{OriginHeaders, is_own_request},
     page,
 };
 use http_body_util::BodyExt;
@@ -33,17 +33,17 @@ use tokio::{
 };
 
 use super::{
-    answer::{self, Refused},
+    answer::{self, ErrorResponse},
     body::Body,
-    report::{Answered, Samples},
+    report::{ResponseCounters, Samples},
     routes::{self, Route},
-    subscriptions::Subscribed,
+    subscriptions::ClientTopics,
 };
 use crate::{
     config::Config,
     counters::{ByReason, Reason},
-    governor::Work,
-    node::{Ask, Node},
+    governor::WorkKind,
+    node::{Node, SwarmRequest},
 };
 
 /// First room for a body; it doubles as bytes arrive.
@@ -53,7 +53,7 @@ const DISCARDED_BODIES: u64 = 4;
 /// How long that may take.
 const DISCARD_TIME: Duration = Duration::from_secs(2);
 /// The swarm's task answers within this time.
-const ASK_TIME: Duration = Duration::from_secs(5);
+const SWARM_ANSWER_TIME: Duration = Duration::from_secs(5);
 
 /// The version in `/version`, also sent to other nodes.
 pub(crate) const VERSION: &str = concat!("thimble-relay/", env!("CARGO_PKG_VERSION"));
@@ -62,7 +62,7 @@ pub(crate) const VERSION: &str = concat!("thimble-relay/", env!("CARGO_PKG_VERSI
 pub(crate) struct Service {
     // Interfaces.
     pub(crate) node: Arc<Node>,
-    asks: mpsc::Sender<Ask>,
+    swarm_tx: mpsc::Sender<SwarmRequest>,
     /// Where memory went, in a node that was started to know.
     pub(crate) sampler: Option<Arc<Sampler>>,
     // Configuration.
@@ -78,8 +78,8 @@ pub(crate) struct Service {
     bodies: Pool,
     pub(crate) responses: Pool,
     // State.
-    pub(crate) subscribed: Mutex<Subscribed>,
-    pub(crate) answered: Answered,
+    pub(crate) subscribed: Mutex<ClientTopics>,
+    pub(crate) answered: ResponseCounters,
     pub(crate) samples: Samples,
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct ReceivedBody {
 impl Service {
     pub(crate) fn new(
         node: Arc<Node>,
-        asks: mpsc::Sender<Ask>,
+        swarm_tx: mpsc::Sender<SwarmRequest>,
         sampler: Option<Arc<Sampler>>,
         config: &Config,
         listen: SocketAddr,
@@ -112,10 +112,10 @@ impl Service {
             listen,
             host_names: config.host_names.clone(),
             subscribed: Mutex::default(),
-            answered: Answered::default(),
+            answered: ResponseCounters::default(),
             samples: Samples::default(),
             node,
-            asks,
+            swarm_tx,
             sampler,
         })
     }
@@ -134,18 +134,18 @@ impl Service {
     }
 
     /// Asks the swarm's task. Errors: 503 when it does not answer.
-    pub(crate) async fn ask<T>(
+    pub(crate) async fn query_swarm<T>(
         &self,
-        ask: impl FnOnce(oneshot::Sender<T>) -> Ask,
-    ) -> Result<T, Refused> {
+        request: impl FnOnce(oneshot::Sender<T>) -> SwarmRequest,
+    ) -> Result<T, ErrorResponse> {
         let (reply, answered) = oneshot::channel();
         let asking = async {
-            self.asks.send(ask(reply)).await.ok()?;
+            self.swarm_tx.send(request(reply)).await.ok()?;
             answered.await.ok()
         };
-        match timeout(ASK_TIME, asking).await {
+        match timeout(SWARM_ANSWER_TIME, asking).await {
             Ok(Some(answer)) => Ok(answer),
-            _ => Err(Refused::busy(
+            _ => Err(ErrorResponse::busy(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the network's task did not answer: the node is stopping, or overloaded",
             )),
@@ -153,10 +153,10 @@ impl Service {
     }
 
     /// Has the swarm's task do something. Errors: 503 when it takes nothing.
-    pub(crate) async fn tell(&self, ask: Ask) -> Result<(), Refused> {
-        match timeout(ASK_TIME, self.asks.send(ask)).await {
+    pub(crate) async fn send_to_swarm(&self, request: SwarmRequest) -> Result<(), ErrorResponse> {
+        match timeout(SWARM_ANSWER_TIME, self.swarm_tx.send(request)).await {
             Ok(Ok(())) => Ok(()),
-            _ => Err(Refused::busy(
+            _ => Err(ErrorResponse::busy(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the network's task takes no requests: the node is stopping, or overloaded",
             )),
@@ -186,12 +186,12 @@ impl Service {
     /// Refuses a request that another web page may have sent: it could read messages, publish some,
     /// and empty the queues of subscriptions. `/health` is for everyone. A link of another page to
     /// the operator's page is followed.
-    fn check_origin(&self, request: &Request<Incoming>) -> Result<(), Refused> {
+    fn check_origin(&self, request: &Request<Incoming>) -> Result<(), ErrorResponse> {
         let path = request.uri().path();
         if path == "/health" {
             return Ok(());
         }
-        let mut sent = Sent::of(request);
+        let mut sent = OriginHeaders::from_request(request);
         if path == page::PATH || page::is_where_a_browser_starts(request) {
             sent.site = None;
         }
@@ -199,7 +199,7 @@ impl Service {
             let message = refusal.message("this server", "--host-name (host_names)");
             // A body that follows is not read.
             let close = !request.body().is_end_stream();
-            Refused { close, ..Refused::new(refusal.status(), message) }
+            ErrorResponse { close, ..ErrorResponse::new(refusal.status(), message) }
         })
     }
 
@@ -207,12 +207,12 @@ impl Service {
         &self,
         route: Route,
         request: Request<Incoming>,
-    ) -> Result<Response<Body>, Refused> {
+    ) -> Result<Response<Body>, ErrorResponse> {
         if reads(&route)
-            && let Some(why) = self.node.watch.held_back(Work::Queries)
+            && let Some(why) = self.node.watch.held_back(WorkKind::Queries)
         {
             self.node.counters.reads_refused.fetch_add(1, Relaxed);
-            return Err(Refused::busy(StatusCode::TOO_MANY_REQUESTS, why));
+            return Err(ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, why));
         }
         match route {
             Route::Health => self.health(),
@@ -266,13 +266,16 @@ impl Service {
     }
 
     /// Reads a message, unless memory is short.
-    async fn push(&self, request: Request<Incoming>) -> Result<ReceivedBody, Refused> {
+    async fn push(&self, request: Request<Incoming>) -> Result<ReceivedBody, ErrorResponse> {
         let refused = &self.node.counters.client_refused;
         self.unless_short(request, StatusCode::TOO_MANY_REQUESTS, refused).await
     }
 
     /// Reads a subscription, unless memory is short.
-    async fn subscription(&self, request: Request<Incoming>) -> Result<ReceivedBody, Refused> {
+    async fn subscription(
+        &self,
+        request: Request<Incoming>,
+    ) -> Result<ReceivedBody, ErrorResponse> {
         let refused = &self.node.counters.filter_refused;
         self.unless_short(request, StatusCode::SERVICE_UNAVAILABLE, refused).await
     }
@@ -282,16 +285,16 @@ impl Service {
         request: Request<Incoming>,
         status: StatusCode,
         refused: &ByReason,
-    ) -> Result<ReceivedBody, Refused> {
-        let Some(why) = self.node.watch.held_back(Work::Pushes) else {
+    ) -> Result<ReceivedBody, ErrorResponse> {
+        let Some(why) = self.node.watch.held_back(WorkKind::Pushes) else {
             return self.read(request).await;
         };
         refused.add(Reason::Memory);
-        Err(self.discarded(request.into_body(), Refused::busy(status, why)).await)
+        Err(self.discarded(request.into_body(), ErrorResponse::busy(status, why)).await)
     }
 
     /// Reads a body of JSON within its bounds.
-    async fn read(&self, request: Request<Incoming>) -> Result<ReceivedBody, Refused> {
+    async fn read(&self, request: Request<Incoming>) -> Result<ReceivedBody, ErrorResponse> {
         let content_type = request.headers().get(header::CONTENT_TYPE);
         let content_type = content_type.and_then(|value| value.to_str().ok()).unwrap_or_default();
         let essence = content_type.split(';').next().unwrap_or_default().trim();
@@ -299,7 +302,7 @@ impl Service {
         if !essence.eq_ignore_ascii_case("application/json") {
             let found: String = content_type.chars().take(64).collect();
             let message = format!("the content type is \"{found}\"; send application/json");
-            return Err(self.discarded(request.into_body(), Refused::bad(message)).await);
+            return Err(self.discarded(request.into_body(), ErrorResponse::bad(message)).await);
         }
         let mut body = request.into_body();
         let millis = self.limits.read_timeout_millis;
@@ -309,19 +312,19 @@ impl Service {
             Err(_) => {
                 let message =
                     format!("the body did not arrive within http.read_timeout_millis = {millis}");
-                let refused = Refused::new(StatusCode::REQUEST_TIMEOUT, message);
-                Err(Refused { close: true, ..refused })
+                let refused = ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, message);
+                Err(ErrorResponse { close: true, ..refused })
             }
         }
     }
 
-    async fn read_body(&self, body: &mut Incoming) -> Result<ReceivedBody, Refused> {
+    async fn read_body(&self, body: &mut Incoming) -> Result<ReceivedBody, ErrorResponse> {
         let limit = self.limits.body_bytes;
         let too_large = |bytes: u64| {
             let message = format!(
                 "the body has {bytes} bytes or more, http.body_bytes is {limit}; split the payload"
             );
-            Refused::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+            ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, message)
         };
         let announced = body.size_hint();
         if announced.lower() > limit {
@@ -334,7 +337,7 @@ impl Service {
         let mut bytes = BytesMut::with_capacity(room);
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| {
-                Refused::bad(format!("the body could not be read to its end: {error}"))
+                ErrorResponse::bad(format!("the body could not be read to its end: {error}"))
             })?;
             let Ok(data) = frame.into_data() else { continue };
             let total = bytes.len() + data.len();
@@ -359,7 +362,7 @@ impl Service {
     /// Reads what a client still sends of a body that is refused, so that it gets to read the
     /// refusal: closing on unread data resets the connection, and the answer is lost with it.
     /// Bounded in bytes and time, keeps nothing.
-    async fn discarded(&self, mut body: Incoming, refused: Refused) -> Refused {
+    async fn discarded(&self, mut body: Incoming, refused: ErrorResponse) -> ErrorResponse {
         let reading = async {
             let mut left = self.limits.body_bytes.saturating_mul(DISCARDED_BODIES);
             while let Some(Ok(frame)) = body.frame().await {
@@ -372,17 +375,17 @@ impl Service {
             true
         };
         let whole = timeout(DISCARD_TIME, reading).await.unwrap_or(false);
-        Refused { close: !whole, ..refused }
+        ErrorResponse { close: !whole, ..refused }
     }
 }
 
 impl ReceivedBody {
     /// The body as the type that the endpoint takes, which may borrow from the body. Errors: 400
     /// with the place.
-    pub(crate) fn json<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Refused> {
+    pub(crate) fn json<'a, T: Deserialize<'a>>(&'a self) -> Result<T, ErrorResponse> {
         debug_assert!(self.held.bytes() >= self.bytes.len() as u64);
         serde_json::from_slice(&self.bytes)
-            .map_err(|error| Refused::bad(format!("the body cannot be read: {error}")))
+            .map_err(|error| ErrorResponse::bad(format!("the body cannot be read: {error}")))
     }
 }
 

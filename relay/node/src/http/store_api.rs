@@ -9,34 +9,38 @@ use std::{io, sync::atomic::Ordering::Relaxed, time::Instant};
 use hyper::{Response, StatusCode};
 use libp2p::{Multiaddr, multiaddr::Protocol};
 use protocol::MessageHash;
-use store::{Found, Page, QueryError};
+use store::{Page, QueryError, StoredMessage};
 
 use super::{
-    answer::{self, Refused},
+    answer::{self, ErrorResponse},
     body::{Body, Pieces},
     message::{json_text_bytes_max, put_text},
     service::Service,
     store_query::parse,
     subscriptions::{put_stored, read_bytes_max},
 };
-use crate::{counters::Reason, governor::Work, latencies, node::Ask};
+use crate::{counters::Reason, governor::WorkKind, latencies, node::SwarmRequest};
 
 /// Bytes of an entry in addition to its message and its topic.
 const ENTRY_BYTES_MAX: usize = 160;
 
 impl Service {
     /// Answers a query.
-    pub(crate) async fn store_query(&self, query: &str) -> Result<Response<Body>, Refused> {
+    pub(crate) async fn store_query(&self, query: &str) -> Result<Response<Body>, ErrorResponse> {
         let counters = &self.node.counters;
         counters.store_queries.fetch_add(1, Relaxed);
         let refuse = |reason, refused| {
             counters.store_refused.add(reason);
             refused
         };
-        if let Some(why) = self.node.watch.held_back(Work::Queries) {
-            return Err(refuse(Reason::Memory, Refused::busy(StatusCode::TOO_MANY_REQUESTS, why)));
+        if let Some(why) = self.node.watch.held_back(WorkKind::Queries) {
+            return Err(refuse(
+                Reason::Memory,
+                ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, why),
+            ));
         }
-        let asked = parse(query).map_err(|error| refuse(Reason::Damaged, Refused::bad(error)))?;
+        let asked =
+            parse(query).map_err(|error| refuse(Reason::Damaged, ErrorResponse::bad(error)))?;
         if let Some(peer) = &asked.peer
             && !self.is_own(peer).await?
         {
@@ -44,26 +48,28 @@ impl Service {
                 "{peer} is another node: this one answers from its own store; leave peerAddr out, \
                  or ask that node"
             );
-            return Err(refuse(Reason::Unavailable, Refused::bad(why)));
+            return Err(refuse(Reason::Unavailable, ErrorResponse::bad(why)));
         }
         if !self.node.settings.store {
             let why = "this node keeps no messages (store = false); ask a node that does";
-            let refused = Refused::new(StatusCode::PRECONDITION_FAILED, why);
+            let refused = ErrorResponse::new(StatusCode::PRECONDITION_FAILED, why);
             return Err(refuse(Reason::Unavailable, refused));
         }
         let began = Instant::now();
         let page = self.node.store.query(asked.query).await;
-        latencies::note(&self.node.latencies.store_query, began);
+        latencies::observe_since(&self.node.latencies.store_query, began);
         let page = page.map_err(|error| {
             let why = error.to_string();
             let (reason, refused) = match &error {
                 QueryError::Busy { .. } => {
-                    (Reason::Busy, Refused::busy(StatusCode::TOO_MANY_REQUESTS, why))
+                    (Reason::Busy, ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, why))
                 }
                 QueryError::UnknownCursor { .. } | QueryError::TooMany { .. } => {
-                    (Reason::Invalid, Refused::bad(why))
+                    (Reason::Invalid, ErrorResponse::bad(why))
                 }
-                _ => (Reason::Unavailable, Refused::busy(StatusCode::SERVICE_UNAVAILABLE, why)),
+                _ => {
+                    (Reason::Unavailable, ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why))
+                }
             };
             refuse(reason, refused)
         })?;
@@ -72,7 +78,7 @@ impl Service {
     }
 
     /// Whether an address names this node.
-    async fn is_own(&self, address: &Multiaddr) -> Result<bool, Refused> {
+    async fn is_own(&self, address: &Multiaddr) -> Result<bool, ErrorResponse> {
         let peer = |address: &Multiaddr| {
             address.iter().find_map(|part| match part {
                 Protocol::P2p(peer) => Some(peer),
@@ -80,16 +86,18 @@ impl Service {
             })
         };
         let Some(asked) = peer(address) else {
-            return Err(Refused::bad(format!("{address} names no peer: it has no /p2p/ part")));
+            return Err(ErrorResponse::bad(format!(
+                "{address} names no peer: it has no /p2p/ part"
+            )));
         };
-        let own = self.ask(Ask::Addresses).await?;
+        let own = self.query_swarm(SwarmRequest::Addresses).await?;
         Ok(own.iter().filter_map(peer).any(|own| own == asked))
     }
 }
 
 /// `StoreQueryResponse` of the specification.
 struct PageJson {
-    found: std::vec::IntoIter<Found>,
+    found: std::vec::IntoIter<StoredMessage>,
     include_data: bool,
     cursor: Option<[u8; 32]>,
     state: State,
@@ -108,7 +116,7 @@ impl PageJson {
         Self { found, include_data, cursor: page.cursor, state: State::Head }
     }
 
-    fn put_entry(&self, found: &Found, out: &mut Vec<u8>) -> io::Result<()> {
+    fn put_entry(&self, found: &StoredMessage, out: &mut Vec<u8>) -> io::Result<()> {
         out.extend_from_slice(b"{\"messageHash\":");
         put_text(&MessageHash(found.hash).to_string(), out)?;
         if self.include_data {

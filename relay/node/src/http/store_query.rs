@@ -12,7 +12,7 @@ use super::{message::decode, routes::percent_decoded};
 
 /// The parsed parameters.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct QueryParameters {
     /// The peer whose messages are queried; this node's when absent.
     pub(crate) peer: Option<Multiaddr>,
     pub(crate) include_data: bool,
@@ -20,9 +20,11 @@ pub(crate) struct Asked {
 }
 
 /// Reads the parameters of a query. Errors: which cannot be read.
-pub(crate) fn parse(query: &str) -> Result<Asked, String> {
-    let mut asked =
-        Asked { query: Query { forward: true, ..Query::default() }, ..Asked::default() };
+pub(crate) fn parse(query: &str) -> Result<QueryParameters, String> {
+    let mut asked = QueryParameters {
+        query: Query { forward: true, ..Query::default() },
+        ..QueryParameters::default()
+    };
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         // A topic may have been encoded as a field of a form; in base64 a plus is a digit.
@@ -106,7 +108,7 @@ mod tests {
             limit: 100,
             ..Query::default()
         };
-        assert_eq!(asked, Asked { peer: None, include_data: true, query });
+        assert_eq!(asked, QueryParameters { peer: None, include_data: true, query });
         let nothing = parse("").unwrap();
         assert!(nothing.query.forward && !nothing.include_data && nothing.query.limit == 0);
         assert!(parse("ascending=perhaps&startTime=0").unwrap().query.forward);
@@ -123,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
+    fn unreadable_parameter_is_named() {
         for (query, name) in [
             ("startTime=yesterday", "startTime"),
             ("hashes=0x12", "hashes"),

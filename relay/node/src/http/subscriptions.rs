@@ -19,7 +19,7 @@ use serde::Deserialize;
 use store::Message;
 
 use super::{
-    answer::{self, Refused},
+    answer::{self, ErrorResponse},
     body::{Body, Pieces},
     message::{NAMES_MAX, Name, Names, json_bytes_max, put_message},
     service::{ReceivedBody, Service},
@@ -31,18 +31,18 @@ const REQUEST_ID_BYTES_MAX: usize = protocol::REQUEST_ID_BYTES_MAX;
 
 /// Subscribers and their topics; every topic in it is in the node's subscribers.
 #[derive(Debug, Default)]
-pub(crate) struct Subscribed {
+pub(crate) struct ClientTopics {
     relay: HashSet<Topic>,
     filter: HashSet<Topic>,
 }
 
-impl Subscribed {
+impl ClientTopics {
     /// Topics with a queue.
     pub(crate) fn count(&self) -> usize {
         self.relay.union(&self.filter).count()
     }
 
-    fn of(&mut self, under: Under) -> &mut HashSet<Topic> {
+    fn topics_mut(&mut self, under: Under) -> &mut HashSet<Topic> {
         match under {
             Under::Relay => &mut self.relay,
             Under::Filter => &mut self.filter,
@@ -70,7 +70,7 @@ struct FilterRequest<'a> {
 }
 
 impl Service {
-    pub(crate) fn subscribed(&self) -> MutexGuard<'_, Subscribed> {
+    pub(crate) fn subscribed(&self) -> MutexGuard<'_, ClientTopics> {
         self.subscribed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -79,7 +79,7 @@ impl Service {
         &self,
         body: &ReceivedBody,
         auto: bool,
-    ) -> Result<Response<Body>, Refused> {
+    ) -> Result<Response<Body>, ErrorResponse> {
         let topics = self.relay_topics(body, auto)?;
         self.subscribe(Under::Relay, topics)?;
         Ok(answer::text("OK"))
@@ -90,7 +90,7 @@ impl Service {
         &self,
         body: &ReceivedBody,
         auto: bool,
-    ) -> Result<Response<Body>, Refused> {
+    ) -> Result<Response<Body>, ErrorResponse> {
         let topics = self.relay_topics(body, auto)?;
         self.unsubscribe(Under::Relay, &topics);
         Ok(answer::text("OK"))
@@ -98,20 +98,29 @@ impl Service {
 
     /// `GET /relay/v1/messages/{pubsubTopic}`: takes the waiting messages; 404 without a
     /// subscription.
-    pub(crate) fn relay_messages(&self, pubsub_topic: &str) -> Result<Response<Body>, Refused> {
+    pub(crate) fn relay_messages(
+        &self,
+        pubsub_topic: &str,
+    ) -> Result<Response<Body>, ErrorResponse> {
         let topic = self.shard_topic(pubsub_topic)?;
         self.messages(Under::Relay, |one| *one == topic, pubsub_topic)
     }
 
     /// `GET /relay/v1/auto/messages/{contentTopic}`: takes the waiting messages; 404 without a
     /// subscription.
-    pub(crate) fn auto_messages(&self, content_topic: &str) -> Result<Response<Body>, Refused> {
+    pub(crate) fn auto_messages(
+        &self,
+        content_topic: &str,
+    ) -> Result<Response<Body>, ErrorResponse> {
         let topic = self.content_topic(None, content_topic)?;
         self.messages(Under::Relay, |one| *one == topic, content_topic)
     }
 
     /// `GET /filter/v2/messages/{contentTopic}`: of every shard it was subscribed on.
-    pub(crate) fn filter_messages(&self, content_topic: &str) -> Result<Response<Body>, Refused> {
+    pub(crate) fn filter_messages(
+        &self,
+        content_topic: &str,
+    ) -> Result<Response<Body>, ErrorResponse> {
         let wanted = |one: &Topic| matches!(one, Topic::Content(_, name) if name == content_topic);
         self.messages(Under::Filter, wanted, content_topic)
     }
@@ -119,7 +128,7 @@ impl Service {
     /// `POST` and `PUT /filter/v2/subscriptions`.
     pub(crate) fn filter_subscribe(
         &self,
-        body: Result<ReceivedBody, Refused>,
+        body: Result<ReceivedBody, ErrorResponse>,
         modify: bool,
     ) -> Response<Body> {
         self.filter(body, |request| {
@@ -131,7 +140,10 @@ impl Service {
     }
 
     /// `DELETE /filter/v2/subscriptions`: 404 when none of the topics was subscribed to.
-    pub(crate) fn filter_unsubscribe(&self, body: Result<ReceivedBody, Refused>) -> Response<Body> {
+    pub(crate) fn filter_unsubscribe(
+        &self,
+        body: Result<ReceivedBody, ErrorResponse>,
+    ) -> Response<Body> {
         self.filter(body, |request| {
             let topics = self.filter_topics(request)?;
             if self.unsubscribe(Under::Filter, &topics) { Ok(()) } else { Err(no_subscriptions()) }
@@ -141,7 +153,7 @@ impl Service {
     /// `DELETE /filter/v2/subscriptions/all`: 404 when there are no subscriptions.
     pub(crate) fn filter_unsubscribe_all(
         &self,
-        body: Result<ReceivedBody, Refused>,
+        body: Result<ReceivedBody, ErrorResponse>,
     ) -> Response<Body> {
         self.filter(body, |_| {
             let all: HashSet<Topic> = self.subscribed().filter.iter().cloned().collect();
@@ -160,8 +172,8 @@ impl Service {
 
     fn filter(
         &self,
-        body: Result<ReceivedBody, Refused>,
-        serve: impl FnOnce(&FilterRequest<'_>) -> Result<(), Refused>,
+        body: Result<ReceivedBody, ErrorResponse>,
+        serve: impl FnOnce(&FilterRequest<'_>) -> Result<(), ErrorResponse>,
     ) -> Response<Body> {
         let body = match body {
             Ok(body) => body,
@@ -176,10 +188,10 @@ impl Service {
         }
     }
 
-    fn filter_topics(&self, request: &FilterRequest<'_>) -> Result<HashSet<Topic>, Refused> {
+    fn filter_topics(&self, request: &FilterRequest<'_>) -> Result<HashSet<Topic>, ErrorResponse> {
         let names = request.content_filters.as_ref().map_or(&[][..], |names| &names.0);
         if names.is_empty() {
-            return Err(Refused::bad(
+            return Err(ErrorResponse::bad(
                 "contentFilters names no content topic; at least one is needed",
             ));
         }
@@ -187,7 +199,11 @@ impl Service {
         names.iter().map(|name| self.content_topic(pubsub_topic, &name.0)).collect()
     }
 
-    fn relay_topics(&self, body: &ReceivedBody, auto: bool) -> Result<HashSet<Topic>, Refused> {
+    fn relay_topics(
+        &self,
+        body: &ReceivedBody,
+        auto: bool,
+    ) -> Result<HashSet<Topic>, ErrorResponse> {
         let names: Names<'_> = body.json()?;
         debug_assert!(names.0.len() <= NAMES_MAX);
         let topic = |name: &Name<'_>| {
@@ -196,38 +212,42 @@ impl Service {
         names.0.iter().map(topic).collect()
     }
 
-    fn shard_topic(&self, pubsub_topic: &str) -> Result<Topic, Refused> {
+    fn shard_topic(&self, pubsub_topic: &str) -> Result<Topic, ErrorResponse> {
         let shard = self.node.shard_for(Some(pubsub_topic), "");
-        shard.map(Topic::Shard).map_err(|rejected| Refused::bad(rejected.to_string()))
+        shard.map(Topic::Shard).map_err(|rejected| ErrorResponse::bad(rejected.to_string()))
     }
 
-    fn content_topic(&self, pubsub_topic: Option<&str>, name: &str) -> Result<Topic, Refused> {
+    fn content_topic(
+        &self,
+        pubsub_topic: Option<&str>,
+        name: &str,
+    ) -> Result<Topic, ErrorResponse> {
         if name.is_empty() || name.len() > CONTENT_TOPIC_BYTES_MAX {
             let bytes = name.len();
-            return Err(Refused::bad(format!(
+            return Err(ErrorResponse::bad(format!(
                 "a content topic of {bytes} bytes: it has 1 to {CONTENT_TOPIC_BYTES_MAX}"
             )));
         }
         let shard = self.node.shard_for(pubsub_topic, name);
         shard
             .map(|shard| Topic::Content(shard, name.to_owned()))
-            .map_err(|rejected| Refused::bad(rejected.to_string()))
+            .map_err(|rejected| ErrorResponse::bad(rejected.to_string()))
     }
 
     /// All of the topics, or none.
-    fn subscribe(&self, under: Under, topics: HashSet<Topic>) -> Result<(), Refused> {
+    fn subscribe(&self, under: Under, topics: HashSet<Topic>) -> Result<(), ErrorResponse> {
         let mut subscribed = self.subscribed();
         let mut added = Vec::new();
         for topic in topics {
-            if subscribed.of(under).contains(&topic) {
+            if subscribed.topics_mut(under).contains(&topic) {
                 continue;
             }
             if let Err(most) = self.node.subscribers.subscribe(topic.clone()) {
                 for topic in added {
-                    subscribed.of(under).remove(&topic);
+                    subscribed.topics_mut(under).remove(&topic);
                     self.leave(&subscribed, &topic);
                 }
-                return Err(Refused::busy(
+                return Err(ErrorResponse::busy(
                     StatusCode::SERVICE_UNAVAILABLE,
                     format!(
                         "http.subscriptions = {most} topics are subscribed to, the most this node \
@@ -235,7 +255,7 @@ impl Service {
                     ),
                 ));
             }
-            subscribed.of(under).insert(topic.clone());
+            subscribed.topics_mut(under).insert(topic.clone());
             added.push(topic);
         }
         Ok(())
@@ -246,7 +266,7 @@ impl Service {
         let mut subscribed = self.subscribed();
         let mut any = false;
         for topic in topics {
-            if subscribed.of(under).remove(topic) {
+            if subscribed.topics_mut(under).remove(topic) {
                 any = true;
                 self.leave(&subscribed, topic);
             }
@@ -255,7 +275,7 @@ impl Service {
     }
 
     /// Drops the queue of a topic that no longer has a subscription.
-    fn leave(&self, subscribed: &Subscribed, topic: &Topic) {
+    fn leave(&self, subscribed: &ClientTopics, topic: &Topic) {
         if !subscribed.relay.contains(topic) && !subscribed.filter.contains(topic) {
             self.node.subscribers.unsubscribe(topic);
         }
@@ -266,7 +286,7 @@ impl Service {
         under: Under,
         wanted: impl Fn(&Topic) -> bool,
         name: &str,
-    ) -> Result<Response<Body>, Refused> {
+    ) -> Result<Response<Body>, ErrorResponse> {
         // The largest message must find room before anything is taken that could be lost.
         let largest = protocol::message::MESSAGE_BYTES_MAX;
         let room = (largest + json_bytes_max(largest)) as u64;
@@ -275,10 +295,10 @@ impl Service {
         {
             let mut subscribed = self.subscribed();
             let topics: Vec<&Topic> =
-                subscribed.of(under).iter().filter(|topic| wanted(topic)).collect();
+                subscribed.topics_mut(under).iter().filter(|topic| wanted(topic)).collect();
             if topics.is_empty() {
                 let name: String = name.chars().take(CONTENT_TOPIC_BYTES_MAX).collect();
-                return Err(Refused::not_found(format!(
+                return Err(ErrorResponse::not_found(format!(
                     "no subscription to {name}; subscribe first, then read its messages"
                 )));
             }
@@ -292,20 +312,20 @@ impl Service {
     }
 }
 
-fn known_length(request_id: &str) -> Result<(), Refused> {
+fn known_length(request_id: &str) -> Result<(), ErrorResponse> {
     let bytes = request_id.len();
     if bytes <= REQUEST_ID_BYTES_MAX {
         return Ok(());
     }
-    Err(Refused::bad(format!("requestId has {bytes} bytes, at most {REQUEST_ID_BYTES_MAX}")))
+    Err(ErrorResponse::bad(format!("requestId has {bytes} bytes, at most {REQUEST_ID_BYTES_MAX}")))
 }
 
-fn no_subscriptions() -> Refused {
-    Refused::not_found("there are no such subscriptions")
+fn no_subscriptions() -> ErrorResponse {
+    ErrorResponse::not_found("there are no such subscriptions")
 }
 
 /// `FilterSubscriptionResponse` of the specification.
-fn filter_answer(request_id: &str, outcome: Result<(), Refused>) -> Response<Body> {
+fn filter_answer(request_id: &str, outcome: Result<(), ErrorResponse>) -> Response<Body> {
     let body = |text: &str| serde_json::json!({ "requestId": request_id, "statusDesc": text });
     match outcome {
         Ok(()) => {

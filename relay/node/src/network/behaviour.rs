@@ -27,10 +27,10 @@ use router::Peer;
 use thiserror::Error;
 
 use super::{
-    handler::{Handler, Tell, Told},
+    handler::{Handler, HandlerCommand, HandlerEvent},
     stream_slots::Activity,
 };
-use crate::{governor::Work, node::Node};
+use crate::{governor::WorkKind, node::Node};
 
 /// One place in `FREE_OF` is kept free for the next connection, as long as idle connections can
 /// give way.
@@ -38,7 +38,7 @@ const FREE_OF: usize = 16;
 
 /// Why a connection was not taken.
 #[derive(Clone, Debug, Error)]
-pub(crate) enum Denied {
+pub(crate) enum ConnectionRefusal {
     #[error("{0}")]
     Memory(String),
     #[error("{0} connections are open, the most this node takes")]
@@ -81,7 +81,7 @@ pub(crate) struct Behaviour {
     per_address: HashMap<IpAddr, usize>,
     /// Connections that came in and are being negotiated.
     handshakes: BTreeSet<ConnectionId>,
-    waiting: VecDeque<ToSwarm<(), Tell>>,
+    waiting: VecDeque<ToSwarm<(), HandlerCommand>>,
 }
 
 impl Behaviour {
@@ -110,7 +110,7 @@ impl Behaviour {
         self.waiting.push_back(ToSwarm::NotifyHandler {
             peer_id: open.peer,
             handler: NotifyHandler::One(**id),
-            event: Tell::AskPeers,
+            event: HandlerCommand::AskPeers,
         });
         true
     }
@@ -118,7 +118,9 @@ impl Behaviour {
     fn check_room(&mut self, peer: &PeerId, address: &Multiaddr) -> Result<(), ConnectionDenied> {
         let settings = &self.node.settings;
         if self.per_peer.get(peer).is_some_and(|count| *count >= settings.connections_per_peer) {
-            return Err(ConnectionDenied::new(Denied::PerPeer(settings.connections_per_peer)));
+            return Err(ConnectionDenied::new(ConnectionRefusal::PerPeer(
+                settings.connections_per_peer,
+            )));
         }
         if let Some(ip) = counted_address(address)
             && self
@@ -126,7 +128,7 @@ impl Behaviour {
                 .get(&ip)
                 .is_some_and(|count| *count >= settings.connections_per_address)
         {
-            let denied = Denied::PerAddress(settings.connections_per_address);
+            let denied = ConnectionRefusal::PerAddress(settings.connections_per_address);
             return Err(ConnectionDenied::new(denied));
         }
         let denied = self.open.len() >= settings.connections;
@@ -134,7 +136,9 @@ impl Behaviour {
             self.make_room();
         }
         if denied {
-            return Err(ConnectionDenied::new(Denied::All(self.node.settings.connections)));
+            return Err(ConnectionDenied::new(ConnectionRefusal::All(
+                self.node.settings.connections,
+            )));
         }
         Ok(())
     }
@@ -272,7 +276,7 @@ impl Behaviour {
             self.waiting.push_back(ToSwarm::NotifyHandler {
                 peer_id: peer,
                 handler: NotifyHandler::One(id),
-                event: Tell::Gossip,
+                event: HandlerCommand::Gossip,
             });
         }
     }
@@ -315,13 +319,13 @@ impl NetworkBehaviour for Behaviour {
         _: &Multiaddr,
         _: &Multiaddr,
     ) -> Result<(), ConnectionDenied> {
-        if let Some(why) = self.node.watch.held_back(Work::Pushes) {
+        if let Some(why) = self.node.watch.held_back(WorkKind::Pushes) {
             self.node.counters.connections_refused.fetch_add(1, Relaxed);
-            return Err(ConnectionDenied::new(Denied::Memory(why)));
+            return Err(ConnectionDenied::new(ConnectionRefusal::Memory(why)));
         }
         let most = self.node.settings.handshakes;
         if self.handshakes.len() >= most {
-            return Err(ConnectionDenied::new(Denied::Handshakes(most)));
+            return Err(ConnectionDenied::new(ConnectionRefusal::Handshakes(most)));
         }
         self.handshakes.insert(id);
         Ok(())
@@ -361,27 +365,27 @@ impl NetworkBehaviour for Behaviour {
         }
     }
 
-    fn on_connection_handler_event(&mut self, peer: PeerId, id: ConnectionId, told: Told) {
-        match told {
-            Told::Relays => self.relays(id),
-            Told::Exchanges => {
+    fn on_connection_handler_event(&mut self, peer: PeerId, id: ConnectionId, event: HandlerEvent) {
+        match event {
+            HandlerEvent::Relays => self.relays(id),
+            HandlerEvent::Exchanges => {
                 if let Some(open) = self.open.get_mut(&id) {
                     open.exchanges = true;
                 }
             }
-            Told::GossipEnded => {
+            HandlerEvent::GossipEnded => {
                 if self.open.get(&id).is_some_and(|open| open.gossips) {
                     self.close(peer, id);
                 }
             }
-            Told::Close(why) => {
+            HandlerEvent::Close(why) => {
                 tracing::debug!(%peer, why, "connection closed");
                 self.close(peer, id);
             }
         }
     }
 
-    fn poll(&mut self, _: &mut Context<'_>) -> Poll<ToSwarm<(), Tell>> {
+    fn poll(&mut self, _: &mut Context<'_>) -> Poll<ToSwarm<(), HandlerCommand>> {
         match self.waiting.pop_front() {
             Some(event) => Poll::Ready(event),
             None => Poll::Pending,

@@ -28,7 +28,7 @@ pub(crate) struct Framing {
 
 /// Content of the bytes that arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Arrived {
+pub(crate) struct FrameCounts {
     /// Bytes for streams.
     pub(crate) data: u64,
     /// Streams that the peer opened.
@@ -64,8 +64,8 @@ impl Framing {
     }
 
     /// Takes the next bytes of the stream, and counts those that are for streams.
-    pub(crate) fn read(&mut self, mut bytes: &[u8]) -> Arrived {
-        let mut found = Arrived::default();
+    pub(crate) fn read(&mut self, mut bytes: &[u8]) -> FrameCounts {
+        let mut found = FrameCounts::default();
         while !bytes.is_empty() {
             if self.missing > 0 {
                 let taken = self.missing.min(bytes.len() as u64);
@@ -180,12 +180,15 @@ mod tests {
         let open = [&[0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0, 5][..], &[1; 5]].concat();
         let acknowledge = [0, 1, 0, 2, 0, 0, 0, 3, 0, 4, 0, 0];
         let ping = [0, 2, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9];
-        assert_eq!(framing.read(&open), Arrived { data: 5, opened: 1 });
-        assert_eq!(framing.read(&[acknowledge, ping].concat()), Arrived::default());
+        assert_eq!(framing.read(&open), FrameCounts { data: 5, opened: 1 });
+        assert_eq!(framing.read(&[acknowledge, ping].concat()), FrameCounts::default());
         let mut framing = Framing::mplex();
         // Its name is not for a stream, what follows is; closing it is neither.
-        assert_eq!(framing.read(&mplex(3 << 3, b"3")), Arrived { data: 0, opened: 1 });
-        assert_eq!(framing.read(&mplex(3 << 3 | 2, &[1; 200])), Arrived { data: 200, opened: 0 });
-        assert_eq!(framing.read(&mplex(3 << 3 | 4, &[])), Arrived::default());
+        assert_eq!(framing.read(&mplex(3 << 3, b"3")), FrameCounts { data: 0, opened: 1 });
+        assert_eq!(
+            framing.read(&mplex(3 << 3 | 2, &[1; 200])),
+            FrameCounts { data: 200, opened: 0 }
+        );
+        assert_eq!(framing.read(&mplex(3 << 3 | 4, &[])), FrameCounts::default());
     }
 }

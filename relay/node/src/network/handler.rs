@@ -30,10 +30,10 @@ use libp2p::{
 use router::{Peer, Shard};
 use store::Message;
 
-use super::stream_slots::{Activity, Placed};
+use super::stream_slots::{Activity, SlotStream};
 use crate::{
     node::Node,
-    services::{self, Served},
+    services::{self, ServeOutcome},
 };
 
 /// A choice of protocols; the output is the negotiated one.
@@ -87,7 +87,7 @@ pub(crate) enum Purpose {
 
 /// Events from the connection to the swarm's task.
 #[derive(Debug)]
-pub(crate) enum Told {
+pub(crate) enum HandlerEvent {
     /// The peer speaks the relay protocol; is it to be gossiped with?
     Relays,
     /// The peer can be asked for other peers.
@@ -100,7 +100,7 @@ pub(crate) enum Told {
 
 /// Commands from the swarm's task to the connection.
 #[derive(Debug)]
-pub(crate) enum Tell {
+pub(crate) enum HandlerCommand {
     /// Open the gossip stream.
     Gossip,
     /// Ask the peer for other peers.
@@ -122,7 +122,7 @@ pub(crate) struct Handler {
     connection: Peer,
     activity: Arc<Activity>,
     listens: Protocols,
-    served: FuturesUnordered<BoxFuture<'static, Served>>,
+    served: FuturesUnordered<BoxFuture<'static, ServeOutcome>>,
     gossip: Gossip,
     wants_metadata: bool,
     metadata_asked: bool,
@@ -130,7 +130,7 @@ pub(crate) struct Handler {
     relays: bool,
     pushes: FuturesUnordered<BoxFuture<'static, bool>>,
     pushes_opening: usize,
-    tell: VecDeque<Told>,
+    events: VecDeque<HandlerEvent>,
 }
 
 impl Handler {
@@ -154,7 +154,7 @@ impl Handler {
             relays: false,
             pushes: FuturesUnordered::new(),
             pushes_opening: 0,
-            tell: VecDeque::new(),
+            events: VecDeque::new(),
         }
     }
 
@@ -162,7 +162,7 @@ impl Handler {
         &self,
         name: &'static str,
         purpose: Purpose,
-    ) -> ConnectionHandlerEvent<Protocols, Purpose, Told> {
+    ) -> ConnectionHandlerEvent<Protocols, Purpose, HandlerEvent> {
         let protocol = SubstreamProtocol::new(Protocols::new([name]), purpose);
         ConnectionHandlerEvent::OutboundSubstreamRequest { protocol }
     }
@@ -175,11 +175,11 @@ impl Handler {
         };
         if *name == protocol::gossip::PROTOCOL {
             // It stays open, and may be quiet for long.
-            place.asked();
+            place.claim();
             stream.ignore_for_keep_alive();
             self.relays();
         }
-        let stream = Placed::new(stream, place, self.activity.clone());
+        let stream = SlotStream::new(stream, place, self.activity.clone());
         let (node, peer, connection) = (self.node.clone(), self.peer, self.connection);
         self.served.push(services::serve(node, peer, connection, name.as_ref(), stream));
     }
@@ -187,7 +187,7 @@ impl Handler {
     /// The peer speaks the relay protocol, as announced or observed.
     fn relays(&mut self) {
         if !std::mem::replace(&mut self.relays, true) {
-            self.tell.push_back(Told::Relays);
+            self.events.push_back(HandlerEvent::Relays);
         }
     }
 
@@ -200,11 +200,11 @@ impl Handler {
                 self.gossip = Gossip::Open(task.boxed());
             }
             Purpose::Metadata => {
-                let asking = services::metadata::ask(node, stream);
+                let asking = services::metadata::request_metadata(node, stream);
                 self.served.push(asking.boxed());
             }
             Purpose::Peers => {
-                let asking = services::peer_exchange::ask(node, stream);
+                let asking = services::peer_exchange::request_peers(node, stream);
                 self.served.push(asking.boxed());
             }
             Purpose::Push(shard, message) => {
@@ -218,7 +218,7 @@ impl Handler {
         match purpose {
             Purpose::Gossip => {
                 self.gossip = Gossip::Off;
-                self.tell.push_back(Told::GossipEnded);
+                self.events.push_back(HandlerEvent::GossipEnded);
             }
             Purpose::Metadata | Purpose::Peers => {}
             Purpose::Push(..) => {
@@ -237,8 +237,8 @@ impl Handler {
 }
 
 impl ConnectionHandler for Handler {
-    type FromBehaviour = Tell;
-    type ToBehaviour = Told;
+    type FromBehaviour = HandlerCommand;
+    type ToBehaviour = HandlerEvent;
     type InboundProtocol = Protocols;
     type OutboundProtocol = Protocols;
     type InboundOpenInfo = ();
@@ -256,15 +256,16 @@ impl ConnectionHandler for Handler {
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
-    ) -> Poll<ConnectionHandlerEvent<Protocols, Purpose, Told>> {
+    ) -> Poll<ConnectionHandlerEvent<Protocols, Purpose, HandlerEvent>> {
         while let Poll::Ready(Some(served)) = self.served.poll_next_unpin(cx) {
             match served {
-                Served::Done => {}
-                Served::Close(why) => self.tell.push_back(Told::Close(why)),
+                ServeOutcome::Done => {}
+                ServeOutcome::Close(why) => self.events.push_back(HandlerEvent::Close(why)),
             }
         }
-        if self.activity.goes_on() {
-            self.tell.push_back(Told::Close("the peer keeps sending after its request".into()));
+        if self.activity.take_overrun() {
+            self.events
+                .push_back(HandlerEvent::Close("the peer keeps sending after its request".into()));
         }
         while let Poll::Ready(Some(taken)) = self.pushes.poll_next_unpin(cx) {
             self.push_ended(taken);
@@ -273,10 +274,10 @@ impl ConnectionHandler for Handler {
             && task.poll_unpin(cx).is_ready()
         {
             self.gossip = Gossip::Off;
-            self.tell.push_back(Told::GossipEnded);
+            self.events.push_back(HandlerEvent::GossipEnded);
         }
-        if let Some(told) = self.tell.pop_front() {
-            return Poll::Ready(ConnectionHandlerEvent::NotifyBehaviour(told));
+        if let Some(event) = self.events.pop_front() {
+            return Poll::Ready(ConnectionHandlerEvent::NotifyBehaviour(event));
         }
         if matches!(self.gossip, Gossip::Wanted) {
             self.gossip = Gossip::Opening;
@@ -298,11 +299,13 @@ impl ConnectionHandler for Handler {
         Poll::Pending
     }
 
-    fn on_behaviour_event(&mut self, event: Tell) {
+    fn on_behaviour_event(&mut self, event: HandlerCommand) {
         match event {
-            Tell::Gossip if matches!(self.gossip, Gossip::Off) => self.gossip = Gossip::Wanted,
-            Tell::Gossip => {}
-            Tell::AskPeers => self.wants_peers = true,
+            HandlerCommand::Gossip if matches!(self.gossip, Gossip::Off) => {
+                self.gossip = Gossip::Wanted
+            }
+            HandlerCommand::Gossip => {}
+            HandlerCommand::AskPeers => self.wants_peers = true,
         }
     }
 
@@ -325,7 +328,7 @@ impl ConnectionHandler for Handler {
                         self.relays();
                     }
                     if *name == protocol::peer_exchange::PROTOCOL {
-                        self.tell.push_back(Told::Exchanges);
+                        self.events.push_back(HandlerEvent::Exchanges);
                     }
                     if *name == protocol::metadata::PROTOCOL && !self.metadata_asked {
                         self.metadata_asked = true;

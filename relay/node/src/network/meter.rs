@@ -81,12 +81,12 @@ pub(crate) struct Meters {
     per_connection: u64,
     stall: Duration,
     all: Arc<Mutex<Vec<Weak<Meter>>>>,
-    unaccepted: Arc<Unaccepted>,
+    unaccepted: Arc<InboundBacklog>,
 }
 
 /// Streams that peers opened and that were not accepted yet, over all connections.
 #[derive(Debug)]
-struct Unaccepted {
+struct InboundBacklog {
     count: AtomicU64,
     most: u64,
 }
@@ -99,7 +99,8 @@ impl Meters {
         unaccepted_most: u64,
         reads: Reads,
     ) -> Self {
-        let unaccepted = Arc::new(Unaccepted { count: AtomicU64::new(0), most: unaccepted_most });
+        let unaccepted =
+            Arc::new(InboundBacklog { count: AtomicU64::new(0), most: unaccepted_most });
         Self { pool, reads, per_connection, stall, all: Arc::default(), unaccepted }
     }
 
@@ -168,7 +169,7 @@ struct Meter {
     pool: Pool,
     reads: Reads,
     most: u64,
-    all_unaccepted: Arc<Unaccepted>,
+    all_unaccepted: Arc<InboundBacklog>,
     state: Mutex<State>,
 }
 
@@ -403,7 +404,7 @@ impl<C: AsyncWrite + Unpin> AsyncWrite for Gate<C> {
 }
 
 /// A multiplexer whose streams count consumed bytes.
-pub(crate) struct Metered<M> {
+pub(crate) struct MeteredMuxer<M> {
     inner: M,
     meter: Arc<Meter>,
 }
@@ -414,20 +415,20 @@ pub(crate) fn metered<C, M>(
     framing: Framing,
     connection: C,
     multiplexer: impl FnOnce(Gate<C>) -> M,
-) -> Metered<M> {
+) -> MeteredMuxer<M> {
     let meter = meters.open(framing);
     let gate = Gate { inner: connection, meter: meter.clone() };
-    Metered { inner: multiplexer(gate), meter }
+    MeteredMuxer { inner: multiplexer(gate), meter }
 }
 
-impl<M> Metered<Option<M>> {
+impl<M> MeteredMuxer<Option<M>> {
     /// The multiplexer, if there is one.
-    pub(crate) fn transpose(self) -> Option<Metered<M>> {
-        Some(Metered { inner: self.inner?, meter: self.meter })
+    pub(crate) fn transpose(self) -> Option<MeteredMuxer<M>> {
+        Some(MeteredMuxer { inner: self.inner?, meter: self.meter })
     }
 }
 
-impl<M> Metered<M> {
+impl<M> MeteredMuxer<M> {
     fn stream<S: AsyncRead + Unpin>(&self, inner: S, opened_by_peer: bool) -> MeteredStream<S> {
         let mut state = self.meter.lock();
         let since = if opened_by_peer && state.unaccepted > 0 {
@@ -444,14 +445,14 @@ impl<M> Metered<M> {
         let reader = Arc::new(Reader {
             meter: self.meter.clone(),
             number,
-            known: Mutex::new(Known { what: What::NotEmpty, since }),
+            stream: Mutex::new(StreamState { poll: PollState::NotEmpty, since }),
             task: Mutex::new(None),
         });
         MeteredStream { inner, reader, ahead: Ahead::Nothing }
     }
 }
 
-impl<M> StreamMuxer for Metered<M>
+impl<M> StreamMuxer for MeteredMuxer<M>
 where
     M: StreamMuxer<Substream: AsyncRead + AsyncWrite + Unpin> + Unpin,
 {
@@ -486,21 +487,21 @@ where
     }
 }
 
-/// State of a stream.
+/// Whether a stream may hold data, and whether it is being polled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
+enum PollState {
     /// It may hold something.
     NotEmpty,
     /// The same, but it is being polled, and was not woken since that began.
-    Looking,
+    Polling,
     Empty,
     Gone,
 }
 
 /// State of a stream, and how much had arrived when it was last empty.
 #[derive(Clone, Copy, Debug)]
-struct Known {
-    what: What,
+struct StreamState {
+    poll: PollState,
     since: u64,
 }
 
@@ -508,68 +509,70 @@ struct Known {
 struct Reader {
     meter: Arc<Meter>,
     number: u64,
-    known: Mutex<Known>,
+    stream: Mutex<StreamState>,
     task: Mutex<Option<Waker>>,
 }
 
 impl Reader {
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn stream(&self) -> MutexGuard<'_, StreamState> {
+        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The stream is about to be polled. Returns the bytes that had arrived by now, for the case
     /// that it turns out to be empty.
-    fn look(&self) -> u64 {
-        let mut known = self.known();
-        if known.what == What::NotEmpty {
-            known.what = What::Looking;
+    fn begin_poll(&self) -> u64 {
+        let mut stream = self.stream();
+        if stream.poll == PollState::NotEmpty {
+            stream.poll = PollState::Polling;
         }
         self.meter.lock().delivered_bytes()
     }
 
     /// It is empty, unless it was woken since it was polled.
-    fn is_empty(&self, since: u64) {
-        let mut known = self.known();
-        if known.what == What::Looking {
+    fn mark_empty(&self, since: u64) {
+        let mut stream = self.stream();
+        if stream.poll == PollState::Polling {
             let mut state = self.meter.lock();
-            state.not_empty.remove(&(known.since, self.number));
+            state.not_empty.remove(&(stream.since, self.number));
             let waiting = state.settle();
             drop(state);
-            *known = Known { what: What::Empty, since };
-            drop(known);
+            *stream = StreamState { poll: PollState::Empty, since };
+            drop(stream);
             wake(waiting);
-        } else if known.what == What::Empty {
-            known.since = since;
+        } else if stream.poll == PollState::Empty {
+            stream.since = since;
         }
     }
 
     /// It may hold something.
-    fn may_hold(&self) {
-        let mut known = self.known();
-        match known.what {
-            What::Empty => drop(self.meter.lock().not_empty.insert((known.since, self.number))),
-            What::Looking => {}
-            What::NotEmpty | What::Gone => return,
+    fn mark_not_empty(&self) {
+        let mut stream = self.stream();
+        match stream.poll {
+            PollState::Empty => {
+                drop(self.meter.lock().not_empty.insert((stream.since, self.number)))
+            }
+            PollState::Polling => {}
+            PollState::NotEmpty | PollState::Gone => return,
         }
-        known.what = What::NotEmpty;
+        stream.poll = PollState::NotEmpty;
     }
 
     /// Whatever it held goes with it.
-    fn is_gone(&self) {
-        let mut known = self.known();
-        known.what = What::Gone;
+    fn remove(&self) {
+        let mut stream = self.stream();
+        stream.poll = PollState::Gone;
         let mut state = self.meter.lock();
-        state.not_empty.remove(&(known.since, self.number));
+        state.not_empty.remove(&(stream.since, self.number));
         let waiting = state.settle();
         drop(state);
-        drop(known);
+        drop(stream);
         wake(waiting);
     }
 }
 
 impl Wake for Reader {
     fn wake(self: Arc<Self>) {
-        self.may_hold();
+        self.mark_not_empty();
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(task) = task {
             task.wake();
@@ -596,30 +599,30 @@ pub(crate) struct MeteredStream<S> {
 
 impl<S> Drop for MeteredStream<S> {
     fn drop(&mut self) {
-        self.reader.is_gone();
+        self.reader.remove();
     }
 }
 
 impl<S: AsyncRead + Unpin> MeteredStream<S> {
     /// Begins to poll the stream: data that arrives from now on wakes. Returns the bytes that had
     /// arrived before, and the waker to poll with.
-    fn look(&self, cx: &Context<'_>) -> (u64, Waker) {
+    fn begin_poll(&self, cx: &Context<'_>) -> (u64, Waker) {
         *self.reader.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
-        (self.reader.look(), Waker::from(self.reader.clone()))
+        (self.reader.begin_poll(), Waker::from(self.reader.clone()))
     }
 
     /// A reader that has enough data may not poll again for long: is there more?
-    fn look_ahead(&mut self, since: u64, waker: &Waker) {
+    fn read_ahead(&mut self, since: u64, waker: &Waker) {
         let mut ahead = [0; AHEAD_BYTES];
         match Pin::new(&mut self.inner).poll_read(&mut Context::from_waker(waker), &mut ahead) {
-            Poll::Pending => self.reader.is_empty(since),
+            Poll::Pending => self.reader.mark_empty(since),
             Poll::Ready(Ok(more)) if more > 0 => {
                 self.reader.meter.consumed(more);
-                self.reader.may_hold();
+                self.reader.mark_not_empty();
                 self.ahead = Ahead::Bytes(ahead, 0..more);
             }
             Poll::Ready(end) => {
-                self.reader.is_empty(since);
+                self.reader.mark_empty(since);
                 self.ahead = Ahead::End(end);
             }
         }
@@ -649,10 +652,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
                 }
             }
         }
-        let (since, waker) = this.look(cx);
+        let (since, waker) = this.begin_poll(cx);
         let room = buf.get_mut(taken..).unwrap_or_default();
         if taken > 0 && room.is_empty() {
-            this.look_ahead(since, &waker);
+            this.read_ahead(since, &waker);
             return Poll::Ready(Ok(taken));
         }
         // Following bytes are read at once: a few bytes at a time would make a large frame
@@ -660,15 +663,15 @@ impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
         match Pin::new(&mut this.inner).poll_read(&mut Context::from_waker(&waker), room) {
             Poll::Ready(Ok(read)) if read > 0 => {
                 this.reader.meter.consumed(read);
-                this.look_ahead(since, &waker);
+                this.read_ahead(since, &waker);
                 Poll::Ready(Ok(taken + read))
             }
             end if taken == 0 => {
-                this.reader.is_empty(since);
+                this.reader.mark_empty(since);
                 end
             }
             end => {
-                this.reader.is_empty(since);
+                this.reader.mark_empty(since);
                 if let Poll::Ready(end) = end {
                     this.ahead = Ahead::End(end);
                 }

@@ -159,7 +159,7 @@ pub(crate) struct StreamSlot {
 
 impl StreamSlot {
     /// Something was asked: from now on the stream does not give way. False if it did already.
-    pub(crate) fn asked(&mut self) -> bool {
+    pub(crate) fn claim(&mut self) -> bool {
         if self.held.is_some() || self.gone {
             return !self.gone;
         }
@@ -209,32 +209,32 @@ impl Drop for StreamSlot {
 pub(crate) struct Activity {
     since: Instant,
     /// Milliseconds from `since`; 0 if nothing was asked yet.
-    asked_millis: AtomicU64,
-    goes_on: AtomicBool,
+    request_millis: AtomicU64,
+    overrun: AtomicBool,
 }
 
 impl Activity {
     pub(crate) fn new() -> Self {
         Self {
             since: Instant::now(),
-            asked_millis: AtomicU64::new(0),
-            goes_on: AtomicBool::new(false),
+            request_millis: AtomicU64::new(0),
+            overrun: AtomicBool::new(false),
         }
     }
 
     /// Whether the peer kept sending after a request. Returned once.
-    pub(crate) fn goes_on(&self) -> bool {
-        self.goes_on.swap(false, Relaxed)
+    pub(crate) fn take_overrun(&self) -> bool {
+        self.overrun.swap(false, Relaxed)
     }
 
-    fn asked(&self) {
+    fn record_request(&self) {
         let millis = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.asked_millis.store(millis.max(1), Relaxed);
+        self.request_millis.store(millis.max(1), Relaxed);
     }
 
     /// How long ago something was last asked; nothing if that never was.
     pub(crate) fn idle(&self) -> Option<Duration> {
-        match self.asked_millis.load(Relaxed) {
+        match self.request_millis.load(Relaxed) {
             0 => None,
             millis => Some(self.since.elapsed().saturating_sub(Duration::from_millis(millis))),
         }
@@ -243,7 +243,7 @@ impl Activity {
 
 /// A stream in its place: reading from it ends when it gives way.
 #[derive(Debug)]
-pub(crate) struct Placed<S> {
+pub(crate) struct SlotStream<S> {
     stream: S,
     place: StreamSlot,
     activity: Arc<Activity>,
@@ -251,13 +251,13 @@ pub(crate) struct Placed<S> {
     discarded: Option<usize>,
 }
 
-impl<S> Placed<S> {
+impl<S> SlotStream<S> {
     pub(crate) fn new(stream: S, place: StreamSlot, activity: Arc<Activity>) -> Self {
         Self { stream, place, activity, discarded: Some(0) }
     }
 }
 
-impl<S: AsyncRead + Unpin> Placed<S> {
+impl<S: AsyncRead + Unpin> SlotStream<S> {
     /// Reads and drops the bytes after the request.
     fn discard(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let mut buffer = [0; 1024];
@@ -270,7 +270,7 @@ impl<S: AsyncRead + Unpin> Placed<S> {
                 _ => None,
             };
             if self.discarded.is_some_and(|bytes| bytes > DISCARDED_BYTES) {
-                self.activity.goes_on.store(true, Relaxed);
+                self.activity.overrun.store(true, Relaxed);
                 return Err(io::Error::other("the peer keeps sending after its request"));
             }
         }
@@ -279,26 +279,26 @@ impl<S: AsyncRead + Unpin> Placed<S> {
 }
 
 /// The stream that services read requests from.
-pub(crate) type Stream = Placed<libp2p::Stream>;
+pub(crate) type Stream = SlotStream<libp2p::Stream>;
 
-fn given_away() -> io::Error {
+fn evicted_error() -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionReset, "an idle stream gave way to another")
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Placed<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for SlotStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut [u8],
     ) -> Poll<io::Result<usize>> {
         match Pin::new(&mut self.stream).poll_read(cx, buf) {
-            Poll::Pending if self.place.gave_way(cx) => Poll::Ready(Err(given_away())),
+            Poll::Pending if self.place.gave_way(cx) => Poll::Ready(Err(evicted_error())),
             Poll::Pending => Poll::Pending,
             Poll::Ready(Ok(read)) if read > 0 => {
-                if !self.place.asked() {
-                    return Poll::Ready(Err(given_away()));
+                if !self.place.claim() {
+                    return Poll::Ready(Err(evicted_error()));
                 }
-                self.activity.asked();
+                self.activity.record_request();
                 Poll::Ready(Ok(read))
             }
             ready => ready,
@@ -306,7 +306,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Placed<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Placed<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for SlotStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -338,7 +338,7 @@ mod tests {
 
     fn busy(places: &StreamSlots, connection: u64) -> Option<StreamSlot> {
         let mut place = places.take(Peer(connection))?;
-        assert!(place.asked());
+        assert!(place.claim());
         Some(place)
     }
 
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_has_a_share_whatever_others_do() {
+    fn every_connection_keeps_its_share_of_streams() {
         let places = places();
         let first: Vec<StreamSlot> = std::iter::from_fn(|| busy(&places, 1)).collect();
         assert_eq!(first.len(), 12, "its share and all that are first come, first served");
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_streams_give_way_those_of_whoever_has_the_most_first() {
+    fn idle_streams_of_the_largest_holder_are_evicted_first() {
         let places = places();
         let cx = &mut Context::from_waker(Waker::noop());
         let mut many: Vec<StreamSlot> = (0..12).map(|_| places.take(Peer(1)).unwrap()).collect();
@@ -372,7 +372,7 @@ mod tests {
         // One too many of its own.
         let _own = places.take(Peer(1)).unwrap();
         assert!(many[0].gave_way(cx) && !many[1].gave_way(cx));
-        assert!(!many[0].asked(), "too late");
+        assert!(!many[0].claim(), "too late");
         // Others beyond their share.
         let others: Vec<StreamSlot> = (0..6).map(|_| busy(&places, 2).unwrap()).collect();
         let gone = many.iter_mut().map(|place| place.gave_way(cx)).filter(|gone| *gone).count();

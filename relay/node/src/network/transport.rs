@@ -18,7 +18,7 @@ use rustix::net::sockopt;
 
 use super::{
     framing::Framing,
-    meter::{Gate, Metered, Meters, metered},
+    meter::{Gate, MeteredMuxer, Meters, metered},
 };
 
 const YAMUX: &str = "/yamux/1.0.0";
@@ -116,13 +116,13 @@ impl UpgradeInfo for Multiplexers {
 }
 
 type Either<C> = future::Either<yamux::Muxer<Gate<C>>, libp2p_mplex::Multiplex<Gate<C>>>;
-type Upgrading<C> = future::Ready<io::Result<Metered<Either<C>>>>;
+type Upgrading<C> = future::Ready<io::Result<MeteredMuxer<Either<C>>>>;
 
 impl<C> InboundConnectionUpgrade<C> for Multiplexers
 where
     C: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    type Output = Metered<Either<C>>;
+    type Output = MeteredMuxer<Either<C>>;
     type Error = io::Error;
     type Future = Upgrading<C>;
 
@@ -145,7 +145,7 @@ impl<C> OutboundConnectionUpgrade<C> for Multiplexers
 where
     C: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    type Output = Metered<Either<C>>;
+    type Output = MeteredMuxer<Either<C>>;
     type Error = io::Error;
     type Future = Upgrading<C>;
 

@@ -18,10 +18,10 @@ use protocol::{
 use router::Shard;
 use store::Message;
 
-use super::{Served, reply, request, text};
+use super::{ServeOutcome, reply, request, text};
 use crate::{
     counters::Reason,
-    governor::Work,
+    governor::WorkKind,
     latencies,
     network::{
         stream_slots::Stream,
@@ -31,10 +31,10 @@ use crate::{
 };
 
 /// Serves a request.
-pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> Served {
+pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
     let Frame { body, held: _held } = match request(&node, &mut stream, REQUEST_BYTES_MAX).await {
         Ok(Some(frame)) => frame,
-        Ok(None) => return Served::Done,
+        Ok(None) => return ServeOutcome::Done,
         Err(served) => return served,
     };
     node.counters.filter_requests.fetch_add(1, Relaxed);
@@ -81,7 +81,7 @@ fn answer(
         Action::Ping | Action::UnsubscribeAll => unknown,
         Action::Subscribe | Action::Unsubscribe => {
             if asked.action == Action::Subscribe
-                && let Some(why) = node.watch.held_back(Work::Pushes)
+                && let Some(why) = node.watch.held_back(WorkKind::Pushes)
             {
                 return (StatusCode::ServiceUnavailable, Some(Reason::Memory), text(why));
             }
@@ -176,7 +176,7 @@ pub(crate) async fn push(
     let (sending, discarding) = (pin!(sending), pin!(discarding));
     match tokio::time::timeout(SEND_TIME, select(sending, discarding)).await {
         Ok(Either::Left((Some(()), _))) => {
-            latencies::note(&node.latencies.filter_push, began);
+            latencies::observe_since(&node.latencies.filter_push, began);
             true
         }
         _ => false,

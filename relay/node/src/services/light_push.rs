@@ -10,21 +10,21 @@ use protocol::{
     light_push::{REQUEST_BYTES_MAX, Reply, ReplyV2, Request, RequestV2},
 };
 
-use super::{Served, reply, request, status_of, text};
+use super::{ServeOutcome, reply, request, status_of, text};
 use crate::{
     counters::Reason,
-    governor::Work,
-    ingest::Rejected,
+    governor::WorkKind,
+    ingest::RejectReason,
     latencies,
     network::{stream_slots::Stream, streams::Frame},
     node::Node,
 };
 
 /// Serves version 3.
-pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> Served {
+pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
     let Frame { body, held } = match request(&node, &mut stream, REQUEST_BYTES_MAX).await {
         Ok(Some(frame)) => frame,
-        Ok(None) => return Served::Done,
+        Ok(None) => return ServeOutcome::Done,
         Err(served) => return served,
     };
     let answer = match Request::decode(body.clone()) {
@@ -52,10 +52,10 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
 }
 
 /// Serves version 2.
-pub(crate) async fn serve_v2(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> Served {
+pub(crate) async fn serve_v2(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
     let Frame { body, held } = match request(&node, &mut stream, REQUEST_BYTES_MAX).await {
         Ok(Some(frame)) => frame,
-        Ok(None) => return Served::Done,
+        Ok(None) => return ServeOutcome::Done,
         Err(served) => return served,
     };
     let answer = match RequestV2::decode(body.clone()) {
@@ -88,7 +88,7 @@ async fn push(
 ) -> (StatusCode, Option<Text>, Option<u32>) {
     let began = Instant::now();
     let answer = take(node, peer, pubsub_topic, message, held).await;
-    latencies::note(&node.latencies.light_push, began);
+    latencies::observe_since(&node.latencies.light_push, began);
     answer
 }
 
@@ -99,7 +99,7 @@ async fn take(
     message: Bytes,
     held: Reservation,
 ) -> (StatusCode, Option<Text>, Option<u32>) {
-    if let Some(why) = node.watch.held_back(Work::Pushes) {
+    if let Some(why) = node.watch.held_back(WorkKind::Pushes) {
         node.counters.client_refused.add(Reason::Memory);
         return (StatusCode::TooManyRequests, text(why), None);
     }
@@ -129,6 +129,6 @@ async fn take(
     }
 }
 
-fn content_topic_of(message: &Bytes) -> Result<Text, Rejected> {
+fn content_topic_of(message: &Bytes) -> Result<Text, RejectReason> {
     Ok(protocol::WakuMessage::decode(message.clone())?.content_topic.to_owned_text())
 }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use protocol::metadata::{MESSAGE_BYTES_MAX, Metadata};
 
-use super::{Served, reply, request};
+use super::{ServeOutcome, reply, request};
 use crate::{
     network::{stream_slots::Stream, streams::write_small},
     node::Node,
@@ -19,41 +19,43 @@ fn own(node: &Node) -> Vec<u8> {
         .encode()
 }
 
-fn judge(node: &Node, theirs: &Metadata) -> Served {
+fn check_cluster(node: &Node, theirs: &Metadata) -> ServeOutcome {
     match theirs.cluster {
-        Some(cluster) if cluster != u32::from(node.settings.cluster) => Served::Close(format!(
-            "the peer is of cluster {cluster}, this node of cluster {}",
-            node.settings.cluster
-        )),
-        _ => Served::Done,
+        Some(cluster) if cluster != u32::from(node.settings.cluster) => {
+            ServeOutcome::Close(format!(
+                "the peer is of cluster {cluster}, this node of cluster {}",
+                node.settings.cluster
+            ))
+        }
+        _ => ServeOutcome::Done,
     }
 }
 
 /// Serves a request.
-pub(crate) async fn serve(node: Arc<Node>, mut stream: Stream) -> Served {
+pub(crate) async fn serve(node: Arc<Node>, mut stream: Stream) -> ServeOutcome {
     let frame = match request(&node, &mut stream, MESSAGE_BYTES_MAX).await {
         Ok(Some(frame)) => frame,
-        Ok(None) => return Served::Done,
+        Ok(None) => return ServeOutcome::Done,
         Err(served) => return served,
     };
     let theirs = match Metadata::decode(frame.body) {
         Ok(theirs) => theirs,
-        Err(error) => return Served::Close(error.to_string()),
+        Err(error) => return ServeOutcome::Close(error.to_string()),
     };
     reply(&mut stream, &own(&node)).await;
-    judge(&node, &theirs)
+    check_cluster(&node, &theirs)
 }
 
 /// Asks a peer.
-pub(crate) async fn ask(node: Arc<Node>, mut stream: libp2p::Stream) -> Served {
+pub(crate) async fn request_metadata(node: Arc<Node>, mut stream: libp2p::Stream) -> ServeOutcome {
     let asking = async {
         write_small(&mut stream, &own(&node)).await.ok()?;
         let frame = request(&node, &mut stream, MESSAGE_BYTES_MAX).await.ok()??;
         Metadata::decode(frame.body).ok()
     };
     match tokio::time::timeout(ANSWER_TIME, asking).await {
-        Ok(Some(theirs)) => judge(&node, &theirs),
+        Ok(Some(theirs)) => check_cluster(&node, &theirs),
         // Not every client answers; what it is shows when it subscribes.
-        _ => Served::Done,
+        _ => ServeOutcome::Done,
     }
 }

@@ -8,7 +8,7 @@ use protocol::{StatusCode, Text};
 use router::Peer;
 
 use crate::{
-    ingest::Rejected,
+    ingest::RejectReason,
     network::{
         stream_slots::Stream,
         streams::{Frame, REQUEST_TIMEOUT, ReadError, read_frame, write_small},
@@ -28,7 +28,7 @@ const END_TIME: Duration = Duration::from_secs(5);
 
 /// How serving a stream ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Served {
+pub(crate) enum ServeOutcome {
     /// It ended; that its peer broke it off counts as an end.
     Done,
     /// The connection must be closed: why.
@@ -53,7 +53,7 @@ pub(crate) fn serve(
     connection: Peer,
     name: &str,
     stream: Stream,
-) -> BoxFuture<'static, Served> {
+) -> BoxFuture<'static, ServeOutcome> {
     match name {
         protocol::gossip::PROTOCOL => relay::receive(node, connection, stream).boxed(),
         protocol::light_push::PROTOCOL => light_push::serve(node, peer, stream).boxed(),
@@ -70,7 +70,7 @@ pub(crate) async fn request(
     node: &Node,
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     bytes_max: usize,
-) -> Result<Option<Frame>, Served> {
+) -> Result<Option<Frame>, ServeOutcome> {
     match read_frame(stream, bytes_max, &node.pools.receiving, REQUEST_TIMEOUT).await {
         Ok(Some(frame)) => Ok(Some(frame)),
         Ok(None) => {
@@ -79,15 +79,15 @@ pub(crate) async fn request(
         }
         Err(ReadError::Torn) => {
             end(stream).await;
-            Err(Served::Done)
+            Err(ServeOutcome::Done)
         }
-        Err(ReadError::Io(_)) => Err(Served::Done),
+        Err(ReadError::Io(_)) => Err(ServeOutcome::Done),
         Err(error @ (ReadError::Frame(_) | ReadError::Slow)) => {
-            Err(Served::Close(error.to_string()))
+            Err(ServeOutcome::Close(error.to_string()))
         }
         Err(ReadError::Full(full)) => {
             tracing::debug!(%full, "a request was not read");
-            Err(Served::Done)
+            Err(ServeOutcome::Done)
         }
     }
 }
@@ -100,27 +100,27 @@ async fn end(stream: &mut (impl AsyncWrite + Unpin)) {
 }
 
 /// The one reply of a stream, and its end.
-pub(crate) async fn reply(stream: &mut (impl AsyncWrite + Unpin), body: &[u8]) -> Served {
+pub(crate) async fn reply(stream: &mut (impl AsyncWrite + Unpin), body: &[u8]) -> ServeOutcome {
     if write_small(stream, body).await.is_ok() {
         // The peer may be gone by now.
         let _ = stream.close().await;
     }
-    Served::Done
+    ServeOutcome::Done
 }
 
 /// How a client hears that its message was not taken.
-pub(crate) fn status_of(rejected: &Rejected) -> StatusCode {
+pub(crate) fn status_of(rejected: &RejectReason) -> StatusCode {
     use protocol::MessageError::TooLarge;
     match rejected {
-        Rejected::Invalid(TooLarge { .. }) | Rejected::TooLarge { .. } => {
+        RejectReason::Invalid(TooLarge { .. }) | RejectReason::TooLarge { .. } => {
             StatusCode::PayloadTooLarge
         }
-        Rejected::Invalid(_) => StatusCode::InvalidMessage,
-        Rejected::Topic(_) => StatusCode::UnsupportedPubsubTopic,
-        Rejected::NoPeers { .. } => StatusCode::NoPeers,
-        Rejected::Busy(_) => StatusCode::TooManyRequests,
-        Rejected::Unavailable(_) => StatusCode::ServiceUnavailable,
-        Rejected::Duplicate => StatusCode::Ok,
+        RejectReason::Invalid(_) => StatusCode::InvalidMessage,
+        RejectReason::Topic(_) => StatusCode::UnsupportedPubsubTopic,
+        RejectReason::NoPeers { .. } => StatusCode::NoPeers,
+        RejectReason::Busy(_) => StatusCode::TooManyRequests,
+        RejectReason::Unavailable(_) => StatusCode::ServiceUnavailable,
+        RejectReason::Duplicate => StatusCode::Ok,
     }
 }
 

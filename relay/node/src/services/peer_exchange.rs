@@ -10,7 +10,7 @@ use protocol::{
     record::NodeRecord,
 };
 
-use super::{Served, reply, request, text};
+use super::{ServeOutcome, reply, request, text};
 use crate::{
     discovery::known::Origin,
     network::{
@@ -24,10 +24,10 @@ use crate::{
 const ANSWER_TIME: Duration = Duration::from_secs(20);
 
 /// Serves a request.
-pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> Served {
+pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
     let frame = match request(&node, &mut stream, REQUEST_BYTES_MAX).await {
         Ok(Some(frame)) => frame,
-        Ok(None) => return Served::Done,
+        Ok(None) => return ServeOutcome::Done,
         Err(served) => return served,
     };
     let refused = |status, why: String| Reply {
@@ -55,7 +55,7 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
 }
 
 /// Asks a peer, and takes note of the nodes it names.
-pub(crate) async fn ask(node: Arc<Node>, mut stream: libp2p::Stream) -> Served {
+pub(crate) async fn request_peers(node: Arc<Node>, mut stream: libp2p::Stream) -> ServeOutcome {
     let most = node.settings.peer_exchange_peers;
     let asking = async {
         let asked = Request { peers: most as u64 }.encode();
@@ -67,7 +67,7 @@ pub(crate) async fn ask(node: Arc<Node>, mut stream: libp2p::Stream) -> Served {
     };
     let Ok(Some(reply)) = tokio::time::timeout(ANSWER_TIME, asking).await else {
         tracing::debug!("a peer that was asked for others gave no answer");
-        return Served::Done;
+        return ServeOutcome::Done;
     };
     let mut new = 0;
     for bytes in reply.records.iter().take(most) {
@@ -77,5 +77,5 @@ pub(crate) async fn ask(node: Arc<Node>, mut stream: libp2p::Stream) -> Served {
         }
     }
     tracing::debug!(records = reply.records.len(), new, "a peer named others");
-    Served::Done
+    ServeOutcome::Done
 }

@@ -6,9 +6,9 @@ use futures::{AsyncReadExt, AsyncWrite, AsyncWriteExt, future::select};
 use protocol::gossip::{Control as Entry, Limits, Rpc, control_frames, publish_frame};
 use router::{Control, Outgoing, Peer};
 
-use super::Served;
+use super::ServeOutcome;
 use crate::{
-    ingest::Rejected,
+    ingest::RejectReason,
     network::{
         stream_slots::Stream,
         streams::{
@@ -27,7 +27,7 @@ const KNOWN_TIME: Duration = Duration::from_secs(5);
 const KNOWN_RETRY: Duration = Duration::from_millis(5);
 
 /// Receives a peer's gossip.
-pub(crate) async fn receive(node: Arc<Node>, peer: Peer, mut stream: Stream) -> Served {
+pub(crate) async fn receive(node: Arc<Node>, peer: Peer, mut stream: Stream) -> ServeOutcome {
     // A peer sends its subscriptions once, and perhaps before this node knows that it gossips.
     let known = tokio::time::Instant::now() + KNOWN_TIME;
     while node.router().score(peer, node.now()).is_none() && tokio::time::Instant::now() < known {
@@ -40,16 +40,16 @@ pub(crate) async fn receive(node: Arc<Node>, peer: Peer, mut stream: Stream) -> 
                 Ok(()) => {}
                 Err(why) => {
                     node.router().misbehaved(peer);
-                    return Served::Close(why);
+                    return ServeOutcome::Close(why);
                 }
             },
             // A peer may open another stream.
             Ok(None) | Err(ReadError::Io(_) | ReadError::Torn | ReadError::Full(_)) => {
-                return Served::Done;
+                return ServeOutcome::Done;
             }
             Err(error) => {
                 node.router().misbehaved(peer);
-                return Served::Close(error.to_string());
+                return ServeOutcome::Close(error.to_string());
             }
         }
     }
@@ -97,7 +97,7 @@ async fn take(node: &Arc<Node>, peer: Peer, frame: Frame) -> Result<(), String> 
         // Each takes its share of the frame's memory along to the log.
         let Some(share) = held.split(bytes.min(held.bytes())) else { continue };
         match node.relay(peer, shard, publish.data, share).await {
-            Ok(_) | Err(Rejected::Duplicate) => {}
+            Ok(_) | Err(RejectReason::Duplicate) => {}
             Err(rejected) => tracing::trace!(?peer, %rejected, "message of a peer was not taken"),
         }
     }

@@ -17,10 +17,10 @@ use protocol::{
 };
 use store::{Page, Query, QueryError};
 
-use super::{Served, reply, request, text};
+use super::{ServeOutcome, reply, request, text};
 use crate::{
     counters::Reason,
-    governor::Work,
+    governor::WorkKind,
     latencies,
     network::{
         stream_slots::Stream,
@@ -30,10 +30,10 @@ use crate::{
 };
 
 /// Serves a query.
-pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> Served {
+pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
     let Frame { body, held: _held } = match request(&node, &mut stream, REQUEST_BYTES_MAX).await {
         Ok(Some(frame)) => frame,
-        Ok(None) => return Served::Done,
+        Ok(None) => return ServeOutcome::Done,
         Err(served) => return served,
     };
     node.counters.store_queries.fetch_add(1, Relaxed);
@@ -49,7 +49,7 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
             let why = "this node keeps no messages";
             refuse(StatusCode::ServiceUnavailable, Reason::Unavailable, why.into())
         }
-        Ok(_) if let Some(why) = node.watch.held_back(Work::Queries) => {
+        Ok(_) if let Some(why) = node.watch.held_back(WorkKind::Queries) => {
             refuse(StatusCode::TooManyRequests, Reason::Memory, why)
         }
         Ok(asked) => match node.rates.store.take(&peer) {
@@ -61,8 +61,8 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
                     shorten(&mut page, asked.forward, node.settings.page_bytes);
                     let sending = send(&node, &mut stream, &asked, &page);
                     return match tokio::time::timeout(SEND_TIME * 3, sending).await {
-                        Ok(_) => Served::Done,
-                        Err(_) => Served::Close("a store reply was not taken in time".into()),
+                        Ok(_) => ServeOutcome::Done,
+                        Err(_) => ServeOutcome::Close("a store reply was not taken in time".into()),
                     };
                 }
                 Err(error) => {
@@ -85,7 +85,7 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
 async fn found(node: &Node, asked: &Request) -> Result<Page, QueryError> {
     let began = Instant::now();
     let page = node.store.query(query(asked, node.settings.page_messages)).await;
-    latencies::note(&node.latencies.store_query, began);
+    latencies::observe_since(&node.latencies.store_query, began);
     page
 }
 
@@ -116,7 +116,7 @@ fn query(asked: &Request, most: usize) -> Query {
 /// forward, the oldest of one that goes backward. The first message always stays.
 fn shorten(page: &mut Page, forward: bool, bytes_max: usize) {
     let mut bytes = 0;
-    let mut fits = |found: &&store::Found| {
+    let mut fits = |found: &&store::StoredMessage| {
         bytes += found.message.len();
         bytes <= bytes_max
     };
@@ -141,8 +141,9 @@ fn shorten(page: &mut Page, forward: bool, bytes_max: usize) {
 }
 
 async fn send(node: &Node, stream: &mut Stream, asked: &Request, page: &Page) -> io::Result<()> {
-    let data = |found: &store::Found| asked.include_data.then(|| found.message.len());
-    let topic = |found: &store::Found| asked.include_data.then(|| found.pubsub_topic.clone());
+    let data = |found: &store::StoredMessage| asked.include_data.then(|| found.message.len());
+    let topic =
+        |found: &store::StoredMessage| asked.include_data.then(|| found.pubsub_topic.clone());
     let entries_bytes =
         page.messages.iter().map(|found| entry_len(data(found), topic(found).as_deref())).sum();
     let cursor = page.cursor.map(MessageHash);

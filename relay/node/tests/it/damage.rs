@@ -154,7 +154,7 @@ async fn a_gossip_peer_that_sends_damaged_messages_is_heard_no_more() {
     for number in 0..50_u8 {
         let publish =
             Publish { topic: topic.into(), data: vec![0xff, number].into(), signed: false };
-        assert!(peer.say(&Rpc { publish: vec![publish], ..Rpc::default() }).await);
+        assert!(peer.send_rpc(&Rpc { publish: vec![publish], ..Rpc::default() }).await);
     }
     let fine = message(TOPIC, b"too late");
     assert!(peer.publish(topic, &fine).await);

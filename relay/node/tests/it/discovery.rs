@@ -289,7 +289,7 @@ impl Dns {
     fn list(&self, domain: &str, records: &[NodeRecord], secret: [u8; 32]) -> String {
         let mut zone = self.zone.lock().unwrap();
         let mut put = |text: String| {
-            let hash = EntryHash::of(&text);
+            let hash = EntryHash::for_text(&text);
             zone.insert(format!("{hash}.{domain}").to_lowercase(), text);
             hash
         };

@@ -76,7 +76,7 @@ async fn messages_of_wrong_clocks_are_relayed_and_counted_and_not_stored() {
             } else {
                 assert_eq!(client.push(&one).await.unwrap().status.code(), 200);
             }
-            to.hear_message(&one).await;
+            to.wait_for_message(&one).await;
             assert_eq!(receiver.pushed().await, one);
         }
     }
@@ -131,7 +131,7 @@ async fn the_same_message_a_hundred_thousand_times_is_one_message() {
 
 // Promise: P24 - A peer that offers and never delivers is ignored within seconds.
 #[tokio::test]
-async fn who_offers_and_never_delivers_is_soon_asked_nothing() {
+async fn peer_that_announces_without_delivering_gets_no_more_iwants() {
     let relay = Relay::start(&[]);
     let memory = relay.watch();
     let mut liar = in_mesh(&relay).await;
@@ -153,8 +153,8 @@ async fn who_offers_and_never_delivers_is_soon_asked_nothing() {
             ihave: vec![IHave { topic: topic.as_str().into(), ids: ids.collect() }],
             ..Rpc::default()
         };
-        assert!(liar.say(&offer).await);
-        let wanted: usize = liar.heard().iter().map(|rpc| rpc.iwant.len()).sum();
+        assert!(liar.send_rpc(&offer).await);
+        let wanted: usize = liar.drain_received().iter().map(|rpc| rpc.iwant.len()).sum();
         if wanted > 0 {
             asked_last = Instant::now();
         }
@@ -174,7 +174,7 @@ async fn who_offers_and_never_delivers_is_soon_asked_nothing() {
 
 // Promise: P24 - A peer gets at most `gossip.iwant_ids_per_heartbeat` messages per heartbeat.
 #[tokio::test]
-async fn who_asks_for_everything_again_and_again_gets_a_share() {
+async fn peer_that_repeats_iwants_gets_a_bounded_share() {
     const MESSAGES: usize = 60;
     const PEERS: u64 = 6;
     let limits = "[limits.gossip]\niwant_ids_per_heartbeat = 50\nheartbeat_millis = 10000\n";
@@ -195,7 +195,7 @@ async fn who_asks_for_everything_again_and_again_gets_a_share() {
     let started = Instant::now();
     for _ in 0..50 {
         for peer in &mut greedy {
-            assert!(peer.say(&asking).await);
+            assert!(peer.send_rpc(&asking).await);
         }
     }
     serves(relay.address(false), TOPIC).await;
@@ -214,7 +214,7 @@ async fn who_asks_for_everything_again_and_again_gets_a_share() {
 
 // Promise: P24 - Gossip and filter peers that never read delay no other peer.
 #[tokio::test]
-async fn who_never_reads_holds_nobody_up() {
+async fn peer_that_never_reads_does_not_delay_others() {
     let relay = Relay::start(&[]);
     let mut receiver = Client::connect(relay.address(false)).await;
     assert_eq!(receiver.filter(filter::Action::Subscribe, &[TOPIC]).await, 200);
@@ -252,7 +252,7 @@ async fn who_never_reads_holds_nobody_up() {
         let reply = sender.push(&one).await.unwrap();
         assert_eq!(reply.status.code(), 200, "{number}: {reply:?}");
         assert_eq!(receiver.pushed().await, one);
-        reader.hear_message(&one).await;
+        reader.wait_for_message(&one).await;
     }
     serves(relay.address(false), "/test/1/meanwhile/proto").await;
     memory.stayed_inside("peers that never read");
@@ -280,7 +280,7 @@ async fn a_place_in_the_gossip_is_given_to_who_shares_a_shard() {
             let sent = message(TOPIC, b"for who shares the shard");
             assert_eq!(sender.push(&sent).await.unwrap().status.code(), 200);
             let soon = Duration::from_millis(300);
-            if tokio::time::timeout(soon, peer.hear_message(&sent)).await.is_ok() {
+            if tokio::time::timeout(soon, peer.wait_for_message(&sent)).await.is_ok() {
                 break;
             }
             assert!(Instant::now() < deadline, "a peer that shares the shard got no place");

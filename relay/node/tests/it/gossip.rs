@@ -49,7 +49,7 @@ impl GossipPeer {
     }
 
     /// Sends something; returns whether the connection took it.
-    pub(crate) async fn say(&mut self, rpc: &Rpc) -> bool {
+    pub(crate) async fn send_rpc(&mut self, rpc: &Rpc) -> bool {
         self.write(&frame::with_length(&rpc.encode())).await
     }
 
@@ -64,16 +64,16 @@ impl GossipPeer {
 
     /// Takes the relay into its mesh.
     pub(crate) async fn graft(&mut self, topic: &str) {
-        self.say(&Rpc { graft: vec![topic.into()], ..Rpc::default() }).await;
+        self.send_rpc(&Rpc { graft: vec![topic.into()], ..Rpc::default() }).await;
     }
 
     /// Publishes a message.
     pub(crate) async fn publish(&mut self, topic: &str, message: &WakuMessage) -> bool {
-        self.say(&Rpc { publish: vec![published(topic, message)], ..Rpc::default() }).await
+        self.send_rpc(&Rpc { publish: vec![published(topic, message)], ..Rpc::default() }).await
     }
 
     /// Waits until the relay sends something relevant.
-    pub(crate) async fn hear<T>(
+    pub(crate) async fn wait_for<T>(
         &mut self,
         mut interesting: impl FnMut(&Rpc) -> Option<T>,
     ) -> Option<T> {
@@ -88,15 +88,16 @@ impl GossipPeer {
     }
 
     /// Waits for a message.
-    pub(crate) async fn hear_message(&mut self, message: &WakuMessage) {
+    pub(crate) async fn wait_for_message(&mut self, message: &WakuMessage) {
         let expected = Bytes::from(message.encode());
-        let found =
-            self.hear(|rpc| rpc.publish.iter().any(|one| one.data == expected).then_some(())).await;
+        let found = self
+            .wait_for(|rpc| rpc.publish.iter().any(|one| one.data == expected).then_some(()))
+            .await;
         assert!(found.is_some(), "the relay closed the connection");
     }
 
     /// All that was received and not examined.
-    pub(crate) fn heard(&mut self) -> Vec<Rpc> {
+    pub(crate) fn drain_received(&mut self) -> Vec<Rpc> {
         std::iter::from_fn(|| self.heard.try_recv().ok()).collect()
     }
 }

@@ -46,16 +46,16 @@ async fn streams_that_are_opened_and_abandoned_cost_nothing() {
 
 // Promise: P24 - Damaged requests get an error.
 #[tokio::test]
-async fn damaged_requests_are_answered_in_words() {
+async fn damaged_requests_are_answered_with_an_error_text() {
     let relay = Relay::start(&[]);
     let mut client = Client::connect(relay.address(false)).await;
-    let reply = client.ask(light_push::PROTOCOL, &[0xff; 20]).await.unwrap();
+    let reply = client.request(light_push::PROTOCOL, &[0xff; 20]).await.unwrap();
     let reply = light_push::Reply::decode(reply).unwrap();
     assert_eq!(reply.status, StatusCode::BadRequest);
     assert!(reply.status_text.is_some());
-    let reply = client.ask(filter::SUBSCRIBE_PROTOCOL, &[0xff; 20]).await.unwrap();
+    let reply = client.request(filter::SUBSCRIBE_PROTOCOL, &[0xff; 20]).await.unwrap();
     assert_eq!(filter::Reply::decode(reply).unwrap().status, StatusCode::BadRequest);
-    let reply = client.ask(store::PROTOCOL, &[0xff; 20]).await.unwrap();
+    let reply = client.request(store::PROTOCOL, &[0xff; 20]).await.unwrap();
     assert_eq!(store::Reply::decode(reply).unwrap().status, StatusCode::BadRequest);
 }
 
@@ -70,7 +70,7 @@ async fn refusals_have_the_code_that_clients_know() {
             pubsub_topic: topic.map(Into::into),
             message: message.to_vec().into(),
         };
-        let reply = client.ask(light_push::PROTOCOL, &request.encode()).await.unwrap();
+        let reply = client.request(light_push::PROTOCOL, &request.encode()).await.unwrap();
         let reply = light_push::Reply::decode(reply).unwrap();
         assert_eq!(reply.request_id, "one".into());
         reply.status

@@ -86,7 +86,7 @@ impl Client {
     }
 
     /// One request and its reply.
-    pub(crate) async fn ask(&mut self, name: &'static str, request: &[u8]) -> Option<Bytes> {
+    pub(crate) async fn request(&mut self, name: &'static str, request: &[u8]) -> Option<Bytes> {
         let mut stream = self.open(name).await?;
         stream.write_all(&frame::with_length(request)).await.ok()?;
         stream.flush().await.ok()?;
@@ -100,7 +100,7 @@ impl Client {
             pubsub_topic: None,
             message: message.encode().into(),
         };
-        let reply = self.ask(light_push::PROTOCOL, &request.encode()).await?;
+        let reply = self.request(light_push::PROTOCOL, &request.encode()).await?;
         Some(Reply::decode(reply).unwrap())
     }
 
@@ -112,13 +112,13 @@ impl Client {
             pubsub_topic: None,
             content_topics: topics.iter().map(|topic| Text::from(*topic)).collect(),
         };
-        let reply = self.ask(filter::SUBSCRIBE_PROTOCOL, &request.encode()).await.unwrap();
+        let reply = self.request(filter::SUBSCRIBE_PROTOCOL, &request.encode()).await.unwrap();
         filter::Reply::decode(reply).unwrap().status.code()
     }
 
     /// A page of the store.
     pub(crate) async fn query(&mut self, request: &store::Request) -> store::Reply {
-        let reply = self.ask(store::PROTOCOL, &request.encode()).await.unwrap();
+        let reply = self.request(store::PROTOCOL, &request.encode()).await.unwrap();
         store::Reply::decode(reply).unwrap()
     }
 

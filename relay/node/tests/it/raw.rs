@@ -41,11 +41,11 @@ pub(crate) enum Multiplexer {
     Mplex,
 }
 
-type Opened = oneshot::Sender<Option<SubstreamBox>>;
+type OpenRequest = oneshot::Sender<Option<SubstreamBox>>;
 
 /// A connection. Dropping it closes it.
 pub(crate) struct Raw {
-    open: mpsc::UnboundedSender<Opened>,
+    open_tx: mpsc::UnboundedSender<OpenRequest>,
     inbound: mpsc::UnboundedReceiver<(String, SubstreamBox)>,
     frozen: Arc<AtomicBool>,
     task: JoinHandle<()>,
@@ -75,26 +75,26 @@ impl Raw {
         accepts: &'static [&'static str],
     ) -> Option<Self> {
         let mut muxer = tokio::time::timeout(TIMEOUT, dial(address, multiplexer)).await.ok()??;
-        let (open, mut asked) = mpsc::unbounded_channel::<Opened>();
+        let (open_tx, mut open_rx) = mpsc::unbounded_channel::<OpenRequest>();
         let (arrived, inbound) = mpsc::unbounded_channel();
         let frozen = Arc::new(AtomicBool::new(false));
         let is_frozen = frozen.clone();
-        let mut opening: Option<Opened> = None;
+        let mut opening: Option<OpenRequest> = None;
         let task = tokio::spawn(poll_fn(move |cx| {
             if is_frozen.load(SeqCst) {
                 return Poll::Pending;
             }
-            drive(&mut muxer, cx, &mut asked, &mut opening, |stream| {
+            drive(&mut muxer, cx, &mut open_rx, &mut opening, |stream| {
                 tokio::spawn(take(stream, accepts, arrived.clone()));
             })
         }));
-        Some(Self { open, inbound, frozen, task })
+        Some(Self { open_tx, inbound, frozen, task })
     }
 
     /// A stream for which no protocol was agreed on.
     pub(crate) async fn open_bare(&self) -> Option<SubstreamBox> {
         let (done, opened) = oneshot::channel();
-        self.open.send(done).ok()?;
+        self.open_tx.send(done).ok()?;
         tokio::time::timeout(TIMEOUT, opened).await.expect("opened in time").ok()?
     }
 
@@ -156,8 +156,8 @@ async fn dial(address: &str, multiplexer: Multiplexer) -> Option<StreamMuxerBox>
 fn drive(
     muxer: &mut StreamMuxerBox,
     cx: &mut Context<'_>,
-    asked: &mut mpsc::UnboundedReceiver<Opened>,
-    opening: &mut Option<Opened>,
+    open_rx: &mut mpsc::UnboundedReceiver<OpenRequest>,
+    opening: &mut Option<OpenRequest>,
     arrived: impl Fn(SubstreamBox),
 ) -> Poll<()> {
     if let Poll::Ready(Err(_)) = Pin::new(&mut *muxer).poll(cx) {
@@ -172,7 +172,7 @@ fn drive(
     }
     loop {
         if opening.is_none() {
-            let Poll::Ready(Some(next)) = asked.poll_recv(cx) else { return Poll::Pending };
+            let Poll::Ready(Some(next)) = open_rx.poll_recv(cx) else { return Poll::Pending };
             *opening = Some(next);
         }
         let Poll::Ready(opened) = Pin::new(&mut *muxer).poll_outbound(cx) else {

@@ -46,7 +46,7 @@ async fn a_message_is_pushed_received_and_found() {
 }
 
 #[tokio::test]
-async fn who_unsubscribes_is_sent_nothing_more() {
+async fn unsubscribed_client_receives_nothing_more() {
     let relay = Relay::start(&[]);
     let mut sender = Client::connect(relay.address(false)).await;
     let mut receiver = Client::connect(relay.address(false)).await;

@@ -132,7 +132,7 @@ pub struct Rpc {
     /// Messages the peer does not want, of all IDONTWANT entries.
     pub idontwant: Vec<MessageId>,
     /// Entries that were left out.
-    pub skipped: Skipped,
+    pub skipped: SkipCounts,
 }
 
 /// A topic the peer joins or leaves.
@@ -187,7 +187,7 @@ pub struct PrunePeer {
 
 /// Counts of entries left out of an [`Rpc`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Skipped {
+pub struct SkipCounts {
     /// Ids that are not 32 bytes.
     pub odd_ids: usize,
     /// Ids, and peers of PRUNE, beyond the limits.

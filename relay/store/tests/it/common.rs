@@ -13,7 +13,7 @@ use std::{
 use budget::Pool;
 use bytes::Bytes;
 use disk::{RealDisk, SharedDisk};
-use store::{AppendError, Arrival, Config, Found, Message, Page, Query, QueryError, Store};
+use store::{AppendError, Arrival, Config, Message, Page, Query, QueryError, Store, StoredMessage};
 
 pub(crate) const SECOND: i64 = 1_000_000_000;
 pub(crate) const PUBSUB: &str = "/waku/2/rs/1/0";
@@ -129,7 +129,7 @@ pub(crate) fn ask_until_built(store: &Store, query: &Query) -> Page {
 }
 
 /// Everything, page by page.
-pub(crate) fn everything(store: &Store) -> Vec<Found> {
+pub(crate) fn everything(store: &Store) -> Vec<StoredMessage> {
     let mut query = Query { forward: true, limit: 100, ..Query::default() };
     let mut found = Vec::new();
     loop {
@@ -150,7 +150,7 @@ pub(crate) fn numbers(store: &Store) -> Vec<u64> {
 }
 
 /// The number of a message whose content is right.
-pub(crate) fn checked(found: &Found) -> u64 {
+pub(crate) fn checked(found: &StoredMessage) -> u64 {
     let number = number(&found.hash);
     assert_eq!(found.hash, hash(number));
     assert_eq!(found.message.hash().unwrap(), found.hash);

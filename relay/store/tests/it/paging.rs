@@ -10,7 +10,7 @@ use store::{
 use crate::common::*;
 
 #[derive(Clone, Debug)]
-struct Sent {
+struct SentMessage {
     number: u64,
     timestamp_ns: i64,
     pubsub: usize,
@@ -27,7 +27,7 @@ fn content(index: usize) -> String {
 
 /// The page that store v3 asks for, by the letter.
 fn model(
-    sent: &BTreeMap<(i64, [u8; 32]), Sent>,
+    sent: &BTreeMap<(i64, [u8; 32]), SentMessage>,
     query: &Query,
 ) -> Option<(Vec<u64>, Option<[u8; 32]>)> {
     let cursor = match query.cursor {
@@ -68,7 +68,11 @@ fn model(
     Some((of_page.into_iter().map(|(_, number)| number).collect(), next))
 }
 
-fn compare(store: &Store, sent: &BTreeMap<(i64, [u8; 32]), Sent>, query: &Query) -> Option<Page> {
+fn compare(
+    store: &Store,
+    sent: &BTreeMap<(i64, [u8; 32]), SentMessage>,
+    query: &Query,
+) -> Option<Page> {
     let answered = ask(store, query.clone());
     let Some((numbers, cursor)) = model(sent, query) else {
         assert!(matches!(answered, Err(QueryError::UnknownCursor { .. })), "{query:?}");
@@ -147,7 +151,7 @@ proptest! {
             }
             let timestamp_ns = elapsed + off - 10;
             let one =
-                Sent { number, timestamp_ns, pubsub: pubsub_index, content: content_index };
+                SentMessage { number, timestamp_ns, pubsub: pubsub_index, content: content_index };
             let arrival = Arrival {
                 pubsub_topic: pubsub(pubsub_index).into(),
                 content_topic: content(content_index).into(),

@@ -82,7 +82,7 @@ fn a_message_that_arrives_twice_is_written_once() {
             store.append(arrival(2, hand.now()), body(2, 200), held).unwrap()
         })
         .collect();
-    let twice: Vec<store::Appended> =
+    let twice: Vec<store::AppendOutcome> =
         twice.into_iter().map(|answer| block_on(answer).unwrap()).collect();
     assert_eq!(twice.iter().map(|appended| appended.known).collect::<Vec<_>>(), [false, true]);
     assert_eq!(format!("{:?}", twice[0].message), format!("{:?}", twice[1].message));

@@ -20,7 +20,7 @@ use images::{Cache, OverlayOptions, Settings};
 use machines::{
     console::{Console, harmless},
     lines::Lines,
-    qemu::{self, Card, Ends, Machine},
+    qemu::{self, Ends, Machine, Nic},
     qmp::{self, Message},
 };
 use tokio::{
@@ -32,9 +32,8 @@ use tokio::{
 
 use super::{
     super::state::{Net, NetFolder},
-    GROUP, disk, forwards, host_hardware, of, report,
+    GROUP, disk, forwarded_ports, host_hardware, machine_config, machines_of, report,
     report::Report,
-    told,
 };
 use crate::cap::{info::Info, rotating::Rotating, series::What};
 
@@ -82,7 +81,7 @@ struct Keeper {
     report: Report,
     log: Log,
     /// When we were asked to end, and when we last asked the machine.
-    asked: Option<(Instant, Instant)>,
+    stop_requested: Option<(Instant, Instant)>,
     /// Why we ended it ourselves.
     ended_by_us: Option<String>,
     qemu_said: Vec<u8>,
@@ -90,7 +89,7 @@ struct Keeper {
 
 #[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 fn start(net: &Net, place: &NetFolder, index: usize) -> Result<(Keeper, Streams)> {
-    let machines = of(net)?;
+    let machines = machines_of(net)?;
     let node = net.node(index)?;
     let folder = place.node(index);
     let cache = Cache::open(&machines.cache, Settings { talks: false, ..Settings::default() })?;
@@ -102,11 +101,11 @@ fn start(net: &Net, place: &NetFolder, index: usize) -> Result<(Keeper, Streams)
         OverlayOptions { grow: Some(machines.disk_bytes), fresh: false },
     )?;
     let config = folder.join("config.img");
-    config::write(&told(net, index)?, Some(&place.data(index)), &config)?;
+    config::write(&machine_config(net, index)?, Some(&place.data(index)), &config)?;
 
     let port = machines.port(index);
     let card_hardware = port.hardware.to_string();
-    let forwards = forwards(net, index)?;
+    let forwards = forwarded_ports(net, index)?;
     let monitor = machines.monitor(index);
     // Left by a machine that was killed.
     for stale in [&monitor, &port.to_machine] {
@@ -135,7 +134,7 @@ fn start(net: &Net, place: &NetFolder, index: usize) -> Result<(Keeper, Streams)
         config: &config,
         forwards: &forwards,
         host_hardware: &hardware,
-        card: net.is_linked().then_some(Card {
+        nic: net.is_linked().then_some(Nic {
             hardware: &card_hardware,
             receives: &port.to_machine,
             sends: &port.from_machine,
@@ -176,8 +175,15 @@ fn start(net: &Net, place: &NetFolder, index: usize) -> Result<(Keeper, Streams)
         monitor: UnixStream::from_std(ours)?,
         said: child.stderr.take().context("QEMU's standard error is a pipe")?,
     };
-    let keeper =
-        Keeper { child, info, report, log, asked: None, ended_by_us: None, qemu_said: Vec::new() };
+    let keeper = Keeper {
+        child,
+        info,
+        report,
+        log,
+        stop_requested: None,
+        ended_by_us: None,
+        qemu_said: Vec::new(),
+    };
     Ok((keeper, streams))
 }
 
@@ -205,7 +211,7 @@ impl Keeper {
                 console.flush(|line| self.log.line(line));
                 line_begun = None;
             }
-            self.ask_again(&mut streams.monitor).await;
+            self.repeat_powerdown(&mut streams.monitor).await;
             let left = ended.map(|(_, at)| at + REST_TIMEOUT);
             if let Some((status, at)) = ended
                 && (!(has_console || has_reports || has_monitor || has_said)
@@ -231,10 +237,10 @@ impl Keeper {
                 },
                 read = streams.monitor.read(c), if has_monitor => match read {
                     Ok(length) if length > 0 => {
-                        let mut heard = Vec::new();
-                        messages.push(&c[..length], |line| heard.extend(qmp::parse(line)));
-                        for message in heard {
-                            self.heard(message, &mut streams.monitor).await;
+                        let mut parsed = Vec::new();
+                        messages.push(&c[..length], |line| parsed.extend(qmp::parse(line)));
+                        for message in parsed {
+                            self.handle_message(message, &mut streams.monitor).await;
                         }
                     }
                     _ => has_monitor = false,
@@ -248,7 +254,7 @@ impl Keeper {
                     }
                     _ => has_said = false,
                 },
-                _ = signals.next() => self.asked(&mut streams.monitor).await,
+                _ = signals.next() => self.handle_stop_signal(&mut streams.monitor).await,
                 status = self.child.wait(), if ended.is_none() => {
                     ended = Some((status?, Instant::now()));
                 }
@@ -257,7 +263,7 @@ impl Keeper {
         }
     }
 
-    async fn heard(&mut self, message: Message, monitor: &mut UnixStream) {
+    async fn handle_message(&mut self, message: Message, monitor: &mut UnixStream) {
         match message {
             Message::Greeting => send(monitor, "qmp_capabilities").await,
             Message::Event { name, data } => {
@@ -288,20 +294,20 @@ impl Keeper {
     }
 
     /// Handles SIGTERM: the first one asks the machine to end, a second one kills it.
-    async fn asked(&mut self, monitor: &mut UnixStream) {
-        if self.asked.is_some() {
+    async fn handle_stop_signal(&mut self, monitor: &mut UnixStream) {
+        if self.stop_requested.is_some() {
             self.report.event(What::Signal, "asked again: the machine is killed".to_owned());
             self.kill();
             return;
         }
         self.report.event(What::Signal, "asked to stop".to_owned());
-        self.asked = Some((Instant::now(), Instant::now()));
+        self.stop_requested = Some((Instant::now(), Instant::now()));
         send(monitor, "system_powerdown").await;
     }
 
     /// A press of the button before the node ran may have been lost.
-    async fn ask_again(&mut self, monitor: &mut UnixStream) {
-        let Some((since, last)) = self.asked else { return };
+    async fn repeat_powerdown(&mut self, monitor: &mut UnixStream) {
+        let Some((since, last)) = self.stop_requested else { return };
         if self.report.has_node() || self.report.ended.is_some() {
             return;
         }
@@ -313,7 +319,7 @@ impl Keeper {
                 self.kill();
             }
         } else if last.elapsed() >= ASK_AGAIN {
-            self.asked = Some((since, Instant::now()));
+            self.stop_requested = Some((since, Instant::now()));
             send(monitor, "system_powerdown").await;
         }
     }
@@ -324,7 +330,12 @@ impl Keeper {
     }
 
     fn finish(mut self, place: &NetFolder, index: usize, status: ExitStatus) {
-        let how = how(status, self.ended_by_us.take(), self.report.ended.as_ref(), &self.qemu_said);
+        let how = exit_description(
+            status,
+            self.ended_by_us.take(),
+            self.report.ended.as_ref(),
+            &self.qemu_said,
+        );
         self.log.line(&format!("-- {how}"));
         let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX);
         self.info.ended = Some(self.report.finish(how, code));
@@ -333,10 +344,10 @@ impl Keeper {
 }
 
 /// Description of how a machine ended.
-fn how(
+fn exit_description(
     status: ExitStatus,
     ended_by_us: Option<String>,
-    node: Option<&line::Ended>,
+    node: Option<&line::EndReport>,
     qemu_said: &[u8],
 ) -> String {
     use std::os::unix::process::ExitStatusExt;
@@ -378,7 +389,7 @@ impl Log {
     }
 
     fn line(&mut self, text: &str) {
-        let line = format!("{} {text}\n", stamp());
+        let line = format!("{} {text}\n", timestamp());
         let anew = if self.file.is_full_with(line.len()) { self.file.begin_anew() } else { Ok(()) };
         if let Err(error) = anew.and_then(|()| self.file.write(line.as_bytes()))
             && !std::mem::replace(&mut self.complained, true)
@@ -389,7 +400,7 @@ impl Log {
 }
 
 /// The time of day in UTC, such as `2026-11-23T04:05:06.789Z`.
-fn stamp() -> String {
+fn timestamp() -> String {
     let now = time::OffsetDateTime::now_utc();
     let (year, month, day) = (now.year(), u8::from(now.month()), now.day());
     let (hour, minute, second) = (now.hour(), now.minute(), now.second());
@@ -406,10 +417,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_a_machine_ended_is_the_nodes_word_first() {
-        let node = line::Ended { how: "exit 1".into(), was_asked: false, then: "power off".into() };
-        let of = |raw, why: Option<&str>, node: Option<&line::Ended>| {
-            how(
+    fn exit_description_prefers_the_nodes_report() {
+        let node =
+            line::EndReport { how: "exit 1".into(), was_asked: false, then: "power off".into() };
+        let of = |raw, why: Option<&str>, node: Option<&line::EndReport>| {
+            exit_description(
                 ExitStatus::from_raw(raw),
                 why.map(str::to_owned),
                 node,

@@ -67,7 +67,7 @@ pub(crate) struct Machines {
 }
 
 /// The requested machines.
-pub(crate) struct Wanted<'a> {
+pub(crate) struct MachineOptions<'a> {
     pub(crate) cache: Option<&'a Path>,
     pub(crate) disk_bytes: u64,
     pub(crate) overcommit: bool,
@@ -80,10 +80,10 @@ impl Machines {
         id: &str,
         kind: Kind,
         binary: &Path,
-        wanted: Wanted,
+        wanted: MachineOptions,
         mut say: impl FnMut(&str),
     ) -> Result<Self> {
-        let Wanted { cache, disk_bytes, overcommit } = wanted;
+        let MachineOptions { cache, disk_bytes, overcommit } = wanted;
         let cache = match cache {
             Some(folder) => std::path::absolute(folder)?,
             None => images::command::default_folder()?,
@@ -117,7 +117,7 @@ impl Machines {
             ));
         }
         let qemu = Qemu::find(&image.kernel_file())?;
-        say(&qemu.words());
+        say(&qemu.describe());
         Ok(Self { cache, image, qemu, disk_bytes, overcommit, sockets: sockets(place, id)? })
     }
 
@@ -189,7 +189,7 @@ fn sockets(place: &NetFolder, id: &str) -> Result<PathBuf> {
 }
 
 /// The machines of a net whose nodes are such.
-pub(crate) fn of(net: &Net) -> Result<&Machines> {
+pub(crate) fn machines_of(net: &Net) -> Result<&Machines> {
     net.machines.as_ref().context("the nodes of this net are no machines")
 }
 
@@ -229,7 +229,7 @@ pub(crate) fn p2p_address(index: usize) -> SocketAddr {
 
 /// The ports of the switch, one per machine.
 pub(crate) fn ports(net: &Net) -> Result<Vec<Port>> {
-    let machines = of(net)?;
+    let machines = machines_of(net)?;
     Ok((0..net.nodes.len()).map(|index| machines.port(index)).collect())
 }
 
@@ -264,8 +264,8 @@ fn host_hardware(index: usize) -> Hardware {
 }
 
 /// Configuration of the machine of a node.
-fn told(net: &Net, index: usize) -> Result<config::Machine> {
-    let machines = of(net)?;
+fn machine_config(net: &Net, index: usize) -> Result<config::Machine> {
+    let machines = machines_of(net)?;
     let node = net.node(index)?;
     let (memory_bytes, own) = split_memory(&node.arguments)?;
     let listen = SocketAddr::from((qemu::HOST_SIDE, HTTP_PORT));
@@ -308,7 +308,7 @@ fn told(net: &Net, index: usize) -> Result<config::Machine> {
 }
 
 /// Ports of this host's loopback that lead to the machine of a node.
-fn forwards(net: &Net, index: usize) -> Result<Vec<(SocketAddrV4, u16)>> {
+fn forwarded_ports(net: &Net, index: usize) -> Result<Vec<(SocketAddrV4, u16)>> {
     let node = net.node(index)?;
     let mut forwards = Vec::new();
     if let SocketAddr::V4(http) = node.http {
@@ -322,16 +322,16 @@ fn forwards(net: &Net, index: usize) -> Result<Vec<(SocketAddrV4, u16)>> {
 
 /// Stops the time of a machine.
 pub(crate) fn stop(net: &Net, index: usize) -> Result<()> {
-    order(net, index, "stop")
+    send_command(net, index, "stop")
 }
 
 /// Resumes it.
-pub(crate) fn go_on(net: &Net, index: usize) -> Result<()> {
-    order(net, index, "cont")
+pub(crate) fn resume(net: &Net, index: usize) -> Result<()> {
+    send_command(net, index, "cont")
 }
 
-fn order(net: &Net, index: usize, command: &str) -> Result<()> {
-    let monitor = of(net)?.monitor(index);
+fn send_command(net: &Net, index: usize, command: &str) -> Result<()> {
+    let monitor = machines_of(net)?.monitor(index);
     let mut client =
         qmp::Client::connect(&monitor, TIMEOUT).with_context(|| format!("node {index}"))?;
     client.execute(command).with_context(|| format!("node {index}"))?;

@@ -49,7 +49,7 @@ pub(super) struct Report {
     /// Since its node was last started.
     pub(super) resets_without_node: u64,
     /// The guest's last word.
-    pub(super) ended: Option<line::Ended>,
+    pub(super) ended: Option<line::EndReport>,
 }
 
 impl Report {
@@ -96,7 +96,8 @@ impl Report {
             }
             Some(line::Line::Sample(sample)) => self.sample(sample),
             Some(line::Line::Ended(ended)) => {
-                let ended = line::Ended { how: text(&ended.how), then: text(&ended.then), ..ended };
+                let ended =
+                    line::EndReport { how: text(&ended.how), then: text(&ended.then), ..ended };
                 self.event(What::ProcessDied, format!("the node ended: {}", ended.how));
                 self.ended = Some(ended);
             }
@@ -198,7 +199,7 @@ impl Report {
     }
 
     /// The end of the machine.
-    pub(super) fn finish(mut self, how: String, exit_status: u8) -> info::Ended {
+    pub(super) fn finish(mut self, how: String, exit_status: u8) -> info::CapExit {
         self.event(What::Exit, how.clone());
         let mut summary = std::mem::take(&mut self.summary);
         summary.seconds = self.seconds();
@@ -210,7 +211,7 @@ impl Report {
                 .into_iter()
                 .filter(|restarts| restarts.count > 0)
                 .collect();
-        let ended = info::Ended::of(&summary, 0);
+        let ended = info::CapExit::from_summary(&summary, 0);
         self.write(&Line::Summary(summary));
         ended
     }
@@ -267,21 +268,21 @@ pub(super) fn header(
 
 #[cfg(test)]
 mod tests {
-    use guest::line::{Ended, Line as Said, Started};
+    use guest::line::{EndReport, Line as Said, StartReport};
 
     use super::*;
 
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn a_guest_that_lies_is_bounded_and_counters_go_on_over_resets() {
+    fn guest_reports_are_bounded_and_counters_continue_over_resets() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("series.jsonl");
         let header = header("node 0".into(), vec![], 256 * MIB, 500);
         let mut report = Report::begin(&path, 1 << 20, header).unwrap();
         let say =
             |report: &mut Report, line: Said| report.line(&serde_json::to_vec(&line).unwrap());
-        say(&mut report, Said::Started(Started { budget_bytes: 7, ..Started::default() }));
+        say(&mut report, Said::Started(StartReport { budget_bytes: 7, ..StartReport::default() }));
         assert!(report.has_node());
         let sample = line::Sample {
             anonymous_bytes: 30 * MIB,
@@ -294,7 +295,7 @@ mod tests {
         say(&mut report, Said::Sample(sample.clone()));
         report.reset();
         assert!(!report.has_node() && report.resets_without_node == 1);
-        say(&mut report, Said::Started(Started::default()));
+        say(&mut report, Said::Started(StartReport::default()));
         say(&mut report, Said::Sample(sample));
         let role = "\u{1b}[2J".repeat(500);
         say(
@@ -310,7 +311,7 @@ mod tests {
         );
         say(
             &mut report,
-            Said::Ended(Ended { how: "exit\n1".into(), was_asked: false, then: "x".into() }),
+            Said::Ended(EndReport { how: "exit\n1".into(), was_asked: false, then: "x".into() }),
         );
         assert!(!report.has_node());
         report.line(b"no line at all");

@@ -40,7 +40,7 @@ type Certificates<E> = prunable::Archive<EightCap, E, Digest, Finalization<Schem
 type Blocks<E> = prunable::Archive<EightCap, E, Digest, Arc<Block>>;
 
 /// Whichever ends first of spreading blocks and storing them: then the node's engine is over.
-pub(super) type Ended = Select<Handle<()>, Handle<()>>;
+pub(super) type ChainTask = Select<Handle<()>, Handle<()>>;
 
 /// Parts of the chain.
 pub(super) struct Chain<'a, P, B> {
@@ -58,7 +58,7 @@ pub(super) struct Chain<'a, P, B> {
 }
 
 /// The chain's storage, open.
-pub(super) struct Opened<E: Clock + Storage + Metrics> {
+pub(super) struct ChainStorage<E: Clock + Storage + Metrics> {
     certificates: Certificates<E>,
     blocks: Blocks<E>,
 }
@@ -69,7 +69,7 @@ where
     B: Blocker<PublicKey = PublicKey>,
 {
     /// Opens what is stored of the chain.
-    pub(super) async fn open<E>(&self, context: &E) -> Result<Opened<E>, ArchiveError>
+    pub(super) async fn open<E>(&self, context: &E) -> Result<ChainStorage<E>, ArchiveError>
     where
         E: Clock + Spawner + Storage + Metrics,
     {
@@ -84,7 +84,7 @@ where
             context.child("blocks"),
             archive(self.storage, "blocks", &self.cache, self.bounds),
         );
-        Ok(Opened { certificates: certificates.await?, blocks: blocks.await? })
+        Ok(ChainStorage { certificates: certificates.await?, blocks: blocks.await? })
     }
 
     /// Starts fetching, spreading and storing blocks. `application` makes what is final known to
@@ -93,10 +93,10 @@ where
     pub(super) async fn start<E, S, R, T>(
         self,
         context: &E,
-        opened: Opened<E>,
+        opened: ChainStorage<E>,
         (backfilled, spread): ((S, R), (S, R)),
         application: Application<T>,
-    ) -> (Mailbox, MarshalFloor, Ended)
+    ) -> (Mailbox, MarshalFloor, ChainTask)
     where
         E: Clock + CryptoRng + Spawner + Storage + Metrics,
         S: Sender<PublicKey = PublicKey>,

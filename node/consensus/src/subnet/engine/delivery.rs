@@ -15,57 +15,57 @@ use tokio::sync::watch;
 
 use super::{
     super::{
-        Delivered, Input, StartError,
+        DeliveredBlock, Input, StartError,
         block::{Block, Digest},
         calls::Calls,
-        published::{Published, Reached},
+        published::{DeliveryProgress, ProgressReaders},
         resharing::Resharing,
     },
     Mailbox, Peering, Schemes,
 };
-use crate::{FinalisedBlock, IngressPool, certifier::Terms};
+use crate::{FinalisedBlock, IngressPool, certifier::CommitteeSchedule};
 
 /// Between two tries to take up a share.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Hands finalised blocks to the driver.
 pub(super) struct Delivery<S> {
-    pub(super) published: Arc<Published>,
-    pub(super) reached: watch::Sender<Reached>,
+    pub(super) published: Arc<ProgressReaders>,
+    pub(super) delivery_tx: watch::Sender<DeliveryProgress>,
     pub(super) pool: Arc<IngressPool>,
     pub(super) calls: Calls<S>,
-    pub(super) out: futures::channel::mpsc::Sender<Input>,
+    pub(super) input_tx: futures::channel::mpsc::Sender<Input>,
     pub(super) marshal: Mailbox,
     /// Marshal keeps no blocks below.
     pub(super) pruned: Height,
     pub(super) resharing: Arc<Resharing>,
     pub(super) schemes: Schemes,
-    pub(super) terms: Terms,
+    pub(super) schedule: CommitteeSchedule,
     pub(super) peering: Peering,
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
-    /// Ends when the driver does. Says in `passed` which blocks are durable.
+    /// Ends when the driver does. Sends the durable blocks to `durable_tx`.
     pub(super) async fn run<E: Clock + Spawner + CryptoRng>(
         mut self,
         context: E,
-        mut deliveries: mpsc::Receiver<(Digested<Block>, Exact)>,
-        passed: mpsc::Sender<(EngineHeight, Digest)>,
+        mut deliveries_rx: mpsc::Receiver<(Digested<Block>, Exact)>,
+        durable_tx: mpsc::Sender<(EngineHeight, Digest)>,
     ) {
-        while let Some((block, ack)) = deliveries.recv().await {
+        while let Some((block, ack)) = deliveries_rx.recv().await {
             if self.deliver(&context, block.inner()).await.is_none() {
                 // Not to be taken for a defect: the node is ending.
                 std::mem::forget(ack);
                 return;
             }
             ack.acknowledge();
-            let floor = self.published.driven.borrow().floor;
+            let floor = self.published.execution_rx.borrow().floor;
             if floor > self.pruned {
                 self.marshal.prune(EngineHeight::new(floor.0));
                 self.pruned = floor;
             }
             // The loop over epochs may be gone; that ends this task too.
-            let _ = passed.send((block.height(), block.digest())).await;
+            let _ = durable_tx.send((block.height(), block.digest())).await;
         }
     }
 
@@ -86,8 +86,8 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
         let epoch = self.resharing.summary().epoch();
         let key = self.resharing.apply(context, block).await.ok()?;
         let names = block.ingress.iter().map(|name| name.id).collect();
-        let executed = self.published.driven.borrow().executed;
-        self.reached.send_modify(|reached| reached.delivered(height, names, executed));
+        let executed = self.published.execution_rx.borrow().executed;
+        self.delivery_tx.send_modify(|progress| progress.add_block(height, names, executed));
         let (durable, written) = oneshot::channel();
         let block_of_calls = FinalisedBlock {
             height,
@@ -101,18 +101,21 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
             }),
             queries: block.queries.clone().map(|report| Box::new(report.0)),
         };
-        self.out.send(Input::Block(Delivered { block: block_of_calls, durable })).await.ok()?;
+        self.input_tx
+            .send(Input::Block(DeliveredBlock { block: block_of_calls, durable }))
+            .await
+            .ok()?;
         written.await.ok()?;
         self.pool.remove(&block.ingress, of_users);
         let (calls, names, time) = (self.calls.clone(), block.ingress.clone(), block.time);
         let forgotten = context
             .child("forget")
             .shared(true)
-            .spawn(move |_| async move { calls.forget(&names, (height, time)) });
+            .spawn(move |_| async move { calls.drop_logged(&names, (height, time)) });
         forgotten.await.ok()?;
         // Before anybody executes the next block.
         if self.resharing.summary().epoch() != epoch && !self.enter(context, height).await {
-            let _ = self.out.send(Input::Left(height)).await;
+            let _ = self.input_tx.send(Input::Left(height)).await;
             return None;
         }
         Some(())
@@ -120,7 +123,7 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
 
     /// Takes part in the epoch that begins, if this node does.
     async fn enter(&mut self, context: &(impl Clock + Spawner), last: Height) -> bool {
-        let member = self.terms.at(last).is_some_and(|term| term.share.is_some());
+        let member = self.schedule.at(last).is_some_and(|signers| signers.share.is_some());
         let summary = self.resharing.summary();
         let entered = loop {
             let resharing = self.resharing.clone();
@@ -143,14 +146,14 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
                 Err(_) => return false,
             }
         };
-        if !self.resharing.belongs() && member {
+        if !self.resharing.is_current_or_next_member() && member {
             tracing::info!(
                 epoch = summary.epoch(),
                 "this node is no longer a member of the subnet"
             );
             return false;
         }
-        match (member, entered.term.share.is_some()) {
+        match (member, entered.signers.share.is_some()) {
             (false, true) => {
                 tracing::info!(
                     epoch = summary.epoch(),
@@ -176,8 +179,8 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
             }
         );
         self.schemes.insert(entered.epoch, entered.scheme);
-        self.terms.begin(entered.from, entered.term);
-        self.pool.share_out(summary.members().len());
+        self.schedule.begin(entered.from, entered.signers);
+        self.pool.set_node_count(summary.members().len());
         (self.peering)(&summary);
         true
     }

@@ -27,20 +27,20 @@ use super::{
     super::{
         application::Application,
         block::Digest,
-        presence::Presence,
-        published::{Observer, Published},
+        published::{Observer, ProgressReaders},
+        recent_speakers::RecentSpeakers,
         resharing::Resharing,
         scheme::Scheme,
     },
     MAILBOX, Mailbox, Schemes, Timing,
-    chain::Ended,
+    chain::ChainTask,
 };
 
 /// The three consensus channels, of which each epoch's engine has subchannels.
 pub(super) struct Subchannels<S: Sender<PublicKey = PublicKey>> {
     votes: MuxHandle<S>,
     /// Votes of epochs that this node is not in.
-    strangers: mpsc::Receiver<(Channel, Message<PublicKey>)>,
+    other_epochs: mpsc::Receiver<(Channel, Message<PublicKey>)>,
     certificates: MuxHandle<S>,
     fetches: MuxHandle<S>,
 }
@@ -56,7 +56,7 @@ impl<S: Sender<PublicKey = PublicKey>> Subchannels<S> {
         E: Spawner + Metrics,
         R: Receiver<PublicKey = PublicKey>,
     {
-        let (mux, votes, strangers) =
+        let (mux, votes, other_epochs) =
             mux::Muxer::builder(context.child("votes"), votes.0, votes.1).with_backup().build();
         mux.start();
         let (mux, certificates) =
@@ -64,13 +64,13 @@ impl<S: Sender<PublicKey = PublicKey>> Subchannels<S> {
         mux.start();
         let (mux, fetches) = mux::Muxer::new(context.child("fetches"), fetches.0, fetches.1);
         mux.start();
-        Self { votes, strangers, certificates, fetches }
+        Self { votes, other_epochs, certificates, fetches }
     }
 }
 
 /// The tasks that every epoch requires.
 pub(super) struct Tasks {
-    pub(super) chain: Ended,
+    pub(super) chain: ChainTask,
     pub(super) roots: Handle<()>,
     pub(super) delivery: Handle<()>,
 }
@@ -87,15 +87,15 @@ where
     pub(super) schemes: Schemes,
     pub(super) epocher: FixedEpocher,
     pub(super) timing: Timing,
-    pub(super) published: Arc<Published>,
+    pub(super) published: Arc<ProgressReaders>,
     pub(super) resharing: Arc<Resharing>,
     pub(super) application: Application<S>,
     pub(super) marshal: Mailbox,
     pub(super) channels: Subchannels<S>,
-    pub(super) presence: Arc<Presence<C>>,
+    pub(super) speakers: Arc<RecentSpeakers<C>>,
     pub(super) tasks: Tasks,
     /// Durable heights, with the digests of their blocks.
-    pub(super) passed: mpsc::Receiver<(EngineHeight, Digest)>,
+    pub(super) durable_rx: mpsc::Receiver<(EngineHeight, Digest)>,
 }
 
 impl<S, B, C> Epochs<S, B, C>
@@ -121,11 +121,13 @@ where
                 move |context| resharing.deal(context)
             });
             let Some(last) = self.epocher.last(epoch) else { return };
-            let Some(boundary) = self.pass(epoch, last, &mut engine).await else { return };
+            let Some(boundary) = self.wait_for_epoch_end(epoch, last, &mut engine).await else {
+                return;
+            };
             engine.abort();
             // The leader of the next epoch's first round shows how this one ended.
             if let Some(finalization) = self.marshal.get_finalization(last).await {
-                self.published.agreed.finalised(finalization);
+                self.published.consensus.finalised(finalization);
             }
             // Its storage can be open once only.
             let _ = engine.await;
@@ -187,13 +189,13 @@ where
         let vote = self.channels.votes.register(number).await.ok()?;
         let certificate = self.channels.certificates.register(number).await.ok()?;
         let fetch = self.channels.fetches.register(number).await.ok()?;
-        let vote = (vote.0, self.presence.attend(vote.1, &scheme, epoch));
+        let vote = (vote.0, self.speakers.prime_votes(vote.1, &scheme, epoch));
         Some(engine.start(vote, certificate, fetch))
     }
 
     /// Lasts until the epoch's last block is durable, and gives its digest. None when something
     /// that the epoch needs ended.
-    async fn pass(
+    async fn wait_for_epoch_end(
         &mut self,
         epoch: Epoch,
         last: EngineHeight,
@@ -210,7 +212,7 @@ where
                     return None;
                 },
                 _ = &mut self.tasks.roots => return None,
-                message = self.channels.strangers.recv() => {
+                message = self.channels.other_epochs.recv() => {
                     // A channel that ended is ready for ever: reading it again would keep
                     // everything else from running.
                     let Some((theirs, (from, _))) = message else {
@@ -224,8 +226,8 @@ where
                     }
                 },
                 _ = &mut self.tasks.delivery => return None,
-                passed = self.passed.recv() => {
-                    let (height, digest) = passed?;
+                durable = self.durable_rx.recv() => {
+                    let (height, digest) = durable?;
                     if height >= last {
                         return Some(digest);
                     }

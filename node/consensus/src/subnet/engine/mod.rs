@@ -10,7 +10,7 @@
 //!  [`epochs`] one simplex engine per epoch <-> [`chain`] marshal    [`Calls`]    [`Roots`]  [`StateSync`]
 //!            | proposes, votes (Application)         | final blocks      |            |         |
 //!            |                                       v deliveries (4)    |            |         |
-//!            |<----------- passed (4) -------- [`delivery`] <-- gathers -+            |         |
+//!            |<--------- durable (4) --------- [`delivery`] <-- gathers -+            |         |
 //!                                                    |                                |         |
 //!                                                    v input (8 and one per sender)   v         v
 //!                                                  the driver: executes, appends to the block log
@@ -47,7 +47,7 @@ use commonware_utils::{NZU16, NZUsize, channel::mpsc};
 use rand_core::CryptoRng;
 use state::Height;
 
-pub use self::setup::{ChannelName, Channels, Peering, SenderLayer, Unchanged};
+pub use self::setup::{ChannelName, Channels, IdentityLayer, Peering, SenderLayer};
 pub(super) use self::setup::{EngineOwned, Schemes, Setup, Timing, block_bounds};
 use self::{
     chain::Chain,
@@ -61,15 +61,15 @@ use super::{
     calls::{self, Calls},
     greeting::Greeting,
     outcalls::{Agreement, NodeIds},
-    peers::{self, Blame},
-    presence::Presence,
-    published::Published,
+    peers::{self, PeerScorer},
+    published::ProgressReaders,
+    recent_speakers::RecentSpeakers,
     resharing::Resharing,
     scheme::Scheme,
     shares::Roots,
     state_sync::{Config as StateSyncConfig, Floor, StateSync},
 };
-use crate::{Certifier, IngressPool, Outcalls, certifier::Terms};
+use crate::{Certifier, IngressPool, Outcalls, certifier::CommitteeSchedule};
 
 /// Finalised blocks handed out and not yet durable.
 pub(super) const PENDING_MAX: usize = 4;
@@ -99,7 +99,7 @@ where
     B: Blocker<PublicKey = PublicKey>,
 {
     (setup.peering)(&setup.resharing.summary());
-    let blame = Blame::new(peers::cut_with(setup.blocker.clone()));
+    let scorer = PeerScorer::new(peers::block_with(setup.blocker.clone()));
     let (published, resharing, schemes) =
         (setup.published.clone(), setup.resharing.clone(), setup.schemes.clone());
     let (cache, bounds) = (page_cache(), setup::bounds(&setup.limits));
@@ -113,14 +113,14 @@ where
         (setup.pool.clone(), setup.envelopes, setup.clock.clone()),
         setup.journal,
         names,
-        blame.clone(),
+        scorer.clone(),
         setup.channels.calls.0,
     );
-    share_pool(&setup.pool, &resharing, &published, &setup.out);
-    let news = published.work.clone();
+    share_pool(&setup.pool, &resharing, &published, &setup.input_tx);
+    let work_available = published.work_available.clone();
     context.child("announce").spawn({
         let calls = calls.clone();
-        move |context| calls.announce(context, news)
+        move |context| calls.gossip_ingress(context, work_available)
     });
     let places: calls::PeerNumbers = Arc::new({
         let resharing = resharing.clone();
@@ -130,29 +130,31 @@ where
 
     let heights_max = usize::try_from(setup.limits.certificates_kept).unwrap_or(usize::MAX);
     let roots = Roots::new(
-        (Certifier::over(setup.terms.clone(), heights_max), setup.terms.clone()),
+        (Certifier::with_schedule(setup.schedule.clone(), heights_max), setup.schedule.clone()),
         resharing.clone(),
         Greeting::new(setup.me.clone(), setup.agreed),
-        (published.clone(), setup.owned.signed),
+        (published.clone(), setup.owned.certification_tx),
         setup.channels.roots.0,
-        setup.out.clone(),
-        blame.clone(),
+        setup.input_tx.clone(),
+        scorer.clone(),
     );
-    let (executed, told) = (setup.executed, setup.channels.roots.1);
-    let roots =
-        context.child("roots").dedicated().spawn(move |context| roots.run(context, executed, told));
+    let (executed_rx, roots_rx) = (setup.executed_rx, setup.channels.roots.1);
+    let roots = context
+        .child("roots")
+        .dedicated()
+        .spawn(move |context| roots.run(context, executed_rx, roots_rx));
 
     start_outcalls(
         &context,
         setup.outcalls.map(|outcalls| (outcalls, setup.pool.clone())),
-        (setup.terms.clone(), setup.me.clone(), resharing.clone()),
+        (setup.schedule.clone(), setup.me.clone(), resharing.clone()),
         setup.channels.outcalls,
-        blame.clone(),
+        scorer.clone(),
     );
 
-    let floor = checked(&mut context, setup.floor, &schemes);
+    let floor = verified_floor(&mut context, setup.floor, &schemes);
     if let Some(floor) = &floor {
-        published.agreed.finalised(floor.finalization.clone());
+        published.consensus.finalised(floor.finalization.clone());
     }
     let chain = Chain {
         storage: &setup.storage,
@@ -163,7 +165,7 @@ where
         blocker: setup.blocker.clone(),
         schemes: schemes.clone(),
         epocher: setup.epocher.clone(),
-        start: start(floor.as_ref(), setup.genesis),
+        start: chain_start(floor.as_ref(), setup.genesis),
     };
     let opened = match chain.open(&context).await {
         Ok(opened) => opened,
@@ -173,7 +175,7 @@ where
         }
     };
     let sync_bytes_per_second = setup.limits.sync_bytes_per_second;
-    let (finalised, deliveries) = mpsc::channel(PENDING_MAX);
+    let (deliveries_tx, deliveries_rx) = mpsc::channel(PENDING_MAX);
     let application = Application {
         published: published.clone(),
         pool: setup.pool.clone(),
@@ -182,7 +184,7 @@ where
         limits: setup.limits,
         names,
         verifier: schemes.lasting.clone(),
-        finalised,
+        deliveries_tx,
         clock: setup.clock,
         queries: setup.queries,
     };
@@ -205,35 +207,36 @@ where
             verifier: schemes.lasting.clone(),
             bounds,
             published: published.clone(),
-            state_sync: setup.owned.state_sync,
+            state_sync_tx: setup.owned.state_sync_tx,
             marshal: marshal.clone(),
             log: setup.log,
             states: setup.states,
             bytes_per_second: sync_bytes_per_second,
             sender: setup.channels.sync.0,
-            out: setup.out.clone(),
-            commands: setup.commands,
-            blame,
+            input_tx: setup.input_tx.clone(),
+            commands_rx: setup.commands_rx,
+            scorer,
         },
     );
-    let asked = setup.channels.sync.1;
-    context.child("state_sync").spawn(move |context| state_sync.run(context, asked));
+    let sync_rx = setup.channels.sync.1;
+    context.child("state_sync").spawn(move |context| state_sync.run(context, sync_rx));
     let delivery = Delivery {
         published: published.clone(),
-        reached: setup.owned.reached,
+        delivery_tx: setup.owned.delivery_tx,
         pool: setup.pool,
         calls,
-        out: setup.out,
+        input_tx: setup.input_tx,
         marshal: marshal.clone(),
         pruned: Height(0),
         resharing: resharing.clone(),
         schemes: schemes.clone(),
-        terms: setup.terms,
+        schedule: setup.schedule,
         peering: setup.peering,
     };
-    let (passes, passed) = mpsc::channel(PENDING_MAX);
-    let delivery: Handle<()> =
-        context.child("delivery").spawn(move |context| delivery.run(context, deliveries, passes));
+    let (durable_tx, durable_rx) = mpsc::channel(PENDING_MAX);
+    let delivery: Handle<()> = context
+        .child("delivery")
+        .spawn(move |context| delivery.run(context, deliveries_rx, durable_tx));
     let epochs = Epochs {
         storage: setup.storage,
         cache,
@@ -251,9 +254,9 @@ where
             setup.channels.certificates,
             setup.channels.resolver,
         ),
-        presence: Presence::new(context.child("presence"), setup.me, setup.timing.skip),
+        speakers: RecentSpeakers::new(context.child("presence"), setup.me, setup.timing.skip),
         tasks: Tasks { chain: ended, roots, delivery },
-        passed,
+        durable_rx,
     };
     epochs.run(context, epoch, root).await;
 }
@@ -263,9 +266,9 @@ where
 fn start_outcalls<E, S, R>(
     context: &E,
     outcalls: Option<(Arc<Outcalls>, Arc<IngressPool>)>,
-    (terms, me, resharing): (Terms, PublicKey, Arc<Resharing>),
+    (schedule, me, resharing): (CommitteeSchedule, PublicKey, Arc<Resharing>),
     (sender, receiver): (S, R),
-    blame: Blame,
+    scorer: PeerScorer,
 ) where
     E: Clock + Spawner,
     S: Sender<PublicKey = PublicKey>,
@@ -273,19 +276,20 @@ fn start_outcalls<E, S, R>(
 {
     let Some(outcalls) = outcalls else { return };
     let node_ids: NodeIds = Arc::new(move |member| resharing.node_id(member));
-    let agreement = Agreement::new(outcalls, terms, (me, node_ids), sender, blame);
-    let told = context.child("outcalls").dedicated();
-    told.spawn(move |context| agreement.run(context, receiver));
+    let agreement = Agreement::new(outcalls, schedule, (me, node_ids), sender, scorer);
+    let task = context.child("outcalls").dedicated();
+    task.spawn(move |context| agreement.run(context, receiver));
 }
 
 /// Makes the pool wake the proposer when a call arrives, and the driver when it closes.
 fn share_pool(
     pool: &Arc<IngressPool>,
     resharing: &Resharing,
-    published: &Published,
+    published: &ProgressReaders,
     out: &futures::channel::mpsc::Sender<Input>,
 ) {
-    let (work, out, closing) = (published.work.clone(), out.clone(), Arc::downgrade(pool));
+    let (work, out, closing) =
+        (published.work_available.clone(), out.clone(), Arc::downgrade(pool));
     pool.share_among(resharing.summary().members().len(), move || {
         // `notify_one` is kept for a task that looks away at the moment.
         work.notify_waiters();
@@ -297,7 +301,11 @@ fn share_pool(
 }
 
 /// The floor to begin above, if it is the subnet's: the engine takes it for granted.
-fn checked(rng: &mut impl CryptoRng, floor: Option<Floor>, schemes: &Schemes) -> Option<Floor> {
+fn verified_floor(
+    rng: &mut impl CryptoRng,
+    floor: Option<Floor>,
+    schemes: &Schemes,
+) -> Option<Floor> {
     floor.filter(|floor| {
         let holds = floor.finalization.verify(rng, &*schemes.lasting, &Sequential);
         if !holds {
@@ -310,7 +318,7 @@ fn checked(rng: &mut impl CryptoRng, floor: Option<Floor>, schemes: &Schemes) ->
     })
 }
 
-fn start(
+fn chain_start(
     floor: Option<&Floor>,
     genesis: Block,
 ) -> Start<Scheme, super::block::Digest, Digested<Block>> {
@@ -328,7 +336,7 @@ fn start(
 async fn resume(
     processed: u64,
     floor: Option<Floor>,
-    published: &Published,
+    published: &ProgressReaders,
     resharing: &Resharing,
     epocher: &FixedEpocher,
     marshal: &Mailbox,
@@ -351,7 +359,7 @@ async fn resume(
     if let Some(before) = epoch.previous().and_then(|before| epocher.last(before))
         && let Some(finalization) = marshal.get_finalization(before).await
     {
-        published.agreed.finalised(finalization);
+        published.consensus.finalised(finalization);
     }
     Some((epoch, root))
 }

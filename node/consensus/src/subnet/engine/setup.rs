@@ -19,14 +19,15 @@ use super::super::{
     block::{Block, BlockBounds},
     calls::Log,
     journal::Journal,
-    published::{Published, Reached, Signed},
+    published::{CertificationProgress, DeliveryProgress, ProgressReaders},
     resharing::Resharing,
     scheme::Scheme,
-    shares::Executed,
+    shares::ExecutionResult,
     state_sync::{Command, Floor},
 };
 use crate::{
-    CountedQueries, IngressPool, Outcalls, StateServer, SyncProgress, WallClock, certifier::Terms,
+    CountedQueries, IngressPool, Outcalls, StateServer, SyncProgress, WallClock,
+    certifier::CommitteeSchedule,
 };
 
 /// The channels of a node: a sender and a receiver each, over one network, numbered from 0 in this
@@ -82,9 +83,9 @@ pub trait SenderLayer: Send + 'static {
 
 /// Changes nothing.
 #[derive(Clone, Copy, Debug)]
-pub struct Unchanged;
+pub struct IdentityLayer;
 
-impl SenderLayer for Unchanged {
+impl SenderLayer for IdentityLayer {
     type Sender<S: Sender<PublicKey = PublicKey>> = S;
 
     fn layer<S: Sender<PublicKey = PublicKey>>(&self, _: ChannelName, sender: S) -> S {
@@ -162,7 +163,7 @@ pub(in crate::subnet) struct Timing {
 impl Timing {
     /// A leader may take the idle interval before it proposes, and some more when the machine is
     /// busy.
-    pub(in crate::subnet) fn of(limits: &ConsensusLimits) -> Self {
+    pub(in crate::subnet) fn from_limits(limits: &ConsensusLimits) -> Self {
         let idle = Duration::from_millis(limits.idle_round_millis);
         let leader = idle + Duration::from_millis(1_500);
         Self {
@@ -176,9 +177,9 @@ impl Timing {
 
 /// The published values that the engine's tasks own.
 pub(in crate::subnet) struct EngineOwned {
-    pub(in crate::subnet) reached: watch::Sender<Reached>,
-    pub(in crate::subnet) signed: watch::Sender<Signed>,
-    pub(in crate::subnet) state_sync: watch::Sender<Option<SyncProgress>>,
+    pub(in crate::subnet) delivery_tx: watch::Sender<DeliveryProgress>,
+    pub(in crate::subnet) certification_tx: watch::Sender<CertificationProgress>,
+    pub(in crate::subnet) state_sync_tx: watch::Sender<Option<SyncProgress>>,
 }
 
 /// Everything one node's engine is made of.
@@ -189,7 +190,7 @@ pub(in crate::subnet) struct Setup<S, R, P, B> {
     pub(in crate::subnet) genesis: Block,
     pub(in crate::subnet) resharing: Arc<Resharing>,
     pub(in crate::subnet) schemes: Schemes,
-    pub(in crate::subnet) terms: Terms,
+    pub(in crate::subnet) schedule: CommitteeSchedule,
     pub(in crate::subnet) agreed: Vec<(String, u64)>,
     /// Most bytes of an envelope.
     pub(in crate::subnet) call_bytes: u64,
@@ -198,7 +199,7 @@ pub(in crate::subnet) struct Setup<S, R, P, B> {
     pub(in crate::subnet) epocher: FixedEpocher,
     /// A finalised block to begin with instead of genesis, after the state below it was installed.
     pub(in crate::subnet) floor: Option<Floor>,
-    pub(in crate::subnet) published: Arc<Published>,
+    pub(in crate::subnet) published: Arc<ProgressReaders>,
     pub(in crate::subnet) owned: EngineOwned,
     pub(in crate::subnet) pool: Arc<IngressPool>,
     pub(in crate::subnet) envelopes: Arc<dyn Envelopes>,
@@ -208,14 +209,14 @@ pub(in crate::subnet) struct Setup<S, R, P, B> {
     pub(in crate::subnet) peers: P,
     pub(in crate::subnet) blocker: B,
     /// Finalised blocks and certificates, for the driver.
-    pub(in crate::subnet) out: futures::channel::mpsc::Sender<Input>,
+    pub(in crate::subnet) input_tx: futures::channel::mpsc::Sender<Input>,
     /// Results of the driver.
-    pub(in crate::subnet) executed: futures::channel::mpsc::Receiver<Executed>,
+    pub(in crate::subnet) executed_rx: futures::channel::mpsc::Receiver<ExecutionResult>,
     /// Of the subnet.
     pub(in crate::subnet) public_key: nidkg::PublicKey,
     pub(in crate::subnet) states: Option<Arc<dyn StateServer>>,
     /// The driver's commands for state sync.
-    pub(in crate::subnet) commands: futures::channel::mpsc::Receiver<Command>,
+    pub(in crate::subnet) commands_rx: futures::channel::mpsc::Receiver<Command>,
     /// Sets the peers of the network, by epoch.
     pub(in crate::subnet) peering: Peering,
     /// Clock of block times and the validity of calls. Everything else uses the runtime's clock,

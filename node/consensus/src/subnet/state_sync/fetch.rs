@@ -16,7 +16,7 @@ use std::{
 use futures::channel::oneshot;
 use state::Height;
 
-use crate::{ChunkSource, Fetched, StateOffer, SyncProgress, Want};
+use crate::{ChunkRequest, ChunkSource, FetchedChunks, StateOffer, SyncProgress};
 
 /// Chunks asked for and not taken yet.
 const FLIGHT_MAX: usize = 8;
@@ -38,12 +38,12 @@ const AWAY: Duration = Duration::from_secs(600);
 /// Longest time until a request for chunks is answered.
 const ANSWER: Duration = Duration::from_millis(500);
 /// Between two words about how far it is.
-const SAY: Duration = Duration::from_secs(5);
+const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Default)]
 struct Peer {
     /// Sent what does not lead to the certified root.
-    liar: bool,
+    faulty: bool,
     aside_until: Option<SystemTime>,
     /// Said that it does not keep the state.
     gone: bool,
@@ -54,10 +54,10 @@ struct Peer {
 }
 
 /// See the module.
-pub(super) struct Fetching {
+pub(super) struct ChunkFetcher {
     pub(super) offer: StateOffer,
-    want: Want,
-    reply: Option<(oneshot::Sender<Fetched>, SystemTime)>,
+    want: ChunkRequest,
+    reply: Option<(oneshot::Sender<FetchedChunks>, SystemTime)>,
     flight: BTreeMap<Vec<u8>, (usize, SystemTime)>,
     arrived: Vec<(ChunkSource, Vec<u8>, Vec<u8>)>,
     peers: Vec<Peer>,
@@ -66,7 +66,7 @@ pub(super) struct Fetching {
     moved: SystemTime,
     /// When the driver was given something last.
     given: SystemTime,
-    said: SystemTime,
+    last_logged: SystemTime,
     began: SystemTime,
 }
 
@@ -74,13 +74,13 @@ fn after(since: SystemTime, now: SystemTime) -> Duration {
     now.duration_since(since).unwrap_or_default()
 }
 
-impl Fetching {
+impl ChunkFetcher {
     /// `answered` holds, by place, whether each member answered the last question.
     pub(super) fn new(offer: StateOffer, answered: &[bool], me: usize, now: SystemTime) -> Self {
         let peer = |answered: &bool| Peer { silent: u32::from(!answered), ..Peer::default() };
         Self {
             offer,
-            want: Want::default(),
+            want: ChunkRequest::default(),
             reply: None,
             flight: BTreeMap::new(),
             arrived: Vec::new(),
@@ -88,16 +88,21 @@ impl Fetching {
             me,
             moved: now,
             given: now,
-            said: now,
+            last_logged: now,
             began: now,
         }
     }
 
     /// Sets the driver's current demand. Faulty sources are given by place.
-    pub(super) fn want(&mut self, want: Want, reply: oneshot::Sender<Fetched>, now: SystemTime) {
-        for ChunkSource(place) in &want.liars {
+    pub(super) fn set_request(
+        &mut self,
+        want: ChunkRequest,
+        reply: oneshot::Sender<FetchedChunks>,
+        now: SystemTime,
+    ) {
+        for ChunkSource(place) in &want.faulty_sources {
             if let Some(peer) = self.peers.get_mut(*place) {
-                peer.liar = true;
+                peer.faulty = true;
             }
         }
         self.want = want;
@@ -118,7 +123,7 @@ impl Fetching {
         })?;
         let usable = |(place, peer): &(usize, &Peer)| {
             *place != self.me
-                && !peer.liar
+                && !peer.faulty
                 && peer.flight < PEER_MAX
                 && peer.aside_until.is_none_or(|until| until <= now)
         };
@@ -158,7 +163,7 @@ impl Fetching {
             && self.flight.get(name).is_some_and(|(asked, _)| *asked == place)
     }
 
-    pub(super) fn chunk(
+    pub(super) fn add_chunk(
         &mut self,
         place: usize,
         height: Height,
@@ -177,7 +182,13 @@ impl Fetching {
         self.arrived.push((ChunkSource(place), name.to_vec(), bytes.to_vec()));
     }
 
-    pub(super) fn not_kept(&mut self, place: usize, height: Height, name: &[u8], now: SystemTime) {
+    pub(super) fn chunk_not_found(
+        &mut self,
+        place: usize,
+        height: Height,
+        name: &[u8],
+        now: SystemTime,
+    ) {
         if self.is_asked(place, height, name) {
             self.drop_flight(name, Some(now + ASIDE));
             let peer = &mut self.peers[place];
@@ -186,7 +197,7 @@ impl Fetching {
     }
 
     /// Gives the driver what there is. False when it is over.
-    pub(super) fn answer(&mut self, now: SystemTime) -> bool {
+    pub(super) fn reply_to_driver(&mut self, now: SystemTime) -> bool {
         let late: Vec<_> = self
             .flight
             .iter()
@@ -207,10 +218,10 @@ impl Fetching {
             .peers
             .iter()
             .enumerate()
-            .all(|(place, peer)| place == self.me || peer.liar || peer.gone);
+            .all(|(place, peer)| place == self.me || peer.faulty || peer.gone);
         // A peer that is working must not be reported as silent.
         let untried = |(place, peer): (usize, &Peer)| {
-            place != self.me && !peer.liar && !peer.gone && peer.silent == 0
+            place != self.me && !peer.faulty && !peer.gone && peer.silent == 0
         };
         let nothing = self.reply.is_some()
             && after(self.moved, now) >= NOTHING
@@ -222,10 +233,10 @@ impl Fetching {
             && let Some((reply, _)) = self.reply.take()
         {
             self.given = now;
-            let _ = reply.send(Fetched { chunks: std::mem::take(&mut self.arrived), over });
+            let _ = reply.send(FetchedChunks { chunks: std::mem::take(&mut self.arrived), over });
         }
-        if after(self.said, now) >= SAY {
-            self.said = now;
+        if after(self.last_logged, now) >= LOG_INTERVAL {
+            self.last_logged = now;
             let SyncProgress { height, bytes_done, bytes_total, peers } = self.progress();
             tracing::info!(
                 height = height.0,
@@ -266,27 +277,31 @@ mod tests {
         vec![number]
     }
 
-    fn fetching(chunks: u8) -> (Fetching, oneshot::Receiver<Fetched>) {
+    fn fetching(chunks: u8) -> (ChunkFetcher, oneshot::Receiver<FetchedChunks>) {
         let offer = StateOffer { height: Height(7), root: [0; 32] };
-        let mut fetching = Fetching::new(offer, &[true; 4], ME, at(0));
-        let reply = want(&mut fetching, chunks, vec![], 0);
+        let mut fetching = ChunkFetcher::new(offer, &[true; 4], ME, at(0));
+        let reply = request(&mut fetching, chunks, vec![], 0);
         (fetching, reply)
     }
 
-    fn want(
-        fetching: &mut Fetching,
+    fn request(
+        fetching: &mut ChunkFetcher,
         chunks: u8,
-        liars: Vec<ChunkSource>,
+        faulty_sources: Vec<ChunkSource>,
         now: u64,
-    ) -> oneshot::Receiver<Fetched> {
+    ) -> oneshot::Receiver<FetchedChunks> {
         let (reply, fetched) = oneshot::channel();
-        let want = Want { chunks: (0..chunks).map(name).collect(), liars, ..Want::default() };
-        fetching.want(want, reply, at(now));
+        let want = ChunkRequest {
+            chunks: (0..chunks).map(name).collect(),
+            faulty_sources,
+            ..ChunkRequest::default()
+        };
+        fetching.set_request(want, reply, at(now));
         fetched
     }
 
     /// Who is asked for what now.
-    fn asked(fetching: &mut Fetching, now: u64) -> Vec<(usize, u8)> {
+    fn asked(fetching: &mut ChunkFetcher, now: u64) -> Vec<(usize, u8)> {
         std::iter::from_fn(|| fetching.next(at(now)))
             .map(|(place, _, name)| (place, name[0]))
             .collect()
@@ -303,69 +318,77 @@ mod tests {
         }
         // Chunks that arrived and were not taken count as well.
         let (place, number) = flight[0];
-        fetching.chunk(place, Height(7), &name(number), b"x", at(1));
+        fetching.add_chunk(place, Height(7), &name(number), b"x", at(1));
         assert_eq!(asked(&mut fetching, 1), []);
     }
 
     #[test]
-    fn only_what_was_asked_of_a_peer_is_taken_from_it() {
+    fn unrequested_chunks_are_dropped() {
         let (mut fetching, mut reply) = fetching(1);
         let (place, number) = asked(&mut fetching, 0)[0];
         let other = (0..4).find(|other| *other != place).unwrap();
-        fetching.chunk(other, Height(7), &name(number), b"x", at(1));
-        fetching.chunk(place, Height(8), &name(number), b"x", at(1));
-        fetching.chunk(place, Height(7), &name(9), b"x", at(1));
-        assert!(fetching.answer(at(1)));
+        fetching.add_chunk(other, Height(7), &name(number), b"x", at(1));
+        fetching.add_chunk(place, Height(8), &name(number), b"x", at(1));
+        fetching.add_chunk(place, Height(7), &name(9), b"x", at(1));
+        assert!(fetching.reply_to_driver(at(1)));
         assert!((&mut reply).now_or_never().is_none(), "nothing to give yet");
-        fetching.chunk(place, Height(7), &name(number), b"x", at(2));
-        assert!(fetching.answer(at(2)));
+        fetching.add_chunk(place, Height(7), &name(number), b"x", at(2));
+        assert!(fetching.reply_to_driver(at(2)));
         let fetched = reply.now_or_never().unwrap().unwrap();
         assert_eq!(fetched.chunks, [(ChunkSource(place), name(number), b"x".to_vec())]);
     }
 
     #[test]
-    fn a_chunk_is_asked_elsewhere_when_its_peer_is_silent_or_has_it_not() {
+    fn chunk_is_requested_from_another_peer_on_timeout_or_not_found() {
         let (mut fetching, _reply) = fetching(1);
         let (first, _) = asked(&mut fetching, 0)[0];
         let late = TIMEOUT.as_millis() as u64;
-        assert!(fetching.answer(at(late)));
+        assert!(fetching.reply_to_driver(at(late)));
         let (second, _) = asked(&mut fetching, late)[0];
-        fetching.not_kept(second, Height(7), &name(0), at(late));
+        fetching.chunk_not_found(second, Height(7), &name(0), at(late));
         let (third, _) = asked(&mut fetching, late)[0];
         let mut all = [first, second, third];
         all.sort_unstable();
         assert_eq!(all, [0, 2, 3]);
-        fetching.not_kept(third, Height(7), &name(0), at(late));
+        fetching.chunk_not_found(third, Height(7), &name(0), at(late));
         assert_eq!(asked(&mut fetching, late), [], "all are aside for a while");
         assert_eq!(asked(&mut fetching, late + ASIDE.as_millis() as u64).len(), 1);
     }
 
     // Promise: P19 - Peers that do not answer are asked last.
     #[test]
-    fn who_is_silent_again_and_again_does_not_use_up_the_time_of_who_answers() {
+    fn repeatedly_silent_peers_are_asked_last() {
         // The last answers, of seven others; the first two were silent before.
         let answered: Vec<_> = (0..8).map(|place| place > 2).collect();
         let offer = StateOffer { height: Height(7), root: [0; 32] };
-        let mut fetching = Fetching::new(offer, &answered, ME, at(0));
+        let mut fetching = ChunkFetcher::new(offer, &answered, ME, at(0));
         let mut now = 0;
         let mut waited = Vec::new();
         for number in 0..40 {
             let since = now;
             // One at a time, as where each chunk names the next.
             let (reply, mut fetched) = oneshot::channel();
-            fetching.want(Want { chunks: vec![name(number)], ..Want::default() }, reply, at(now));
+            fetching.set_request(
+                ChunkRequest { chunks: vec![name(number)], ..ChunkRequest::default() },
+                reply,
+                at(now),
+            );
             loop {
                 if let Some((7, height, name)) = fetching.next(at(now)) {
-                    fetching.chunk(7, height, &name, b"x", at(now));
+                    fetching.add_chunk(7, height, &name, b"x", at(now));
                 }
-                assert!(fetching.answer(at(now)), "given up at {now} ms with {number} chunks");
+                assert!(
+                    fetching.reply_to_driver(at(now)),
+                    "given up at {now} ms with {number} chunks"
+                );
                 match (&mut fetched).now_or_never().map(Result::unwrap) {
                     Some(fetched) if !fetched.chunks.is_empty() => break,
                     Some(_) => {
                         let (reply, again) = oneshot::channel();
                         fetched = again;
-                        let want = Want { chunks: vec![name(number)], ..Want::default() };
-                        fetching.want(want, reply, at(now));
+                        let want =
+                            ChunkRequest { chunks: vec![name(number)], ..ChunkRequest::default() };
+                        fetching.set_request(want, reply, at(now));
                     }
                     None => {}
                 }
@@ -378,29 +401,29 @@ mod tests {
     }
 
     #[test]
-    fn it_is_over_when_nobody_can_be_reached() {
+    fn fetch_ends_when_no_peer_is_reachable() {
         let (mut fetching, mut reply) = fetching(1);
         for now in (0..NOTHING.as_millis() as u64).step_by(100) {
             while let Some((_, _, name)) = fetching.next(at(now)) {
                 fetching.unsent(&name, at(now));
             }
-            assert!(fetching.answer(at(now)), "{now}");
+            assert!(fetching.reply_to_driver(at(now)), "{now}");
             if (&mut reply).now_or_never().is_some() {
-                reply = want(&mut fetching, 1, vec![], now);
+                reply = request(&mut fetching, 1, vec![], now);
             }
         }
-        assert!(!fetching.answer(at(NOTHING.as_millis() as u64)));
+        assert!(!fetching.reply_to_driver(at(NOTHING.as_millis() as u64)));
         assert!(reply.now_or_never().unwrap().unwrap().over);
     }
 
     #[test]
-    fn it_is_over_at_once_when_nobody_keeps_the_state() {
+    fn fetch_ends_immediately_when_no_peer_keeps_the_state() {
         let (mut fetching, reply) = fetching(3);
         for (place, number) in asked(&mut fetching, 0) {
-            assert!(fetching.answer(at(0)));
-            fetching.not_kept(place, Height(7), &name(number), at(0));
+            assert!(fetching.reply_to_driver(at(0)));
+            fetching.chunk_not_found(place, Height(7), &name(number), at(0));
         }
-        assert!(!fetching.answer(at(0)));
+        assert!(!fetching.reply_to_driver(at(0)));
         assert!(reply.now_or_never().unwrap().unwrap().over);
     }
 
@@ -408,25 +431,25 @@ mod tests {
     fn time_passes_only_while_chunks_are_waited_for() {
         let (mut fetching, reply) = fetching(1);
         asked(&mut fetching, 0);
-        assert!(fetching.answer(at(1_000)));
+        assert!(fetching.reply_to_driver(at(1_000)));
         assert!(!reply.now_or_never().unwrap().unwrap().over);
         // The driver looks through its own state for long, again and again, with nothing asked for.
         let mut now = 1_000;
         for _ in 0..3 {
             now += 100_000;
-            assert!(fetching.answer(at(now)));
-            let reply = want(&mut fetching, 0, vec![], now);
+            assert!(fetching.reply_to_driver(at(now)));
+            let reply = request(&mut fetching, 0, vec![], now);
             now += 1_000;
-            assert!(fetching.answer(at(now)));
+            assert!(fetching.reply_to_driver(at(now)));
             assert!(!reply.now_or_never().unwrap().unwrap().over);
         }
         // Waiting counts, however it is cut up.
         let mut over = false;
         for _ in 0..40 {
-            let reply = want(&mut fetching, 1, vec![], now);
+            let reply = request(&mut fetching, 1, vec![], now);
             asked(&mut fetching, now);
             now += 1_000;
-            fetching.answer(at(now));
+            fetching.reply_to_driver(at(now));
             over |= reply.now_or_never().is_some_and(|fetched| fetched.unwrap().over);
         }
         assert!(over);
@@ -434,35 +457,35 @@ mod tests {
 
     // Promise: P19 - A peer that sends invalid chunks is not asked again.
     #[test]
-    fn liars_are_not_asked_again_and_without_anybody_else_it_is_over() {
+    fn faulty_sources_are_not_asked_again() {
         let (mut fetching, _reply) = fetching(3);
-        let mut reply = want(&mut fetching, 3, vec![ChunkSource(0), ChunkSource(2)], 0);
+        let mut reply = request(&mut fetching, 3, vec![ChunkSource(0), ChunkSource(2)], 0);
         assert_eq!(asked(&mut fetching, 0), [(3, 0), (3, 1), (3, 2)]);
-        assert!(fetching.answer(at(1)));
+        assert!(fetching.reply_to_driver(at(1)));
         assert!((&mut reply).now_or_never().is_none());
-        let reply = want(&mut fetching, 3, vec![ChunkSource(3)], 2);
-        assert!(!fetching.answer(at(2)));
+        let reply = request(&mut fetching, 3, vec![ChunkSource(3)], 2);
+        assert!(!fetching.reply_to_driver(at(2)));
         assert!(reply.now_or_never().unwrap().unwrap().over);
     }
 
     #[test]
-    fn it_is_over_when_nothing_comes_for_long_and_answers_are_given_meanwhile() {
+    fn fetch_ends_after_a_period_without_chunks() {
         let (mut fetching, reply) = fetching(1);
         asked(&mut fetching, 0);
-        assert!(fetching.answer(at(ANSWER.as_millis() as u64)));
-        assert_eq!(reply.now_or_never().unwrap().unwrap(), Fetched::default());
-        let mut reply = want(&mut fetching, 1, vec![], 1_000);
+        assert!(fetching.reply_to_driver(at(ANSWER.as_millis() as u64)));
+        assert_eq!(reply.now_or_never().unwrap().unwrap(), FetchedChunks::default());
+        let mut reply = request(&mut fetching, 1, vec![], 1_000);
         // From the answer until now nothing was asked for, and each of the three is asked for so
         // long.
         let over = 500 + NOTHING.as_millis() as u64;
         for now in (1_000..over).step_by(100) {
             asked(&mut fetching, now);
-            assert!(fetching.answer(at(now)), "{now}");
+            assert!(fetching.reply_to_driver(at(now)), "{now}");
             if (&mut reply).now_or_never().is_some() {
-                reply = want(&mut fetching, 1, vec![], now);
+                reply = request(&mut fetching, 1, vec![], now);
             }
         }
-        assert!(!fetching.answer(at(over)));
+        assert!(!fetching.reply_to_driver(at(over)));
         assert!(reply.now_or_never().unwrap().unwrap().over);
     }
 }

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_whole_says_nothing() {
+    fn damaged_floor_file_is_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let (disk, path) = (RealDisk::shared(), path(folder.path()));
         assert_eq!(Floor::read(&disk, &path, Height(9)), None);

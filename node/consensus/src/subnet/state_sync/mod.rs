@@ -54,19 +54,21 @@ use state::Height;
 use tokio::sync::watch;
 
 pub(super) use self::floor::{Floor, path as floor_path};
-use self::{fetch::Fetching, serve::Serving};
+use self::{fetch::ChunkFetcher, serve::ChunkServer};
 use super::{
     Input,
     block::{Block, BlockBounds},
     calls::Log,
     engine::Mailbox,
-    peers::Blame,
-    published::{Progress, Published},
+    peers::PeerScorer,
+    published::{Progress, ProgressReaders},
     resharing::Resharing,
     scheme::Scheme,
     wire,
 };
-use crate::{CHUNK_NAME_BYTES_MAX, Fetched, StateOffer, StateServer, SyncProgress, Want};
+use crate::{
+    CHUNK_NAME_BYTES_MAX, ChunkRequest, FetchedChunks, StateOffer, StateServer, SyncProgress,
+};
 
 /// A node that is behind asks whether the next block is kept anywhere, after this time without a
 /// block.
@@ -94,7 +96,7 @@ enum Message<'a> {
         next: Height,
     },
     Answer {
-        next: Next,
+        next: BlockAvailability,
         #[serde(borrow)]
         offer: Option<WireOffer<'a>>,
     },
@@ -107,7 +109,7 @@ enum Message<'a> {
         name: &'a [u8],
         bytes: &'a [u8],
     },
-    Not {
+    NotFound {
         height: Height,
         name: &'a [u8],
     },
@@ -120,10 +122,10 @@ pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
     let offer = WireOffer { certificate: &[4; 5], block: &[6; 7], finalization: &[8; 9] };
     [
         ("ask", Message::Ask { next: height }),
-        ("answer", Message::Answer { next: Next::Gone, offer: Some(offer) }),
+        ("answer", Message::Answer { next: BlockAvailability::Gone, offer: Some(offer) }),
         ("get", Message::Get { height, name }),
         ("chunk", Message::Chunk { height, name, bytes: &[10; 11] }),
-        ("not", Message::Not { height, name }),
+        ("not", Message::NotFound { height, name }),
     ]
     .map(|(name, message)| (name, postcard::to_stdvec(&message).unwrap_or_default()))
     .into()
@@ -131,7 +133,7 @@ pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
 
 /// Of the block that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Next {
+enum BlockAvailability {
     Kept,
     Gone,
     /// The answering node has not reached that block.
@@ -174,22 +176,22 @@ pub(super) fn decodes(bytes: &[u8]) -> bool {
 
 /// The driver's commands for the task.
 pub(super) enum Command {
-    Fetch(Want, oneshot::Sender<Fetched>),
+    Fetch(ChunkRequest, oneshot::Sender<FetchedChunks>),
     /// It is not behind that far any more.
     Abandon,
 }
 
 /// A state to fetch, and the floor above it, from which consensus continues.
 #[derive(Clone, Debug)]
-pub(super) struct Behind {
+pub(super) struct SyncTarget {
     pub(super) offer: StateOffer,
     pub(super) floor: Floor,
 }
 
 /// Answer of one member.
 struct Answer {
-    next: Next,
-    behind: Option<Behind>,
+    next: BlockAvailability,
+    behind: Option<SyncTarget>,
 }
 
 enum Stage {
@@ -200,7 +202,7 @@ enum Stage {
         until: SystemTime,
         answers: BTreeMap<usize, Answer>,
     },
-    Fetching(Box<Fetching>),
+    Fetching(Box<ChunkFetcher>),
 }
 
 /// Everything the task needs.
@@ -210,16 +212,16 @@ pub(super) struct Config<S> {
     pub(super) public_key: nidkg::PublicKey,
     pub(super) verifier: Arc<Scheme>,
     pub(super) bounds: BlockBounds,
-    pub(super) published: Arc<Published>,
-    pub(super) state_sync: watch::Sender<Option<SyncProgress>>,
+    pub(super) published: Arc<ProgressReaders>,
+    pub(super) state_sync_tx: watch::Sender<Option<SyncProgress>>,
     pub(super) marshal: Mailbox,
     pub(super) log: Log,
     pub(super) states: Option<Arc<dyn StateServer>>,
     pub(super) bytes_per_second: u64,
     pub(super) sender: S,
-    pub(super) out: mpsc::Sender<Input>,
-    pub(super) commands: mpsc::Receiver<Command>,
-    pub(super) blame: Blame,
+    pub(super) input_tx: mpsc::Sender<Input>,
+    pub(super) commands_rx: mpsc::Receiver<Command>,
+    pub(super) scorer: PeerScorer,
 }
 
 /// See the module.
@@ -232,20 +234,20 @@ pub(super) struct StateSync<S> {
     members: usize,
     /// This node's place among them.
     place: usize,
-    serving: Option<Serving>,
+    serving: Option<ChunkServer>,
     answered: BTreeMap<usize, SystemTime>,
     /// The part of this node's offer that takes looking for.
     own: Option<OwnOffer>,
     stage: Stage,
     /// The height this node had reached, and the time since which it has not advanced.
     reached: (Height, SystemTime),
-    said: Option<SystemTime>,
+    last_logged: Option<SystemTime>,
 }
 
 impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
     pub(super) fn new<E: Clock + Spawner>(context: &E, config: Config<S>) -> Self {
         let serving = config.states.clone().map(|states| {
-            Serving::start(context, states, config.sender.clone(), config.bytes_per_second)
+            ChunkServer::start(context, states, config.sender.clone(), config.bytes_per_second)
         });
         let mut state_sync = Self {
             peers: Vec::new(),
@@ -256,15 +258,15 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
             own: None,
             stage: Stage::Quiet(None),
             reached: (Height(0), context.current()),
-            said: None,
+            last_logged: None,
             config,
         };
-        state_sync.meet();
+        state_sync.update_peers();
         state_sync
     }
 
     /// Who the peers are now.
-    fn meet(&mut self) {
+    fn update_peers(&mut self) {
         let mut peers = self.config.resharing.members();
         let members = peers.len();
         let next = self.config.resharing.next_members();
@@ -289,22 +291,22 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
         loop {
             select! {
                 message = receiver.recv() => match message {
-                    Ok((from, message)) => self.heard(&mut context, from, message.as_ref()).await,
+                    Ok((from, message)) => self.handle_message(&mut context, from, message.as_ref()).await,
                     Err(_) => return,
                 },
-                command = self.config.commands.next() => match command {
+                command = self.config.commands_rx.next() => match command {
                     Some(command) => self.command(command, context.current()),
                     None => return,
                 },
                 () = context.sleep_until(tick_at) => {
                     tick_at = context.current() + TICK;
                     if matches!(self.stage, Stage::Quiet(_)) {
-                        self.meet();
+                        self.update_peers();
                     }
-                    self.watch(context.current());
+                    self.check_lag(context.current());
                 },
             }
-            self.pursue(context.current());
+            self.request_chunks(context.current());
         }
     }
 
@@ -313,7 +315,7 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
             .is_some_and(|message| !self.config.sender.send(to, message, false).is_empty())
     }
 
-    async fn heard<E: Clock + CryptoRng>(
+    async fn handle_message<E: Clock + CryptoRng>(
         &mut self,
         context: &mut E,
         from: PublicKey,
@@ -321,17 +323,17 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
     ) {
         let Some(place) = self.peers.iter().position(|peer| *peer == from) else { return };
         let Some(message) = wire::decode(bytes, MESSAGE_BYTES_MAX) else {
-            self.config.blame.at_fault(&from, "a message about states that does not decode");
+            self.config.scorer.report_fault(&from, "a message about states that does not decode");
             return;
         };
         let now = context.current();
         match message {
-            Message::Ask { next } => self.asked(place, from, next, now).await,
+            Message::Ask { next } => self.answer_query(place, from, next, now).await,
             Message::Answer { next, offer } => {
                 // Signatures are only verified for those who were asked, once each.
                 let waiting = matches!(&self.stage, Stage::Asking { answers, .. } if !answers.contains_key(&place));
                 if waiting {
-                    let behind = offer.and_then(|offer| self.verified(context, &from, &offer));
+                    let behind = offer.and_then(|offer| self.verify_or_log(context, &from, &offer));
                     if let Stage::Asking { answers, .. } = &mut self.stage {
                         answers.insert(place, Answer { next, behind });
                     }
@@ -341,24 +343,24 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
                 if let Some(serving) =
                     self.serving.as_mut().filter(|_| name.len() <= CHUNK_NAME_BYTES_MAX)
                 {
-                    serving.ask(from, height, name);
+                    serving.enqueue(from, height, name);
                 }
             }
             Message::Chunk { height, name, bytes } => {
                 if let Stage::Fetching(fetching) = &mut self.stage {
-                    fetching.chunk(place, height, name, bytes, now);
+                    fetching.add_chunk(place, height, name, bytes, now);
                 }
             }
-            Message::Not { height, name } => {
+            Message::NotFound { height, name } => {
                 if let Stage::Fetching(fetching) = &mut self.stage {
-                    fetching.not_kept(place, height, name, now);
+                    fetching.chunk_not_found(place, height, name, now);
                 }
             }
         }
     }
 
     /// Whether the block is kept here, and what state can be had.
-    async fn asked(&mut self, place: usize, from: PublicKey, next: Height, now: SystemTime) {
+    async fn answer_query(&mut self, place: usize, from: PublicKey, next: Height, now: SystemTime) {
         let again = self
             .answered
             .get(&place)
@@ -367,21 +369,27 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
             return;
         }
         self.answered.insert(place, now);
-        let next = if next > self.config.published.reached.borrow().height {
-            Next::Unknown
+        let next = if next > self.config.published.delivery_rx.borrow().height {
+            BlockAvailability::Unknown
         } else {
             let block = self.config.marshal.get_block(EngineHeight::new(next.0)).await;
             let logged = self.config.log.lock().first();
             let kept = |block: &Block| {
                 block.ingress.is_empty() || logged.is_some_and(|first| first <= next)
             };
-            if block.is_some_and(|block| kept(block.inner())) { Next::Kept } else { Next::Gone }
+            if block.is_some_and(|block| kept(block.inner())) {
+                BlockAvailability::Kept
+            } else {
+                BlockAvailability::Gone
+            }
         };
         let offered = self.config.states.as_ref().and_then(|states| states.offer());
         let certificate = match offered {
             Some((height, certificate)) if self.find_floor(height).await => {
-                if let Some(serving) = self.serving.as_ref().filter(|_| next == Next::Gone) {
-                    serving.offered(&from, height, now);
+                if let Some(serving) =
+                    self.serving.as_ref().filter(|_| next == BlockAvailability::Gone)
+                {
+                    serving.lease_offered(&from, height, now);
                 }
                 Some(certificate)
             }
@@ -417,12 +425,12 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
     }
 
     /// An offer of which everything holds.
-    fn verified<E: CryptoRng>(
+    fn verify_or_log<E: CryptoRng>(
         &self,
         rng: &mut E,
         from: &PublicKey,
         offer: &WireOffer<'_>,
-    ) -> Option<Behind> {
+    ) -> Option<SyncTarget> {
         let behind = self.verify(rng, offer);
         if behind.is_none() {
             tracing::warn!(peer = %from, "a peer offers a state that the subnet did not certify, or this version cannot read");
@@ -430,7 +438,7 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
         behind
     }
 
-    fn verify<E: CryptoRng>(&self, rng: &mut E, offer: &WireOffer<'_>) -> Option<Behind> {
+    fn verify<E: CryptoRng>(&self, rng: &mut E, offer: &WireOffer<'_>) -> Option<SyncTarget> {
         let claim = self.config.states.as_ref()?.read_offer(offer.certificate)?;
         let signature = Signature(claim.signature);
         if !nidkg::verify(&self.config.public_key, &state_root_message(&claim.tree), &signature.0) {
@@ -447,7 +455,7 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
             && finalization.proposal.payload == block.digest()
             && finalization.verify(rng, &*self.config.verifier, &Sequential);
         let floor = Floor { state: claim.height, height: Height(height), finalization };
-        holds.then_some(Behind {
+        holds.then_some(SyncTarget {
             offer: StateOffer { height: claim.height, root: claim.root },
             floor,
         })
@@ -456,22 +464,22 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
     fn command(&mut self, command: Command, now: SystemTime) {
         match (command, &mut self.stage) {
             (Command::Fetch(want, reply), Stage::Fetching(fetching)) => {
-                for liar in &want.liars {
-                    if let Some(peer) = self.peers.get(liar.0) {
+                for source in &want.faulty_sources {
+                    if let Some(peer) = self.peers.get(source.0) {
                         tracing::warn!(%peer, height = fetching.offer.height.0, "a peer sent a chunk that is not of the certified state: it is not asked again");
                     }
                 }
-                fetching.want(want, reply, now);
+                fetching.set_request(want, reply, now);
             }
             (Command::Fetch(_, reply), _) => {
-                let _ = reply.send(Fetched { over: true, ..Fetched::default() });
+                let _ = reply.send(FetchedChunks { over: true, ..FetchedChunks::default() });
             }
             (Command::Abandon, stage) => *stage = Stage::Quiet(Some(now + STALL)),
         }
     }
 
     /// Requests wanted chunks, and passes on those that arrived.
-    fn pursue(&mut self, now: SystemTime) {
+    fn request_chunks(&mut self, now: SystemTime) {
         let Stage::Fetching(fetching) = &mut self.stage else { return };
         while let Some((place, height, name)) = fetching.next(now) {
             let to = Recipients::One(self.peers[place].clone());
@@ -481,9 +489,9 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
                 fetching.unsent(&name, now);
             }
         }
-        let goes_on = fetching.answer(now);
-        self.config.state_sync.send_replace(goes_on.then(|| fetching.progress()));
-        if !goes_on {
+        let continues = fetching.reply_to_driver(now);
+        self.config.state_sync_tx.send_replace(continues.then(|| fetching.progress()));
+        if !continues {
             tracing::warn!(
                 height = fetching.offer.height.0,
                 "no peer shows the state any more that was being fetched; what was fetched is \
@@ -494,12 +502,12 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
     }
 
     /// Notices that this node is behind and gets no blocks.
-    fn watch(&mut self, now: SystemTime) {
+    fn check_lag(&mut self, now: SystemTime) {
         let published = &self.config.published;
-        let reached = published.reached.borrow().height;
+        let reached = published.delivery_rx.borrow().height;
         let Progress { finalised, executed, .. } = published.progress();
         let faulty_max = (self.members.saturating_sub(1)) / 3;
-        let ahead = finalised.max(published.heard_by(faulty_max + 1));
+        let ahead = finalised.max(published.signed_by(faulty_max + 1));
         if reached != self.reached.0 || ahead <= reached {
             self.reached = (reached, now);
         }
@@ -522,7 +530,7 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
                 let count = |what| {
                     answers.range(..members).filter(|(_, answer)| answer.next == what).count()
                 };
-                let (kept, gone) = (count(Next::Kept), count(Next::Gone));
+                let (kept, gone) = (count(BlockAvailability::Kept), count(BlockAvailability::Gone));
                 let lost = gone > faulty_max && (kept == 0 || still >= DOUBT);
                 let best = answers
                     .values()
@@ -537,25 +545,25 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
                 let next = *next;
                 self.stage = Stage::Quiet(Some(now + STALL));
                 if lost {
-                    self.begin((best, &answered), (next, ahead), now);
+                    self.start_fetching((best, &answered), (next, ahead), now);
                 }
             }
             Stage::Fetching(_) => {}
         }
     }
 
-    fn begin(
+    fn start_fetching(
         &mut self,
-        (best, answered): (Option<Behind>, &[bool]),
+        (best, answered): (Option<SyncTarget>, &[bool]),
         (next, ahead): (Height, Height),
         now: SystemTime,
     ) {
         let Some(behind) = best else {
             let due = self
-                .said
-                .is_none_or(|said| now.duration_since(said).unwrap_or_default() >= 6 * STALL);
+                .last_logged
+                .is_none_or(|last| now.duration_since(last).unwrap_or_default() >= 6 * STALL);
             if due {
-                self.said = Some(now);
+                self.last_logged = Some(now);
                 tracing::warn!(
                     next = next.0,
                     subnet = ahead.0,
@@ -567,7 +575,7 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
         };
         let offer = behind.offer;
         // A driver that is busy is notified again.
-        if self.config.out.try_send(Input::Behind(Box::new(behind))).is_ok() {
+        if self.config.input_tx.try_send(Input::Behind(Box::new(behind))).is_ok() {
             tracing::warn!(
                 next = next.0,
                 subnet = ahead.0,
@@ -576,7 +584,8 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
                 "the blocks this node needs next are not kept any more: it fetches the state of a \
                  later height"
             );
-            self.stage = Stage::Fetching(Box::new(Fetching::new(offer, answered, self.place, now)));
+            self.stage =
+                Stage::Fetching(Box::new(ChunkFetcher::new(offer, answered, self.place, now)));
         }
     }
 }

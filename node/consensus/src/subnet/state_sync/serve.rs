@@ -42,14 +42,14 @@ struct Job {
 type Waiting = Arc<Mutex<BTreeMap<PublicKey, usize>>>;
 
 /// Takes requests. See the module.
-pub(super) struct Serving {
+pub(super) struct ChunkServer {
     jobs: mpsc::Sender<Job>,
     waiting: Waiting,
     states: Arc<dyn StateServer>,
     leases: Leases,
 }
 
-impl Serving {
+impl ChunkServer {
     pub(super) fn start<E: Clock + Spawner, S: Sender<PublicKey = PublicKey>>(
         context: &E,
         states: Arc<dyn StateServer>,
@@ -72,11 +72,11 @@ impl Serving {
 
     /// A peer that needs a state was offered this one: it is kept until the peer had time to ask
     /// for it.
-    pub(super) fn offered(&self, to: &PublicKey, height: Height, now: SystemTime) {
-        hold(&self.leases, self.states.as_ref(), to, height, now);
+    pub(super) fn lease_offered(&self, to: &PublicKey, height: Height, now: SystemTime) {
+        renew_lease(&self.leases, self.states.as_ref(), to, height, now);
     }
 
-    pub(super) fn ask(&mut self, to: PublicKey, height: Height, name: &[u8]) {
+    pub(super) fn enqueue(&mut self, to: PublicKey, height: Height, name: &[u8]) {
         let mut waiting = self.waiting.lock();
         let count = waiting.get(&to).copied().unwrap_or_default();
         let job = Job { to: to.clone(), height, name: name.to_vec() };
@@ -95,7 +95,7 @@ struct Lease {
 /// By peer: one each.
 type Leases = Arc<Mutex<BTreeMap<PublicKey, Lease>>>;
 
-fn hold(
+fn renew_lease(
     leases: &Leases,
     states: &dyn StateServer,
     to: &PublicKey,
@@ -147,7 +147,7 @@ impl<S: Sender<PublicKey = PublicKey>> Worker<S> {
             }
         }
         let now = context.current();
-        hold(&self.leases, self.states.as_ref(), &to, height, now);
+        renew_lease(&self.leases, self.states.as_ref(), &to, height, now);
         let states = self.states.clone();
         let read = {
             let name = name.clone();
@@ -160,7 +160,7 @@ impl<S: Sender<PublicKey = PublicKey>> Worker<S> {
             Ok(Ok(bytes)) => encode(&Message::Chunk { height, name: &name, bytes: &bytes }),
             Ok(Err(reason)) => {
                 tracing::debug!(peer = %to, %reason, "a peer asked for a chunk that is not kept");
-                encode(&Message::Not { height, name: &name })
+                encode(&Message::NotFound { height, name: &name })
             }
             // The node is ending.
             Err(_) => return,

@@ -7,15 +7,16 @@
 use std::io;
 
 use ic_management_canister_types as ic;
-use sandbox::{Stored, module::HEAD_BYTES};
+use sandbox::{StoredModule, module::HEAD_BYTES};
 use state::{
     CanisterId, CanisterSnapshot, CanisterState, Change, ChangeDetails, ExecutionState, Global,
-    InstalledModule, LowMemoryHook, Memory, ModuleGlobal, ModuleHash, ModuleInfo, Reject, Shared,
-    SnapshotMemory, SnapshotModule, SnapshotSource, SubnetCall, WASM_PAGE_BYTES, parse_snapshot_id,
+    InstalledModule, LowMemoryHook, Memory, ModuleGlobal, ModuleHash, ModuleInfo, Reject,
+    SnapshotMemory, SnapshotModule, SnapshotSource, StateArc, SubnetCall, WASM_PAGE_BYTES,
+    parse_snapshot_id,
 };
 
 use super::super::install::{Code, memories, prepayment};
-use super::super::{Dispatcher, Handled, Handling, no_value};
+use super::super::{Dispatcher, MethodOutcome, MethodResult, no_value};
 use super::{SNAPSHOT_INSTRUCTIONS, pay};
 use crate::config::FatalError;
 use crate::core::Core;
@@ -23,7 +24,7 @@ use crate::machine::is_memory_low;
 use crate::reject;
 
 impl Dispatcher<'_> {
-    pub(in super::super) fn load_canister_snapshot(&mut self, call: &SubnetCall) -> Handling {
+    pub(in super::super) fn load_canister_snapshot(&mut self, call: &SubnetCall) -> MethodResult {
         let argument: ic::LoadCanisterSnapshotArgs = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         self.state.refresh();
@@ -42,7 +43,8 @@ impl Dispatcher<'_> {
         // Before the whole module is validated.
         self.affordable(&canister, copying.saturating_add(compile_most), "loading a snapshot")?;
         let hash = self.module_of(&snapshot)?;
-        let code = Code::Chunks(Stored { blobs: &core.blobs, parts: vec![hash.0], bytes }, hash);
+        let code =
+            Code::Chunks(StoredModule { blobs: &core.blobs, parts: vec![hash.0], bytes }, hash);
         let (prepared, compiling) =
             self.prepare_and_count(&canister, &hash, code.uploaded(), (&head, compile_most))?;
         let mut next = canister.clone();
@@ -59,9 +61,9 @@ impl Dispatcher<'_> {
         }
         core.note_prepared(hash);
         self.count(copying, 0);
-        self.bring_memories(&mut next)?;
+        self.copy_memories(&mut next)?;
         self.finish_loading(call, &argument, (owner, &snapshot), &canister, next);
-        Ok(Handled::Reply(no_value()))
+        Ok(MethodOutcome::Reply(no_value()))
     }
 
     /// A snapshot that the caller may load onto a canister, and whose it is.
@@ -134,9 +136,9 @@ impl Dispatcher<'_> {
         self.check_keeping(canister, next)
     }
 
-    /// Makes copies of the memories that the canister's execution names, which are a snapshot's: they
-    /// are its own.
-    fn bring_memories(&mut self, next: &mut CanisterState) -> Result<(), FatalError> {
+    /// Makes copies of the memories that the canister's execution names, which are a snapshot's:
+    /// they are its own.
+    fn copy_memories(&mut self, next: &mut CanisterState) -> Result<(), FatalError> {
         let sizes = &self.core.limits().module;
         let Some(execution) = next.execution.as_mut() else { return Ok(()) };
         let is_memory64 = execution.module.info.memory64;
@@ -204,7 +206,7 @@ fn loaded(
         layout: None,
     };
     Ok(ExecutionState {
-        module: Shared::new(module),
+        module: StateArc::new(module),
         globals,
         heap: memory(snapshot.heap),
         stable: memory(snapshot.stable),

@@ -30,7 +30,7 @@ use state::{
 
 use super::lifecycle::uninstall;
 use super::settings::check_promises;
-use super::{Dispatcher, Handled, Handling, encode, no_value};
+use super::{Dispatcher, MethodOutcome, MethodResult, encode, no_value};
 use crate::config::FatalError;
 use crate::core::Core;
 use crate::reject;
@@ -48,7 +48,7 @@ struct SnapshotArgument {
 }
 
 impl Dispatcher<'_> {
-    pub(super) fn take_canister_snapshot(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn take_canister_snapshot(&mut self, call: &SubnetCall) -> MethodResult {
         let argument: ic::TakeCanisterSnapshotArgs = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         self.state.refresh();
@@ -86,11 +86,11 @@ impl Dispatcher<'_> {
             snapshot.stable.id = self.copy(snapshot.stable, base_bytes(snapshot.stable))?.id;
         }
         self.count(instructions, 0);
-        let number = self.keep_snapshot(&id, cost, replaced, snapshot.clone())?;
+        let number = self.add_snapshot(&id, cost, replaced, snapshot.clone())?;
         if uninstalls {
             self.uninstall_taken(call, &id, argument.sender_canister_version)?;
         }
-        Ok(Handled::Reply(encode(&shown(&id, number, &snapshot))?))
+        Ok(MethodOutcome::Reply(encode(&shown(&id, number, &snapshot))?))
     }
 
     /// Takes the code away from a canister whose memories are a snapshot's now.
@@ -113,21 +113,21 @@ impl Dispatcher<'_> {
         Ok(())
     }
 
-    pub(super) fn list_canister_snapshots(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn list_canister_snapshots(&mut self, call: &SubnetCall) -> MethodResult {
         let id = self.canister_in(call)?;
         let snapshots = self.target(&id)?.snapshots.iter();
         let list: Vec<_> =
             snapshots.map(|(number, snapshot)| shown(&id, number, snapshot)).collect();
-        Ok(Handled::Reply(encode(&list)?))
+        Ok(MethodOutcome::Reply(encode(&list)?))
     }
 
-    pub(super) fn delete_canister_snapshot(&mut self, call: &SubnetCall) -> Handling {
+    pub(super) fn delete_canister_snapshot(&mut self, call: &SubnetCall) -> MethodResult {
         let argument: SnapshotArgument = self.decode(call)?;
         let canister = self.target(&argument.canister_id)?;
         let (number, _) = self.snapshot_of(canister, &argument.snapshot_id)?;
         let gone = self.target_mut(&argument.canister_id)?.snapshots.remove(number);
         drop_snapshots(self.core, gone);
-        Ok(Handled::Reply(no_value()))
+        Ok(MethodOutcome::Reply(no_value()))
     }
 
     /// The snapshot of a canister that has this id, and its number.
@@ -202,7 +202,7 @@ impl Dispatcher<'_> {
     }
 
     /// Puts a snapshot into its canister's record, which pays for it. Its number.
-    fn keep_snapshot(
+    fn add_snapshot(
         &mut self,
         id: &CanisterId,
         cost: Cycles,

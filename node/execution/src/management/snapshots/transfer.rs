@@ -14,7 +14,7 @@ use state::{
 };
 
 use super::super::types::{SnapshotMetadata, UploadSnapshotData, UploadSnapshotMetadata};
-use super::super::{Dispatcher, Handled, Handling, Refusal, encode, no_value};
+use super::super::{Dispatcher, MethodOutcome, MethodResult, Refusal, encode, no_value};
 use super::{PART_INSTRUCTIONS, SNAPSHOT_INSTRUCTIONS, SnapshotArgument, base_bytes, pay};
 use crate::config::FatalError;
 use crate::core::Core;
@@ -28,22 +28,22 @@ const REPLY_BESIDE_BYTES: u64 = 1024;
 const CERTIFIED_BYTES_MAX: usize = 32;
 
 /// Location of bytes of a snapshot.
-enum Place {
+enum DataLocation {
     /// In a memory; with their number.
     Memory(MemoryId, u64),
     /// In a blob; with their number.
     Blob(BlobHash, u64),
 }
 
-impl Place {
-    fn of_module(snapshot: &CanisterSnapshot) -> Self {
+impl DataLocation {
+    fn for_module(snapshot: &CanisterSnapshot) -> Self {
         match snapshot.module {
             SnapshotModule::Installed { hash, bytes } => Self::Blob(hash.0, bytes),
             SnapshotModule::Uploaded { memory, bytes } => Self::Memory(memory, bytes),
         }
     }
 
-    fn of(memory: SnapshotMemory) -> Self {
+    fn for_memory(memory: SnapshotMemory) -> Self {
         Self::Memory(memory.id, memory.bytes())
     }
 
@@ -70,31 +70,34 @@ impl Dispatcher<'_> {
     pub(in super::super) fn read_canister_snapshot_metadata(
         &mut self,
         call: &SubnetCall,
-    ) -> Handling {
+    ) -> MethodResult {
         let argument: SnapshotArgument = self.decode(call)?;
         let canister = self.target(&argument.canister_id)?;
         let (_, snapshot) = self.snapshot_of(canister, &argument.snapshot_id)?;
-        Ok(Handled::Reply(encode(&metadata(snapshot))?))
+        Ok(MethodOutcome::Reply(encode(&metadata(snapshot))?))
     }
 
-    pub(in super::super) fn read_canister_snapshot_data(&mut self, call: &SubnetCall) -> Handling {
+    pub(in super::super) fn read_canister_snapshot_data(
+        &mut self,
+        call: &SubnetCall,
+    ) -> MethodResult {
         let argument: ic::ReadCanisterSnapshotDataArgs = self.decode(call)?;
         self.state.refresh();
         let canister = self.target(&argument.canister_id)?;
         let (_, snapshot) = self.snapshot_of(canister, &argument.snapshot_id)?;
         let (place, offset, size) = match &argument.kind {
             ic::SnapshotDataKind::WasmModule { offset, size } => {
-                (Place::of_module(snapshot), *offset, *size)
+                (DataLocation::for_module(snapshot), *offset, *size)
             }
             ic::SnapshotDataKind::WasmMemory { offset, size } => {
-                (Place::of(snapshot.heap), *offset, *size)
+                (DataLocation::for_memory(snapshot.heap), *offset, *size)
             }
             ic::SnapshotDataKind::StableMemory { offset, size } => {
-                (Place::of(snapshot.stable), *offset, *size)
+                (DataLocation::for_memory(snapshot.stable), *offset, *size)
             }
             ic::SnapshotDataKind::WasmChunk { hash } => {
                 let (hash, bytes) = chunk_of(snapshot, hash)?;
-                (Place::Blob(hash, bytes), 0, bytes)
+                (DataLocation::Blob(hash, bytes), 0, bytes)
             }
         };
         place.check(offset, size)?;
@@ -108,28 +111,33 @@ impl Dispatcher<'_> {
         }
         // All of a blob is verified, however little of it is read.
         let looked_at = match &place {
-            Place::Blob(_, bytes) => *bytes,
-            Place::Memory(..) => size,
+            DataLocation::Blob(_, bytes) => *bytes,
+            DataLocation::Memory(..) => size,
         };
         let instructions = PART_INSTRUCTIONS.saturating_add(looked_at);
         let cost = self.affordable(canister, instructions, "reading a snapshot")?;
         let chunk = self.read_from(&place, offset, size)?;
         self.count(instructions, 0);
         pay(self.target_mut(&argument.canister_id)?, cost);
-        Ok(Handled::Reply(encode(&ic::ReadCanisterSnapshotDataResult { chunk })?))
+        Ok(MethodOutcome::Reply(encode(&ic::ReadCanisterSnapshotDataResult { chunk })?))
     }
 
     /// Reads bytes that are there.
-    fn read_from(&self, place: &Place, offset: u64, size: u64) -> Result<Vec<u8>, FatalError> {
+    fn read_from(
+        &self,
+        place: &DataLocation,
+        offset: u64,
+        size: u64,
+    ) -> Result<Vec<u8>, FatalError> {
         let core = self.core;
         let mut bytes = vec![0; usize::try_from(size.min(READ_BYTES_MAX)).unwrap_or(0)];
         core.attempts(self.place.clone()).until(|| match place {
-            Place::Memory(id, _) => {
+            DataLocation::Memory(id, _) => {
                 let layout = core.pages.layout(*id)?;
                 pages::read_bytes(&layout, offset, &mut bytes).map_err(FatalError::from)
             }
             // A file that was damaged must not become a result: all of it is verified.
-            Place::Blob(hash, _) => match core.blobs.digest(std::slice::from_ref(hash))? {
+            DataLocation::Blob(hash, _) => match core.blobs.digest(std::slice::from_ref(hash))? {
                 Some(_) => core.blobs.read(hash, offset, &mut bytes).map_err(FatalError::from),
                 None => Err(FatalError::Record {
                     what: "a module or a chunk of a snapshot".into(),
@@ -143,7 +151,7 @@ impl Dispatcher<'_> {
     pub(in super::super) fn upload_canister_snapshot_metadata(
         &mut self,
         call: &SubnetCall,
-    ) -> Handling {
+    ) -> MethodResult {
         let argument: UploadSnapshotMetadata = self.decode(call)?;
         self.state.refresh();
         let id = argument.canister_id;
@@ -167,7 +175,7 @@ impl Dispatcher<'_> {
         self.count(SNAPSHOT_INSTRUCTIONS, 0);
         let number = self.keep_snapshot(&id, cost, replaced, snapshot)?;
         let snapshot_id = snapshot_id(&id, number);
-        Ok(Handled::Reply(encode(&ic::UploadCanisterSnapshotMetadataResult { snapshot_id })?))
+        Ok(MethodOutcome::Reply(encode(&ic::UploadCanisterSnapshotMetadataResult { snapshot_id })?))
     }
 
     /// A new memory of zeros.
@@ -181,7 +189,7 @@ impl Dispatcher<'_> {
     pub(in super::super) fn upload_canister_snapshot_data(
         &mut self,
         call: &SubnetCall,
-    ) -> Handling {
+    ) -> MethodResult {
         let argument: UploadSnapshotData = self.decode(call)?;
         self.state.refresh();
         let canister = self.target(&argument.canister_id)?;
@@ -198,9 +206,15 @@ impl Dispatcher<'_> {
             .into());
         }
         let (place, offset) = match argument.kind {
-            ic::SnapshotDataOffset::WasmModule { offset } => (Place::of_module(snapshot), offset),
-            ic::SnapshotDataOffset::WasmMemory { offset } => (Place::of(snapshot.heap), offset),
-            ic::SnapshotDataOffset::StableMemory { offset } => (Place::of(snapshot.stable), offset),
+            ic::SnapshotDataOffset::WasmModule { offset } => {
+                (DataLocation::for_module(snapshot), offset)
+            }
+            ic::SnapshotDataOffset::WasmMemory { offset } => {
+                (DataLocation::for_memory(snapshot.heap), offset)
+            }
+            ic::SnapshotDataOffset::StableMemory { offset } => {
+                (DataLocation::for_memory(snapshot.stable), offset)
+            }
             ic::SnapshotDataOffset::WasmChunk => {
                 return self.upload_snapshot_chunk(&argument.canister_id, number, &argument.chunk);
             }
@@ -212,17 +226,22 @@ impl Dispatcher<'_> {
         let delta_bytes = self.write_to(&place, offset, &argument.chunk)?;
         self.count(instructions, delta_bytes);
         pay(self.target_mut(&argument.canister_id)?, cost);
-        Ok(Handled::Reply(no_value()))
+        Ok(MethodOutcome::Reply(no_value()))
     }
 
     /// Writes bytes where there is a place for them. Returns the bytes of delta.
-    fn write_to(&self, place: &Place, offset: u64, chunk: &[u8]) -> Result<u64, FatalError> {
+    fn write_to(&self, place: &DataLocation, offset: u64, chunk: &[u8]) -> Result<u64, FatalError> {
         let core = self.core;
-        let Place::Memory(id, _) = place else { return Ok(0) };
+        let DataLocation::Memory(id, _) = place else { return Ok(0) };
         core.attempts(self.place.clone()).until(|| core.pages.write_bytes(*id, offset, chunk))
     }
 
-    fn upload_snapshot_chunk(&mut self, id: &CanisterId, number: u64, chunk: &[u8]) -> Handling {
+    fn upload_snapshot_chunk(
+        &mut self,
+        id: &CanisterId,
+        number: u64,
+        chunk: &[u8],
+    ) -> MethodResult {
         let limits = &self.core.limits().subnet;
         let canister = self.target(id)?.clone();
         let Some(mut snapshot) = canister.snapshots.get(number).cloned() else {
@@ -253,10 +272,10 @@ impl Dispatcher<'_> {
         pay(&mut next, cost);
         next.snapshots.replace(number, snapshot);
         self.check_keeping(&canister, &next)?;
-        self.keep(chunk)?;
+        self.store_blob(chunk)?;
         self.count(instructions, 0);
         self.state.put(next);
-        Ok(Handled::Reply(no_value()))
+        Ok(MethodOutcome::Reply(no_value()))
     }
 }
 
@@ -394,7 +413,7 @@ mod tests {
 
     #[test]
     fn bytes_lie_within_a_snapshot_or_are_refused() {
-        let place = Place::Blob([0; 32], 100);
+        let place = DataLocation::Blob([0; 32], 100);
         assert!(place.check(0, 100).is_ok() && place.check(100, 0).is_ok());
         for (offset, bytes) in [(0, 101), (101, 0), (u64::MAX, 1), (1, u64::MAX)] {
             assert_eq!(place.check(offset, bytes).unwrap_err().error_code.0, 408);

@@ -124,7 +124,7 @@ pub(crate) struct Transform {
 }
 
 impl Transform {
-    pub(crate) fn of(principal: Principal, method: &str, context: &[u8]) -> Self {
+    pub(crate) fn new(principal: Principal, method: &str, context: &[u8]) -> Self {
         let function = Func { principal, method: method.into() };
         Self { function: function.into(), context: ByteBuf::from(context) }
     }
@@ -149,7 +149,7 @@ impl Request {
     }
 
     pub(crate) fn transformed(mut self, by: Principal, method: &str) -> Self {
-        self.transform = Some(Transform::of(by, method, b"context"));
+        self.transform = Some(Transform::new(by, method, b"context"));
         self
     }
 

@@ -60,7 +60,7 @@ impl Authority {
 
 /// A request that a server received.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct ReceivedRequest {
     /// How many were before.
     pub(crate) number: u64,
     /// The first line and the headers, in small letters.
@@ -69,7 +69,7 @@ pub(crate) struct Asked {
 }
 
 /// Its answer: a status, and a body. None: no answer, ever.
-pub(crate) type Said = Option<(u16, Vec<u8>)>;
+pub(crate) type ScriptedResponse = Option<(u16, Vec<u8>)>;
 
 /// A server that ends with it.
 pub(crate) struct Server {
@@ -88,7 +88,7 @@ impl Drop for Server {
 impl Server {
     pub(crate) async fn start(
         authority: &Authority,
-        says: impl Fn(&Asked) -> Said + Send + Sync + 'static,
+        says: impl Fn(&ReceivedRequest) -> ScriptedResponse + Send + Sync + 'static,
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -106,7 +106,7 @@ impl Server {
                     talk(stream, async |head, body| {
                         let number = asked.fetch_add(1, Ordering::SeqCst);
                         may_speak.wait_for(|speaks| *speaks).await.ok()?;
-                        says(&Asked { number, head, body })
+                        says(&ReceivedRequest { number, head, body })
                     })
                     .await;
                 });
@@ -137,7 +137,7 @@ impl Server {
 
 async fn talk(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
-    says: impl AsyncFnOnce(String, Vec<u8>) -> Said,
+    says: impl AsyncFnOnce(String, Vec<u8>) -> ScriptedResponse,
 ) {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

@@ -151,7 +151,7 @@ fn those_that_turn_out_not_to_relay_do_not_take_all_connections() {
 }
 
 #[test]
-fn who_failed_longest_leaves_and_never_who_is_connected() {
+fn full_store_evicts_the_longest_failing_peer_never_a_connected_one() {
     let mut peers = known();
     for number in 0..20 {
         peers.add(candidate(number, 1), Origin::Discv5, secs(number.into()));
@@ -197,7 +197,7 @@ fn a_later_record_replaces_an_earlier_one() {
 }
 
 #[test]
-fn who_asks_gets_some_that_work_and_not_itself() {
+fn peer_exchange_returns_reachable_peers_without_the_requester() {
     let mut peers = known();
     for number in 0..20 {
         let shareable = number != 3;
@@ -227,7 +227,7 @@ fn a_connection_that_was_short_counts_as_a_failure() {
 }
 
 #[test]
-fn who_came_by_itself_is_not_dialled_when_it_is_heard_of() {
+fn inbound_peer_is_not_dialled_when_discovered() {
     let mut peers = known();
     let here = candidate(1, 1);
     peers.connected(here.peer, None, secs(0));

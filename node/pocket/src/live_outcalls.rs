@@ -1,0 +1,111 @@
+//! HTTPS outcalls of an instance that goes by the machine's clock: real requests to servers.
+//!
+//! ```text
+//! after a round: open requests -> the node's service (`outcalls`) -> answer -> the next round
+//! ```
+//!
+//! The service is the one of a node, with its places and turns, and reaches public addresses and the
+//! networks that the user allows (`access`), by plain HTTP too. A request that a test answers
+//! meanwhile has the first answer that comes.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, mpsc::SyncSender},
+};
+
+use anyhow::Result;
+use budget::{Pool, Reservation};
+use execution::QueryService;
+use limits::OutcallLimits;
+use outcalls::{AccessPolicy, Client, NotTransformed, Service, Transform};
+use state::{CanisterId, Height, Outcall, OutcallAnswer, OutcallId, StateArc};
+use tokio::{runtime::Handle, task::JoinHandle};
+
+use crate::{bounds::Bounds, instance::Command, outcalls::Answers, replica::Replica};
+
+/// Makes requests for all instances of a server. Copies share what they have.
+#[derive(Clone)]
+pub(crate) struct OutcallClient {
+    client: Client,
+    limits: OutcallLimits,
+    room: Pool,
+}
+
+impl OutcallClient {
+    /// To the addresses that are allowed.
+    ///
+    /// # Errors
+    /// When the authorities cannot be read, which would be a defect.
+    pub(crate) fn new(bounds: &Bounds, allowed: AccessPolicy) -> Result<Self> {
+        let client = Client::new(allowed).map_err(anyhow::Error::msg)?;
+        Ok(Self { client, limits: bounds.limits.outcalls.clone(), room: bounds.outcalls.clone() })
+    }
+
+    /// Makes those of one instance, which `wake` wakes, from here on.
+    pub(crate) fn begin(
+        &self,
+        runtime: &Handle,
+        replica: &Replica,
+        wake: SyncSender<Command>,
+    ) -> LiveOutcalls {
+        let answers = InstanceAnswerSink { answers: replica.shared().answers.clone(), wake };
+        let parts: (Arc<dyn Transform>, Arc<dyn outcalls::AnswerSink>) =
+            (Arc::new(Queries(replica.views().queries)), Arc::new(answers));
+        let bounds = (self.limits.clone(), self.room.clone());
+        let service = Service::new(self.client.clone(), parts, bounds, replica.node_id());
+        LiveOutcalls { task: runtime.spawn(service.clone().run()), service }
+    }
+}
+
+/// Requests of one instance are made as long as it is there.
+pub(crate) struct LiveOutcalls {
+    service: Service,
+    task: JoinHandle<()>,
+}
+
+impl LiveOutcalls {
+    /// These are open after a round.
+    pub(crate) fn set_open(&self, open: &BTreeMap<OutcallId, StateArc<Outcall>>) {
+        self.service.set_open(open);
+    }
+}
+
+impl Drop for LiveOutcalls {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Queries(QueryService);
+
+impl Transform for Queries {
+    fn transform(
+        &self,
+        asked: (CanisterId, Height),
+        method_name: &str,
+        arg: &[u8],
+    ) -> Result<Vec<u8>, NotTransformed> {
+        self.0.transform(asked, method_name, arg).map_err(|error| match error {
+            execution::NotTransformed::Reject(reject) => NotTransformed::Reject(reject),
+            execution::NotTransformed::Trouble(what) => NotTransformed::Trouble(what),
+            execution::NotTransformed::Died(what) => NotTransformed::Died(what),
+        })
+    }
+}
+
+struct InstanceAnswerSink {
+    answers: Arc<Answers>,
+    wake: SyncSender<Command>,
+}
+
+impl outcalls::AnswerSink for InstanceAnswerSink {
+    fn answer(&self, answer: OutcallAnswer, held: Reservation) {
+        self.answers.add(answer, held);
+        // Where something waits already, the instance is awake.
+        let _ = self.wake.try_send(Command::Wake);
+    }
+
+    fn make_room(&self, _: u64) {
+        // Answers that wait here are to requests of this node: all of them are needed.
+    }
+}
