@@ -63,7 +63,7 @@ struct QueueState {
     running: usize,
     next: u64,
     /// Canisters with work.
-    lines: BTreeMap<Principal, Line>,
+    lines: BTreeMap<Principal, CanisterQueue>,
     /// Canisters without work.
     idle: IdleUsage,
     /// Used time, in nanoseconds, of the lines that are served: where a line with new work begins.
@@ -582,7 +582,7 @@ mod tests {
         Principal::from_slice(&number.to_be_bytes())
     }
 
-    fn enqueue(queue: &mut Queue, canister: Principal) {
+    fn enqueue(queue: &mut QueueState, canister: Principal) {
         let number = queue.next;
         queue.next += 1;
         let queued = QueuedJob { job: Box::new(|| {}), is_crowded_out: Arc::default() };

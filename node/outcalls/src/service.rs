@@ -19,7 +19,7 @@ use ic_management_canister_types::HttpRequestResult;
 use ic_principal::Principal;
 use limits::OutcallLimits;
 use state::{
-    CanisterId, Height, Outcall, OutcallAnswer, OutcallId, OutcallTransform, Reject, Shared,
+    CanisterId, Height, Outcall, OutcallAnswer, OutcallId, OutcallTransform, Reject, StateArc,
 };
 use tokio::{
     sync::Notify,
@@ -84,7 +84,7 @@ pub trait AnswerSink: Send + Sync {
     fn make_room(&self, bytes: u64);
 }
 
-type Open = BTreeMap<OutcallId, Shared<Outcall>>;
+type Open = BTreeMap<OutcallId, StateArc<Outcall>>;
 
 /// See the module. Copies share everything.
 #[derive(Clone)]
@@ -296,7 +296,7 @@ impl RequestSlot {
         Self { inner, bytes }
     }
 
-    async fn run(&self, id: OutcallId, outcall: &Shared<Outcall>, mut held: Reservation) {
+    async fn run(&self, id: OutcallId, outcall: &StateArc<Outcall>, mut held: Reservation) {
         let time = Duration::from_millis(self.inner.limits.request_millis);
         let mut backoff = Backoff(RETRY_DELAY);
         let response = loop {

@@ -95,7 +95,7 @@ fn idle() -> Arc<dyn Transform> {
 
 fn open(callers: &[u8]) -> Open {
     let numbered = (0..).map(OutcallId).zip(callers);
-    numbered.map(|(id, number)| (id, Shared::new(outcall(*number)))).collect()
+    numbered.map(|(id, number)| (id, StateArc::new(outcall(*number)))).collect()
 }
 
 /// Callers of started requests. None of them runs before this task waits.
@@ -153,7 +153,7 @@ async fn reject_with_a_long_host_name_is_within_the_agreed_size() {
     let slot = RequestSlot::acquire(service.0.clone(), Arc::default());
     let mut long = outcall(1);
     long.url = format!("https://{}", "a".repeat(state::OUTCALL_REJECT_BYTES_MAX - 8));
-    slot.run(OutcallId(1), &Shared::new(long), room.try_reserve(1 << 20).unwrap()).await;
+    slot.run(OutcallId(1), &StateArc::new(long), room.try_reserve(1 << 20).unwrap()).await;
     let answers = answers.answers.lock().unwrap();
     let state::Payload::Reject(reject) = &answers[0].payload else { panic!("a reply") };
     assert!(answers[0].is_within(0), "{} bytes", reject.message.len());

@@ -29,13 +29,13 @@ pub(crate) struct Sandboxes {
 struct Stores(Mutex<Vec<Weak<BlobStore>>>);
 
 /// A module in one of them.
-struct StoredModule {
+struct InstanceModule {
     store: Arc<BlobStore>,
     hash: ModuleHash,
     bytes: u64,
 }
 
-impl UploadedModule for StoredModule {
+impl UploadedModule for InstanceModule {
     fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -54,7 +54,7 @@ impl ModuleSource for Stores {
         };
         stores.into_iter().find_map(|store| {
             let bytes = store.bytes(&hash.0).ok().flatten()?;
-            Some(Box::new(StoredModule { store, hash: *hash, bytes }) as _)
+            Some(Box::new(InstanceModule { store, hash: *hash, bytes }) as _)
         })
     }
 }

@@ -45,7 +45,7 @@ use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
 use crate::manifest::{LEAF_BYTES, LeafHash, leaves_of, stream_leaf_bytes};
-use crate::messages::Shared;
+use crate::messages::StateArc;
 use crate::state_heap;
 
 /// Prefix of the name under which new content is written before it replaces the old.

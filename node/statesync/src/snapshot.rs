@@ -7,7 +7,7 @@ use pages::{HeldLayout, MemoryId};
 use state::manifest::{Header, LEAF_BYTES, LeafHash, ObjectId, stream_leaf_bytes};
 use state::store::LoadedCheckpoint;
 use state::{
-    BlobHash, BlobStore, ChunkId, Height, PayloadPin, PayloadStore, Shared, StoredPayload,
+    BlobHash, BlobStore, ChunkId, Height, PayloadPin, PayloadStore, StateArc, StoredPayload,
 };
 use thiserror::Error;
 
@@ -22,7 +22,7 @@ pub struct PinnedFiles {
     /// Store of those blobs.
     pub blob_store: Arc<BlobStore>,
     /// Payloads of large messages of that state, by number.
-    pub payloads: Vec<Shared<StoredPayload>>,
+    pub payloads: Vec<StateArc<StoredPayload>>,
     /// Store of those payloads.
     pub payload_store: Arc<PayloadStore>,
     /// Keeps them there.

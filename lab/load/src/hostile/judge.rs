@@ -29,7 +29,7 @@ const READ_EVERY: Duration = Duration::from_millis(500);
 /// Time limit for metrics.
 const METRICS_WITHIN: Duration = Duration::from_secs(4);
 /// Interval between readings of how many threads want to run.
-const CROWD_EVERY: Duration = Duration::from_millis(150);
+const CONTENTION_EVERY: Duration = Duration::from_millis(150);
 /// Weight of a new reading of that; a change is seen to nine tenths after seven seconds.
 const CONTENTION_WEIGHT: f64 = 0.05;
 
@@ -102,6 +102,15 @@ impl CpuContention {
 fn runnable(text: &str) -> Option<f64> {
     let (running, _) = text.split_whitespace().nth(3)?.split_once('/')?;
     Some((running.parse::<f64>().ok()? - 1.0).max(0.0))
+}
+
+/// [`CpuContention::factor`] on the average of the last minute.
+pub(super) fn load_factor() -> f64 {
+    let mut contention = CpuContention::new();
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = text.split_whitespace().next().and_then(|load| load.parse().ok());
+    contention.runnable = load.unwrap_or_default();
+    contention.factor()
 }
 
 #[derive(Clone, Copy)]
@@ -205,13 +214,13 @@ impl Judge {
 
     /// Watches until it is dropped.
     pub(super) async fn watch(self: Arc<Self>) {
-        tokio::join!(self.updates(), self.queries(), self.readings(), self.crowds());
+        tokio::join!(self.updates(), self.queries(), self.readings(), self.follow_contention());
     }
 
     /// Follows how busy the machine is, also while no answer comes.
-    async fn crowds(&self) {
+    async fn follow_contention(&self) {
         loop {
-            sleep(CROWD_EVERY).await;
+            sleep(CONTENTION_EVERY).await;
             self.contention.lock().unwrap_or_else(PoisonError::into_inner).sample();
         }
     }

@@ -19,7 +19,7 @@ use super::{
     GROUP, Phase, Queue, Report, Run,
     cases::{self, Ground, Id},
     disk,
-    judge::{AttackTarget, Judge},
+    judge::{AttackTarget, Judge, load_factor},
     members::Fifth,
     net::{self, Member, Plan, ProcessProfile, START_WITHIN},
     server, user,
@@ -27,7 +27,8 @@ use super::{
 
 const COUNTER: &[u8] = include_bytes!("../../../../canisters/wasm/counter-c.wasm");
 const FORWARDER: &[u8] = include_bytes!("../../../../canisters/wasm/universal-c.wasm");
-/// Time limit for one replay.
+/// Time limit for one replay on a machine with a core for each thread that wants to run
+/// ([`load_factor`]).
 const REPLAY_WITHIN: Duration = Duration::from_secs(600);
 /// Time limit for a case with all its calls.
 const CASE_WITHIN: Duration = Duration::from_secs(90);
@@ -538,7 +539,7 @@ async fn replays(
         command.args(["replay", "--threads", threads, "--json", "--scratch"]).arg(folder);
         command.arg(&member.data);
         let words = format!("{} with {threads} threads", profile.description());
-        let good = match net::finished(command, REPLAY_WITHIN, &log).await {
+        let good = match net::finished(command, REPLAY_WITHIN.mul_f64(load_factor()), &log).await {
             Ok(good) => good,
             Err(error) => return Ok(Some(format!("a replay by {words}: {error:#}"))),
         };

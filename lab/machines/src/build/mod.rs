@@ -258,7 +258,7 @@ fn publish(made: &Image, kernel: &Kernel, initrd: &[u8], work: &WorkFolder) -> R
     fs::write(scratch.join("initrd"), initrd)?;
     let record = serde_json::to_vec_pretty(made)?;
     fs::write(scratch.join("image.json"), &record)?;
-    work::sync(&scratch)?;
+    work_folder::sync(&scratch)?;
     let is_new = !made.folder.exists();
     if !is_new {
         // The folder of an earlier build: machines that run have read it.

@@ -52,7 +52,7 @@ pub(crate) fn machines_summary(net: &Net, rows: &[Row]) -> Option<String> {
     let sum = size(Some(taken.iter().sum()));
     Some(format!(
         "machines {}; {} of them take {sum} of this host",
-        machines.qemu.words(),
+        machines.qemu.describe(),
         taken.len()
     ))
 }

@@ -273,9 +273,9 @@ mod tests {
         for (index, late) in [5, 0, 30, 0].into_iter().enumerate() {
             let at =
                 start + Duration::from_millis(100) * index as u32 + Duration::from_millis(late);
-            output.line("tick", at, None);
+            output.process_line("tick", at, None);
         }
-        output.line("MISSED slot 7", start, None);
+        output.process_line("MISSED slot 7", start, None);
         let lateness = output.samples().summary();
         assert!((lateness.max_millis - 30.0).abs() < 1e-6, "{lateness:?}");
         assert_eq!((lateness.count, lateness.misses), (4, 1));

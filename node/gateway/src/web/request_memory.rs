@@ -473,26 +473,26 @@ mod tests {
         let part = rooms.parts.bodies;
         let mut first = rooms.body(patience).unwrap();
         assert_eq!(pool.used_bytes(), 0, "nothing is there");
-        first.hold(1, 0).await.unwrap();
+        first.resize(1, 0).await.unwrap();
         assert_eq!(pool.used_bytes(), READ_BUFFER_BYTES);
-        first.hold(1 << 20, part / 2).await.unwrap();
+        first.resize(1 << 20, part / 2).await.unwrap();
         let mut second = rooms.body(patience).unwrap();
-        second.hold(1 << 20, part / 2).await.unwrap();
+        second.resize(1 << 20, part / 2).await.unwrap();
         let waiting = tokio::spawn(async move {
-            first.hold(1 << 20, part).await.unwrap();
+            first.resize(1 << 20, part).await.unwrap();
             first
         });
         while rooms.body_waits.available_permits() > 0 {
             tokio::task::yield_now().await;
         }
-        let refused = second.hold(1 << 20, part).await.unwrap_err();
+        let refused = second.resize(1 << 20, part).await.unwrap_err();
         assert!(refused.message.contains("request bodies"), "{}", refused.message);
         drop(second);
         let mut first = waiting.await.unwrap();
         assert!(pool.used_bytes() <= part);
-        first.hold(1 << 20, 1 << 20).await.unwrap();
+        first.resize(1 << 20, 1 << 20).await.unwrap();
         assert_eq!(pool.used_bytes(), 1 << 20);
-        first.give_back();
+        first.release();
         assert_eq!(pool.used_bytes(), 0);
     }
 }

@@ -549,7 +549,7 @@ impl Reader {
         let mut stream = self.stream();
         match stream.poll {
             PollState::Empty => {
-                drop(self.meter.lock().not_empty.insert((stream.since, self.number)))
+                self.meter.lock().not_empty.insert((stream.since, self.number));
             }
             PollState::Polling => {}
             PollState::NotEmpty | PollState::Gone => return,

@@ -173,7 +173,7 @@ impl Dispatcher<'_> {
         snapshot.heap.id = self.zeros(base_bytes(snapshot.heap))?;
         snapshot.stable.id = self.zeros(base_bytes(snapshot.stable))?;
         self.count(SNAPSHOT_INSTRUCTIONS, 0);
-        let number = self.keep_snapshot(&id, cost, replaced, snapshot)?;
+        let number = self.add_snapshot(&id, cost, replaced, snapshot)?;
         let snapshot_id = snapshot_id(&id, number);
         Ok(MethodOutcome::Reply(encode(&ic::UploadCanisterSnapshotMetadataResult { snapshot_id })?))
     }
