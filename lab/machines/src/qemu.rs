@@ -245,7 +245,6 @@ pub struct Nic<'a> {
 /// # Errors
 ///
 /// A path that cannot be written on QEMU's command line, or no socket can have.
-#[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
 pub fn command(qemu: &Qemu, machine: &Machine, ends: &Ends) -> Result<Command> {
     let mut command = Command::new(&qemu.program);
     command
