@@ -21,6 +21,7 @@ package() { # program, what it is in a line, what it is at length
     gzip -9nf "$root"/usr/share/man/man1/*.1
     install -d "$root/usr/share/doc/$program" "$root/DEBIAN"
     cp "$here/LICENSE" "$root/usr/share/doc/$program/copyright"
+    cp "$here/NOTICE" "$root/usr/share/doc/$program/"
     gzip -9nc "$here/CHANGELOG.md" >"$root/usr/share/doc/$program/changelog.gz"
     for page in $4; do
         cp "$here/docs/$page.md" "$root/usr/share/doc/$program/"
