@@ -96,6 +96,8 @@ def run(program):
             cwd=program.folder,
             env=environment,
             stdin=subprocess.DEVNULL,
+            # Under `nohup` programs inherit an ignored SIGHUP, which the tests send to nodes.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
