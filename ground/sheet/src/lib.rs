@@ -3,13 +3,14 @@
 //! A program derives every limit it has from one number, the memory it may take. The path of the
 //! number is the same in every program; the limits are its own:
 //!
-//! 1. The program's table is a struct of groups of limits and implements [`Table`]. Limits that
-//!    depend on the memory size are rows of values at a few sizes ([`Scale`], [`Row`]).
-//!    [`derive()`] makes the table of any size, [`preset`] that of a named one.
+//! 1. The program's [`table!`] is a struct of groups of limits, each declared by [`limits!`]: one
+//!    row says all there is to a limit. Limits that depend on the memory size have values at a few
+//!    sizes ([`Scale`], [`Row`]). [`derive()`] makes the table of any size, [`preset`] that of a
+//!    named one.
 //! 2. [`apply_overrides`] applies the operator's own values by name, and recomputes the limits that
 //!    are consequences of others. A program with its state on disk may have a second budget, for
 //!    the disk ([`restate`]).
-//! 3. [`Sheet::of`] lists the memory that all limits together take, line by line: the **budget
+//! 3. [`Sheet::for_table`] lists the memory that all limits together take, line by line: the **budget
 //!    sheet**, and the disk space they take. [`check`] refuses a table whose lines sum to more than
 //!    the budget, or whose limits contradict one another ([`Rules`]), and names every limit
 //!    concerned.
@@ -25,9 +26,11 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod declare;
 mod error;
 mod governor;
 mod heap;
+mod limit;
 mod overrides;
 mod render;
 mod rules;
@@ -38,11 +41,13 @@ mod table;
 pub use error::{LimitsError, Violation, Violations, nearest};
 pub use governor::{HandBackLimits, throttle_config};
 pub use heap::HeapLimits;
+pub use limit::{Follows, Group, Limit, LimitBound, Pays, Value, agreed, omissions};
 pub use overrides::{apply_overrides, as_object, flatten, is_bytes, numbers, restate};
 pub use rules::{LimitValue, Rules, check};
 pub use scale::{GRANULE_BYTES, Row, Scale};
-pub use sheet::{LineKind, Sheet, SheetLine};
+pub use sheet::{LineKind, Sheet, SheetLine, times, whole};
 pub use table::{Preset, Table, derive, preset, smallest_bytes};
 
 #[cfg(test)]
+#[allow(dead_code, unreachable_pub, reason = "a table has the functions of every table")]
 mod example;

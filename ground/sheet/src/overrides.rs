@@ -18,8 +18,29 @@ pub(crate) const QUOTED_CHARS_MAX: usize = 80;
 
 /// Whether the limit of that name (with or without its group) is a size: names of sizes end in
 /// `_bytes`, or name the unit they are per (`_bytes_per_`).
-pub fn is_bytes(name: &str) -> bool {
-    name.ends_with("_bytes") || name.contains("_bytes_per_")
+pub const fn is_bytes(name: &str) -> bool {
+    let (name, end, within) = (name.as_bytes(), "_bytes".as_bytes(), "_bytes_per_".as_bytes());
+    let mut at = 0;
+    while at < name.len() {
+        let (_, rest) = name.split_at(at);
+        if starts_with(rest, within) || rest.len() == end.len() && starts_with(rest, end) {
+            return true;
+        }
+        at += 1;
+    }
+    false
+}
+
+/// For constants, where slices have no such method.
+const fn starts_with(text: &[u8], start: &[u8]) -> bool {
+    let mut at = 0;
+    while at < start.len() {
+        if at >= text.len() || text[at] != start[at] {
+            return false;
+        }
+        at += 1;
+    }
+    true
 }
 
 /// Lays `overrides` over the table: an object of groups, each an object of limits. Nothing is

@@ -167,9 +167,9 @@ mod tests {
         for line in &sheet.lines {
             assert!(text.contains(line.name) && text.contains(line.reason), "{}", line.name);
         }
-        for (path, reason) in ExampleProgram::REASONS {
-            let (_, field) = path.split_once('.').unwrap();
-            assert!(text.contains(field) && text.contains(reason), "{path}");
+        for limit in ExampleProgram::LIMITS.iter().copied().flatten() {
+            let (_, field) = limit.name.split_once('.').unwrap();
+            assert!(text.contains(field) && text.contains(limit.reason), "{field}");
         }
     }
 

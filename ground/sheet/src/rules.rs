@@ -4,9 +4,11 @@
 //! something cannot happen or cannot be bounded. A table that breaks rules is refused with all of
 //! them at once, each naming the limits, their values and the reason.
 
+use std::{any, slice};
+
 use budget::format_size;
 
-use crate::{LimitsError, Sheet, Table, Violation, Violations, derive, is_bytes};
+use crate::{Group, Limit, LimitsError, Sheet, Table, Violation, Violations, derive, is_bytes};
 
 /// A limit, or an expression over limits, by name and value.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +32,11 @@ impl LimitValue {
     /// An expression over anything else, named by how it is made up.
     pub fn number(name: &'static str, value: u64) -> Self {
         Self { name, value, is_bytes: false }
+    }
+
+    /// Name of the limit, or how the expression is made up.
+    pub fn name(&self) -> &'static str {
+        self.name
     }
 
     /// Value of the limit or expression: bytes if it is a size, else a plain number.
@@ -59,8 +66,14 @@ macro_rules! limit {
 }
 
 /// Collects the rules a table breaks. Each of its functions takes the reason of the rule.
-#[derive(Debug)]
-pub struct Rules(Vec<Violation>);
+#[derive(Debug, Default)]
+pub struct Rules {
+    violations: Vec<Violation>,
+    /// Limits whose bounds were checked.
+    bounded: Vec<&'static str>,
+    /// Groups whose rules were checked.
+    groups: Vec<&'static str>,
+}
 
 impl Rules {
     /// `small` must not be above `large`.
@@ -72,7 +85,7 @@ impl Rules {
                  lower the first or raise the second",
                 small.name, large.name
             );
-            self.0.push(Violation { names: vec![small.name, large.name], message });
+            self.violations.push(Violation { names: vec![small.name, large.name], message });
         }
     }
 
@@ -85,7 +98,7 @@ impl Rules {
                 limit.shown(),
                 limit.show(least)
             );
-            self.0.push(Violation { names: vec![limit.name], message });
+            self.violations.push(Violation { names: vec![limit.name], message });
         }
     }
 
@@ -98,7 +111,7 @@ impl Rules {
                 limit.shown(),
                 limit.show(most)
             );
-            self.0.push(Violation { names: vec![limit.name], message });
+            self.violations.push(Violation { names: vec![limit.name], message });
         }
     }
 
@@ -109,7 +122,38 @@ impl Rules {
                 "`{}` is {} bytes, it must be a multiple of {page}: it counts whole pages",
                 limit.name, limit.value
             );
-            self.0.push(Violation { names: vec![limit.name], message });
+            self.violations.push(Violation { names: vec![limit.name], message });
+        }
+    }
+
+    /// The bounds that the rows of these limits state, here rather than after the rules of their
+    /// group: an operator reads first which value is wrong, and then its consequences.
+    pub fn bounds<T: Table>(&mut self, table: &T, names: &[&str]) {
+        for name in names {
+            let limit = T::limit(name);
+            debug_assert!(limit.is_some(), "no limit `{name}`");
+            limit.into_iter().for_each(|limit| self.bounds_of(table, slice::from_ref(limit)));
+        }
+    }
+
+    /// The bounds of these rows, unless they were checked before.
+    pub fn bounds_of<T: Table>(&mut self, table: &T, limits: &[Limit<T>]) {
+        for limit in limits {
+            if !self.bounded.contains(&limit.name) {
+                self.bounded.push(limit.name);
+                let named = LimitValue::limit(limit.name, (limit.value)(table));
+                limit.bounds.iter().for_each(|bound| bound.check(named, self));
+            }
+        }
+    }
+
+    /// The rules of a group, unless they were checked before: a group may have those of a later one
+    /// checked first.
+    pub fn group<T: Table, G: Group<T>>(&mut self, table: &T) {
+        let name = any::type_name::<G>();
+        if !self.groups.contains(&name) {
+            self.groups.push(name);
+            G::rules(table, self);
         }
     }
 
@@ -146,7 +190,7 @@ impl Rules {
             line.name,
             format_size(line.bytes),
         );
-        self.0.push(Violation { names: vec![line.name], message });
+        self.violations.push(Violation { names: vec![line.name], message });
     }
 
     /// The lines of the disk must fit its budget, where there is one.
@@ -166,18 +210,21 @@ impl Rules {
             largest.name,
             format_size(largest.bytes),
         );
-        self.0.push(Violation { names: vec![largest.name], message });
+        self.violations.push(Violation { names: vec![largest.name], message });
     }
 }
 
 /// Whether the limits of a table fit together and into the budgets; every rule broken is named with
 /// its limits and values.
 pub fn check<T: Table>(table: &T) -> Result<(), LimitsError> {
-    let mut rules = Rules(Vec::new());
+    let mut rules = Rules::default();
     table.rules(&mut rules);
     rules.budget(table);
     rules.disk_budget(table);
-    if rules.0.is_empty() { Ok(()) } else { Err(LimitsError::Broken(Violations(rules.0))) }
+    match rules.violations {
+        none if none.is_empty() => Ok(()),
+        broken => Err(LimitsError::Broken(Violations(broken))),
+    }
 }
 
 #[cfg(test)]

@@ -36,40 +36,80 @@ impl<const ANCHORS: usize> Scale<ANCHORS> {
         self.0
     }
 
-    /// A row of plain numbers. A constant whose values fall does not compile, here and below.
+    /// Number of its sizes.
+    pub const fn sizes(&self) -> usize {
+        ANCHORS
+    }
+
+    /// A row of plain numbers, in between on a straight line. A constant whose values fall does not
+    /// compile, here and below.
     pub const fn values(&self, values: [u64; ANCHORS]) -> Row<ANCHORS> {
+        self.row(values, Between::Line)
+    }
+
+    /// A row of plain numbers that change at the sizes only, as those of threads do.
+    pub const fn steps(&self, values: [u64; ANCHORS]) -> Row<ANCHORS> {
+        self.row(values, Between::Steps)
+    }
+
+    const fn row(&self, values: [u64; ANCHORS], between: Between) -> Row<ANCHORS> {
         let mut at = 1;
         while at < ANCHORS {
             assert!(values[at - 1] <= values[at], "a limit must not fall when memory grows");
             at += 1;
         }
-        Row { anchors_mib: self.0, values }
+        Row { anchors_mib: self.0, values, between }
     }
 
     /// A row of bytes, its values stated in MiB.
     pub const fn mib(&self, values: [u64; ANCHORS]) -> Row<ANCHORS> {
-        self.multiples(values, MIB)
+        self.row(multiples(values, MIB), Between::Granules)
+    }
+
+    /// A row of bytes, its values stated in MiB, that change at the sizes only.
+    pub const fn mib_steps(&self, values: [u64; ANCHORS]) -> Row<ANCHORS> {
+        self.row(multiples(values, MIB), Between::Steps)
     }
 
     /// A row of bytes, its values stated in granules of [`GRANULE_BYTES`].
     pub const fn granules(&self, values: [u64; ANCHORS]) -> Row<ANCHORS> {
-        self.multiples(values, GRANULE_BYTES)
+        self.row(multiples(values, GRANULE_BYTES), Between::Granules)
     }
 
     /// A row of the same value at every size.
-    pub const fn flat(&self, value: u64) -> Row<ANCHORS> {
+    pub const fn fixed(&self, value: u64) -> Row<ANCHORS> {
         self.values([value; ANCHORS])
     }
 
-    const fn multiples(&self, values: [u64; ANCHORS], unit: u64) -> Row<ANCHORS> {
-        let mut multiples = values;
-        let mut at = 0;
-        while at < ANCHORS {
-            multiples[at] *= unit;
-            at += 1;
-        }
-        self.values(multiples)
+    /// A truth value that is false at every size.
+    pub const fn off(&self) -> Row<ANCHORS> {
+        self.fixed(0)
     }
+
+    /// The values of another row.
+    pub const fn like(&self, row: Row<ANCHORS>) -> Row<ANCHORS> {
+        row
+    }
+}
+
+const fn multiples<const ANCHORS: usize>(mut values: [u64; ANCHORS], unit: u64) -> [u64; ANCHORS] {
+    let mut at = 0;
+    while at < ANCHORS {
+        values[at] *= unit;
+        at += 1;
+    }
+    values
+}
+
+/// Values between two sizes.
+#[derive(Clone, Copy, Debug)]
+enum Between {
+    /// On the straight line.
+    Line,
+    /// On the straight line, in whole granules.
+    Granules,
+    /// That of the smaller size.
+    Steps,
 }
 
 /// Values of one limit at the anchors of a [`Scale`].
@@ -77,6 +117,7 @@ impl<const ANCHORS: usize> Scale<ANCHORS> {
 pub struct Row<const ANCHORS: usize> {
     anchors_mib: [u64; ANCHORS],
     values: [u64; ANCHORS],
+    between: Between,
 }
 
 impl<const ANCHORS: usize> Row<ANCHORS> {
@@ -92,6 +133,25 @@ impl<const ANCHORS: usize> Row<ANCHORS> {
             at += 1;
         }
         true
+    }
+
+    /// The row with `less` taken off each value.
+    pub const fn less(mut self, less: u64) -> Self {
+        let mut at = 0;
+        while at < ANCHORS {
+            self.values[at] -= less;
+            at += 1;
+        }
+        self
+    }
+
+    /// Its value at `memory_bytes`.
+    pub fn value_at(&self, memory_bytes: u64) -> u64 {
+        match self.between {
+            Between::Line => self.at(memory_bytes),
+            Between::Granules => self.bytes_at(memory_bytes),
+            Between::Steps => self.step_at(memory_bytes),
+        }
     }
 
     /// Its value at `memory_bytes`, on the straight line between the two anchors around it.
@@ -167,7 +227,7 @@ mod tests {
 
     #[test]
     fn one_row_covers_another_at_every_size_or_does_not() {
-        assert!(ROW.covers(&SCALE.flat(MIB)) && ROW.covers(&ROW));
+        assert!(ROW.covers(&SCALE.fixed(MIB)) && ROW.covers(&ROW));
         assert!(!ROW.covers(&SCALE.granules([16, 16, 32, 64, 65, 128, 256])));
     }
 

@@ -13,7 +13,7 @@
 //! The lines are in the order in which the program needs them, so that the first line that does not
 //! fit shows the shortage.
 
-use budget::{Ledger, PoolSpec};
+use budget::{Ledger, PoolSpec, format_size};
 
 use crate::{LimitsError, Table};
 
@@ -62,6 +62,16 @@ pub struct SheetLine {
     pub reason: &'static str,
     /// Kind of the line.
     pub kind: LineKind,
+}
+
+/// The amount of a line that is one limit.
+pub fn whole(bytes: u64) -> (u64, String) {
+    (bytes, String::new())
+}
+
+/// The amount of a line that is a count of entries of one size.
+pub fn times(count: u64, bytes: u64) -> (u64, String) {
+    (count.saturating_mul(bytes), format!("{count} x {}", format_size(bytes)))
 }
 
 /// The budget sheet of one table of limits.

@@ -3,7 +3,9 @@
 use budget::MIB;
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{LimitsError, Rules, Sheet, SheetLine, check, nearest, overrides::quoted};
+use crate::{
+    Limit, LimitsError, Rules, Sheet, SheetLine, check, limit::follow, nearest, overrides::quoted,
+};
 
 /// A named size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,22 +16,30 @@ pub struct Preset {
     pub memory_bytes: u64,
 }
 
-/// A program's table of limits.
+/// A program's table of limits, implemented by [`crate::table!`].
 ///
 /// It serialises to an object with the numbers `memory_budget_bytes` and, where the program has a
-/// disk budget, `disk_budget_bytes`, and groups; each group is an object of limits, which are whole numbers up to 64 bits, or truth values. Names end in their
-/// unit; those that [`crate::is_bytes`] recognises are sizes.
-pub trait Table: Clone + Serialize + DeserializeOwned {
+/// disk budget, `disk_budget_bytes`, and groups; each group is an object of limits, which are whole
+/// numbers up to 64 bits, or truth values. Names end in their unit; those that [`crate::is_bytes`]
+/// recognises are sizes.
+pub trait Table: Clone + Serialize + DeserializeOwned + 'static {
     /// The program, as its operator calls it: `PROGRAM limits` lists the table.
     const PROGRAM: &'static str;
-    /// Named sizes, at least one. They are derived like any other size.
+    /// LimitValue sizes, at least one. They are derived like any other size.
     const PRESETS: &'static [Preset];
-    /// `group.field` of every limit, and why it has the value it has, in one line.
-    const REASONS: &'static [(&'static str, &'static str)];
+    /// The rows of all limits, by group.
+    const LIMITS: &'static [&'static [Limit<Self>]];
 
-    /// The table of a memory size, with what follows from it, whether or not it fits. Limits never
-    /// fall when the size grows, and stay below the first size the program names.
-    fn scaled(memory_bytes: u64) -> Self;
+    /// The table of a memory size, before anything follows. Limits never fall when the size grows,
+    /// and stay below the first size the program names.
+    fn unlinked(memory_bytes: u64) -> Self;
+
+    /// The table of a memory size, with what follows from it, whether or not it fits.
+    fn scaled(memory_bytes: u64) -> Self {
+        let mut table = Self::unlinked(memory_bytes);
+        table.follow(|_| false);
+        table
+    }
 
     /// The most memory the program's processes may take together, stated by the operator.
     fn memory_budget_bytes(&self) -> u64;
@@ -44,17 +54,21 @@ pub trait Table: Clone + Serialize + DeserializeOwned {
 
     /// Sets every limit that is a consequence of others, except those that `stays` names (as
     /// `group.field`).
-    fn follow(&mut self, stays: impl Fn(&str) -> bool);
+    fn follow(&mut self, stays: impl Fn(&str) -> bool) {
+        follow(self, stays);
+    }
 
     /// Reports the broken rules to `rules`. Whether the sheet fits the budget is checked elsewhere.
     fn rules(&self, rules: &mut Rules);
 
+    /// The row of `group.field`.
+    fn limit(name: &str) -> Option<&'static Limit<Self>> {
+        Self::LIMITS.iter().copied().flatten().find(|limit| limit.name == name)
+    }
+
     /// The reason for `group.field`; empty for a name that does not exist.
     fn reason(group: &str, field: &str) -> &'static str {
-        Self::REASONS
-            .iter()
-            .find(|(path, _)| path.split_once('.') == Some((group, field)))
-            .map_or("", |(_, reason)| reason)
+        Self::limit(&format!("{group}.{field}")).map_or("", |limit| limit.reason)
     }
 }
 

@@ -3,10 +3,11 @@
 //!
 //! The path of the number:
 //!
-//! 1. [`Limits::derive`] turns a memory size into a whole table. Every limit is a row of values at
-//!    a few sizes (`scale`), taken in between by a straight line; limits that are a consequence of
-//!    others (how large a module may be, given what compiling it may take) follow from them
-//!    (`derive`). [`Limits::preset`] names three sizes.
+//! 1. [`Limits::derive`] turns a memory size into a whole table. Every limit is one row
+//!    ([`sheet::limits!`]) in the file of its group: its values at a few sizes, taken in between by
+//!    a straight line, or what it follows from (how large a module may be, given what compiling it
+//!    may take); its bounds, its reason, its lines of the sheet. [`Limits::preset`] names three
+//!    sizes.
 //! 2. [`Limits::apply_overrides`] lays the operator's own values over it, by name, and lets the
 //!    consequences follow.
 //! 3. [`Limits::sheet`] lists the memory that the table takes, line by line: the **budget sheet**.
@@ -23,27 +24,45 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-mod agreed;
-mod check;
-mod derive;
-mod lines;
+mod consensus;
+mod disk;
+mod execution;
+mod gateway;
+mod governor;
+mod http_gateway;
+mod module;
+mod outcalls;
+mod pages;
 pub mod pool;
-mod reasons;
-mod scale;
+mod process;
+mod sandbox;
+mod subnet;
 mod table;
 
-pub use derive::{PRESETS, VIRTUAL_LANES, compile_instructions, validate_instructions};
-pub use lines::{
-    CERTIFICATE_BYTES, CONNECTION_BYTES, HEAP_LINES, HTTP_LINE_BYTES, HTTP_PIECE_BYTES,
-    HTTP_REPLY_BESIDE_BYTES, HTTP_REQUEST_BYTES, HTTP_SMALL_BYTES, HTTP_STREAM_BODY_BYTES,
-    HTTP_STREAM_BYTES, LANE_PAYLOAD_BYTES, MESSAGE_FILES_LINE, OUTCALL_BESIDE_BYTES,
-    OUTCALL_CONTEXT_BYTES, OUTCALL_REQUEST_BYTES, OUTCALL_RESPONSE_BYTES,
-    SMALL_MANAGEMENT_CALLS_BYTES, STACK_BYTES, STATE_HEAP_LINE, delta_index_bytes,
+pub use consensus::{CERTIFICATE_BYTES, ConsensusLimits};
+pub use execution::{ExecutionLimits, LANE_PAYLOAD_BYTES, STACK_BYTES, VIRTUAL_LANES};
+pub use gateway::{CONNECTION_BYTES, GatewayLimits};
+pub use governor::GovernorLimits;
+pub use http_gateway::{
+    HTTP_LINE_BYTES, HTTP_PIECE_BYTES, HTTP_REPLY_BESIDE_BYTES, HTTP_REQUEST_BYTES,
+    HTTP_SMALL_BYTES, HTTP_STREAM_BODY_BYTES, HTTP_STREAM_BYTES, HttpGatewayLimits, HttpParts,
 };
+pub use module::{ModuleLimits, compile_instructions, validate_instructions};
+pub use outcalls::{
+    OUTCALL_BESIDE_BYTES, OUTCALL_CONTEXT_BYTES, OUTCALL_REQUEST_BYTES, OUTCALL_RESPONSE_BYTES,
+    OutcallLimits,
+};
+pub use pages::{PagesLimits, delta_index_bytes};
+pub use process::ProcessLimits;
+pub use sandbox::SandboxLimits;
 pub use sheet::{
     HeapLimits, LimitsError, LineKind, Preset, Sheet, SheetLine, Violation, Violations,
 };
-pub use table::*;
+pub use subnet::{
+    HEAP_LINES, MESSAGE_FILES_LINE, SMALL_MANAGEMENT_CALLS_BYTES, STATE_HEAP_LINE, SubnetLimits,
+};
+pub(crate) use table::SCALE;
+pub use table::{Limits, PRESETS};
 
 #[cfg(test)]
 mod tests;

@@ -34,8 +34,8 @@ pub const CONNECTIONS: &str = "connections";
 pub const HTTP_CONNECTIONS: &str = "http_connections";
 /// Memory of requests to the HTTP gateway, in the parts of [`crate::HttpGatewayLimits::parts`].
 pub const HTTP_REQUESTS: &str = "http_requests";
-/// HTTPS outcalls under way: [`crate::OutcallLimits::request_bytes`] each, then what there is of the
-/// answer until a block has one.
+/// HTTPS outcalls under way: [`crate::OutcallLimits::request_bytes`] each, then what there is of
+/// the answer until a block has one.
 pub const OUTCALLS: &str = "outcalls";
 /// Certificates of recent heights.
 pub const CERTIFICATES: &str = "certificates";

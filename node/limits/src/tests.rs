@@ -1,14 +1,12 @@
 //! The table as a whole: values at each size, that they add up everywhere, and rejected values.
 
-use std::collections::BTreeSet;
-
 use budget::{GIB, MIB};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use sheet::{Sheet, as_object, flatten, numbers};
+use sheet::{Sheet, as_object, numbers};
 
-use crate::{reasons::REASONS, *};
+use crate::*;
 
 /// The smallest budget that is promised.
 const SMALLEST_MIB: u64 = 96;
@@ -256,13 +254,27 @@ fn everything_that_runs_at_once_fits_the_shared_line() {
 }
 
 #[test]
-fn every_limit_has_its_reason() {
-    let table = as_object(&Limits::nano().unwrap());
-    let fields: BTreeSet<String> =
-        flatten(&table).map(|(group, field, _)| format!("{group}.{field}")).collect();
-    let reasons: BTreeSet<String> = REASONS.iter().map(|(path, _)| (*path).to_owned()).collect();
-    assert_eq!(fields, reasons);
-    assert_eq!(REASONS.len(), reasons.len(), "no reason twice");
+fn rows_and_sheet_say_the_same() {
+    let nano = Limits::nano().unwrap();
+    let mut shared = nano.clone();
+    shared.set_disk(100 * GIB, 2);
+    let smallest = Limits::derive(Limits::smallest_bytes()).unwrap();
+    assert_eq!(sheet::omissions(&[smallest, nano, shared]), [""; 0]);
+}
+
+#[test]
+fn members_agree_on_what_affects_results() {
+    let limits = Limits::nano().unwrap();
+    let agreed = limits.agreed();
+    assert!(agreed.is_sorted() && agreed.contains(&("execution.threads".to_owned(), 2)));
+    assert!(agreed.contains(&("execution.reject_guaranteed_response_calls".to_owned(), 0)));
+    // In the groups of replicated state and execution only what queries see is of one node alone.
+    for limit in <Limits as sheet::Table>::LIMITS.iter().copied().flatten() {
+        let group = limit.name.split('.').next().unwrap();
+        let is_shared = ["subnet", "execution", "module"].contains(&group);
+        assert!(limit.is_agreed || !is_shared || limit.name.contains("query"), "{}", limit.name);
+        assert_eq!(limit.is_agreed, agreed.iter().any(|(name, _)| name == limit.name));
+    }
 }
 
 /// Breaks one rule; returns the refusal.

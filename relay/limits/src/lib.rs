@@ -1,12 +1,12 @@
 //! Every limit of the relay in one typed table, derived from one number: how much memory it may
 //! take.
 //!
-//! [`Limits::derive`] turns a memory size into a whole table: rows of values at a few sizes
-//! (`scale`) and the limits derived from them (`derive`). [`Limits::apply_overrides`] applies the
-//! operator's own values. [`Limits::sheet`] lists the memory that the table takes, line by line,
-//! and [`Limits::check`] refuses a table that does not add up or contradicts itself.
-//! [`Limits::ledger`] makes the memory pools; their names are in [`pool`]. The common parts of the
-//! tables of all programs are in the crate `sheet`.
+//! Every limit is one row ([`sheet::limits!`]) in the file of its group. [`Limits::derive`] turns a
+//! memory size into a whole table. [`Limits::apply_overrides`] applies the operator's own values.
+//! [`Limits::sheet`] lists the memory that the table takes, line by line, and [`Limits::check`]
+//! refuses a table that does not add up or contradicts itself. [`Limits::ledger`] makes the memory
+//! pools; their names are in [`pool`]. The common parts of the tables of all programs are in the
+//! crate `sheet`.
 //!
 //! # Where 128 MiB go
 //!
@@ -54,22 +54,35 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-mod check;
-mod derive;
-mod lines;
+mod connections;
+mod filter;
+mod gossip;
+mod governor;
+mod http;
+mod light_push;
+mod messages;
+mod peers;
 pub mod pool;
-mod reasons;
-mod scale;
+mod process;
+mod store;
 mod table;
 
-pub use derive::PRESETS;
-pub use lines::{
-    CRITERION_BYTES, GOSSIP_ID_BYTES, GOSSIP_PEER_BYTES, GOSSIP_TOPIC_BYTES, HISTORY_BYTES,
-    HTTP_CONNECTION_BYTES, INDEX_CONNECTION_BYTES, INDEX_ROW_BYTES, PEER_BYTES, QUERY_BYTES,
-    REFERENCE_BYTES, REQUEST_BYTES, SEEN_BYTES, STREAM_BYTES,
+pub use connections::{ConnectionLimits, STREAM_BYTES};
+pub use filter::{CRITERION_BYTES, FilterLimits};
+pub use gossip::{
+    GOSSIP_ID_BYTES, GOSSIP_PEER_BYTES, GOSSIP_TOPIC_BYTES, GossipLimits, HISTORY_BYTES,
+    REFERENCE_BYTES, SEEN_BYTES,
 };
+pub use governor::GovernorLimits;
+pub use http::{HTTP_CONNECTION_BYTES, HttpLimits};
+pub use light_push::{LightPushLimits, REQUEST_BYTES};
+pub use messages::MessageLimits;
+pub use peers::{PEER_BYTES, PeerLimits};
+pub use process::ProcessLimits;
 pub use sheet::{LimitsError, LineKind, Preset, Sheet, SheetLine, Violation, Violations};
-pub use table::*;
+pub use store::{INDEX_CONNECTION_BYTES, INDEX_ROW_BYTES, QUERY_BYTES, StoreLimits};
+pub(crate) use table::SCALE;
+pub use table::{Limits, PRESETS};
 
 #[cfg(test)]
 mod tests;
