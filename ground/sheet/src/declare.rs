@@ -96,6 +96,7 @@
 /// A row without `agreed` or `local` does not compile:
 ///
 /// ```compile_fail
+/// # fn main() {}
 /// # const SCALE: sheet::Scale<1> = sheet::Scale::new([8]);
 /// # const PRESETS: [sheet::Preset; 1] = [sheet::Preset { name: "inn", memory_bytes: 8 << 20 }];
 /// # fn lines(_: &Limits) -> Vec<sheet::SheetLine> { Vec::new() }
@@ -119,6 +120,7 @@
 /// Nor one without a reason:
 ///
 /// ```compile_fail
+/// # fn main() {}
 /// # const SCALE: sheet::Scale<1> = sheet::Scale::new([8]);
 /// # const PRESETS: [sheet::Preset; 1] = [sheet::Preset { name: "inn", memory_bytes: 8 << 20 }];
 /// # fn lines(_: &Limits) -> Vec<sheet::SheetLine> { Vec::new() }
@@ -142,6 +144,7 @@
 /// Nor one in bytes without a line of the sheet:
 ///
 /// ```compile_fail
+/// # fn main() {}
 /// # const SCALE: sheet::Scale<1> = sheet::Scale::new([8]);
 /// # const PRESETS: [sheet::Preset; 1] = [sheet::Preset { name: "inn", memory_bytes: 8 << 20 }];
 /// # fn lines(_: &Limits) -> Vec<sheet::SheetLine> { Vec::new() }
