@@ -96,8 +96,6 @@ def run(program):
             cwd=program.folder,
             env=environment,
             stdin=subprocess.DEVNULL,
-            # Under `nohup` programs inherit an ignored SIGHUP, which the tests send to nodes.
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -200,6 +198,10 @@ def main():
         times = {}
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
+    # Under `nohup` programs would inherit an ignored SIGHUP, which tests send to nodes. A handler is
+    # not inherited, and this program still survives the signal.
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
     begun = time.monotonic()
     shared = [program for program in programs if program.target not in ALONE]
     alone = [program for program in programs if program.target in ALONE]

@@ -261,7 +261,7 @@ mod tests {
     use crate::{derive, example::ExampleProgram};
 
     #[test]
-    fn what_rows_and_sheet_say_differently_is_found() {
+    fn line_that_no_row_states_is_found() {
         let inn: ExampleProgram = derive(8 * MIB).unwrap();
         let no_limit = |name: &str| format!("no limit changes line `{name}`");
         assert_eq!(omissions(&[inn]), ["fields", "garden", "walls"].map(no_limit));

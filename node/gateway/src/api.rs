@@ -1,4 +1,3 @@
-// SEAM
 //! What the gateway needs of the node behind it.
 //!
 //! The binary implements [`Node`] over consensus and execution. The gateway calls it from its

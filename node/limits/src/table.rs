@@ -1,4 +1,3 @@
-// SEAM
 //! The table itself: every limit of the node, in groups that are each declared in a file.
 //!
 //! Units are in the names: `_bytes`, `_pages` (64 KiB Wasm pages), `_seconds`, `_millis`,

@@ -1,4 +1,3 @@
-// SEAM
 //! Types of canister memory on disk: the memory, the place of its pages, the runs a worker wrote.
 
 use std::{

@@ -1,4 +1,3 @@
-// SEAM
 //! The interface between execution and a worker. One request, one message: everything the System
 //! API may return to the canister is in [`SystemContext`], everything the message did is in
 //! [`Outcome`]. Nothing here depends on which worker ran it.

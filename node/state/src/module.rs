@@ -1,4 +1,3 @@
-// SEAM
 //! What a canister's code is known by once it was validated: its methods, hooks and metadata, and
 //! the values its globals were left with. Nothing here knows how code is compiled or run.
 

@@ -1,4 +1,3 @@
-// SEAM
 //! The small words every floor of the node shares: heights, times, request ids, rejects, ingress
 //! messages.
 
