@@ -8,7 +8,7 @@
 //! call context that is neither answered nor waiting for anything is answered by the system. So
 //! every call is answered exactly once.
 
-use sandbox::{Call, CallbackKind, Entry, MessageLimits, Response};
+use sandbox::{Call, CallbackKind, Entry, MESSAGE_OVERHEAD_INSTRUCTIONS, MessageLimits, Response};
 use state::{
     CallContextId, CallRequest, CallResponse, Callback, CanisterState, CanisterStatus, Cycles,
     Fault, HookTurn, Ingress, Input, LowMemoryHook, Origin, Payload, PoppedMessage, Reject,
@@ -26,10 +26,6 @@ use crate::slices::Task;
 
 /// Part of a callback's instructions that is kept for its cleanup.
 const CLEANUP_PART: u64 = 20;
-/// Instructions a message counts in a round in addition to its own: fetching, mounting, answering.
-/// About as many as run in that time (0.1 ms), so that a round of very many short messages, for
-/// example of timers that are due at once, lasts no longer than one of a few long ones.
-pub(crate) const MESSAGE_OVERHEAD_INSTRUCTIONS: u64 = 1_000_000;
 
 /// Effects of messages apart from changes of the canister itself.
 #[derive(Debug, Default)]

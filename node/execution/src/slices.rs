@@ -28,7 +28,7 @@
 //! it wait ([`crate::management`]); when the message is over, they are served before the canister
 //! begins another. Queries are answered from the state before the message.
 
-use sandbox::{Entry, Grant, Progress, SlicedName};
+use sandbox::{Entry, Grant, MESSAGE_OVERHEAD_INSTRUCTIONS, Progress, SlicedName};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 use state::{
@@ -40,9 +40,7 @@ use crate::config::FatalError;
 use crate::machine::{
     ExecutionInput, ExecutionResult, Invocation, SliceOutcome, Targets, foreign_payload,
 };
-use crate::message::{
-    CanisterRoundState, MESSAGE_OVERHEAD_INSTRUCTIONS, MessageExecutor, MessageSource, SliceStart,
-};
+use crate::message::{CanisterRoundState, MessageExecutor, MessageSource, SliceStart};
 use crate::reject;
 
 /// Version of [`Record`]. The record does not include a large payload.

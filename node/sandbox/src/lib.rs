@@ -32,5 +32,5 @@ pub use compile::{
 };
 pub use pool::{Pool, PoolError, SandboxConfig, Statistics, WorkerFigures};
 pub use prepare::{ModuleSource, PrepareError, Preparer, PreparerConfig};
-pub use slices::{Grant, Progress, Slice, SlicedName};
+pub use slices::{Grant, MESSAGE_OVERHEAD_INSTRUCTIONS, Progress, Slice, SlicedName};
 pub use worker::{HeapFigures, protocol::Probe, worker_main, worker_main_with};

@@ -35,7 +35,7 @@ use state::{
 
 use crate::config::FatalError;
 use crate::core::{Core, RoundFacts};
-use crate::message::{Effects, MESSAGE_OVERHEAD_INSTRUCTIONS};
+use crate::message::Effects;
 use crate::reject;
 use crate::retry::ExecutionPoint;
 

@@ -1,5 +1,7 @@
 //! First touches of pages, in an untouched memory and in one that was touched before.
 
+use sandbox::MESSAGE_OVERHEAD_INSTRUCTIONS;
+
 use crate::{Case, module};
 
 const STABLE: &str = r#"
@@ -54,6 +56,18 @@ pub(crate) fn cases() -> Vec<Case> {
                 cases.push(Case { times_max, is_fresh, ..case });
             }
         }
+    }
+    // The beginning of a heap is readable without being opened: the overhead of the message pays for
+    // the faults of the kernel there.
+    let next = "(local.set $at (i32.add (local.get $at) (i32.const 4096)))";
+    let body = format!("{next} (drop (i32.load (local.get $at)))");
+    let module = module("(memory 4096)", locals, "", &body, "");
+    for is_fresh in [false, true] {
+        let age = if is_fresh { "new" } else { "known" };
+        let name = format!("a message that reads 4 MiB every 4 KiB, {age}");
+        let case = Case::new("first touches", name, module.clone());
+        let overhead = MESSAGE_OVERHEAD_INSTRUCTIONS;
+        cases.push(Case { times_max: 1_000, is_fresh, overhead, ..case });
     }
     cases
 }

@@ -18,6 +18,13 @@
 //! from there. When the message is over such a mapping is not used again: what it maps is gone with
 //! the file.
 //!
+//! # Holes of the base file
+//!
+//! are anonymous memory, the first [`HOLES_MAX`] of at least [`HOLE_BYTES_MIN`]: a read of a hole
+//! through the file would allocate page cache for zeros, which takes five times as long, and a write
+//! would take a page of the cache in addition to the private copy. The content of a base file within
+//! one epoch changes only below runs, so a hole stays one as long as the mapping is used.
+//!
 //! # A heap
 //!
 //! is inaccessible from its size to the end of the reservation, so that code without bounds checks
@@ -46,7 +53,8 @@ use std::{
 
 use pages::{MemoryId, PAGE_BYTES, Run, SegmentId};
 use rustix::{
-    io::pwritev,
+    fs::{SeekFrom, seek},
+    io::{Errno, pwritev},
     mm::{
         Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
     },
@@ -61,6 +69,15 @@ pub(crate) const MAPPINGS_MAX: usize = 12_000;
 /// Pages of one memory whose private copies stay after a commit. Pages that every message writes
 /// then cost neither a mapping nor a copy per message.
 pub(crate) const RETAINED_PAGES_MAX: usize = 32;
+
+/// Holes of a base file that are mapped as anonymous memory. Each takes two kernel mappings.
+const HOLES_MAX: usize = 8;
+
+/// Smallest hole that is, in bytes. Looking for holes ends after [`HOLES_SOUGHT_MAX`] of any size.
+const HOLE_BYTES_MIN: usize = 64 << 10;
+
+/// Holes of any size after which no more are looked for.
+const HOLES_SOUGHT_MAX: usize = 64;
 
 /// Where stable memory begins in the file of a pause: behind the heap, and behind what the message
 /// answers ([`SPILLED_ANSWER_AT`]).
@@ -155,7 +172,7 @@ impl Mapping {
         };
         let start = NonNull::new(start.cast::<u8>())
             .ok_or_else(|| io::Error::other("a mapping at address zero"))?;
-        let mapping = Self {
+        let mut mapping = Self {
             id,
             kind,
             base: start,
@@ -172,8 +189,55 @@ impl Mapping {
         };
         if file_bytes > 0 {
             mapping.map_file(base, 0, 0..file_bytes, ProtFlags::empty())?;
+            mapping.map_holes(base)?;
         }
         Ok(mapping)
+    }
+
+    /// Maps anonymous memory over holes of the base file, where its file system knows them.
+    fn map_holes(&mut self, base: &File) -> io::Result<()> {
+        let (mut hole, mut mapped) = (0, 0);
+        for _ in 0..HOLES_SOUGHT_MAX {
+            let data = match seek(base, SeekFrom::Data(hole)) {
+                Ok(data) => data,
+                Err(Errno::NXIO) => self.file_bytes as u64,
+                Err(_) => return Ok(()),
+            };
+            let pages = hole.div_ceil(PAGE_BYTES)..data.min(self.file_bytes as u64) / PAGE_BYTES;
+            let bytes = pages.end.saturating_sub(pages.start) * PAGE_BYTES;
+            if bytes >= HOLE_BYTES_MIN as u64 {
+                self.map_zeros(self.page_bytes(&pages)?)?;
+                self.mappings += 2;
+                mapped += 1;
+            }
+            if mapped == HOLES_MAX || data >= self.file_bytes as u64 {
+                return Ok(());
+            }
+            match seek(base, SeekFrom::Hole(data)) {
+                Ok(next) => hole = next,
+                Err(_) => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Maps inaccessible anonymous memory over `range`.
+    fn map_zeros(&self, range: Range<usize>) -> io::Result<()> {
+        debug_assert!(range.end <= self.reserved_bytes);
+        // SAFETY: the range is in the reservation of this value; replacing what is mapped there is
+        // the purpose, and no reference into it exists.
+        let mapped = unsafe {
+            mmap_anonymous(
+                self.base.as_ptr().add(range.start).cast(),
+                range.len(),
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
+            )
+        };
+        mapped?;
+        // One written byte must not take 2 MiB. A kernel without such pages refuses the advice.
+        let _ = self.advise(range, Advice::LinuxNoHugepage);
+        Ok(())
     }
 
     /// Maps the parts of `order` over the base file. `bases` are their files. Must happen before
@@ -496,7 +560,9 @@ impl Mapping {
     pub(crate) fn open(&self, wasm_pages: &Range<u64>) -> io::Result<()> {
         let range = self.wasm_page_bytes(wasm_pages)?;
         self.protect(range.clone(), MprotectFlags::READ)?;
-        self.advise(range, Advice::WillNeed)
+        // Some kernels refuse it where holes are anonymous memory, which needs no reading.
+        let _ = self.advise(range, Advice::WillNeed);
+        Ok(())
     }
 
     /// Makes `pages`, which are readable, writable.
@@ -719,4 +785,65 @@ fn write_all_vectored(file: &File, vectors: &mut [IoSlice<'_>], mut offset: u64)
 
 fn too_large() -> io::Error {
     io::Error::other("pages beyond the memory's file")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// Pages of `file` in the kernel's cache.
+    fn cached_pages(file: &File, bytes: usize) -> usize {
+        let mut residence = vec![0_u8; bytes / PAGE_BYTES as usize];
+        // SAFETY: a fresh mapping of the kernel's choosing, which ends here; mincore writes a byte
+        // for each of its pages.
+        unsafe {
+            let flags = MapFlags::SHARED;
+            let null = std::ptr::null_mut();
+            let at = mmap(null, bytes, ProtFlags::READ, flags, file.as_fd(), 0).unwrap();
+            assert_eq!(libc::mincore(at, bytes, residence.as_mut_ptr()), 0);
+            munmap(at, bytes).unwrap();
+        }
+        residence.iter().filter(|page| **page & 1 == 1).count()
+    }
+
+    /// The first byte of each page.
+    fn first_bytes(mapping: &Mapping) -> Vec<u8> {
+        let pages = mapping.size_bytes() / PAGE_BYTES as usize;
+        // SAFETY: stable memory is readable up to its size.
+        (0..pages)
+            .map(|page| unsafe { *mapping.base().as_ptr().add(page * PAGE_BYTES as usize) })
+            .collect()
+    }
+
+    #[test]
+    fn reading_and_writing_holes_takes_no_page_cache_and_a_discard_restores_zeros() {
+        const PAGES: usize = 1024;
+        let bytes = PAGES * PAGE_BYTES as usize;
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(bytes as u64).unwrap();
+        for page in [100, 101, 700] {
+            file.write_all_at(&[7], page * PAGE_BYTES).unwrap();
+        }
+        let before = cached_pages(&file, bytes);
+        let mut mapping = Mapping::new(MemoryId(1), Kind::Stable, &file, bytes as u64).unwrap();
+        mapping.set_size(bytes).unwrap();
+        let expected: Vec<u8> =
+            (0..PAGES).map(|page| if [100, 101, 700].contains(&page) { 7 } else { 0 }).collect();
+        assert_eq!(first_bytes(&mapping), expected);
+
+        for page in [99, 100, 300] {
+            // SAFETY: stable memory is writable up to its size.
+            unsafe { *mapping.base().as_ptr().add(page * PAGE_BYTES as usize) = 9 };
+        }
+        let changed: Vec<u8> = (0..PAGES)
+            .map(|page| if [99, 100, 300].contains(&page) { 9 } else { expected[page] })
+            .collect();
+        assert_eq!(first_bytes(&mapping), changed);
+        mapping.discard(&[99..101, 300..301], bytes).unwrap();
+        assert_eq!(first_bytes(&mapping), expected);
+        assert!(!mapping.broken());
+        // A block of the file system may be larger than a page.
+        assert!(cached_pages(&file, bytes) <= before + 16, "holes were read into the cache");
+    }
 }
