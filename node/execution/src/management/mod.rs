@@ -27,6 +27,7 @@ use std::sync::Once;
 use candid::{CandidType, Principal};
 use envelope::candid_wire::Cost;
 use limits::Limits;
+use sandbox::MESSAGE_OVERHEAD_INSTRUCTIONS;
 use serde::de::DeserializeOwned;
 use state::{
     CanisterId, CanisterState, ChangeOrigin, Cycles, Fault, Ingress, Origin, Payload,
