@@ -1,6 +1,6 @@
 //! Every function of the System API.
 
-use sandbox::module::{IC0_FUNCTIONS, Ic0Function, Ic0Type};
+use sandbox::module::{IC0_FUNCTIONS, Ic0Function};
 
 use crate::{Case, EntryKind, module};
 
@@ -20,28 +20,6 @@ const ONCE: [&str; 8] = [
 const TEXTS: &str = r#"(memory 64)
     (data (i32.const 64) "COLOUR") (data (i32.const 128) "key_1")
     (data (i32.const 192) "\00\00\00\00\00\00\00\07\01\01")"#;
-
-/// Arguments of a function, in the order of its parameters, and what it needs around it.
-struct Use {
-    arguments: Vec<String>,
-    /// Once, before all calls.
-    before: &'static str,
-    /// Before each call.
-    repeated: &'static str,
-    entry_kind: EntryKind,
-}
-
-fn import(function: &Ic0Function) -> String {
-    let word = |word: &Ic0Type| word.val_type(false).to_string();
-    let params: Vec<_> = function.params.iter().map(word).collect();
-    let result = function.result.as_ref().map(word);
-    let result = result.map(|ty| format!("(result {ty})")).unwrap_or_default();
-    format!(
-        "(import \"ic0\" \"{0}\" (func ${0} (param {1}) {result}))",
-        function.name,
-        params.join(" ")
-    )
-}
 
 /// Arguments by function; most take an address and a size.
 fn arguments(function: &str) -> &'static [i64] {
@@ -74,83 +52,67 @@ fn arguments(function: &str) -> &'static [i64] {
     }
 }
 
-fn entry_kind(function: &str) -> EntryKind {
-    match function {
-        "msg_reject_msg_size"
-        | "msg_reject_msg_copy"
-        | "msg_cycles_refunded"
-        | "msg_cycles_refunded128"
-        | "msg_reject_code" => EntryKind::Reject,
-        "msg_method_name_size" | "msg_method_name_copy" => EntryKind::Inspect,
-        "data_certificate_size" | "data_certificate_copy" => EntryKind::Query,
-        _ => EntryKind::Update,
+/// An entry point that may call it.
+fn entry_kind(function: &Ic0Function) -> EntryKind {
+    let may = |letter| function.contexts.split(' ').any(|one| one == letter || one == "*");
+    if may("U") {
+        EntryKind::Update
+    } else if may("Rt") {
+        EntryKind::Reject
+    } else if may("NRQ") {
+        EntryKind::Query
+    } else {
+        EntryKind::Inspect
     }
 }
 
-fn used(function: &Ic0Function) -> Use {
-    let given = arguments(function.name);
-    let arguments = function.params.iter().zip(given.iter().chain(std::iter::repeat(&0)));
-    let arguments = arguments
-        .map(|(word, value)| format!("({}.const {value})", word.val_type(false)))
-        .collect();
+/// A case of calls in a row, with these arguments and zeros.
+fn case(function: &Ic0Function, name: &str, arguments: &[i64]) -> Case {
     let new = "(call $call_new (i32.const 192) (i32.const 10) (i32.const 64) (i32.const 6) \
                (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0))";
+    // Once, and before each call.
     let (before, repeated) = match function.name {
         "call_data_append" | "call_cycles_add" | "call_cycles_add128" => (new, ""),
         "call_perform" => ("", new),
         _ => ("", ""),
     };
-    Use { arguments, before, repeated, entry_kind: entry_kind(function.name) }
-}
-
-/// A case of calls in a row. `repeated` precedes each of them.
-fn case(function: &Ic0Function, name: &str, arguments: &[String], repeated: &str) -> Case {
-    let Use { before, entry_kind, .. } = used(function);
-    let drop = if function.result.is_some() { "drop" } else { "" };
-    let call = format!("{repeated} {} call ${} {drop}\n", arguments.join(" "), function.name);
-    let mut imports = import(function);
-    if function.name != "call_new" && (before.contains("call_new") || repeated.contains("call_new"))
-    {
-        imports += &IC0_FUNCTIONS.iter().find(|one| one.name == "call_new").map(import).unwrap();
+    let (params, results) = function.val_types(false);
+    let values = arguments.iter().chain(std::iter::repeat(&0));
+    let arguments: String =
+        params.iter().zip(values).map(|(ty, value)| format!("({ty}.const {value}) ")).collect();
+    let drop = "drop".repeat(results.len());
+    let call = format!("{repeated} {arguments} call ${} {drop}\n", function.name);
+    let import = |name| Ic0Function::find(name).unwrap().import_text(false);
+    let mut parts = import(function.name);
+    if !before.is_empty() || !repeated.is_empty() {
+        parts += &import("call_new");
     }
-    let init = if function.name.starts_with("stable") {
-        let grow = IC0_FUNCTIONS.iter().find(|one| one.name == "stable64_grow").unwrap();
-        let grow = import(grow).replace("$stable64_grow", "$init_grow");
-        imports += &grow;
-        "(func (export \"canister_init\") (drop (call $init_grow (i64.const 16))))"
-    } else {
-        ""
-    };
-    let parts = format!("{imports} {TEXTS} {init}");
-    let module = module(&parts, "", before, &call.repeat(8), "");
-    Case { entry_kind, ..Case::new("System API", name, module) }
+    let mut init = "";
+    if function.name.starts_with("stable") {
+        parts += &import("stable64_grow").replace("$stable64_grow", "$init_grow");
+        init = "(func (export \"canister_init\") (drop (call $init_grow (i64.const 16))))";
+    }
+    let module = module(&format!("{parts} {TEXTS} {init}"), "", before, &call.repeat(8), "");
+    Case { entry_kind: entry_kind(function), ..Case::new("System API", name, module) }
 }
 
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for function in IC0_FUNCTIONS.iter().filter(|function| !ONCE.contains(&function.name)) {
-        let Use { arguments, repeated, .. } = used(function);
-        cases.push(case(function, function.name, &arguments, repeated));
+        cases.push(case(function, function.name, arguments(function.name)));
         // The same with what makes it long.
-        let word = |value: i64| format!("(i32.const {value})");
-        let long = |value: i64| format!("(i64.const {value})");
-        let (name, arguments) = match function.name {
-            "msg_arg_data_copy" => ("of 0 bytes", vec![word(0), word(0), word(0)]),
-            "debug_print" => ("of 1000 bytes", vec![word(0), word(1000)]),
-            "stable64_grow" => ("by 1", vec![long(1)]),
-            "stable64_read" => ("of 64 KiB", vec![long(4096), long(0), long(65_536)]),
-            "stable64_write" => ("of 64 KiB", vec![long(0), long(4096), long(65_536)]),
-            "call_data_append" => ("of 1000 bytes", vec![word(0), word(1000)]),
-            "env_var_name_exists" => ("of none", vec![word(0), word(100)]),
+        let (name, arguments, times_max): (_, &[i64], _) = match function.name {
+            "msg_arg_data_copy" => ("of 0 bytes", &[0, 0, 0], u32::MAX),
+            "debug_print" => ("of 1000 bytes", &[0, 1000], u32::MAX),
+            "stable64_grow" => ("by 1", &[1], 100),
+            "stable64_read" => ("of 64 KiB", &[4096, 0, 65_536], u32::MAX),
+            "stable64_write" => ("of 64 KiB", &[0, 4096, 65_536], u32::MAX),
+            "call_data_append" => ("of 1000 bytes", &[0, 1000], 200),
+            "env_var_name_exists" => ("of none", &[0, 100], u32::MAX),
             _ => continue,
         };
         let name = format!("{} {name}", function.name);
-        let times_max = match function.name {
-            "call_data_append" => 200,
-            "stable64_grow" => 100,
-            _ => u32::MAX,
-        };
-        cases.push(Case { times_max, ..case(function, &name, &arguments, "") });
+        cases.push(Case { times_max, ..case(function, &name, arguments) });
     }
     cases
 }

@@ -36,7 +36,6 @@ mod bulk;
 mod charge;
 mod entry;
 mod error;
-mod imports;
 mod instrument;
 mod names;
 #[cfg(test)]
@@ -49,12 +48,13 @@ use limits::ModuleLimits;
 
 pub(crate) use charge::NOP;
 pub use error::ModuleError;
-pub use imports::{IC0_FUNCTIONS, Ic0Function, Ic0Type, ic0_function};
 pub use instrument::instrument;
 pub(crate) use names::NAME_BYTES_MAX;
 pub(crate) use unpack::check_uploaded_bytes;
 pub use unpack::{HEAD_BYTES, unpack, unpacked_bytes_max};
 pub use validate::{ValidatedModule, validate};
+
+pub use crate::system_api::{IC0_FUNCTIONS, Ic0Function};
 
 /// Counts changes to what modules weigh (`weight.rs`) and to any other rule by which one is
 /// refused: nodes that judge modules differently must not be in one subnet.

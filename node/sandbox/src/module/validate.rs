@@ -20,9 +20,8 @@ use wasmparser::{
 use super::entry::{ExportName, MethodKind, export_name};
 use super::error::{ModuleError, ModuleLocation, shorten_name, within};
 use super::features;
-use super::imports::{Ic0Function, ic0_function};
 use super::weight::{self, Weigher};
-use crate::{CustomSection, Hooks, ModuleInfo};
+use crate::{CustomSection, Hooks, ModuleInfo, system_api::Ic0Function};
 
 /// How errors name what has a limit and is counted in more than one place.
 const FUNCTION: &str = "size of a function in bytes";
@@ -562,7 +561,7 @@ impl<'a> Pass<'a> {
                 name: shorten_name(import.name),
             });
         }
-        let Some(function) = ic0_function(import.name, false) else {
+        let Some(function) = Ic0Function::find(import.name) else {
             return Err(ModuleError::UnknownImport { name: shorten_name(import.name), width: 32 });
         };
         // Code by which the module calls it, in addition to the records of its name and type.

@@ -39,15 +39,6 @@ impl PendingCall {
     }
 }
 
-/// Arguments of `ic0.call_new`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct NewCall {
-    pub(super) callee: (u64, u64),
-    pub(super) name: (u64, u64),
-    pub(super) on_reply: (u64, u64),
-    pub(super) on_reject: (u64, u64),
-}
-
 impl Host {
     pub(super) fn discard_pending_call(&mut self) {
         let discarded = self.outgoing().pending_call.take();
@@ -57,28 +48,28 @@ impl Host {
     }
 
     /// Does something with the call under construction.
-    fn pending<T>(
-        &self,
-        function: &str,
-        act: impl FnOnce(&mut PendingCall) -> T,
-    ) -> Result<T, Failure> {
-        self.outgoing().pending_call.as_mut().map(act).ok_or_else(|| {
-            Failure::contract(&format!("ic0.{function}: no call is under construction"))
-        })
+    fn pending<T>(&self, act: impl FnOnce(&mut PendingCall) -> T) -> Result<T, Failure> {
+        let done = self.outgoing().pending_call.as_mut().map(act);
+        done.ok_or_else(|| self.violation("no call is under construction"))
     }
 
-    pub(super) fn call_new(&mut self, call: NewCall) -> Result<(), Failure> {
-        const FUNCTION: &str = "call_new";
+    pub(super) fn call_new(
+        &mut self,
+        callee: (u64, u64),
+        name: (u64, u64),
+        on_reply: (u64, u64),
+        on_reject: (u64, u64),
+    ) -> Result<(), Failure> {
         self.discard_pending_call();
-        let callee = self.read_principal(FUNCTION, call.callee.0, call.callee.1)?;
-        let method_name = self.read_text(FUNCTION, call.name.0, call.name.1, METHOD_NAME_BYTES)?;
+        let callee = self.read_principal(callee.0, callee.1)?;
+        let method_name = self.read_text(name.0, name.1, METHOD_NAME_BYTES)?;
         self.outgoing().pending_call = Some(PendingCall {
             callee,
             method_name,
             arg: Vec::new(),
             cycles: 0,
-            on_reply: call.on_reply,
-            on_reject: call.on_reject,
+            on_reply,
+            on_reject,
             on_cleanup: None,
             timeout_seconds: None,
         });
@@ -86,85 +77,65 @@ impl Host {
     }
 
     /// A principal in the Wasm memory.
-    pub(super) fn read_principal(
-        &mut self,
-        function: &str,
-        src: u64,
-        size: u64,
-    ) -> Result<Principal, Failure> {
+    pub(super) fn read_principal(&mut self, src: u64, size: u64) -> Result<Principal, Failure> {
         let limit = Principal::MAX_LENGTH_IN_BYTES as u64;
         if size > limit {
-            return Err(Failure::contract(&format!(
-                "ic0.{function}: a principal of {size} bytes, the limit is {limit} bytes"
+            return Err(self.violation(format_args!(
+                "a principal of {size} bytes, the limit is {limit} bytes"
             )));
         }
-        let bytes = self.read_heap(function, src, size)?;
-        Principal::try_from_slice(bytes)
-            .map_err(|_| Failure::contract(&format!("ic0.{function}: not a principal")))
+        let principal = Principal::try_from_slice(self.read_heap(src, size)?);
+        principal.map_err(|_| self.violation("not a principal"))
     }
 
     pub(super) fn call_on_cleanup(&mut self, fun: u64, env: u64) -> Result<(), Failure> {
-        self.pending("call_on_cleanup", |pending| {
-            if pending.on_cleanup.is_some() {
-                return Err(Failure::contract(
-                    "ic0.call_on_cleanup: this call has a cleanup callback already",
-                ));
-            }
-            pending.on_cleanup = Some((fun, env));
-            Ok(())
-        })?
+        match self.pending(|pending| pending.on_cleanup.replace((fun, env)))? {
+            Some(_) => Err(self.violation("this call has a cleanup callback already")),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn call_with_best_effort_response(
         &mut self,
         timeout_seconds: u32,
     ) -> Result<(), Failure> {
-        self.pending("call_with_best_effort_response", |pending| {
-            if pending.timeout_seconds.is_some() {
-                return Err(Failure::contract(
-                    "ic0.call_with_best_effort_response: this call has a timeout already",
-                ));
-            }
-            pending.timeout_seconds = Some(timeout_seconds.min(CALL_TIMEOUT_SECONDS));
-            Ok(())
-        })?
+        let timeout = timeout_seconds.min(CALL_TIMEOUT_SECONDS);
+        match self.pending(|pending| pending.timeout_seconds.replace(timeout))? {
+            Some(_) => Err(self.violation("this call has a timeout already")),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn call_data_append(&mut self, src: u64, size: u64) -> Result<(), Failure> {
-        const FUNCTION: &str = "call_data_append";
         let limit = self.context.payload_max_bytes;
-        let have = self.pending(FUNCTION, |pending| pending.arg.len() as u64)?;
+        let have = self.pending(|pending| pending.arg.len() as u64)?;
         if have.checked_add(size).is_none_or(|all| all > limit) {
-            return Err(Failure::contract(&format!(
-                "ic0.{FUNCTION}: an argument of {have} + {size} bytes, the limit is {limit} bytes"
+            return Err(self.violation(format_args!(
+                "an argument of {have} + {size} bytes, the limit is {limit} bytes"
             )));
         }
-        let range = self.heap_range(FUNCTION, src, size)?;
+        let range = self.heap_range(src, size)?;
         let heap = self.heap.clone();
-        self.pending(FUNCTION, |pending| pending.arg.extend_from_slice(heap.read(range)))
+        self.pending(|pending| pending.arg.extend_from_slice(heap.read(range)))
     }
 
-    pub(super) fn call_cycles_add(
-        &mut self,
-        function: &str,
-        amount: Cycles,
-    ) -> Result<(), Failure> {
+    pub(super) fn call_cycles_add(&mut self, amount: Cycles) -> Result<(), Failure> {
         let liquid = self.liquid_balance();
-        self.pending(function, |_| ())?;
+        self.pending(|_| ())?;
         if amount > liquid {
-            return Err(Failure::contract(&format!(
-                "ic0.{function}: {amount} cycles, but only {liquid} are above what keeps the \
-                 canister from being frozen"
+            return Err(self.violation(format_args!(
+                "{amount} cycles, but only {liquid} are above what keeps the canister from being \
+                 frozen"
             )));
         }
         // `msg_cycles_accept` keeps both together within one amount.
-        self.pending(function, |pending| pending.cycles += amount)?;
+        self.pending(|pending| pending.cycles += amount)?;
         self.balance -= amount;
         Ok(())
     }
 
     pub(super) fn call_perform(&mut self) -> Result<u32, Failure> {
-        self.pending("call_perform", |_| ())?;
+        self.pending(|_| ())?;
         let (call, calls, bytes) = {
             let mut outgoing = self.outgoing();
             (outgoing.pending_call.take(), outgoing.calls.len() as u64, outgoing.bytes)

@@ -29,16 +29,12 @@ impl Host {
         self.balance.saturating_sub(self.context.freezing_threshold)
     }
 
-    pub(super) fn write_cycles(
-        &mut self,
-        function: &str,
-        dst: u64,
-        amount: Cycles,
-    ) -> Result<(), Failure> {
-        self.write_heap(function, dst, &amount.to_le_bytes())
+    pub(super) fn write_cycles(&mut self, dst: u64, amount: Cycles) -> Result<(), Failure> {
+        self.write_heap(dst, &amount.to_le_bytes())
     }
 
-    fn in_64_bits(function: &str, amount: Cycles) -> Result<u64, Failure> {
+    pub(super) fn in_64_bits(&self, amount: Cycles) -> Result<u64, Failure> {
+        let function = self.function;
         u64::try_from(amount).map_err(|_| {
             Failure::trapped(&format!(
                 "ic0.{function}: {amount} cycles do not fit 64 bits, use ic0.{function}128"
@@ -47,26 +43,10 @@ impl Host {
     }
 
     /// For the canister that mints cycles on the public network. No canister of this subnet does.
-    pub(super) fn mint_cycles(&self, function: &str, amount: Cycles) -> Result<u64, Failure> {
-        Err(Failure::contract(&format!(
-            "ic0.{function}: this canister is not the one that mints cycles and cannot make {amount}"
+    pub(super) fn mint_cycles(&self, amount: Cycles) -> Result<u64, Failure> {
+        Err(self.violation(format_args!(
+            "this canister is not the one that mints cycles and cannot make {amount}"
         )))
-    }
-
-    pub(super) fn canister_cycle_balance(&self) -> Result<u64, Failure> {
-        Self::in_64_bits("canister_cycle_balance", self.balance)
-    }
-
-    pub(super) fn msg_cycles_available(&self) -> Result<u64, Failure> {
-        Self::in_64_bits("msg_cycles_available", self.cycles_available)
-    }
-
-    pub(super) fn cycles_available(&self) -> Cycles {
-        self.cycles_available
-    }
-
-    pub(super) fn msg_cycles_refunded(&self) -> Result<u64, Failure> {
-        Self::in_64_bits("msg_cycles_refunded", self.context.cycles_refunded)
     }
 
     pub(super) fn msg_cycles_accept(&mut self, amount_max: Cycles) -> Cycles {
@@ -88,37 +68,28 @@ impl Host {
         amount
     }
 
-    pub(super) fn http_request_cost(&self, request_bytes: u64, response_bytes_max: u64) -> Cycles {
-        self.context.costs.outcall(request_bytes, response_bytes_max)
-    }
-
     /// `ic0.cost_sign_with_ecdsa` and its like: 0 and the price at `dst`, or 1 for an unknown curve
     /// or algorithm, 2 for an unknown key.
     pub(super) fn cost_of_key(
         &mut self,
-        function: &str,
         scheme: Scheme,
         src: u64,
         size: u64,
         variant: u32,
         dst: u64,
     ) -> Result<u32, Failure> {
-        let memory_bytes = self.heap.size_bytes();
-        for (at, size) in [(src, size), (dst, 16)] {
-            if at.checked_add(size).is_none_or(|end| end > memory_bytes) {
-                return Err(Failure::heap_bounds(function, at, size, memory_bytes));
-            }
-        }
+        self.heap_bounds(src, size)?;
+        self.heap_bounds(dst, 16)?;
         let variants = if scheme == Scheme::Schnorr { 2 } else { 1 };
         if variant >= variants {
             return Ok(1);
         }
-        let name = if size <= KEY_NAME_BYTES { self.read_heap(function, src, size)? } else { &[] };
+        let name = if size <= KEY_NAME_BYTES { self.read_heap(src, size)? } else { &[] };
         if !KEY_NAMES.iter().any(|known| known.as_bytes() == name) {
             return Ok(2);
         }
         let price = self.context.costs.signing[scheme as usize];
-        self.write_cycles(function, dst, price)?;
+        self.write_cycles(dst, price)?;
         Ok(0)
     }
 }

@@ -17,14 +17,12 @@ impl Host {
         match kind {
             0 => Ok(used),
             1 => Ok(self.context.context_instructions.saturating_add(used)),
-            _ => Err(Failure::contract(&format!(
-                "ic0.performance_counter: there is no counter {kind}, only 0 and 1"
-            ))),
+            _ => Err(self.violation(format_args!("there is no counter {kind}, only 0 and 1"))),
         }
     }
 
     pub(super) fn is_controller(&mut self, src: u64, size: u64) -> Result<u32, Failure> {
-        let principal = self.read_principal("is_controller", src, size)?;
+        let principal = self.read_principal(src, size)?;
         Ok(u32::from(self.context.controllers.contains(&principal)))
     }
 
@@ -40,11 +38,11 @@ impl Host {
 
     pub(super) fn certified_data_set(&mut self, src: u64, size: u64) -> Result<(), Failure> {
         if size > CERTIFIED_DATA_BYTES {
-            return Err(Failure::contract(&format!(
-                "ic0.certified_data_set: {size} bytes, the limit is {CERTIFIED_DATA_BYTES} bytes"
+            return Err(self.violation(format_args!(
+                "{size} bytes, the limit is {CERTIFIED_DATA_BYTES} bytes"
             )));
         }
-        let data = ByteBuf::from(self.read_heap("certified_data_set", src, size)?);
+        let data = ByteBuf::from(self.read_heap(src, size)?);
         self.certified_data = Some(data);
         Ok(())
     }
@@ -61,17 +59,15 @@ impl Host {
         )
     }
 
-    fn env_index(&self, function: &str, index: u64) -> Result<usize, Failure> {
+    fn env_index(&self, index: u64) -> Result<usize, Failure> {
         let count = self.context.env_vars.len();
         usize::try_from(index).ok().filter(|index| *index < count).ok_or_else(|| {
-            Failure::contract(&format!(
-                "ic0.{function}: there is no environment variable {index}, only {count}"
-            ))
+            self.violation(format_args!("there is no environment variable {index}, only {count}"))
         })
     }
 
     pub(super) fn env_var_name_size(&self, index: u64) -> Result<u64, Failure> {
-        let index = self.env_index("env_var_name_size", index)?;
+        let index = self.env_index(index)?;
         Ok(self.blob(Blob::EnvName(index)).len() as u64)
     }
 
@@ -82,36 +78,31 @@ impl Host {
         offset: u64,
         size: u64,
     ) -> Result<(), Failure> {
-        let index = self.env_index("env_var_name_copy", index)?;
-        self.copy_out("env_var_name_copy", Blob::EnvName(index), dst, offset, size)
+        let index = self.env_index(index)?;
+        self.copy_out(Blob::EnvName(index), dst, offset, size)
     }
 
-    fn env_by_name(
-        &mut self,
-        function: &str,
-        src: u64,
-        size: u64,
-    ) -> Result<(String, Option<usize>), Failure> {
-        let name = self.read_text(function, src, size, ENV_NAME_BYTES)?;
+    fn env_by_name(&mut self, src: u64, size: u64) -> Result<(String, Option<usize>), Failure> {
+        let name = self.read_text(src, size, ENV_NAME_BYTES)?;
         let at = self.context.env_vars.iter().position(|(known, _)| *known == name);
         Ok((name, at))
     }
 
-    fn env_value(&mut self, function: &str, src: u64, size: u64) -> Result<Blob, Failure> {
-        match self.env_by_name(function, src, size)? {
+    fn env_value(&mut self, src: u64, size: u64) -> Result<Blob, Failure> {
+        match self.env_by_name(src, size)? {
             (_, Some(at)) => Ok(Blob::EnvValue(at)),
-            (name, None) => Err(Failure::contract(&format!(
-                "ic0.{function}: there is no environment variable '{name}'"
-            ))),
+            (name, None) => {
+                Err(self.violation(format_args!("there is no environment variable '{name}'")))
+            }
         }
     }
 
     pub(super) fn env_var_name_exists(&mut self, src: u64, size: u64) -> Result<u32, Failure> {
-        Ok(u32::from(self.env_by_name("env_var_name_exists", src, size)?.1.is_some()))
+        Ok(u32::from(self.env_by_name(src, size)?.1.is_some()))
     }
 
     pub(super) fn env_var_value_size(&mut self, src: u64, size: u64) -> Result<u64, Failure> {
-        let value = self.env_value("env_var_value_size", src, size)?;
+        let value = self.env_value(src, size)?;
         Ok(self.blob(value).len() as u64)
     }
 
@@ -122,7 +113,7 @@ impl Host {
         offset: u64,
         size: u64,
     ) -> Result<(), Failure> {
-        let value = self.env_value("env_var_value_copy", name.0, name.1)?;
-        self.copy_out("env_var_value_copy", value, dst, offset, size)
+        let value = self.env_value(name.0, name.1)?;
+        self.copy_out(value, dst, offset, size)
     }
 }

@@ -74,30 +74,6 @@ impl Failure {
         Self::contract(&format!("ic0.{function} cannot be called from {}", context.description()))
     }
 
-    /// An address range outside the Wasm memory.
-    pub(crate) fn heap_bounds(function: &str, at: u64, size: u64, memory_bytes: u64) -> Self {
-        Self::contract(&format!(
-            "ic0.{function}: {size} bytes at {at} are outside the Wasm memory of {memory_bytes} \
-             bytes"
-        ))
-    }
-
-    /// An address range outside stable memory.
-    pub(crate) fn stable_bounds(function: &str, at: u64, size: u64, memory_bytes: u64) -> Self {
-        Self::trapped(&format!(
-            "stable memory out of bounds (ic0.{function}: {size} bytes at {at}, the stable memory \
-             has {memory_bytes} bytes)"
-        ))
-    }
-
-    /// A slice outside a blob of the system.
-    pub(crate) fn blob_bounds(function: &str, offset: u64, size: u64, blob_bytes: u64) -> Self {
-        Self::contract(&format!(
-            "ic0.{function}: {size} bytes from offset {offset} are outside the {blob_bytes} bytes \
-             there are"
-        ))
-    }
-
     /// Fuel ran out.
     pub(crate) fn instructions(limit: u64) -> Self {
         Self::new(

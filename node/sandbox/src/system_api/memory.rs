@@ -1,5 +1,7 @@
 //! Stable memory, and the growth of both memories.
 
+use std::ops::Range;
+
 use super::{DIRTY_PAGE_INSTRUCTIONS, Failure, Host, STABLE_PAGE_INSTRUCTIONS};
 use crate::worker::{Stable, StableRefusal};
 
@@ -9,8 +11,8 @@ const WASM_PAGE_BYTES: u64 = 64 << 10;
 /// Address range of 32-bit functions.
 pub(super) const ADDRESS32_BYTES: u64 = 1 << 32;
 
-/// Return value of a function that grows memory when it cannot.
-pub(super) const CANNOT_GROW: i64 = -1;
+/// Return value of a function that grows memory when it cannot: -1 in the type of its result.
+const CANNOT_GROW: u64 = u64::MAX;
 
 /// Instructions for the pages of stable memory that a message accessed and wrote so far.
 fn pages_price(stable: &Stable) -> u64 {
@@ -20,8 +22,9 @@ fn pages_price(stable: &Stable) -> u64 {
 
 impl Host {
     /// Traps when stable memory is larger than the 32-bit functions can address.
-    pub(super) fn stable_in_32_bits(&self, function: &str) -> Result<(), Failure> {
+    pub(super) fn stable_in_32_bits(&self) -> Result<(), Failure> {
         let bytes = self.stable().size_bytes();
+        let function = self.function;
         if bytes > ADDRESS32_BYTES {
             return Err(Failure::trapped(&format!(
                 "ic0.{function}: the stable memory of {bytes} bytes is beyond the \
@@ -37,7 +40,7 @@ impl Host {
     }
 
     /// Grows to at most `limit_bytes` in all.
-    pub(super) fn stable_grow(&mut self, pages: u64, limit_bytes: u64) -> i64 {
+    pub(super) fn stable_grow(&mut self, pages: u64, limit_bytes: u64) -> u64 {
         let before = self.stable().size_bytes();
         let limit_bytes = limit_bytes.min(self.limits.stable_max_bytes);
         let more = pages.checked_mul(WASM_PAGE_BYTES).filter(|more| *more <= self.growable_bytes);
@@ -46,22 +49,21 @@ impl Host {
         match after {
             Some(after) if self.stable().grow(after) => {
                 self.growable_bytes -= after - before;
-                (before / WASM_PAGE_BYTES) as i64
+                before / WASM_PAGE_BYTES
             }
             _ => CANNOT_GROW,
         }
     }
 
-    fn stable_range(
-        &self,
-        function: &str,
-        offset: u64,
-        size: u64,
-    ) -> Result<std::ops::Range<u64>, Failure> {
+    fn stable_range(&self, offset: u64, size: u64) -> Result<Range<u64>, Failure> {
         let memory_bytes = self.stable().size_bytes();
         match offset.checked_add(size).filter(|end| *end <= memory_bytes) {
             Some(end) => Ok(offset..end),
-            None => Err(Failure::stable_bounds(function, offset, size, memory_bytes)),
+            None => Err(Failure::trapped(&format!(
+                "stable memory out of bounds (ic0.{}: {size} bytes at {offset}, the stable memory \
+                 has {memory_bytes} bytes)",
+                self.function
+            ))),
         }
     }
 
@@ -78,15 +80,9 @@ impl Host {
         }
     }
 
-    pub(super) fn stable_write(
-        &mut self,
-        function: &str,
-        offset: u64,
-        src: u64,
-        size: u64,
-    ) -> Result<(), Failure> {
-        self.stable_range(function, offset, size)?;
-        let range = self.heap_range(function, src, size)?;
+    pub(super) fn stable_write(&mut self, offset: u64, src: u64, size: u64) -> Result<(), Failure> {
+        self.stable_range(offset, size)?;
+        let range = self.heap_range(src, size)?;
         let mut stable = self.stable();
         let before = pages_price(&stable);
         let written = stable.write(offset, self.heap.read(range));
@@ -96,15 +92,9 @@ impl Host {
         self.charge(price)
     }
 
-    pub(super) fn stable_read(
-        &mut self,
-        function: &str,
-        dst: u64,
-        offset: u64,
-        size: u64,
-    ) -> Result<(), Failure> {
-        let from = self.stable_range(function, offset, size)?;
-        self.heap_range(function, dst, size)?;
+    pub(super) fn stable_read(&mut self, dst: u64, offset: u64, size: u64) -> Result<(), Failure> {
+        let from = self.stable_range(offset, size)?;
+        self.heap_range(dst, size)?;
         let heap = self.heap.clone();
         let mut stable = self.stable();
         let before = pages_price(&stable);

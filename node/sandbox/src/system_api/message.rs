@@ -4,50 +4,33 @@ use super::{Blob, Context, Failure, Host, TRAP_TEXT_BYTES};
 use crate::Response;
 
 impl Host {
-    /// Any `*_copy` of a blob that is always there.
+    /// Any `*_copy` of a blob.
     pub(super) fn blob_copy(
         &mut self,
-        function: &str,
-        blob: BlobName,
+        blob: Blob,
         dst: u64,
         offset: u64,
         size: u64,
     ) -> Result<(), Failure> {
-        let blob = self.named(function, blob)?;
-        self.copy_out(function, blob, dst, offset, size)
+        self.check_present(blob)?;
+        self.copy_out(blob, dst, offset, size)
     }
 
-    /// Any `*_size` of such a blob, in bytes.
-    pub(super) fn blob_size(&mut self, function: &str, blob: BlobName) -> Result<u64, Failure> {
-        let blob = self.named(function, blob)?;
+    /// Any `*_size` of a blob, in bytes.
+    pub(super) fn blob_size(&mut self, blob: Blob) -> Result<u64, Failure> {
+        self.check_present(blob)?;
         Ok(self.blob(blob).len() as u64)
     }
 
-    fn named(&mut self, function: &str, name: BlobName) -> Result<Blob, Failure> {
-        Ok(match name {
-            BlobName::Argument => Blob::Argument,
-            BlobName::Caller => Blob::Caller,
-            BlobName::CallerInfoData => Blob::CallerInfoData,
-            BlobName::CallerInfoSigner => Blob::CallerInfoSigner,
-            BlobName::RejectMessage => Blob::RejectMessage,
-            BlobName::CanisterSelf => Blob::CanisterSelf,
-            BlobName::SubnetSelf => Blob::SubnetSelf,
-            BlobName::MethodName => Blob::MethodName,
-            BlobName::RootKey => Blob::RootKey,
-            BlobName::DataCertificate if self.context.data_certificate.is_some() => {
-                self.height_read = true;
-                Blob::DataCertificate
+    /// The data certificate is the one blob that may be missing and depends on the height.
+    fn check_present(&mut self, blob: Blob) -> Result<(), Failure> {
+        if blob == Blob::DataCertificate {
+            if self.context.data_certificate.is_none() {
+                return Err(self.violation("there is no data certificate"));
             }
-            BlobName::DataCertificate => {
-                return Err(Failure::contract(&format!(
-                    "ic0.{function}: there is no data certificate"
-                )));
-            }
-        })
-    }
-
-    pub(super) fn msg_reject_code(&self) -> u32 {
-        self.reject_code
+            self.height_read = true;
+        }
+        Ok(())
     }
 
     pub(super) fn msg_deadline(&self) -> u64 {
@@ -62,32 +45,29 @@ impl Host {
         }
     }
 
-    fn may_respond(&self, function: &str) -> Result<(), Failure> {
+    fn may_respond(&self) -> Result<(), Failure> {
         if self.context.already_responded || self.outgoing().response != Response::None {
-            return Err(Failure::contract(&format!(
-                "ic0.{function}: the call is already replied to, or needs no reply"
-            )));
+            return Err(self.violation("the call is already replied to, or needs no reply"));
         }
         Ok(())
     }
 
     pub(super) fn msg_reply_data_append(&mut self, src: u64, size: u64) -> Result<(), Failure> {
-        const FUNCTION: &str = "msg_reply_data_append";
-        self.may_respond(FUNCTION)?;
+        self.may_respond()?;
         let (have, limit) =
             (self.outgoing().reply_data.len() as u64, self.context.payload_max_bytes);
         if have.checked_add(size).is_none_or(|all| all > limit) {
-            return Err(Failure::contract(&format!(
-                "ic0.{FUNCTION}: a reply of {have} + {size} bytes, the limit is {limit} bytes"
+            return Err(self.violation(format_args!(
+                "a reply of {have} + {size} bytes, the limit is {limit} bytes"
             )));
         }
-        let range = self.heap_range(FUNCTION, src, size)?;
+        let range = self.heap_range(src, size)?;
         self.outgoing().reply_data.extend_from_slice(self.heap.read(range));
         Ok(())
     }
 
     pub(super) fn msg_reply(&mut self) -> Result<(), Failure> {
-        self.may_respond("msg_reply")?;
+        self.may_respond()?;
         let mut outgoing = self.outgoing();
         outgoing.response = Response::Reply(std::mem::take(&mut outgoing.reply_data));
         drop(outgoing);
@@ -96,8 +76,8 @@ impl Host {
     }
 
     pub(super) fn msg_reject(&mut self, src: u64, size: u64) -> Result<(), Failure> {
-        self.may_respond("msg_reject")?;
-        let message = self.read_text("msg_reject", src, size, self.context.payload_max_bytes)?;
+        self.may_respond()?;
+        let message = self.read_text(src, size, self.context.payload_max_bytes)?;
         let mut outgoing = self.outgoing();
         outgoing.reply_data = Vec::new();
         outgoing.response = Response::Reject(message);
@@ -108,7 +88,7 @@ impl Host {
 
     pub(super) fn accept_message(&mut self) -> Result<(), Failure> {
         if self.accepted {
-            return Err(Failure::contract("ic0.accept_message: the message is accepted already"));
+            return Err(self.violation("the message is accepted already"));
         }
         self.accepted = true;
         Ok(())
@@ -129,33 +109,13 @@ impl Host {
         Ok(())
     }
 
-    /// The failure that ends the message; its text is cut to 16 KiB and to valid UTF-8.
-    pub(super) fn trap(&mut self, src: u64, size: u64) -> Failure {
-        let size = size.min(TRAP_TEXT_BYTES);
-        match self.read_heap("trap", src, size) {
-            Ok(bytes) => {
-                let mut text = String::with_capacity(bytes.len());
-                for chunk in bytes.utf8_chunks() {
-                    text.push_str(chunk.valid());
-                }
-                Failure::called_trap(&text)
-            }
-            Err(failure) => failure,
+    /// Always fails, which ends the message; the text is cut to 16 KiB and to valid UTF-8.
+    pub(super) fn trap(&mut self, src: u64, size: u64) -> Result<(), Failure> {
+        let bytes = self.read_heap(src, size.min(TRAP_TEXT_BYTES))?;
+        let mut text = String::with_capacity(bytes.len());
+        for chunk in bytes.utf8_chunks() {
+            text.push_str(chunk.valid());
         }
+        Err(Failure::called_trap(&text))
     }
-}
-
-/// Blobs with a `_size` and a `_copy` function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BlobName {
-    Argument,
-    Caller,
-    CallerInfoData,
-    CallerInfoSigner,
-    RejectMessage,
-    CanisterSelf,
-    SubnetSelf,
-    MethodName,
-    RootKey,
-    DataCertificate,
 }

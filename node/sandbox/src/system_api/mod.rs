@@ -2,11 +2,11 @@
 //!
 //! # How a call travels
 //!
-//! [`link`] defines every function twice, with 32-bit and with 64-bit addresses, over one
-//! implementation on [`Host`]. Each call is charged a fixed number of instructions, checked against
-//! the permission table ([`contexts`]), and then runs: addresses are checked in 64-bit arithmetic
-//! that cannot overflow, the bytes that move are charged, and only then do they move. The first
-//! thing that is wrong ends the message with a [`Failure`].
+//! [`functions`] is the table of all functions; [`link`] defines each with 32-bit and with 64-bit
+//! addresses, over one implementation on [`Host`]. Each call is charged a fixed number of
+//! instructions, checked against the contexts of its row, and then runs: addresses are checked in
+//! 64-bit arithmetic that cannot overflow, the bytes that move are charged, and only then do they
+//! move. The first thing that is wrong ends the message with a [`Failure`].
 //!
 //! # Isolation
 //!
@@ -25,18 +25,24 @@ mod contexts;
 mod cycles;
 mod environment;
 mod error;
+mod functions;
 mod link;
 mod memory;
 mod message;
 mod outgoing;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    fmt::Display,
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use serde_bytes::ByteBuf;
 use state::{Cycles, Time};
 
 pub(crate) use contexts::Context;
 pub(crate) use error::Failure;
+pub use functions::{IC0_FUNCTIONS, Ic0Function};
 pub(crate) use link::linker;
 pub(crate) use outgoing::Outgoing;
 
@@ -75,6 +81,8 @@ pub(crate) struct Host {
     pub(crate) limits: MessageLimits,
     pub(crate) heap_bytes_max: u64,
     pub(crate) enforce_wasm_memory_limit: bool,
+    /// The function of the system that runs, for error texts.
+    function: &'static str,
     /// Instructions left, while a function of the system runs; the store's fuel otherwise.
     pub(crate) fuel: u64,
     /// Of a message that runs in slices.
@@ -136,6 +144,7 @@ impl Host {
                 entry,
                 Entry::Init | Entry::PostUpgrade { .. } | Entry::Update(_)
             ),
+            function: "",
             fuel: 0,
             pacer: None,
             mode: Context::for_entry(entry, context.replicated),
@@ -207,67 +216,54 @@ impl Host {
         }
     }
 
-    /// Checks that `memory[at..at + size]` exists, and charges for `size` bytes.
-    fn heap_range(
-        &mut self,
-        function: &str,
-        at: u64,
-        size: u64,
-    ) -> Result<std::ops::Range<u64>, Failure> {
+    /// A rule of the running function broken.
+    fn violation(&self, what: impl Display) -> Failure {
+        Failure::contract(&format!("ic0.{}: {what}", self.function))
+    }
+
+    /// `at..at + size`, if the Wasm memory has these bytes.
+    fn heap_bounds(&self, at: u64, size: u64) -> Result<Range<u64>, Failure> {
         let memory_bytes = self.heap.size_bytes();
         match at.checked_add(size).filter(|end| *end <= memory_bytes) {
-            Some(end) => {
-                self.charge(size)?;
-                Ok(at..end)
-            }
-            None => Err(Failure::heap_bounds(function, at, size, memory_bytes)),
+            Some(end) => Ok(at..end),
+            None => Err(self.violation(format_args!(
+                "{size} bytes at {at} are outside the Wasm memory of {memory_bytes} bytes"
+            ))),
         }
     }
 
+    /// Checks that `memory[at..at + size]` exists, and charges for `size` bytes.
+    fn heap_range(&mut self, at: u64, size: u64) -> Result<Range<u64>, Failure> {
+        let range = self.heap_bounds(at, size)?;
+        self.charge(size)?;
+        Ok(range)
+    }
+
     /// `memory[src..src + size]`.
-    fn read_heap(&mut self, function: &str, src: u64, size: u64) -> Result<&[u8], Failure> {
-        let range = self.heap_range(function, src, size)?;
+    fn read_heap(&mut self, src: u64, size: u64) -> Result<&[u8], Failure> {
+        let range = self.heap_range(src, size)?;
         Ok(self.heap.read(range))
     }
 
     /// A text of at most `size_max` bytes.
-    fn read_text(
-        &mut self,
-        function: &str,
-        src: u64,
-        size: u64,
-        size_max: u64,
-    ) -> Result<String, Failure> {
+    fn read_text(&mut self, src: u64, size: u64, size_max: u64) -> Result<String, Failure> {
         if size > size_max {
-            return Err(Failure::contract(&format!(
-                "ic0.{function}: a text of {size} bytes, the limit is {size_max} bytes"
-            )));
+            return Err(self
+                .violation(format_args!("a text of {size} bytes, the limit is {size_max} bytes")));
         }
-        let bytes = self.read_heap(function, src, size)?;
-        match std::str::from_utf8(bytes) {
-            Ok(text) => Ok(text.to_owned()),
-            Err(_) => {
-                Err(Failure::contract(&format!("ic0.{function}: the text is not valid UTF-8")))
-            }
-        }
+        let text = std::str::from_utf8(self.read_heap(src, size)?).map(str::to_owned);
+        text.map_err(|_| self.violation("the text is not valid UTF-8"))
     }
 
     /// `memory[dst..] := bytes`.
-    fn write_heap(&mut self, function: &str, dst: u64, bytes: &[u8]) -> Result<(), Failure> {
-        self.heap_range(function, dst, bytes.len() as u64)?;
+    fn write_heap(&mut self, dst: u64, bytes: &[u8]) -> Result<(), Failure> {
+        self.heap_range(dst, bytes.len() as u64)?;
         self.heap.write(dst, bytes).map_err(|refused| self.write_refused(refused))
     }
 
     /// `memory[dst..dst + size] := blob[offset..offset + size]`.
-    fn copy_out(
-        &mut self,
-        function: &str,
-        blob: Blob,
-        dst: u64,
-        offset: u64,
-        size: u64,
-    ) -> Result<(), Failure> {
-        self.heap_range(function, dst, size)?;
+    fn copy_out(&mut self, blob: Blob, dst: u64, offset: u64, size: u64) -> Result<(), Failure> {
+        self.heap_range(dst, size)?;
         let heap = self.heap.clone();
         let bytes = self.blob(blob);
         let blob_bytes = bytes.len() as u64;
@@ -275,7 +271,9 @@ impl Host {
             .checked_add(size)
             .and_then(|end| bytes.get(usize::try_from(offset).ok()?..usize::try_from(end).ok()?));
         let Some(part) = part else {
-            return Err(Failure::blob_bounds(function, offset, size, blob_bytes));
+            return Err(self.violation(format_args!(
+                "{size} bytes from offset {offset} are outside the {blob_bytes} bytes there are"
+            )));
         };
         heap.write(dst, part).map_err(|refused| self.write_refused(refused))
     }

@@ -1,99 +1,25 @@
 //! Every function of the System API from every kind of entry point: allowed or refused as the
 //! specification's table says.
 
-use std::collections::BTreeMap;
-
 use sandbox::{
     CallbackKind, Entry, Global, Request,
-    module::{IC0_FUNCTIONS, Ic0Type},
+    module::{IC0_FUNCTIONS, Ic0Function},
 };
 use state::ErrorCode;
 
 use super::{HOST, World};
 
-/// The table of the specification ("Overview of imports"); `Q` is every kind of query method but
-/// composite ones, `*` everywhere but in `(start)`.
-const PERMITTED: &[(&str, &str)] = &[
-    ("accept_message", "F"),
-    ("call_cycles_add", "U Ry Rt T"),
-    ("call_cycles_add128", "U Ry Rt T"),
-    ("call_data_append", "U CQ Ry Rt CRy CRt T"),
-    ("call_new", "U CQ Ry Rt CRy CRt T"),
-    ("call_on_cleanup", "U CQ Ry Rt CRy CRt T"),
-    ("call_perform", "U CQ Ry Rt CRy CRt T"),
-    ("call_with_best_effort_response", "U CQ Ry Rt CRy CRt T"),
-    ("canister_cycle_balance", "*"),
-    ("canister_cycle_balance128", "*"),
-    ("canister_liquid_cycle_balance128", "*"),
-    ("canister_self_copy", "*"),
-    ("canister_self_size", "*"),
-    ("canister_status", "*"),
-    ("canister_version", "*"),
-    ("certified_data_set", "I G U Ry Rt T"),
-    ("cost_call", "* s"),
-    ("cost_create_canister", "* s"),
-    ("cost_http_request", "* s"),
-    ("cost_sign_with_ecdsa", "* s"),
-    ("cost_sign_with_schnorr", "* s"),
-    ("cost_vetkd_derive_key", "* s"),
-    ("cycles_burn128", "I G U RQ Ry Rt C T"),
-    ("data_certificate_copy", "NRQ CQ"),
-    ("data_certificate_present", "*"),
-    ("data_certificate_size", "NRQ CQ"),
-    ("debug_print", "* s"),
-    ("env_var_count", "*"),
-    ("env_var_name_copy", "*"),
-    ("env_var_name_exists", "*"),
-    ("env_var_name_size", "*"),
-    ("env_var_value_copy", "*"),
-    ("env_var_value_size", "*"),
-    ("global_timer_set", "I G U Ry Rt C T"),
-    ("in_replicated_execution", "* s"),
-    ("is_controller", "* s"),
-    // Not in the table.
-    ("mint_cycles", "*"),
-    ("mint_cycles128", "*"),
-    ("msg_arg_data_copy", "I U RQ NRQ TQ CQ Ry CRy F"),
-    ("msg_arg_data_size", "I U RQ NRQ TQ CQ Ry CRy F"),
-    ("msg_caller_copy", "*"),
-    ("msg_caller_info_data_copy", "U RQ NRQ CQ Ry Rt CRy CRt C CC F"),
-    ("msg_caller_info_data_size", "U RQ NRQ CQ Ry Rt CRy CRt C CC F"),
-    ("msg_caller_info_signer_copy", "U RQ NRQ CQ Ry Rt CRy CRt C CC F"),
-    ("msg_caller_info_signer_size", "U RQ NRQ CQ Ry Rt CRy CRt C CC F"),
-    ("msg_caller_size", "*"),
-    ("msg_cycles_accept", "U RQ Rt Ry"),
-    ("msg_cycles_accept128", "U RQ Rt Ry"),
-    ("msg_cycles_available", "U RQ Rt Ry"),
-    ("msg_cycles_available128", "U RQ Rt Ry"),
-    ("msg_cycles_refunded", "Rt Ry"),
-    ("msg_cycles_refunded128", "Rt Ry"),
-    ("msg_deadline", "U Q CQ Ry Rt CRy CRt"),
-    ("msg_method_name_copy", "F"),
-    ("msg_method_name_size", "F"),
-    ("msg_reject", "U RQ NRQ TQ CQ Ry Rt CRy CRt"),
-    ("msg_reject_code", "Ry Rt CRy CRt C"),
-    ("msg_reject_msg_copy", "Rt CRt"),
-    ("msg_reject_msg_size", "Rt CRt"),
-    ("msg_reply", "U RQ NRQ TQ CQ Ry Rt CRy CRt"),
-    ("msg_reply_data_append", "U RQ NRQ TQ CQ Ry Rt CRy CRt"),
-    ("performance_counter", "* s"),
-    ("root_key_copy", "I G U RQ Ry Rt C T"),
-    ("root_key_size", "I G U RQ Ry Rt C T"),
-    ("stable64_grow", "* s"),
-    ("stable64_read", "* s"),
-    ("stable64_size", "* s"),
-    ("stable64_write", "* s"),
-    ("stable_grow", "* s"),
-    ("stable_read", "* s"),
-    ("stable_size", "* s"),
-    ("stable_write", "* s"),
-    ("subnet_self_copy", "*"),
-    // Not in the table.
-    ("subnet_self_node_count", "*"),
-    ("subnet_self_size", "*"),
-    ("time", "*"),
-    ("trap", "* s"),
-];
+/// Calls the function with what `argument` makes of places and types, and drops its result.
+fn call(
+    function: &Ic0Function,
+    memory64: bool,
+    argument: impl Fn((usize, String)) -> String,
+) -> String {
+    let (params, results) = function.val_types(memory64);
+    let types = params.iter().map(ToString::to_string);
+    let arguments: String = types.enumerate().map(argument).collect();
+    format!("(call ${} {arguments}) {}", function.name, "(drop)".repeat(results.len()))
+}
 
 /// A canister whose every entry point calls the function of `ic0` that its global names, every
 /// argument zero.
@@ -101,25 +27,8 @@ fn caller(start: bool) -> String {
     let mut imports = String::new();
     let mut cases = String::new();
     for (n, function) in IC0_FUNCTIONS.iter().enumerate() {
-        let kind = |word: &Ic0Type| match word {
-            Ic0Type::I | Ic0Type::I32 => "i32",
-            Ic0Type::I64 => "i64",
-        };
-        let params: String =
-            function.params.iter().map(|word| format!(" {}", kind(word))).collect();
-        let result = function
-            .result
-            .as_ref()
-            .map(|word| format!("(result {})", kind(word)))
-            .unwrap_or_default();
-        imports += &format!(
-            "(import \"ic0\" \"{}\" (func $f{n} (param{params}) {result}))\n",
-            function.name
-        );
-        let arguments: String =
-            function.params.iter().map(|word| format!("({}.const 0)", kind(word))).collect();
-        let call = format!("(call $f{n} {arguments})");
-        let call = if function.result.is_some() { format!("(drop {call})") } else { call };
+        imports += &function.import_text(false);
+        let call = call(function, false, |(_, ty)| format!("({ty}.const 0)"));
         cases += &format!("(if (i32.eq (global.get $which) (i32.const {n})) (then {call}))\n");
     }
     let start = if start { "(start $go)" } else { "" };
@@ -140,11 +49,10 @@ fn caller(start: bool) -> String {
 
 // Promise: P9 - System API functions may be called from exactly the contexts that the specification
 //   lists.
+/// That the contexts of the rows are those of the specification is a conformance test of the node
+/// (`imports::functions_have_the_types_and_contexts_of_the_specification`).
 #[test]
 fn functions_may_be_called_from_where_the_specification_says() {
-    assert_eq!(PERMITTED.len(), IC0_FUNCTIONS.len());
-    let permitted: BTreeMap<&str, Vec<&str>> =
-        PERMITTED.iter().map(|(name, letters)| (*name, letters.split(' ').collect())).collect();
     let callback = |kind| Entry::Callback { fun: 0, env: 0, kind };
     let reject = || CallbackKind::Reject { code: 4, message: "no".into() };
     let cleanup = || Entry::Cleanup { fun: 0, env: 0, reject_code: 4 };
@@ -171,7 +79,7 @@ fn functions_may_be_called_from_where_the_specification_says() {
     let installed = world.empty(&caller(false));
     let starting = world.empty(&caller(true));
     for (n, function) in IC0_FUNCTIONS.iter().enumerate() {
-        let letters = &permitted[function.name];
+        let letters: Vec<&str> = function.contexts.split(' ').collect();
         let which = |request: &mut Request| request.globals = vec![Global::I32(n as i32)];
         let refused = |outcome: &sandbox::Outcome| match &outcome.result {
             Err(trap) => {
@@ -189,9 +97,7 @@ fn functions_may_be_called_from_where_the_specification_says() {
                 which(request);
                 request.context.replicated = *replicated;
             });
-            let allowed = letters.contains(letter)
-                || letters.contains(&"*")
-                || (letters.contains(&"Q") && ["RQ", "NRQ"].contains(letter));
+            let allowed = letters.contains(letter) || letters.contains(&"*");
             assert_eq!(
                 refused(&outcome),
                 !allowed,
@@ -215,41 +121,19 @@ fn functions_may_be_called_from_where_the_specification_says() {
 }
 
 #[test]
-#[expect(clippy::too_many_lines, reason = "one story, in order")]
 fn hostile_arguments_end_the_message_and_nothing_else() {
     let world = World::new(HOST);
     for memory64 in [false, true] {
-        let word = |word: &Ic0Type| match (word, memory64) {
-            (Ic0Type::I, true) | (Ic0Type::I64, _) => "i64",
-            _ => "i32",
-        };
         let functions: Vec<_> =
             IC0_FUNCTIONS.iter().filter(|function| !(memory64 && function.only32)).collect();
         let mut imports = String::new();
         let mut methods = String::new();
-        for (n, function) in functions.iter().enumerate() {
-            let params: String =
-                function.params.iter().map(|param| format!(" {}", word(param))).collect();
-            let result = function
-                .result
-                .as_ref()
-                .map(|result| format!("(result {})", word(result)))
-                .unwrap_or_default();
-            imports += &format!(
-                "(import \"ic0\" \"{}\" (func $f{n} (param{params}) {result}))\n",
-                function.name
-            );
-            let arguments: String = function
-                .params
-                .iter()
-                .enumerate()
-                .map(|(at, param)| match word(param) {
-                    "i64" => format!("(global.get $g{at})"),
-                    _ => format!("(i32.wrap_i64 (global.get $g{at}))"),
-                })
-                .collect();
-            let call = format!("(call $f{n} {arguments})");
-            let call = if function.result.is_some() { format!("(drop {call})") } else { call };
+        for function in &functions {
+            imports += &function.import_text(memory64);
+            let call = call(function, memory64, |(at, ty)| match ty.as_str() {
+                "i64" => format!("(global.get $g{at})"),
+                _ => format!("(i32.wrap_i64 (global.get $g{at}))"),
+            });
             // A call under construction and some stable memory make more of the arguments matter.
             methods += &format!("(func (export \"canister_update {}\") {call})\n", function.name);
         }

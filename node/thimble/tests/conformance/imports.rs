@@ -1,6 +1,9 @@
 //! The table "Overview of imports" of the specification (chapter "Canister interface").
 
+use std::collections::BTreeSet;
+
 use candid::Principal;
+use sandbox::module::Ic0Function;
 
 use crate::program::{Call, Program, program};
 
@@ -101,6 +104,32 @@ pub(crate) fn permitted(name: &str, context: &str) -> bool {
     contexts
         .split(' ')
         .any(|one| one == context || (one == "*" && EVERYWHERE.split(' ').any(|c| c == context)))
+}
+
+// Promise: P9 - Types and contexts of System API functions are those of the specification.
+#[test]
+fn functions_have_the_types_and_contexts_of_the_specification() {
+    let function = |name| Ic0Function::find(name).unwrap_or_else(|| panic!("no ic0.{name}"));
+    let words = |letters: &str| -> Vec<&str> {
+        let word = |letter| match letter {
+            'i' => "i32",
+            'l' => "i64",
+            _ => "I",
+        };
+        letters.chars().map(word).collect()
+    };
+    for (at, (name, parameters, result, contexts)) in TABLE.into_iter().enumerate() {
+        let function = function(name);
+        assert_eq!(function.params, words(parameters), "{name}");
+        assert_eq!(function.results, words(result), "{name}");
+        assert_eq!(function.only32, at >= NARROW, "{name}");
+        // Transforms of outcalls (`TQ`) run as other query methods.
+        let contexts: BTreeSet<&str> = contexts.split(' ').filter(|one| *one != "TQ").collect();
+        assert_eq!(function.contexts.split(' ').collect::<BTreeSet<_>>(), contexts, "{name}");
+    }
+    for name in ["mint_cycles", "mint_cycles128", "subnet_self_node_count"] {
+        assert_eq!(function(name).contexts, "*", "{name} is not in the specification");
+    }
 }
 
 /// An address that the universal canister uses for nothing.

@@ -152,18 +152,7 @@ fn every_system_function_can_be_imported() {
         let imports: String = crate::module::IC0_FUNCTIONS
             .iter()
             .filter(|function| !(memory64 && function.only32))
-            .map(|function| {
-                let (params, results) = function.val_types(memory64);
-                let list = |types: &[ValType]| {
-                    types.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
-                };
-                format!(
-                    "(import \"ic0\" \"{}\" (func (param {}) (result {})))",
-                    function.name,
-                    list(&params),
-                    list(&results)
-                )
-            })
+            .map(|function| function.import_text(memory64))
             .collect();
         let memory = if memory64 { "(memory i64 1)" } else { "(memory 1)" };
         check(&format!("(module {imports} {memory})")).unwrap();
