@@ -15,7 +15,7 @@
 #   make bench-relay [PHASE=10] [LONG=60] [TURNS=1] | make bench-heap [PHASE=10]
 #   make compare BASE=HEAD~10 [WHAT=bench|bench-net|bench-relay] [TURNS=3] [DURATION=5]
 #   make bench-images [MACHINES=8] [TURNS=1] | make bench-pocket [INSTANCES=20]
-#   make lint | make fmt | make canisters | make fuzz [FUZZ_SECONDS=60]
+#   make lint | make fmt | make reference | make canisters | make fuzz [FUZZ_SECONDS=60]
 #
 # CARGO_TARGET_DIR moves the build directory (default: target). Each checkout needs one of its own:
 # cargo takes the crates of another checkout for its own when its files are older.
@@ -65,7 +65,7 @@ names = $(shell awk -F'"' 'FNR == 1 { named = 0 } /^name/ && !named { print $$2;
 CHECKED := --config 'profile.release.debug-assertions=true' --config 'profile.release.package."*".debug-assertions=false' \
 	$(foreach crate,$(filter-out $(ARITHMETIC),$(names)),--config 'profile.release.package.$(crate).opt-level=$(if $(filter $(crate),$(EXECUTES)),1,0)')
 
-.PHONY: run test test-long hostile install package simulate bench bench-pocket bench-net bench-state bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-metering bench-images tune-study compare lint fmt build setup setup-clients setup-images setup-tune canisters fuzz help
+.PHONY: run test test-long hostile install package simulate bench bench-pocket bench-net bench-state bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-metering bench-images tune-study compare lint fmt reference build setup setup-clients setup-images setup-tune canisters fuzz help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -229,11 +229,15 @@ tune-study: build setup-tune ## Tune programs in Haskell, Java, JavaScript and G
 lint: setup ## Formatting and lints, as the gate runs them.
 	@scripts/promises.py --check
 	@scripts/words.py --check
+	@scripts/documents.py
 	@cargo fmt --all --check
 	@cargo clippy --release --locked --workspace --all-targets -- -D warnings
 
 fmt: ## Format.
 	@cargo fmt --all
+
+reference: setup ## Renew docs/reference from the programs: commands, limits, metrics, error codes; make test compares them.
+	@THIMBLE_WRITE_REFERENCE=1 cargo test $(CHECKED) --release --locked --workspace --lib --test it --test pocket --test package reference_page
 
 canisters: ## Rebuild the sample canisters in canisters/wasm from their sources.
 	@canisters/build.sh

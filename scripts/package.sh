@@ -28,6 +28,7 @@ package() { # program, what it is in a line, what it is at length
         # A manual of several pages: the page is the index of the folder of the same name.
         [ ! -d "$here/docs/$page" ] || cp -R "$here/docs/$page" "$root/usr/share/doc/$program/"
     done
+    cp -R "$here/docs/reference" "$root/usr/share/doc/$program/"
     find "$root" -type d -exec chmod 0755 {} +
     find "$root/usr/share" -type f -exec chmod 0644 {} +
     cat >"$root/DEBIAN/control" <<CONTROL

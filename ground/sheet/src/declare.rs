@@ -64,7 +64,8 @@
 ///
 /// A row has, in this order:
 ///
-/// 1. The documentation and attributes of the field (`#[serde(default = "...")]`).
+/// 1. The documentation and attributes of the field (`#[serde(default = "...")]`). The reference of
+///    limits shows the documentation ([`crate::reference()`]).
 /// 2. Name and type, `u64` or `bool`. The name ends in its unit.
 /// 3. The value. A method of [`crate::Scale`], without the scale: `fixed(value)`, `mib([..])`,
 ///    `values([..])`, `steps([..])` and so on; further methods of [`crate::Row`] may come after it.
@@ -194,11 +195,16 @@ macro_rules! limits {
     (@pays within ($line:expr)) => { $crate::Pays::Within($line) };
     (@pays none ($why:expr)) => { $crate::Pays::Nothing($why) };
 
+    // A line of documentation; nothing for another attribute.
+    (@doc doc = $line:expr) => { $line };
+    (@doc $($attribute:tt)*) => { "" };
+
     // One row. `$value` and `$set` read and write the limit.
-    (@limit $Table:ident $name:expr, $scope:ident, ($($pays:tt)*), [$($bound:expr),*], $reason:expr,
-        $value:expr, $set:expr, $follows:expr) => {
+    (@limit $Table:ident $name:expr, [$($doc:expr),*], $scope:ident, ($($pays:tt)*),
+        [$($bound:expr),*], $reason:expr, $value:expr, $set:expr, $follows:expr) => {
         $crate::Limit::<$Table> {
             name: $name,
+            doc: &[$($doc),*],
             is_agreed: $crate::limits!(@scope $scope),
             pays: $crate::limits!(@pays $($pays)*),
             bounds: &[$($bound),*],
@@ -217,7 +223,7 @@ macro_rules! limits {
             $(, flattens $part:ident: $Part:ident)? $(, if $if:path)? $(, rules $rules:path)?
         {
             $(
-                $(#[$field_meta:meta])*
+                $(#[$($field_meta:tt)*])*
                 $field:ident: $type:ident = $($form:ident $value:tt)+, $scope:ident,
                 $(pays $pays:ident ($($line:expr),+ $(,)?),)?
                 $(bounds [$($bound:ident ($($limit:expr),+ $(,)?)),+ $(,)?],)?
@@ -233,7 +239,7 @@ macro_rules! limits {
                 #[serde(flatten)]
                 pub $part: $Part,
             )?
-            $($(#[$field_meta])* pub $field: $type,)+
+            $($(#[$($field_meta)*])* pub $field: $type,)+
         }
 
         /// Values by memory, under the names of their limits.
@@ -252,7 +258,8 @@ macro_rules! limits {
                 <$Part as $crate::Group<$Table>>::LIMITS;)?
             const LIMITS: &'static [$crate::Limit<$Table>] = &[$(
                 $crate::limits!(
-                    @limit $Table concat!(stringify!($group), ".", stringify!($field)), $scope,
+                    @limit $Table concat!(stringify!($group), ".", stringify!($field)),
+                    [$($crate::limits!(@doc $($field_meta)*)),*], $scope,
                     ($($pays ($($line),+))?),
                     [$($($crate::LimitBound::$bound($($limit),+)),+)?], $reason,
                     |table| $crate::Value::number(Self::of(table).$field),
@@ -301,7 +308,7 @@ macro_rules! limits {
         impl $crate::Group<$Table> for $Group {
             const LIMITS: &'static [$crate::Limit<$Table>] = &[$(
                 $crate::limits!(
-                    @limit $Table concat!(stringify!($group), ".", stringify!($field)), $scope,
+                    @limit $Table concat!(stringify!($group), ".", stringify!($field)), [], $scope,
                     ($($pays ($($line),+))?), [], $reason,
                     |table| Self::of(table).$field,
                     |table, value| Self::of_mut(table).$field = value,

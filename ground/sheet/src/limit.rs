@@ -15,6 +15,8 @@ use crate::{LimitValue, Rules, Sheet, Table, as_object, flatten, is_bytes};
 pub struct Limit<T: 'static> {
     /// Its name, `group.field`.
     pub name: &'static str,
+    /// Lines of its documentation; empty lines for other attributes.
+    pub doc: &'static [&'static str],
     /// Whether members of a subnet must have the same value.
     pub is_agreed: bool,
     /// The lines of the budget sheet that it changes.
@@ -290,6 +292,7 @@ mod tests {
     fn rows_without_a_line_or_a_reason_are_refused() {
         let row = |name, reason| Limit::<ExampleProgram> {
             name,
+            doc: &[],
             is_agreed: false,
             pays: Pays::Unstated,
             bounds: &[],

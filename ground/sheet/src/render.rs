@@ -114,7 +114,7 @@ fn write_limits<T: Table>(text: &mut String, limits: &T) {
 }
 
 /// As a configuration file takes it.
-fn shown(field: &str, value: &Value) -> String {
+pub(crate) fn shown(field: &str, value: &Value) -> String {
     match value.as_u64() {
         Some(number)
             if is_bytes(field) && budget::parse_size(&format_size(number)) == Ok(number) =>

@@ -2,7 +2,7 @@
 //! required, and otherwise report on standard error that they were not run. And common helpers of
 //! tests: control groups of their own ([`group`]), disks that can be full ([`SmallDisk`]), waiting
 //! for what must happen ([`until`]), signals to processes ([`process`]), pinned bytes
-//! ([`formats`]). A dependency of tests only.
+//! ([`formats`]), pages of reference ([`mod@reference`]). A dependency of tests only.
 //!
 //! A test that returns early passes, and libtest hides what a passing test prints. So a gate that
 //! runs without the right to mount, for example, would be green and have checked nothing. Every
@@ -12,6 +12,7 @@ mod disk;
 pub mod formats;
 pub mod group;
 pub mod process;
+pub mod reference;
 mod wait;
 
 use std::io::Write;

@@ -1,4 +1,5 @@
-//! Packages and `make install`, as an administrator meets them: into an empty root.
+//! Packages and `make install`, as an administrator meets them: into an empty root. And the page of
+//! reference of the commands.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -141,4 +142,10 @@ fn an_installed_program_is_replaced_while_it_runs() {
         .unwrap();
     assert!(!unknown.status.success());
     assert!(String::from_utf8_lossy(&unknown.stderr).contains("is not there: make build"));
+}
+
+#[test]
+fn reference_page_of_commands_shows_every_help_text() {
+    let text = testing::reference::commands(Path::new(env!("CARGO_BIN_EXE_thimble-lab")));
+    testing::reference::check_page("commands.md", "thimble-lab", &text);
 }

@@ -622,3 +622,10 @@ fn the_tables_of_the_heap_fit_every_memory_with_every_disk() {
         }
     }
 }
+
+#[test]
+fn reference_page_of_limits_states_every_row() {
+    let mut limits = Limits::nano().unwrap();
+    limits.set_disk(100 * GIB, 1);
+    testing::reference::check_page("limits.md", "thimble", &sheet::reference(&limits));
+}

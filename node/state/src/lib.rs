@@ -18,6 +18,7 @@ mod canister;
 mod canister_records;
 pub mod certified;
 mod cycles;
+mod error_codes;
 pub mod history;
 pub mod manifest;
 mod messages;

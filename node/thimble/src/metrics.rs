@@ -179,8 +179,19 @@ impl fmt::Debug for Readings {
 }
 
 fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
-    let value = i64::try_from(value).unwrap_or(i64::MAX);
-    ConstGauge::new(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)
+    gauge_if_any(encoder, name, help, Some(value))
+}
+
+/// A gauge that has no value on some machines; it is described on all.
+fn gauge_if_any(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: Option<u64>,
+) -> fmt::Result {
+    let described = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    let Some(value) = value else { return Ok(()) };
+    ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(described)
 }
 
 impl Readings {
@@ -212,39 +223,37 @@ impl Readings {
             "What the operator stated",
             self.watch.record.budget_bytes,
         )?;
-        if let Some(group) = &self.watch.record.cgroup
-            && let Ok(memory) = group.memory()
-        {
-            gauge(
-                encoder,
+        let group = self.watch.record.cgroup.as_ref().and_then(|group| group.memory().ok());
+        let group = group.as_ref();
+        for (name, help, value) in [
+            (
                 "cgroup_usage_bytes",
                 "Charged to the process group, page cache included",
-                memory.usage_bytes,
-            )?;
-            gauge(
-                encoder,
+                group.map(|group| group.usage_bytes),
+            ),
+            (
                 "cgroup_anonymous_bytes",
                 "Anonymous memory of the process group",
-                memory.anonymous_bytes,
-            )?;
-            gauge(
-                encoder,
+                group.map(|group| group.anonymous_bytes),
+            ),
+            (
                 "cgroup_file_bytes",
                 "Page cache of the process group",
-                memory.file_bytes,
-            )?;
-            if let Some(limit) = memory.limit_bytes {
-                gauge(encoder, "cgroup_limit_bytes", "The process group's cap", limit)?;
-            }
-        }
-        if let (Some(stalled), _) = self.watch.record.stalled() {
-            gauge(
-                encoder,
+                group.map(|group| group.file_bytes),
+            ),
+            (
+                "cgroup_limit_bytes",
+                "The process group's cap",
+                group.and_then(|group| group.limit_bytes),
+            ),
+            (
                 "memory_pressure_some_avg10_hundredths",
                 "Share of the last 10 s in which a task waited for memory, in hundredths of a \
                  percent",
-                u64::from(stalled),
-            )?;
+                self.watch.record.stalled().0.map(u64::from),
+            ),
+        ] {
+            gauge_if_any(encoder, name, help, value)?;
         }
         Ok(())
     }

@@ -276,3 +276,9 @@ proptest! {
         prop_assert_eq!(Limits::derive(bytes).unwrap(), Limits::derive(bytes - bytes % MIB).unwrap());
     }
 }
+
+#[test]
+fn reference_page_of_limits_states_every_row() {
+    let limits = Limits::derive(512 * MIB).unwrap();
+    testing::reference::check_page("limits.md", "thimble-relay", &sheet::reference(&limits));
+}

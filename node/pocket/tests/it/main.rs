@@ -11,3 +11,4 @@ mod clients;
 mod harness;
 mod outcalls;
 mod protocol;
+mod reference;

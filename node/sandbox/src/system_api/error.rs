@@ -131,6 +131,7 @@ impl Failure {
 
     /// As its caller sees it.
     pub(crate) fn trap(self) -> Trap {
+        debug_assert!(ErrorCode(self.code).cause().is_some(), "{} is in no reference", self.code);
         let reject = Reject {
             code: RejectCode::CanisterError,
             message: self.message,

@@ -25,6 +25,7 @@ mod outcalls;
 mod provisional;
 mod query_stats;
 mod randomness;
+mod reference;
 mod replay;
 mod resharing;
 mod situations;

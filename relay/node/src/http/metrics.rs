@@ -66,6 +66,12 @@ impl Out<'_, '_> {
         gauge.encode(self.0.encode_descriptor(name, help, None, MetricType::Gauge)?)
     }
 
+    /// A gauge that has no value on some machines; it is described on all.
+    fn gauge_if_any(&mut self, name: &str, help: &str, value: Option<u64>) -> fmt::Result {
+        let described = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        value.map_or(Ok(()), |value| ConstGauge::new(value as f64).encode(described))
+    }
+
     fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
         let counter = ConstCounter::new(value);
         counter.encode(self.0.encode_descriptor(name, help, None, MetricType::Counter)?)
@@ -364,11 +370,12 @@ impl Readings {
         ] {
             out.counter(&format!("thimble_relay_{name}"), help, value)?;
         }
-        let Some(group) = &memory.group else { return Ok(()) };
+        let group = memory.group.as_ref();
         let help = "Charged to the process group, page cache included";
-        out.gauge("thimble_relay_cgroup_usage_bytes", help, group.usage_bytes as f64)?;
-        let Some(limit) = group.limit_bytes else { return Ok(()) };
-        out.gauge("thimble_relay_cgroup_limit_bytes", "The process group's cap", limit as f64)
+        let usage = group.map(|group| group.usage_bytes);
+        out.gauge_if_any("thimble_relay_cgroup_usage_bytes", help, usage)?;
+        let limit = group.and_then(|group| group.limit_bytes);
+        out.gauge_if_any("thimble_relay_cgroup_limit_bytes", "The process group's cap", limit)
     }
 
     fn latencies(&self, out: &mut Out<'_, '_>) -> fmt::Result {

@@ -16,6 +16,7 @@ mod http;
 mod memory;
 mod peer;
 mod raw;
+mod reference;
 mod refusals;
 mod secure;
 mod stories;

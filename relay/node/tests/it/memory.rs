@@ -54,7 +54,7 @@ fn a_process_group_below_the_smallest_size_is_refused_and_one_below_the_budget_w
     assert!(log.contains("may take 96 MiB but the budget is 128 MiB"), "{log}");
     let report = get(&node.http, "/status.json").json();
     assert_eq!(report["memory"]["group"]["limit_bytes"], 96 * MIB);
-    assert!(get(&node.http, "/metrics").text().contains("thimble_relay_cgroup_limit_bytes"));
+    assert!(get(&node.http, "/metrics").text().contains("\nthimble_relay_cgroup_limit_bytes "));
 }
 
 // Promise: P24 - Near the budget store queries and REST reads are refused first.
