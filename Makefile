@@ -226,9 +226,11 @@ bench-images: build setup-images ## Make the disks of MACHINES machines from one
 tune-study: build setup-tune ## Tune programs in Haskell, Java, JavaScript and Go, and geth, for BUDGET each: default, operators' flags, what was found (STUDY="ghc java ...").
 	@scripts/tune-study.sh "$(BIN)/thimble-lab" target/tune "$(BUDGET)" $(STUDY)
 
-lint: setup ## Formatting and lints, as the gate runs them.
+lint: setup ## Formatting, lints and dependencies (deny.toml), as the gate runs them.
+	@scripts/setup.sh lint
 	@scripts/promises.py --check
 	@scripts/words.py --check
+	@scripts/dependencies.sh
 	@cargo fmt --all --check
 	@cargo clippy --release --locked --workspace --all-targets -- -D warnings
 
