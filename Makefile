@@ -100,7 +100,7 @@ run: setup ## Start a node in MEMORY, deploy a sample canister, call it, verify;
 test: setup-clients ## Run every test, the published clients in Rust, Node and Python included (ARGS: as cargo test does, with these arguments).
 	@$(if $(ARGS),cargo test,scripts/test.py) $(CHECKED) --release --locked --workspace $(ARGS)
 
-test-long: build setup-clients doc ## What takes longer than a test may: nets of machines, more runtimes to tune, the price of every kind of work, hundreds of histories, a storm of every mode, five minutes of chaos.
+test-long: build setup-clients doc ## What takes longer than a test may: the documentation of the crates, nets of machines, more runtimes to tune, the price of every kind of work, hundreds of histories, a storm of every mode, five minutes of chaos.
 	@cargo test $(CHECKED) --release --locked --workspace --test machines --test tune --test hostile -- --ignored
 	@$(MAKE) --no-print-directory bench-metering
 	@$(MAKE) --no-print-directory simulate

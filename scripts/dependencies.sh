@@ -32,7 +32,7 @@ fi
 "$tools/bin/cargo-machete" --skip-target-dir
 
 # The database is a git repository, and not every machine may fetch one.
-if GIT_TERMINAL_PROMPT=0 timeout 20 "$tools/bin/cargo-deny" fetch db >/dev/null 2>&1; then
+if GIT_TERMINAL_PROMPT=0 timeout 60 "$tools/bin/cargo-deny" fetch db >/dev/null 2>&1; then
     "$tools/bin/cargo-deny" --locked check --hide-inclusion-graph advisories
 else
     echo "NOT RUN: advisories: their database cannot be fetched here"
