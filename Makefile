@@ -15,7 +15,7 @@
 #   make bench-relay [PHASE=10] [LONG=60] [TURNS=1] | make bench-heap [PHASE=10]
 #   make compare BASE=HEAD~10 [WHAT=bench|bench-net|bench-relay] [TURNS=3] [DURATION=5]
 #   make bench-images [MACHINES=8] [TURNS=1] | make bench-pocket [INSTANCES=20]
-#   make lint | make fmt | make reference | make canisters | make fuzz [FUZZ_SECONDS=60]
+#   make lint | make doc | make fmt | make reference | make canisters | make fuzz [FUZZ_SECONDS=60]
 #
 # CARGO_TARGET_DIR moves the build directory (default: target). Each checkout needs one of its own:
 # cargo takes the crates of another checkout for its own when its files are older.
@@ -65,7 +65,7 @@ names = $(shell awk -F'"' 'FNR == 1 { named = 0 } /^name/ && !named { print $$2;
 CHECKED := --config 'profile.release.debug-assertions=true' --config 'profile.release.package."*".debug-assertions=false' \
 	$(foreach crate,$(filter-out $(ARITHMETIC),$(names)),--config 'profile.release.package.$(crate).opt-level=$(if $(filter $(crate),$(EXECUTES)),1,0)')
 
-.PHONY: run test test-long hostile install package simulate bench bench-pocket bench-net bench-state bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-metering bench-images tune-study compare lint fmt reference build setup setup-clients setup-images setup-tune canisters fuzz help
+.PHONY: run test test-long hostile install package simulate bench bench-pocket bench-net bench-state bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-metering bench-images tune-study compare lint doc fmt reference build setup setup-clients setup-images setup-tune canisters fuzz help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -100,7 +100,7 @@ run: setup ## Start a node in MEMORY, deploy a sample canister, call it, verify;
 test: setup-clients ## Run every test, the published clients in Rust, Node and Python included (ARGS: as cargo test does, with these arguments).
 	@$(if $(ARGS),cargo test,scripts/test.py) $(CHECKED) --release --locked --workspace $(ARGS)
 
-test-long: build setup-clients ## What takes longer than a test may: nets of machines, more runtimes to tune, the price of every kind of work, hundreds of histories, a storm of every mode, five minutes of chaos.
+test-long: build setup-clients doc ## What takes longer than a test may: the documentation of the crates, nets of machines, more runtimes to tune, the price of every kind of work, hundreds of histories, a storm of every mode, five minutes of chaos.
 	@cargo test $(CHECKED) --release --locked --workspace --test machines --test tune --test hostile -- --ignored
 	@$(MAKE) --no-print-directory bench-metering
 	@$(MAKE) --no-print-directory simulate
@@ -226,12 +226,17 @@ bench-images: build setup-images ## Make the disks of MACHINES machines from one
 tune-study: build setup-tune ## Tune programs in Haskell, Java, JavaScript and Go, and geth, for BUDGET each: default, operators' flags, what was found (STUDY="ghc java ...").
 	@scripts/tune-study.sh "$(BIN)/thimble-lab" target/tune "$(BUDGET)" $(STUDY)
 
-lint: setup ## Formatting and lints, as the gate runs them.
+lint: setup ## Formatting, lints and dependencies (deny.toml), as the gate runs them.
+	@scripts/setup.sh lint
 	@scripts/promises.py --check
 	@scripts/words.py --check
 	@scripts/documents.py
+	@scripts/dependencies.sh
 	@cargo fmt --all --check
 	@cargo clippy --release --locked --workspace --all-targets -- -D warnings
+
+doc: setup ## Build the documentation of the crates, with warnings as errors.
+	@RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps
 
 fmt: ## Format.
 	@cargo fmt --all

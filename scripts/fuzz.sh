@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs every fuzz target of fuzz/Cargo.toml for the given number of seconds, from its seeds and the
-# corpus that earlier runs left. `fuzz.sh SECONDS TARGET...` runs these targets only. Installs
-# cargo-fuzz and a nightly toolchain if they are missing; without a nightly it uses the pinned
-# toolchain. FUZZ_COVERAGE=1 prints libFuzzer's statistics after each target.
+# corpus that earlier runs left; lab/fuzzing has their code. `fuzz.sh SECONDS TARGET...` runs these
+# targets only. Installs cargo-fuzz and a nightly toolchain if they are missing; without a nightly it
+# uses the pinned toolchain. FUZZ_COVERAGE=1 prints libFuzzer's statistics after each target.
 set -euo pipefail
 seconds=${1:-60}
 shift || true

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs missing packages on a Debian or Ubuntu machine. `setup.sh build`: packages for compiling.
-# `setup.sh clients`: further packages for the tests. `setup.sh images`: for `make bench-images`.
-# `setup.sh tune`: for `make tune-study`. Quick and silent when nothing is missing; may be run any
-# number of times.
+# `setup.sh lint`: for checking dependencies. `setup.sh clients`: further packages for the tests.
+# `setup.sh images`: for `make bench-images`. `setup.sh tune`: for `make tune-study`. Quick and
+# silent when nothing is missing; may be run any number of times.
 set -euo pipefail
 
 missing=()
@@ -23,6 +23,10 @@ build)
         fi
         exit 1
     fi
+    ;;
+lint)
+    need python3 python3
+    python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || missing+=(python3-venv)
     ;;
 clients)
     need node nodejs
@@ -76,7 +80,7 @@ tune)
     need node nodejs
     ;;
 *)
-    echo "usage: setup.sh [build|clients|images|tune]" >&2
+    echo "usage: setup.sh [build|lint|clients|images|tune]" >&2
     exit 2
     ;;
 esac

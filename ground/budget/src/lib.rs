@@ -12,7 +12,7 @@
 //! * **Readings** ([`process`], [`cgroup`], [`pressure`]). Figures of the kernel: anonymous and
 //!   file memory of processes and of the group, kills for lack of memory, stalls. Parsers are pure
 //!   functions over bounded text; files are read up to a fixed length.
-//! * **The comparison** ([`unaccounted`]) and the **governor** ([`Governor`]). Anonymous memory
+//! * **The comparison** ([`unaccounted()`]) and the **governor** ([`Governor`]). Anonymous memory
 //!   that no pool explains is itself a figure that tests and operators watch; the governor decides
 //!   when freed memory is handed back, and the throttle ([`Throttle`]) how far work is held back.
 //!

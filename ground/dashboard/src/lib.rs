@@ -1,7 +1,7 @@
 //! The operator's view of a running program: the parts of a status report that every program has,
 //! the page that draws the report, and asking a program for it on the command line.
 //!
-//! A program's `/status.json` is an object with the parts of [`report`] and sections of its own;
+//! A program's `/status.json` is an object with the parts of `report` and sections of its own;
 //! the page ([`page`]) shows the sections that the report has. [`ask`] fetches the report, [`text`]
 //! prints the common parts of it for people. The HTTP server drops a peer that does not read
 //! ([`stall_guard`]), closes idle connections for new ones ([`connections`]), and serves the report

@@ -38,7 +38,7 @@
 //! sync failed accepts no further record ([`RecordError::SyncLost`]): the caller writes the records
 //! it still needs to a new file.
 //!
-//! Bounds: a reader holds one record and a buffer of [`BUFFER_BYTES`]; searching takes as much.
+//! Bounds: a reader holds one record and a buffer of `BUFFER_BYTES`; searching takes as much.
 
 use std::{
     io,

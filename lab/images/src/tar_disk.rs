@@ -6,8 +6,8 @@
 //! through the archive is this module's own, because it must read names and extensions of bounded
 //! length only.
 //!
-//! Bounds: [`ENTRIES_MAX`] headers, [`EXTENSION_BYTES_MAX`] for the extensions of an entry,
-//! [`TRAILING_BYTES_MAX`] of zeros after the end.
+//! Bounds: `ENTRIES_MAX` headers, `EXTENSION_BYTES_MAX` for the extensions of an entry,
+//! `TRAILING_BYTES_MAX` of zeros after the end.
 
 use std::{
     io::{self, Read},

@@ -30,7 +30,7 @@ use ic_agent::{Agent, AgentError};
 use ic_management_canister_types::CanisterInstallMode;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use serde_cbor::Value;
+use serde_cbor_2::Value;
 use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout},
@@ -250,14 +250,14 @@ async fn call_in_several_envelopes(
 
 /// An envelope with an unsigned field of `bytes` added; unchanged for 0.
 fn padded(envelope: &[u8], bytes: usize) -> Result<Vec<u8>> {
-    let Value::Map(mut fields) = serde_cbor::from_slice(envelope)? else {
+    let Value::Map(mut fields) = serde_cbor_2::from_slice(envelope)? else {
         anyhow::bail!("an envelope is a map")
     };
     if bytes > 0 {
         fields.insert(Value::Text("padding".into()), Value::Bytes(vec![7; bytes]));
     }
     let mut body = vec![0xd9, 0xd9, 0xf7];
-    body.extend(serde_cbor::to_vec(&Value::Map(fields))?);
+    body.extend(serde_cbor_2::to_vec(&Value::Map(fields))?);
     Ok(body)
 }
 
@@ -407,11 +407,11 @@ mod tests {
     fn envelopes_differ_in_what_is_not_signed() {
         let mut fields = std::collections::BTreeMap::new();
         fields.insert(Value::Text("content".into()), Value::Bytes(vec![1, 2, 3]));
-        let envelope = serde_cbor::to_vec(&Value::Map(fields.clone())).unwrap();
+        let envelope = serde_cbor_2::to_vec(&Value::Map(fields.clone())).unwrap();
         for bytes in PADDING_BYTES {
             let body = padded(&envelope, bytes).unwrap();
             assert!(body.len() >= bytes && body.starts_with(&[0xd9, 0xd9, 0xf7]));
-            let Value::Map(mut again) = serde_cbor::from_slice(&body).unwrap() else {
+            let Value::Map(mut again) = serde_cbor_2::from_slice(&body).unwrap() else {
                 panic!("a map")
             };
             assert_eq!(again.remove(&Value::Text("padding".into())).is_some(), bytes > 0);

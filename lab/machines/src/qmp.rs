@@ -4,7 +4,7 @@
 //! machine. [`parse`] and [`command`] are for callers that read events as they arrive. Only
 //! commands without arguments are needed here.
 //!
-//! Bounds: lines of [`LINE_BYTES_MAX`], [`LINES_MAX`] lines until an answer, the caller's timeout.
+//! Bounds: lines of [`LINE_BYTES_MAX`], `LINES_MAX` lines until an answer, the caller's timeout.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},

@@ -8,7 +8,7 @@
 //! acknowledged. The node's memory and CPU come from the kernel.
 //!
 //! The clients use libp2p's transports, encryption and multiplexer, and open streams on them
-//! without its swarm ([`session`]): a push costs the driver so little that the node's cost is
+//! without its swarm (`session`): a push costs the driver so little that the node's cost is
 //! visible on a machine that both share. Only the message formats share code with the services or
 //! the router of a node.
 //!

@@ -49,11 +49,11 @@ mod tests {
     #[test]
     fn encoded_tree_decodes_with_the_same_digest() {
         let tree = fork(labeled("a", leaf([1])), labeled("b", leaf([2])));
-        let bytes = serde_cbor::to_vec(&tree).unwrap();
+        let bytes = serde_cbor_2::to_vec(&tree).unwrap();
         let read = CborItem::read(&bytes).unwrap();
         assert_eq!(read.tree().unwrap().digest(), tree.digest());
         assert!(read.texts().is_none());
-        let texts = serde_cbor::to_vec(&["http_expr", "<$>"]).unwrap();
+        let texts = serde_cbor_2::to_vec(&["http_expr", "<$>"]).unwrap();
         assert_eq!(CborItem::read(&texts).unwrap().texts().unwrap(), ["http_expr", "<$>"]);
         assert!(CborItem::read(&texts).unwrap().tree().is_none());
     }

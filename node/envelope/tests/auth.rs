@@ -85,12 +85,12 @@ fn spki(oid: &[u8], key: &[u8]) -> Vec<u8> {
 const COSE: &[u8] = &[0x2b, 0x06, 0x01, 0x04, 0x01, 0x83, 0xb8, 0x43, 0x01, 0x01];
 const CANISTER: &[u8] = &[0x2b, 0x06, 0x01, 0x04, 0x01, 0x83, 0xb8, 0x43, 0x01, 0x02];
 
-fn cose(entries: &[(i128, serde_cbor::Value)]) -> Vec<u8> {
+fn cose(entries: &[(i128, serde_cbor_2::Value)]) -> Vec<u8> {
     let map = entries
         .iter()
-        .map(|(key, value)| (serde_cbor::Value::Integer(*key), value.clone()))
+        .map(|(key, value)| (serde_cbor_2::Value::Integer(*key), value.clone()))
         .collect();
-    spki(COSE, &serde_cbor::to_vec(&serde_cbor::Value::Map(map)).unwrap())
+    spki(COSE, &serde_cbor_2::to_vec(&serde_cbor_2::Value::Map(map)).unwrap())
 }
 
 fn base64url(bytes: &[u8]) -> String {
@@ -129,7 +129,7 @@ fn assertion(payload: &[u8], sign: impl Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
 #[test]
 #[expect(clippy::too_many_lines, reason = "one story, in order")]
 fn web_authentication_keys_of_all_three_kinds() {
-    use serde_cbor::Value::{Bytes, Integer};
+    use serde_cbor_2::Value::{Bytes, Integer};
     let random = ring::rand::SystemRandom::new();
     let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &random).unwrap();
     let p256 =
@@ -183,20 +183,20 @@ fn web_authentication_keys_of_all_three_kinds() {
         other.sender_sig = key.envelope(query(key.principal(), "other")).sender_sig;
         refused(&other);
         // The challenge is right, the authenticator's signature is over something else.
-        let mut fields: serde_cbor::Value =
-            serde_cbor::from_slice(good.sender_sig.as_ref().unwrap()).unwrap();
-        let serde_cbor::Value::Map(map) = &mut fields else { panic!("a map") };
+        let mut fields: serde_cbor_2::Value =
+            serde_cbor_2::from_slice(good.sender_sig.as_ref().unwrap()).unwrap();
+        let serde_cbor_2::Value::Map(map) = &mut fields else { panic!("a map") };
         map.insert(
-            serde_cbor::Value::Text("authenticator_data".to_owned()),
-            serde_cbor::Value::Bytes(vec![6; 37]),
+            serde_cbor_2::Value::Text("authenticator_data".to_owned()),
+            serde_cbor_2::Value::Bytes(vec![6; 37]),
         );
         refused(&WireEnvelope { sender_sig: Some(encode(&fields)), ..good.clone() });
         refused(&WireEnvelope { sender_sig: Some(Vec::new()), ..good.clone() });
         refused(&WireEnvelope {
-            sender_sig: Some(encode(&serde_cbor::Value::Map(
+            sender_sig: Some(encode(&serde_cbor_2::Value::Map(
                 [(
-                    serde_cbor::Value::Text("client_data_json".to_owned()),
-                    serde_cbor::Value::Text("{".to_owned()),
+                    serde_cbor_2::Value::Text("client_data_json".to_owned()),
+                    serde_cbor_2::Value::Text("{".to_owned()),
                 )]
                 .into(),
             ))),

@@ -315,7 +315,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Runs an execution of an installation as far as it is granted. [`Self::judged`] evaluates the
+    /// Runs an execution of an installation as far as it is granted. [`Self::evaluate`] judges the
     /// outcome.
     pub(crate) fn run(
         &self,

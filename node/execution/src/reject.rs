@@ -2,7 +2,7 @@
 //!
 //! Published clients and test suites compare some texts with those of the public network. These
 //! begin with the public network's text, character for character; `docs/interface.md` lists them,
-//! and [`tests::texts_that_clients_compare_are_those_of_the_public_network`] pins them.
+//! and `texts_that_clients_compare_are_those_of_the_public_network` pins them.
 
 use ic_principal::Principal;
 use sandbox::Trap;

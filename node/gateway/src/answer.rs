@@ -353,7 +353,7 @@ mod tests {
                 &outcome,
                 Time(1_685_570_400_000_000_000),
             );
-            let response: QueryResponse = serde_cbor::from_slice(&body).unwrap();
+            let response: QueryResponse = serde_cbor_2::from_slice(&body).unwrap();
             let [signature] = response.signatures() else { panic!("one signature") };
             let signable = response
                 .signable(ic_transport_types::RequestId::new(&[3; 32]), signature.timestamp);

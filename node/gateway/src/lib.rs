@@ -13,7 +13,7 @@
 //!   connections
 //! ```
 //!
-//! Canisters are served to browsers by [`web`], which has a separate listener and shares
+//! Canisters are served to browsers by `web`, which has a separate listener and shares
 //! connections, permits and endpoints with the rest.
 //!
 //! Bounds: every resource a client can take has a limit of the limits table and a named answer when

@@ -45,30 +45,30 @@ async fn bodies_that_are_no_envelopes() {
     let world = World::start().await;
     let good = anonymous(query(Principal::anonymous(), "echo"));
     let unhex = |text: &str| hex::decode(text.replace(' ', "")).unwrap();
-    let map = |entries: &[(&str, serde_cbor::Value)]| {
+    let map = |entries: &[(&str, serde_cbor_2::Value)]| {
         let entries = entries
             .iter()
-            .map(|(key, value)| (serde_cbor::Value::Text((*key).to_owned()), value.clone()));
-        serde_cbor::Value::Map(entries.collect())
+            .map(|(key, value)| (serde_cbor_2::Value::Text((*key).to_owned()), value.clone()));
+        serde_cbor_2::Value::Map(entries.collect())
     };
     let fields = [
-        ("request_type", serde_cbor::Value::Text("query".to_owned())),
-        ("sender", serde_cbor::Value::Bytes(vec![4])),
-        ("ingress_expiry", serde_cbor::Value::Integer(i128::from(now().0))),
-        ("canister_id", serde_cbor::Value::Bytes(canister(1).as_slice().to_vec())),
-        ("method_name", serde_cbor::Value::Text("echo".to_owned())),
-        ("arg", serde_cbor::Value::Bytes(Vec::new())),
+        ("request_type", serde_cbor_2::Value::Text("query".to_owned())),
+        ("sender", serde_cbor_2::Value::Bytes(vec![4])),
+        ("ingress_expiry", serde_cbor_2::Value::Integer(i128::from(now().0))),
+        ("canister_id", serde_cbor_2::Value::Bytes(canister(1).as_slice().to_vec())),
+        ("method_name", serde_cbor_2::Value::Text("echo".to_owned())),
+        ("arg", serde_cbor_2::Value::Bytes(Vec::new())),
     ];
-    let with = |name: &str, value: Option<serde_cbor::Value>| {
+    let with = |name: &str, value: Option<serde_cbor_2::Value>| {
         let mut entries: Vec<_> = fields.iter().filter(|(key, _)| *key != name).cloned().collect();
         entries.extend(
             value
                 .map(|value| (name, value))
                 .map(|(name, value)| (Box::leak(name.to_owned().into_boxed_str()) as &str, value)),
         );
-        serde_cbor::to_vec(&map(&[("content", map(&entries))])).unwrap()
+        serde_cbor_2::to_vec(&map(&[("content", map(&entries))])).unwrap()
     };
-    use serde_cbor::Value::{Array, Bool, Bytes, Float, Integer, Null, Text};
+    use serde_cbor_2::Value::{Array, Bool, Bytes, Float, Integer, Null, Text};
     let cases: Vec<(&str, Vec<u8>, u16, &str)> = vec![
         ("empty", Vec::new(), 400, "ends at byte 0"),
         ("text", b"hello".to_vec(), 400, ""),
@@ -336,10 +336,10 @@ async fn a_replayed_call_is_not_submitted_again() {
     let asynchronous = world.post(&format!("/api/v2/canister/{}/call", canister(1)), &sent).await;
     assert_eq!((first.status, again.status, asynchronous.status), (200, 200, 202));
     assert!(asynchronous.body.is_empty());
-    let serde_cbor::Value::Map(map) = again.cbor() else { panic!("a map") };
+    let serde_cbor_2::Value::Map(map) = again.cbor() else { panic!("a map") };
     assert_eq!(
-        map[&serde_cbor::Value::Text("status".to_owned())],
-        serde_cbor::Value::Text("replied".to_owned())
+        map[&serde_cbor_2::Value::Text("status".to_owned())],
+        serde_cbor_2::Value::Text("replied".to_owned())
     );
     assert_eq!(world.script.submitted.load(Ordering::SeqCst), 1);
     assert_eq!(world.script.inspected.load(Ordering::SeqCst), 1);
@@ -379,7 +379,7 @@ async fn what_the_node_refuses_is_passed_on() {
     for (version, entries) in [("v2", 3), ("v3", 4), ("v4", 4)] {
         let answered =
             world.post(&format!("/api/{version}/canister/{}/call", canister(1)), &inspected).await;
-        let serde_cbor::Value::Map(map) = answered.cbor() else { panic!("a map") };
+        let serde_cbor_2::Value::Map(map) = answered.cbor() else { panic!("a map") };
         assert_eq!((answered.status, map.len()), (200, entries), "{version}");
     }
     // A node that fails costs the request, not the gateway.
@@ -435,11 +435,11 @@ async fn pages_of_other_origins_may_be_clients() {
 // Promise: P15 - A request without a valid signature does not pass the gateway.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_nobody_signed_does_not_get_past_the_gateway() {
-    use serde_cbor::Value::{Array, Bytes, Map, Null, Text};
+    use serde_cbor_2::Value::{Array, Bytes, Map, Null, Text};
     let world = World::start().await;
     let key = ed25519(1);
     let sent = body(&key, call(key.sender().unwrap(), "echo"));
-    let Map(envelope) = serde_cbor::from_slice(&sent).unwrap() else { panic!("no map") };
+    let Map(envelope) = serde_cbor_2::from_slice(&sent).unwrap() else { panic!("no map") };
     let bounds = envelope::EnvelopeBounds::new(&support::gateway_limits());
     let canonical = envelope::canonical(&sent, &bounds).unwrap();
     let id = envelope::Envelope::decode(&sent, &bounds).unwrap().request_id;
@@ -450,7 +450,7 @@ async fn what_nobody_signed_does_not_get_past_the_gateway() {
     padded.insert(Text("more".into()), Array(vec![Null; 50]));
     let Some(Map(content)) = padded.get_mut(&Text("content".into())) else { panic!("no content") };
     content.insert(Text("x".repeat(50_000)), Null);
-    let padded = serde_cbor::to_vec(&Map(padded)).unwrap();
+    let padded = serde_cbor_2::to_vec(&Map(padded)).unwrap();
     assert!(padded.len() > 150_000);
     assert_eq!(envelope::canonical(&padded, &bounds).unwrap(), canonical);
     assert_eq!(envelope::canonical(&canonical, &bounds).unwrap(), canonical);

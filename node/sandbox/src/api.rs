@@ -347,7 +347,7 @@ pub enum WorkerTrouble {
 pub struct Outcome {
     /// Instructions used, System API work included.
     pub instructions: u64,
-    /// Work for slices and rounds, see [`crate::slices`]; at least the instructions.
+    /// Work for slices and rounds, see `crate::slices`; at least the instructions.
     pub work: u64,
     /// The response, or why there is none.
     pub result: Result<Response, Trap>,

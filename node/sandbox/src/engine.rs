@@ -150,7 +150,7 @@ pub fn agreed() -> Result<Vec<(String, u64)>, crate::PrepareError> {
 ///
 /// # Safety
 ///
-/// The file holds, unchanged, the artefact that [`crate::compile`] wrote, and is not written to
+/// The file holds, unchanged, the artefact that `crate::compile` wrote, and is not written to
 /// while the module lives. An artefact is machine code: the cache verifies its checksum before it
 /// hands out a descriptor.
 pub unsafe fn load(engine: &Engine, file: &File) -> wasmtime::Result<Module> {

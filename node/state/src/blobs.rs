@@ -7,7 +7,7 @@
 //! content is wrong; nothing durable refers to it, reads verify the hash, and writing the same blob
 //! again replaces it.
 //!
-//! Memory: what a caller has in its hands, and [`PIECE_BYTES`] where blobs are read and written in
+//! Memory: what a caller has in its hands, and `PIECE_BYTES` where blobs are read and written in
 //! pieces, so that a module in chunks is not put together in memory; 32 bytes for each blob that
 //! `sync` has not reached.
 //!

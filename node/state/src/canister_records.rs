@@ -48,7 +48,7 @@ impl CanisterLog {
     }
 
     /// Adds a line, cut to `bytes_max`, and drops the oldest ones until all fit: `bytes_max` bytes,
-    /// and one line for every [`LINE_BYTES_MIN`] of them.
+    /// and one line for every `LINE_BYTES_MIN` of them.
     pub fn push(&mut self, time: Time, mut content: Vec<u8>, bytes_max: u64) {
         content.truncate(usize::try_from(bytes_max).unwrap_or(usize::MAX));
         self.bytes += content.len() as u64;

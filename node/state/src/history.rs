@@ -23,8 +23,8 @@
 //! and the latest change below them, which is sufficient to find entries to expire, to drop or to
 //! checkpoint in O(log n).
 //!
-//! Entries, forks and responses are allocated in the state's heap ([`crate::heap`]), so in a node
-//! they are on disk, except for those used recently.
+//! Entries, forks and responses are allocated in the state's heap ([`crate::state_heap`]), so in a
+//! node they are on disk, except for those used recently.
 //!
 //! A checkpoint saves the changes since the last one that was saved:
 //! [`IngressHistory::begin_checkpoint`] takes a snapshot of them, and

@@ -7,7 +7,7 @@
 //! - [`manifest`]: the contents of a state, as hashes of pieces that other nodes can fetch.
 //! - [`store`], [`blobs`] and [`payloads`]: checkpoints, canister modules and payloads of large
 //!   messages, on disk.
-//! - [`heap`] (of the page store): the heap of the process that holds all of it.
+//! - [`state_heap`] (of the page store): the heap of the process that holds all of it.
 //!
 //! Deterministic throughout: no clock, no randomness, no iteration over unordered maps. It must
 //! never know of networks, of how blocks are agreed on, or of how a canister's code is run.

@@ -42,7 +42,7 @@
 //!
 //! # Bounds
 //!
-//! - Hashing holds one leaf, and the hashes of [`compute::BATCH_LEAVES`] leaves; the rest is in the
+//! - Hashing holds one leaf, and the hashes of `compute::BATCH_LEAVES` leaves; the rest is in the
 //!   store, 32 bytes and a key per leaf.
 //! - Showing holds one chunk per call, at most [`state::manifest::CHUNK_BYTES_MAX`].
 //! - A snapshot holds a layout per memory (a few hundred bytes, and two descriptors in addition to

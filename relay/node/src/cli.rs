@@ -176,6 +176,7 @@ pub(crate) struct Settings {
     /// served as localhost, by IP address and by names without a dot; a request with another Host
     /// is refused, because a web page may have sent it. Example: --host-name relay.example for
     /// http://relay.example:8645
+    #[allow(rustdoc::bare_urls, reason = "it is the text of `--help`")]
     #[arg(long = "host-name", value_name = "NAME")]
     pub(crate) host_names: Vec<String>,
     /// The cluster: nodes of another are not talked to. [default: 0]

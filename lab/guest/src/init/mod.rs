@@ -1,10 +1,10 @@
 //! The first process.
 //!
 //! It runs twice. In the first file system in memory it loads the kernel's modules for the disk,
-//! takes that disk's first part as the root, read-only, and starts itself from there ([`early`]):
+//! takes that disk's first part as the root, read-only, and starts itself from there (`early`):
 //! the memory of the first file system is free again. From the root it mounts what a node needs,
 //! brings up the network, starts the node within what is left of the memory, and waits for its end
-//! or for the power button ([`late`]).
+//! or for the power button (`late`).
 //!
 //! The node is its child and not the first process itself: the kernel panics when that one ends,
 //! and a process has to remain that reaps, reports and powers off after a node was killed.

@@ -107,10 +107,10 @@ impl Caller {
         }
         let took = sent.elapsed();
         ensure!(code == 200, "the node answered {code}: {}", String::from_utf8_lossy(&bytes));
-        let reply: Reply = serde_cbor::from_slice(&bytes)?;
+        let reply: Reply = serde_cbor_2::from_slice(&bytes)?;
         ensure!(reply.status == "replied", "the node answered status {}", reply.status);
         if verify {
-            let certificate: ic_agent::Certificate = serde_cbor::from_slice(&reply.certificate)?;
+            let certificate: ic_agent::Certificate = serde_cbor_2::from_slice(&reply.certificate)?;
             self.agent.verify(&certificate, self.canister)?;
             self.verified.fetch_add(1, Ordering::Relaxed);
         }

@@ -171,7 +171,7 @@ pub(crate) async fn update_signed(
     }
     let unknown = |text: String| Failure::new(Class::Protocol, text);
     let answer: CallAnswer =
-        serde_cbor::from_slice(&body).map_err(|error| unknown(error.to_string()))?;
+        serde_cbor_2::from_slice(&body).map_err(|error| unknown(error.to_string()))?;
     match answer.status.as_str() {
         "replied" => {}
         "non_replicated_rejection" => {
@@ -183,8 +183,8 @@ pub(crate) async fn update_signed(
         }
         other => return Err(unknown(format!("the call's status is `{other}`"))),
     }
-    let certificate: Certificate =
-        serde_cbor::from_slice(&answer.certificate).map_err(|error| unknown(error.to_string()))?;
+    let certificate: Certificate = serde_cbor_2::from_slice(&answer.certificate)
+        .map_err(|error| unknown(error.to_string()))?;
     if verify {
         agent.verify(&certificate, canister).map_err(of_agent)?;
     }

@@ -224,7 +224,7 @@ async fn send(
         }
         _ => return EndpointResponse::Nothing(format!("{status}: {}", text())),
     }
-    let answer: Answer = match serde_cbor::from_slice(&bytes) {
+    let answer: Answer = match serde_cbor_2::from_slice(&bytes) {
         Ok(answer) => answer,
         Err(error) => return EndpointResponse::Nothing(error.to_string()),
     };
@@ -235,7 +235,7 @@ async fn send(
         }
         other => return EndpointResponse::Nothing(format!("status `{other}`")),
     }
-    let certificate: Certificate = match serde_cbor::from_slice(&answer.certificate) {
+    let certificate: Certificate = match serde_cbor_2::from_slice(&answer.certificate) {
         Ok(certificate) => certificate,
         Err(error) => {
             return EndpointResponse::Outcome(Outcome::Wrong { text: error.to_string() }, vec![]);

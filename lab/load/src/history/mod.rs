@@ -3,7 +3,7 @@
 //!
 //! Three steps, each usable alone: *record* works on the subnet and writes every call with its
 //! outcome; *finish* reads the state of every node, once everything is healed; *check* reads only
-//! the file. [`lines`] is the format of the file, [`check`] has the rules.
+//! the file. `lines` is the format of the file, `check` has the rules.
 
 mod check;
 mod client;

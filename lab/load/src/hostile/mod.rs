@@ -2,10 +2,10 @@
 //! different builds, stacks, budgets and thread counts, and verifies that no input stops a node or
 //! changes a result.
 //!
-//! A run is a sequence of lives. A life starts nodes in a new folder ([`net`]), runs cases against
-//! them ([`cases`], with messages from [`candid`] and modules from [`wasm`]) while a judge monitors
-//! updates and queries of other users ([`judge`]), then kills the nodes, replays their logs with
-//! other builds, stacks and thread counts, and starts them with another budget ([`life`]).
+//! A run is a sequence of lives. A life starts nodes in a new folder (`net`), runs cases against
+//! them (`cases`, with messages from `candid` and modules from `wasm`) while a judge monitors
+//! updates and queries of other users (`judge`), then kills the nodes, replays their logs with
+//! other builds, stacks and thread counts, and starts them with another budget (`life`).
 //!
 //! When a group of cases causes a finding, each case of the group is run again alone in a new life,
 //! so that the report names the case that suffices.

@@ -2,7 +2,7 @@
 //! its goals.
 //!
 //! The net, the load and the pictures are other parts of this program; this one only schedules the
-//! phases ([`phases`](Bench)), and judges. Every phase is a mark in the picture. Figures come from
+//! phases (`phases`), and judges. Every phase is a mark in the picture. Figures come from
 //! the nodes' groups (memory, CPU), from the hammer (latencies, rates, wrong bytes) and from the
 //! nodes' reports (heights).
 

@@ -1,7 +1,7 @@
 //! `thimble-lab cap`: a command in a memory-capped process group, and what its memory did.
 //!
 //! One thread does everything: it sleeps until the next sample is due or a signal arrives
-//! ([`signals`]), reads the group ([`group`], [`sampler`]), and writes what it read to the series
+//! (`signals`), reads the group (`group`, `sampler`), and writes what it read to the series
 //! file ([`series`]), from which the picture ([`picture`]) is made at the end. Nothing is kept in
 //! memory in proportion to time.
 //!

@@ -1,7 +1,7 @@
 //! `thimble-lab chaos`: random faults are injected into a net under client load; then it is healed,
 //! and the client-visible history is checked.
 //!
-//! This part injects faults ([`plan`]) and keeps time. The clients and the checker are `thimble-lab
+//! This part injects faults (`plan`) and keeps time. The clients and the checker are `thimble-lab
 //! history`, a separate program: it gets no information about the faults, except lines in the
 //! history for human readers.
 

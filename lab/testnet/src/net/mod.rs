@@ -1,12 +1,12 @@
 //! `thimble-lab net`: several nodes on this machine, each in its own memory-capped group, started
 //! as a subnet, with commands to inject faults and to inspect it.
 //!
-//! A net is a folder ([`state`]). Each command takes its lock, performs one action ([`session`])
+//! A net is a folder (`state`). Each command takes its lock, performs one action (`session`)
 //! and ends; the processes it started continue to run. Nodes find each other over one of three
-//! networks: namespaces ([`namespaces`]), a relay ([`relay`]), or nothing at all. Faults of the
-//! links are data ([`links`]), the same for all three.
+//! networks: namespaces (`namespaces`), a relay (`relay`), or nothing at all. Faults of the
+//! links are data (`links`), the same for all three.
 //!
-//! Only the start distinguishes whether the nodes are one subnet ([`ceremony`]) or each its own;
+//! Only the start distinguishes whether the nodes are one subnet (`ceremony`) or each its own;
 //! everything after is the same.
 
 mod ceremony;

@@ -1,7 +1,7 @@
 //! Nets whose nodes are Waku relays: their keys, their topology, their start; and the addresses for
 //! others.
 //!
-//! Each relay dials its next [`NEIGHBOURS`] in a ring, so that a node has at most twice as many
+//! Each relay dials its next `NEIGHBOURS` in a ring, so that a node has at most twice as many
 //! peers. From eight nodes on, no node is connected to the opposite one in the ring: messages reach
 //! it by gossip over others.
 //!

@@ -105,7 +105,7 @@ impl SubnetKey {
 /// CBOR of `value` after the self-describing tag.
 pub fn encode(value: &impl serde::Serialize) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let mut serializer = serde_cbor::Serializer::new(&mut bytes);
+    let mut serializer = serde_cbor_2::Serializer::new(&mut bytes);
     serializer.self_describe().unwrap();
     value.serialize(&mut serializer).unwrap();
     bytes

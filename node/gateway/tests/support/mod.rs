@@ -154,7 +154,7 @@ impl Script {
         };
         tree.set(
             &[b"subnet", subnet.as_slice(), b"metrics"],
-            serde_cbor::to_vec(&metrics).unwrap(),
+            serde_cbor_2::to_vec(&metrics).unwrap(),
         );
         tree.set(&[b"canister", canister(1).as_slice(), b"module_hash"], vec![7; 32]);
         tree.set(
@@ -448,8 +448,8 @@ impl TestResponse {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    pub fn cbor(&self) -> serde_cbor::Value {
-        serde_cbor::from_slice(&self.body).unwrap()
+    pub fn cbor(&self) -> serde_cbor_2::Value {
+        serde_cbor_2::from_slice(&self.body).unwrap()
     }
 }
 

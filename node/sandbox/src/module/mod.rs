@@ -6,11 +6,11 @@
 //!
 //! The path of a module:
 //!
-//! 1. [`unpack`] — gunzip under a cap, magic and version.
-//! 2. [`validate`] — WebAssembly validation with the one feature set of [`features`], the canister
-//!    rules of the interface specification ("WebAssembly module requirements"), and every limit.
-//!    The result is [`ModuleInfo`](crate::ModuleInfo).
-//! 3. [`instrument`] — rewrites the module so that a worker can run every message in a fresh
+//! 1. [`unpack()`] — gunzip under a cap, magic and version.
+//! 2. [`validate()`] — WebAssembly validation with the one feature set of [`features`], the
+//!    canister rules of the interface specification ("WebAssembly module requirements"), and every
+//!    limit. The result is [`ModuleInfo`](crate::ModuleInfo).
+//! 3. [`instrument()`] — rewrites the module so that a worker can run every message in a fresh
 //!    instance over kept memory and globals.
 //!
 //! # Instrumented modules
@@ -26,7 +26,7 @@
 //! - its mutable globals, in index order, as [`global_export`]`(0)`, `global_export(1)` ...
 //!
 //! Its functions have the names that the module's section `name` gives them, bounded and demangled
-//! ([`names`]); functions that were added have an empty name, so that a backtrace can leave them
+//! (`names`); functions that were added have an empty name, so that a backtrace can leave them
 //! out. A module without names has none.
 //!
 //! Other exports of the canister are dropped, so no name of a canister can clash with these.

@@ -9,8 +9,8 @@
 //!
 //! A few pages may keep their private copies after a commit ([`RETAINED_PAGES_MAX`]): those that
 //! every message writes. Such a copy equals the content of the append file, as long as no other
-//! worker appends to it; the pool reports when one did, and [`Mapping::distrust`] maps the file in
-//! their place.
+//! worker appends to it; the pool reports when one did, and [`Mapping::settle_after_append`] maps
+//! the file in their place.
 //!
 //! # A message that is paused
 //!

@@ -32,7 +32,7 @@ impl ManifestClaim {
         if certificate.len() > MANIFEST_CERTIFICATE_BYTES_MAX {
             return None;
         }
-        let certificate: Certificate = serde_cbor::from_slice(certificate).ok()?;
+        let certificate: Certificate = serde_cbor_2::from_slice(certificate).ok()?;
         let value = |name: &[u8]| match certificate.tree.lookup_path([MANIFEST_LABEL, name]) {
             LookupResult::Found(value) => Some(value),
             _ => None,

@@ -315,7 +315,7 @@ impl<C: CanisterFacts> CertifiedReaderOf<C> {
 /// CBOR of a value of ours, self-described if asked for.
 fn cbor<T: Serialize>(value: &T, self_described: bool) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let mut serializer = serde_cbor::Serializer::new(&mut bytes);
+    let mut serializer = serde_cbor_2::Serializer::new(&mut bytes);
     let described = if self_described { serializer.self_describe() } else { Ok(()) };
     // Writing to memory does not fail, and every type given here can be written.
     debug_assert!(described.is_ok());

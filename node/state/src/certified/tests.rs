@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used)]
-use ic_certification::{Certificate, HashTree, LookupResult};
+use ic_certification::{Certificate, HashTree, LookupResult, empty, fork, labeled, leaf, pruned};
 use ic_verify_bls_signature::{PrivateKey, verify_bls_signature};
 use proptest::prelude::*;
 
@@ -160,7 +160,7 @@ fn signed_message(root: &Digest) -> Vec<u8> {
 /// As a client does: decode, hash, check the signature.
 fn verified(bytes: &[u8]) -> HashTree {
     assert_eq!(&bytes[..3], [0xd9, 0xd9, 0xf7], "self-described");
-    let certificate: Certificate = serde_cbor::from_slice(bytes).unwrap();
+    let certificate: Certificate = serde_cbor_2::from_slice(bytes).unwrap();
     assert!(certificate.delegation.is_none());
     let message = signed_message(&certificate.tree.digest());
     verify_bls_signature(
@@ -208,7 +208,7 @@ fn every_path_of_the_specification_reads_as_it_says() {
         assert_eq!(found, Some(node.public_key_der));
     }
     let metrics = read(&state, &[b"subnet", subnet_id, b"metrics"]).unwrap();
-    let metrics: ic_transport_types::SubnetMetrics = serde_cbor::from_slice(&metrics).unwrap();
+    let metrics: ic_transport_types::SubnetMetrics = serde_cbor_2::from_slice(&metrics).unwrap();
     assert_eq!(metrics.num_canisters, 50);
     assert_eq!(metrics.consumed_cycles_total, (3 << 64) + 5);
 
@@ -232,7 +232,7 @@ fn every_path_of_the_specification_reads_as_it_says() {
     let eleven = canister_id(11);
     let controllers = read(&state, &[b"canister", eleven.as_slice(), b"controllers"]).unwrap();
     assert_eq!(&controllers[..3], [0xd9, 0xd9, 0xf7]);
-    let controllers: Vec<serde_bytes::ByteBuf> = serde_cbor::from_slice(&controllers).unwrap();
+    let controllers: Vec<serde_bytes::ByteBuf> = serde_cbor_2::from_slice(&controllers).unwrap();
     assert_eq!(controllers, [Principal::anonymous().as_slice(), canister_id(3).as_slice()]);
 
     let request =
@@ -329,7 +329,7 @@ fn canister_ranges_are_the_same_in_both_forms() {
     type Ranges = Vec<(serde_bytes::ByteBuf, serde_bytes::ByteBuf)>;
     let decode = |bytes: &[u8]| {
         assert_eq!(&bytes[..3], [0xd9, 0xd9, 0xf7]);
-        serde_cbor::from_slice::<Ranges>(bytes).unwrap()
+        serde_cbor_2::from_slice::<Ranges>(bytes).unwrap()
     };
     let whole =
         decode(&read(&state, &[b"subnet", subnet_id.as_slice(), b"canister_ranges"]).unwrap());
@@ -444,7 +444,7 @@ fn metrics_encode_with_and_without_a_high_part() {
             update_transactions_total: 4,
         };
         let read: ic_transport_types::SubnetMetrics =
-            serde_cbor::from_slice(&metrics.to_cbor()).unwrap();
+            serde_cbor_2::from_slice(&metrics.to_cbor()).unwrap();
         assert_eq!(read.consumed_cycles_total, consumed);
         assert_eq!(read.canister_state_bytes, 2);
         assert_eq!(read.update_transactions_total, 4);
@@ -505,4 +505,70 @@ proptest! {
             prop_assert!(tree.lookup_path(path.iter()) != LookupResult::Unknown, "{path:?}");
         }
     }
+}
+
+/// Leaves of the certified tree are a part of its root: members with other bytes would disagree.
+#[test]
+fn leaves_in_cbor_have_exactly_these_bytes() {
+    const TAG: &[u8] = &[0xd9, 0xd9, 0xf7];
+    let id = |number: u8| [&[0x4a][..], &[0; 7], &[number, 1, 1]].concat();
+
+    let controllers = [Principal::anonymous(), canister_id(3)];
+    let expected = [TAG, &[0x82, 0x41, 0x04], &id(3)].concat();
+    assert_eq!(canister::controllers_cbor(controllers.iter()), expected);
+    assert_eq!(canister::controllers_cbor(controllers[..0].iter()), [TAG, &[0x80]].concat());
+
+    let ranges = [(canister_id(0), canister_id(99))];
+    let expected = [TAG, &[0x81, 0x82], &id(0), &id(99)].concat();
+    assert_eq!(subnet::ranges_cbor(&ranges), expected);
+
+    // Integers have their shortest form, and the map has the order of its fields.
+    let metrics = |consumed, cycles: &[u8]| {
+        let metrics = SubnetMetrics {
+            num_canisters: 1,
+            canister_state_bytes: 1 << 32,
+            consumed_cycles_total: consumed,
+            update_transactions_total: 24,
+        };
+        let expected = [
+            b"\xa4\x6dnum_canisters\x01\x74canister_state_bytes\x1b\0\0\0\x01\0\0\0\0".as_slice(),
+            b"\x75consumed_cycles_total\xa2",
+            cycles,
+            b"\x78\x19update_transactions_total\x18\x18",
+        ];
+        assert_eq!(metrics.to_cbor(), expected.concat());
+    };
+    metrics(500, b"\x00\x19\x01\xf4\x01\xf6");
+    metrics((3 << 64) + 70_000, b"\x00\x1a\x00\x01\x11\x70\x01\x03");
+}
+
+#[test]
+fn certificates_have_exactly_these_bytes() {
+    let tree = fork(labeled("a", leaf([1])), fork(empty(), pruned([7; 32])));
+    let certificate = Certificate { tree, signature: vec![5; 48], delegation: None };
+    let expected = [
+        b"\xd9\xd9\xf7\xa2\x64tree\x83\x01\x83\x02\x41a\x82\x03\x41\x01".as_slice(),
+        b"\x83\x01\x81\x00\x82\x04\x58\x20",
+        &[7; 32],
+        b"\x69signature\x58\x30",
+        &[5; 48],
+    ]
+    .concat();
+    assert_eq!(cbor(&certificate, true), expected);
+    assert_eq!(cbor(&certificate, false), expected[3..]);
+    assert_eq!(serde_cbor_2::from_slice::<Certificate>(&expected).unwrap(), certificate);
+}
+
+#[test]
+fn manifest_certificate_is_refused_when_nested_too_deep_or_followed_by_bytes() {
+    let encoded = |labels: usize| {
+        let manifest = fork(labeled("height", leaf([44])), labeled("root", leaf([9; 32])));
+        let deep = (0..labels).fold(empty(), |tree, _| labeled("z", tree));
+        let tree = fork(labeled("state_manifest", manifest), deep);
+        cbor(&Certificate { tree, signature: vec![5; 48], delegation: None }, true)
+    };
+    // The tag, the map, the fork, the labels and the empty tree below them: 127 levels at most.
+    assert!(ManifestClaim::read(&encoded(123)).is_some());
+    assert!(ManifestClaim::read(&encoded(124)).is_none());
+    assert!(ManifestClaim::read(&[encoded(0), vec![0]].concat()).is_none());
 }

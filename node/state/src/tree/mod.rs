@@ -14,8 +14,8 @@
 //!   the value itself. Nothing but the value is kept in memory.
 //! - [`Frozen`], for what rarely changes: a small tree that keeps its hashes.
 //!
-//! A [`witness`] shows the values at a set of paths and hides the rest behind hashes. Where a path
-//! does not exist it shows the two neighbouring labels, which is what clients take as proof of
+//! A [`witness()`] shows the values at a set of paths and hides the rest behind hashes. Where a
+//! path does not exist it shows the two neighbouring labels, which is what clients take as proof of
 //! absence. Its size is at most one label and one hash per fork on the way to each path.
 //!
 //! Nothing here knows what the tree means; the paths of the specification are made in `certified`.

@@ -391,7 +391,7 @@ fn a_witness_takes_a_hash_per_doubling_for_each_path() {
     let bytes_for = |paths: Vec<Vec<Vec<u8>>>| {
         let mut selection = Selection::new();
         paths.iter().for_each(|path| selection.add(path));
-        serde_cbor::to_vec(&witness(map.subtree(), &selection)).unwrap().len()
+        serde_cbor_2::to_vec(&witness(map.subtree(), &selection)).unwrap().len()
     };
     // Per path: its fork levels (about 14, a few more where labels cluster), each a hash of 34
     // bytes and 1 of fork.

@@ -36,7 +36,7 @@ fn element(tag: u8, content: &[u8]) -> Vec<u8> {
 
 fn tagged(value: &impl Serialize) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let mut serializer = serde_cbor::Serializer::new(&mut bytes);
+    let mut serializer = serde_cbor_2::Serializer::new(&mut bytes);
     serializer.self_describe().unwrap();
     value.serialize(&mut serializer).unwrap();
     bytes
@@ -231,7 +231,7 @@ struct Assertion {
 /// The public key of an authenticator on curve P-256.
 fn authenticator_key(secret: &p256::SecretKey) -> Vec<u8> {
     use p256::elliptic_curve::sec1::ToEncodedPoint as _;
-    use serde_cbor::Value::{Bytes, Integer};
+    use serde_cbor_2::Value::{Bytes, Integer};
     let point = secret.public_key().to_encoded_point(false);
     let entries = [
         (1, Integer(2)),
@@ -241,7 +241,7 @@ fn authenticator_key(secret: &p256::SecretKey) -> Vec<u8> {
         (-3, Bytes(point.y().unwrap().to_vec())),
     ];
     let map = entries.into_iter().map(|(key, value)| (Integer(key), value)).collect();
-    let cose = serde_cbor::to_vec(&serde_cbor::Value::Map(map)).unwrap();
+    let cose = serde_cbor_2::to_vec(&serde_cbor_2::Value::Map(map)).unwrap();
     let bits = [&[0][..], &cose].concat();
     element(0x30, &[element(0x30, &COSE_KEY), element(0x03, &bits)].concat())
 }

@@ -62,8 +62,8 @@ async fn read(
         assert!((400..500).contains(&status), "{status}");
         return Err(status);
     }
-    let answer: Answer = serde_cbor::from_slice(&body).unwrap();
-    let certificate: Certificate = serde_cbor::from_slice(&answer.certificate).unwrap();
+    let answer: Answer = serde_cbor_2::from_slice(&body).unwrap();
+    let certificate: Certificate = serde_cbor_2::from_slice(&answer.certificate).unwrap();
     let verified = match at {
         At::Canister(id) => world.agent.verify(&certificate, id),
         At::Subnet(id) => world.agent.verify_for_subnet(&certificate, id),
@@ -114,7 +114,7 @@ fn natural(bytes: &[u8]) -> u64 {
 /// Principals of a canister id range or a list, after the tag of CBOR.
 fn untagged<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> T {
     assert_eq!(bytes[..3], [0xd9, 0xd9, 0xf7], "the tag 55799");
-    serde_cbor::from_slice(bytes).unwrap()
+    serde_cbor_2::from_slice(bytes).unwrap()
 }
 
 // The tree.
@@ -478,7 +478,7 @@ async fn certify(canister: Universal, data: &[u8]) -> Outcome {
 /// The canister's own certificate of its certified data.
 async fn certified(world: &World, canister: Universal) -> Vec<u8> {
     let told = canister.query(program().blob("data_certificate").reply()).await.unwrap();
-    let certificate: Certificate = serde_cbor::from_slice(&told).unwrap();
+    let certificate: Certificate = serde_cbor_2::from_slice(&told).unwrap();
     world.agent.verify(&certificate, canister.id).unwrap();
     value(find(&certificate, &[b"time"]));
     value(find(&certificate, &[b"canister", canister.id.as_slice(), b"certified_data"]))

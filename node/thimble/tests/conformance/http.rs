@@ -148,12 +148,12 @@ struct NodeSignature {
 #[track_caller]
 pub(crate) fn answer(told: &(u16, Vec<u8>)) -> Answer {
     assert_eq!(told.0, 200, "{}", String::from_utf8_lossy(&told.1));
-    serde_cbor::from_slice(&told.1).unwrap()
+    serde_cbor_2::from_slice(&told.1).unwrap()
 }
 
 /// A leaf about the call in the certificate of an answer.
 fn leaf(world: &World, canister: Universal, told: &Answer, id: &[u8], name: &str) -> Vec<u8> {
-    let certificate: Certificate = serde_cbor::from_slice(&told.certificate).unwrap();
+    let certificate: Certificate = serde_cbor_2::from_slice(&told.certificate).unwrap();
     world.agent.verify(&certificate, canister.id).unwrap();
     match certificate.tree.lookup_path([b"request_status".as_slice(), id, name.as_bytes()]) {
         LookupResult::Found(value) => value.to_vec(),
@@ -181,7 +181,7 @@ fn the_status_is_tagged_cbor_with_the_root_key() {
             #[serde(with = "serde_bytes")]
             root_key: Vec<u8>,
         }
-        let status: Status = serde_cbor::from_slice(&body).unwrap();
+        let status: Status = serde_cbor_2::from_slice(&body).unwrap();
         assert_eq!(status.root_key, world.agent.read_root_key());
         // DER of a BLS key: 37 bytes before the key's 96.
         assert_eq!(status.root_key.len(), 133);
@@ -638,7 +638,7 @@ fn a_delegation_with_permissions_that_do_not_exist_is_refused() {
                 sender_delegation: vec![FreeSigned { delegation, signature }],
             };
             let url = format!("{}/api/v3/canister/{}/query", world.url, canister.id);
-            let told = post(url, serde_cbor::to_vec(&envelope).unwrap()).await;
+            let told = post(url, serde_cbor_2::to_vec(&envelope).unwrap()).await;
             if taken {
                 assert_eq!(answer(&told).status, "replied", "{permissions}");
             } else {

@@ -187,7 +187,7 @@ async fn a_rust_canister_calls_times_certifies_and_pays() {
     let (value, certificate) = Decode!(&reply, Vec<u8>, Option<Vec<u8>>).unwrap();
     assert_eq!(value, b"certified");
     let certificate: ic_certification::Certificate =
-        serde_cbor::from_slice(&certificate.expect("queries have a data certificate")).unwrap();
+        serde_cbor_2::from_slice(&certificate.expect("queries have a data certificate")).unwrap();
     agent.verify(&certificate, bench).unwrap();
     let path = [b"canister".as_slice(), bench.as_slice(), b"certified_data"];
     assert_eq!(

@@ -35,7 +35,7 @@ struct StateAnswer {
 }
 
 fn reply_in(agent: &Agent, certificate: &[u8], id: &[u8], canister: Principal) -> Option<Vec<u8>> {
-    let certificate: Certificate = serde_cbor::from_slice(certificate).unwrap();
+    let certificate: Certificate = serde_cbor_2::from_slice(certificate).unwrap();
     agent.verify(&certificate, canister).unwrap();
     match certificate.tree.lookup_path([b"request_status".as_slice(), id, b"reply"]) {
         LookupResult::Found(reply) => Some(reply.to_vec()),
@@ -55,7 +55,7 @@ async fn calls_are_answered_at_once_or_polled_for_in_every_version() {
         let signed = agent.update(&counter, "inc").with_arg(vec![]).sign().unwrap();
         let (code, body) = post(url(version, "call"), signed.signed_update).await;
         assert_eq!(code, 200, "{}", String::from_utf8_lossy(&body));
-        let answer: Answer = serde_cbor::from_slice(&body).unwrap();
+        let answer: Answer = serde_cbor_2::from_slice(&body).unwrap();
         assert_eq!(answer.status, "replied");
         let reply = reply_in(&agent, &answer.certificate, signed.request_id.as_slice(), counter);
         assert_eq!(reply.unwrap(), expected.to_le_bytes());
@@ -70,7 +70,7 @@ async fn calls_are_answered_at_once_or_polled_for_in_every_version() {
             let poll = agent.sign_request_status(counter, signed.request_id).unwrap();
             let (code, body) = post(url(version, "read_state"), poll.signed_request_status).await;
             assert_eq!(code, 200, "{}", String::from_utf8_lossy(&body));
-            let answer: StateAnswer = serde_cbor::from_slice(&body).unwrap();
+            let answer: StateAnswer = serde_cbor_2::from_slice(&body).unwrap();
             if let Some(reply) =
                 reply_in(&agent, &answer.certificate, signed.request_id.as_slice(), counter)
             {
@@ -85,7 +85,7 @@ async fn calls_are_answered_at_once_or_polled_for_in_every_version() {
         let signed = agent.query(&counter, "get").with_arg(vec![]).sign().unwrap();
         let (code, body) = post(url(version, "query"), signed.signed_query).await;
         assert_eq!(code, 200);
-        let answer: Answer = serde_cbor::from_slice(&body).unwrap();
+        let answer: Answer = serde_cbor_2::from_slice(&body).unwrap();
         assert_eq!(answer.status, "replied");
     }
 }
@@ -100,7 +100,7 @@ async fn a_call_sent_twice_counts_once() {
     for _ in 0..3 {
         let (code, body) = post(url.clone(), signed.signed_update.clone()).await;
         assert_eq!(code, 200, "{}", String::from_utf8_lossy(&body));
-        let answer: Answer = serde_cbor::from_slice(&body).unwrap();
+        let answer: Answer = serde_cbor_2::from_slice(&body).unwrap();
         let reply = reply_in(&agent, &answer.certificate, signed.request_id.as_slice(), counter);
         assert_eq!(reply.unwrap(), 1u64.to_le_bytes());
     }

@@ -9,7 +9,7 @@ use ic_agent::{
     identity::{BasicIdentity, Delegation},
 };
 use ic_management_canister_types::{NodeMetrics, NodeMetricsHistoryArgs, NodeMetricsHistoryResult};
-use serde_cbor::Value as Cbor;
+use serde_cbor_2::Value as Cbor;
 use serde_json::Value;
 
 use crate::{
@@ -364,9 +364,9 @@ async fn a_node_that_was_away_too_long_fetches_a_state_even_when_killed_meanwhil
 
 /// The same call with unsigned bytes around it.
 fn padded(signed: &[u8], bytes: usize) -> Vec<u8> {
-    let mut envelope: BTreeMap<Cbor, Cbor> = serde_cbor::from_slice(signed).unwrap();
+    let mut envelope: BTreeMap<Cbor, Cbor> = serde_cbor_2::from_slice(signed).unwrap();
     envelope.insert(Cbor::Text("padding".into()), Cbor::Bytes(vec![7; bytes]));
-    serde_cbor::to_vec(&Cbor::Map(envelope)).unwrap()
+    serde_cbor_2::to_vec(&Cbor::Map(envelope)).unwrap()
 }
 
 /// The same call signed by another key, to which a chain of delegations leads that is as long as
@@ -407,12 +407,13 @@ fn delegated(signed: &SignedUpdate, key: &BasicIdentity, number: u8) -> Vec<u8> 
         ])));
         by = to;
     }
-    let mut envelope: BTreeMap<Cbor, Cbor> = serde_cbor::from_slice(&signed.signed_update).unwrap();
+    let mut envelope: BTreeMap<Cbor, Cbor> =
+        serde_cbor_2::from_slice(&signed.signed_update).unwrap();
     let request = [b"\x0Aic-request".as_slice(), signed.request_id.as_slice()].concat();
     let signature = by.sign_arbitrary(&request).unwrap().signature.unwrap();
     envelope.insert(text("sender_sig"), Cbor::Bytes(signature));
     envelope.insert(text("sender_delegation"), Cbor::Array(chain));
-    serde_cbor::to_vec(&Cbor::Map(envelope)).unwrap()
+    serde_cbor_2::to_vec(&Cbor::Map(envelope)).unwrap()
 }
 
 // Promise: P17 - One request in several valid envelopes, 26 MB in total, is executed once.

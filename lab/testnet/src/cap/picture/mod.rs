@@ -3,7 +3,7 @@
 //! axis of time.
 //!
 //! The file is read twice, first for how long the run took and which processes matter, then into
-//! columns ([`columns`]). Memory is bounded by the columns, the processes drawn and the events
+//! columns (`columns`). Memory is bounded by the columns, the processes drawn and the events
 //! kept, never by the length of the file.
 
 mod columns;

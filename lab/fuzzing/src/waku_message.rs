@@ -1,0 +1,47 @@
+//! A Waku message as a peer sends it, and the values of a peer's node record: what decodes is
+//! written again to bytes that decode to the same.
+//!
+//! The first byte selects the kind of the rest: a message, `waku2`, `rs`, `rsv` or `multiaddrs`.
+
+use bytes::Bytes;
+use protocol::enr_keys::{Capabilities, ShardList, decode_addresses, encode_addresses};
+use protocol::{WakuMessage, message_hash};
+
+use crate::allocated::decoding;
+
+pub(crate) fn test_one_input(bytes: &[u8]) {
+    let Some((selector, rest)) = bytes.split_first() else { return };
+    match selector % 5 {
+        0 => {
+            let input = Bytes::copy_from_slice(rest);
+            let Ok(message) = decoding(rest.len(), || WakuMessage::decode(input)) else { return };
+            let written = message.encode();
+            assert_eq!(written.len(), message.encoded_len());
+            let again = WakuMessage::decode(written.into()).expect("it was written here");
+            assert_eq!(message_hash("/t", &again), message_hash("/t", &message));
+            assert_eq!(again, message);
+        }
+        1 => {
+            let Ok(capabilities) = Capabilities::decode(rest) else { return };
+            assert_eq!(capabilities.encode(), rest);
+        }
+        2 => {
+            let Ok(list) = decoding(rest.len(), || ShardList::decode_list(rest)) else { return };
+            let (key, value) = list.encode();
+            let again = match key {
+                "rs" => ShardList::decode_list(&value),
+                _ => ShardList::decode_bits(&value),
+            };
+            assert_eq!(again, Ok(list));
+        }
+        3 => {
+            let Ok(list) = decoding(rest.len(), || ShardList::decode_bits(rest)) else { return };
+            assert_eq!(list.encode_bits(), rest);
+        }
+        _ => {
+            let value = Bytes::copy_from_slice(rest);
+            let Ok(addresses) = decoding(rest.len(), || decode_addresses(&value)) else { return };
+            assert_eq!(encode_addresses(&addresses).expect("it was read here"), rest);
+        }
+    }
+}
