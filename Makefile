@@ -229,6 +229,7 @@ tune-study: build setup-tune ## Tune programs in Haskell, Java, JavaScript and G
 lint: setup ## Formatting and lints, as the gate runs them.
 	@scripts/promises.py --check
 	@scripts/words.py --check
+	@scripts/assertions.py --check
 	@cargo fmt --all --check
 	@cargo clippy --release --locked --workspace --all-targets -- -D warnings
 
