@@ -106,6 +106,15 @@ impl CanisterState {
         );
     }
 
+    /// Takes cycles off the balance. Callers check first that it has them.
+    ///
+    /// # Panics
+    /// When it has less: a balance that wraps around would create cycles.
+    pub fn debit(&mut self, amount: Cycles) {
+        assert!(self.cycles >= amount, "{} is to pay {amount} of {} cycles", self.id, self.cycles);
+        self.cycles -= amount;
+    }
+
     /// Cycles that the balance can still take.
     pub fn room_for_cycles(&self) -> Cycles {
         Cycles::MAX - self.cycles
