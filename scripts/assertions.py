@@ -2,12 +2,13 @@
 """Counts functions and assertions outside tests, for each crate.
 
     scripts/assertions.py            a table: crate, functions, assertions, assertions per 100
-    scripts/assertions.py --check    the same, and exit status 1 below the floor (`make lint` runs it)
+    scripts/assertions.py --check    the same, and exit status 1 below the floor (`make lint`)
     scripts/assertions.py PATH...    every assertion below these paths, as FILE:LINE: text
 
-A function is a `fn` with a body. Assertions are `assert!` and `debug_assert!` with their forms `_eq`
-and `_ne`, also in constants; `ensure!` returns an error about its input and is none. Not counted are
-the folders and crates in TESTS, and items and modules with `#[cfg(test)]`. Needs no package.
+A function is a `fn` with a body. Assertions are `assert!` and `debug_assert!` with their forms
+`_eq` and `_ne`, also in constants; `ensure!` returns an error about its input and is none. Not
+counted are the folders and crates in TESTS, and items and modules with `#[cfg(test)]`. Needs no
+package.
 """
 
 import pathlib
