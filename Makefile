@@ -232,6 +232,7 @@ lint: setup ## Formatting, lints and dependencies (deny.toml), as the gate runs 
 	@scripts/words.py --check
 	@scripts/documents.py
 	@scripts/dependencies.sh
+	@scripts/assertions.py --check
 	@cargo fmt --all --check
 	@cargo clippy --release --locked --workspace --all-targets -- -D warnings
 

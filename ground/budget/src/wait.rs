@@ -47,6 +47,11 @@ impl Line {
         let own = tickets.next;
         tickets.next += 1;
         tickets.waiting.insert(own);
+        debug_assert!(
+            tickets.waiting.len() <= WAITERS_MAX && tickets.waiting.last() == Some(&own),
+            "waiter {own} is not the last of {}",
+            tickets.waiting.len()
+        );
         // Counted before the first attempt: a release that our attempt does not see yet will see
         // us, and wake us.
         self.waiters.fetch_add(1, Ordering::SeqCst);
@@ -66,8 +71,10 @@ impl Line {
                 }
             };
         };
-        tickets.waiting.remove(&own);
-        self.waiters.fetch_sub(1, Ordering::SeqCst);
+        let waited = tickets.waiting.remove(&own);
+        debug_assert!(waited, "waiter {own} left before");
+        let waiters = self.waiters.fetch_sub(1, Ordering::SeqCst);
+        debug_assert!(waiters > 0, "no waiter was counted");
         drop(tickets);
         // The next in line may fit into the rest, or take our place if we gave up.
         self.moved.notify_all();

@@ -13,6 +13,8 @@ use crate::{Disk, DiskFile, Open, read_full};
 const SLOT_BYTES: usize = 20;
 /// Distance of the slots: no sector holds both.
 const STRIDE: u64 = 4096;
+const _: () = assert!(SLOT_BYTES == 8 + 8 + 4, "sequence, value, checksum");
+const _: () = assert!(SLOT_BYTES as u64 <= STRIDE, "slots are on pages of their own");
 
 /// See the module.
 #[derive(Debug)]

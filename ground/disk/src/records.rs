@@ -55,6 +55,9 @@ pub const HEADER_BYTES: u64 = 32;
 pub const HEAD_BYTES: u64 = 20;
 /// Bytes read at once.
 const BUFFER_BYTES: usize = 256 << 10;
+const _: () = assert!(HEADER_BYTES == 8 + 8 + 4 + 8 + 4, "magic, name, version, salt, checksum");
+const _: () = assert!(HEAD_BYTES == 4 + 4 + 8 + 4, "length, sum, synced, checksum");
+const _: () = assert!(BUFFER_BYTES > 2 * HEAD_BYTES as usize, "a search passes over heads");
 const MAGIC: &[u8; 8] = b"records\x01";
 
 /// Kind of the records of a file.
@@ -412,6 +415,12 @@ impl Reader {
         match self.record_at(offset)? {
             Ok(head) => {
                 self.offset = offset + HEAD_BYTES + u64::from(head.length);
+                debug_assert!(
+                    self.offset <= self.length,
+                    "a record ends at byte {} of {}",
+                    self.offset,
+                    self.length
+                );
                 self.synced = self.synced.max(head.synced);
                 Ok(Some((offset, &self.payload)))
             }
@@ -466,6 +475,7 @@ impl Reader {
     /// After [`RecordError::Damaged`] of [`Self::next`]: continues with the next valid record.
     pub fn skip_damage(&mut self) {
         if let Some(next) = self.resume.take() {
+            debug_assert!(next > self.offset, "damage at {} goes to {next}", self.offset);
             self.offset = next;
         }
     }
@@ -627,6 +637,12 @@ impl RecordFile {
         if written.is_ok() {
             self.length += buffer.len() as u64;
         }
+        debug_assert!(
+            self.synced <= self.length,
+            "{} of {} bytes are synced",
+            self.synced,
+            self.length
+        );
         buffer.shrink_to(1 << 20);
         self.buffer = buffer;
         written

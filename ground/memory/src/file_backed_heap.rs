@@ -51,8 +51,10 @@ use tikv_jemallocator::Jemalloc;
 
 /// Blocks of the disk are taken in steps of this many bytes, one step ahead.
 pub const STEP_BYTES: usize = 4 << 20;
+const ZEROS_BYTES: usize = 64 << 10;
+const _: () = assert!(STEP_BYTES.is_multiple_of(ZEROS_BYTES), "a step is written in whole parts");
 /// Written to a file system that cannot reserve blocks.
-static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+static ZEROS: [u8; ZEROS_BYTES] = [0; ZEROS_BYTES];
 
 /// Where the mapping begins, and its bytes; zero before there is one.
 static BEGIN: AtomicUsize = AtomicUsize::new(0);

@@ -361,6 +361,12 @@ impl BlockLog {
     /// When the disk fails: the block may or may not be found after a crash, and the call may be
     /// repeated, with another block of that height too.
     pub fn append_block(&mut self, block: &FinalisedBlock) -> Result<(), LogError> {
+        debug_assert!(
+            self.last < Some(block.height),
+            "block {} is to follow block {:?}",
+            block.height.0,
+            self.last
+        );
         let encoded = self.encode(&RecordRef::Block(block))?;
         self.append(&encoded, block.height, true, true)?;
         self.unsynced.clear();

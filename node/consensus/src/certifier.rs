@@ -67,6 +67,23 @@ pub struct SigningCommittee {
     pub members: Vec<[u8; 32]>,
 }
 
+impl SigningCommittee {
+    /// Checks that its numbers fit each other.
+    fn check(&self) {
+        let (shares, threshold) = (self.committee.shares.len(), self.committee.threshold as usize);
+        debug_assert!((1..=shares).contains(&threshold), "{threshold} of {shares} shares sign");
+        debug_assert!(
+            self.members.is_empty() || self.members.len() == shares,
+            "{} members have {shares} shares",
+            self.members.len()
+        );
+        debug_assert!(
+            self.share.as_ref().is_none_or(|own| (own.index.0 as usize) < shares),
+            "this node's share is none of {shares}"
+        );
+    }
+}
+
 /// Committees that hold the subnet's key, by the height each begins to sign at. The key is one and
 /// the same; a share of one committee is none of another. Copies share everything.
 #[derive(Clone)]
@@ -82,6 +99,7 @@ const COMMITTEES_KEPT: usize = 2;
 impl CommitteeSchedule {
     /// Begins with `signers`, at height `from`.
     pub fn new(from: Height, signers: SigningCommittee) -> Self {
+        signers.check();
         let public_key = signers.committee.public_key;
         Self {
             public_key,
@@ -96,7 +114,13 @@ impl CommitteeSchedule {
 
     /// From this height on another committee signs.
     pub(crate) fn begin(&self, from: Height, signers: SigningCommittee) {
+        signers.check();
         let mut known = self.known();
+        debug_assert!(
+            known.last_key_value().is_none_or(|(last, _)| *last <= from),
+            "a committee begins at height {} and the newest after it",
+            from.0
+        );
         known.insert(from, Arc::new(signers));
         while known.len() > COMMITTEES_KEPT {
             known.pop_first();
@@ -202,6 +226,12 @@ impl Certifier {
         let members = signers.members.clone();
         let (dissent, refused) = (BTreeSet::new(), BTreeSet::new());
         self.pending.insert(height, Pending { signers, root, shares, dissent, refused });
+        debug_assert!(
+            self.pending.len() <= self.heights_max,
+            "{} heights are pending, the most is {}",
+            self.pending.len(),
+            self.heights_max
+        );
         // Places of another committee say nothing; who has them says it again.
         let early = self.early.remove(&height).filter(|early| early.signers.members == members);
         let early = early.map(|early| early.shares).unwrap_or_default();
@@ -231,6 +261,12 @@ impl Certifier {
                     .entry(height)
                     .or_insert_with(|| Early { signers, shares: BTreeMap::new() });
                 early.shares.entry(from).or_insert((root, share));
+                debug_assert!(
+                    self.early.len() <= self.heights_max,
+                    "{} heights are early, the most is {}",
+                    self.early.len(),
+                    self.heights_max
+                );
             }
             return Ok(None);
         }

@@ -41,6 +41,8 @@ const RENEW_AFTER: Duration = Duration::from_secs(30);
 const READING_SPREAD: Duration = Duration::from_millis(100);
 /// Times that they are read again; the closest reading counts.
 const READINGS_MAX: usize = 8;
+const _: () = assert!(READING_SPREAD.as_nanos() < JUMP_BOUND.as_nanos(), "a reading is no jump");
+const _: () = assert!(RENEW_AFTER.as_nanos() < STEADY_FOR.as_nanos(), "a clock is renewed sooner");
 
 /// Where block times come from.
 pub trait WallClock: Send + Sync {

@@ -213,10 +213,17 @@ impl Inner {
         let Some(call) = self.waiting.remove(id) else { return };
         self.held.retain(|held| held.id != *id);
         let bytes = call.bytes();
+        assert!(self.bytes >= bytes, "a call of {bytes} bytes leaves, all have {}", self.bytes);
         self.bytes -= bytes;
         if let Source::Peer(place) = call.source
             && let Some(held) = self.peers.get_mut(&place)
         {
+            assert!(
+                held.bytes >= bytes && held.messages > 0,
+                "a call of {bytes} bytes of peer {place} leaves, its {} calls have {}",
+                held.messages,
+                held.bytes
+            );
             held.bytes -= bytes;
             held.messages -= 1;
         }
@@ -224,6 +231,12 @@ impl Inner {
 
     /// Calls of users that wait: answers have bounds of their own.
     fn user_calls(&self) -> u64 {
+        debug_assert!(
+            self.answers.len() <= self.waiting.len(),
+            "{} answers among {} that wait",
+            self.answers.len(),
+            self.waiting.len()
+        );
         self.waiting.len().saturating_sub(self.answers.len()) as u64
     }
 
@@ -338,6 +351,13 @@ impl IngressPool {
             self.arrived.notify_one();
         }
         inner.waiting.insert(id, Waiting { signed, digest, validity, source, answer: None });
+        debug_assert!(
+            inner.bytes <= self.bytes_max && inner.user_calls() <= self.messages_max,
+            "{} calls of {} bytes wait",
+            inner.user_calls(),
+            inner.bytes
+        );
+        debug_assert!(inner.held.len() <= HELD_MAX, "{} calls are held back", inner.held.len());
         inner.report_bytes();
         Ok(SubmitOutcome::New)
     }
@@ -579,6 +599,11 @@ impl IngressPool {
             calls.push(signed);
             inner.unannounced.pop_front();
         }
+        debug_assert!(
+            calls.len() <= calls_max.max(1),
+            "{} calls are announced, the most is {calls_max}",
+            calls.len()
+        );
         calls
     }
 
@@ -629,6 +654,11 @@ impl IngressPool {
                 offered.push(call.name(*id));
             }
         }
+        debug_assert!(
+            offered.len() <= 1 || (bytes <= bytes_max && offered.len() as u64 <= messages_max),
+            "{} calls of {bytes} bytes are offered",
+            offered.len()
+        );
         inner.report_bytes();
         offered
     }
@@ -656,6 +686,12 @@ impl IngressPool {
             inner.remove_call(&name.id);
         }
         inner.drop_stale_ids();
+        debug_assert_eq!(
+            inner.bytes,
+            inner.waiting.values().map(Waiting::bytes).sum::<u64>(),
+            "bytes of {} calls that wait",
+            inner.waiting.len()
+        );
         inner.report_bytes();
     }
 
@@ -682,7 +718,13 @@ impl IngressPool {
                 }
                 order.pop_front();
                 let Some(call) = inner.waiting.remove(&id) else { continue };
-                inner.bytes -= call.bytes();
+                let of_call = call.bytes();
+                assert!(
+                    inner.bytes >= of_call,
+                    "a call of {of_call} bytes is taken, all have {}",
+                    inner.bytes
+                );
+                inner.bytes -= of_call;
                 let Waiting { signed, validity, answer, .. } = call;
                 if validity.until >= now {
                     bytes += size.unwrap_or_default();
@@ -691,6 +733,11 @@ impl IngressPool {
                 }
             }
         }
+        debug_assert!(
+            taken.len() <= 1 || (bytes <= bytes_max && taken.len() as u64 <= messages_max),
+            "{} calls of {bytes} bytes are taken",
+            taken.len()
+        );
         (inner.answers, inner.order) = (answers, order);
         inner.report_bytes();
         taken

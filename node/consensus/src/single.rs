@@ -181,6 +181,7 @@ impl SingleNode {
         recorded: Option<RecordedOutcome>,
     ) -> Result<FinalisedBatch, ConsensusError> {
         let batch = block.batch(self.envelopes.as_ref())?;
+        debug_assert_eq!(block.height.0, self.height.0 + 1, "the block after the last one");
         self.height = block.height;
         self.time = block.time;
         self.clock.set_newest_block_time(block.time);

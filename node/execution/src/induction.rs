@@ -131,7 +131,7 @@ fn charge(
         return Err(reject::out_of_cycles(id, liquid, fee, "taking in an ingress message"));
     }
     let fee = fee.min(canister.cycles);
-    canister.cycles -= fee;
+    canister.debit(fee);
     canister.consumption.ingress_induction += fee;
     Ok(())
 }

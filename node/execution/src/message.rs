@@ -496,7 +496,7 @@ impl<'a> MessageExecutor<'a> {
         if !affordable || ruled_out {
             return Ok(Step::Done);
         }
-        canister.cycles -= prepaid;
+        canister.debit(prepaid);
         let context = canister.calls.open_context(Origin::System, 0);
         let mut invocation = Invocation::system(entry, limits);
         invocation.growable_bytes = self.growable(canister, false);
@@ -577,6 +577,11 @@ impl<'a> MessageExecutor<'a> {
             canister.version += 1;
         }
         let Some(context) = canister.calls.context_mut(id) else { return };
+        debug_assert!(
+            accepted <= context.cycles_available,
+            "{accepted} cycles are accepted of {}",
+            context.cycles_available
+        );
         context.cycles_available = context.cycles_available.saturating_sub(accepted);
         context.instructions = context.instructions.saturating_add(ran.instructions);
         let (response, error) = match ran.result {
@@ -699,7 +704,7 @@ fn prepay(core: &Core, canister: &mut CanisterState, amount: Cycles) -> Result<(
             "prepaying the execution of a message",
         ));
     }
-    canister.cycles -= amount;
+    canister.debit(amount);
     Ok(())
 }
 

@@ -158,6 +158,12 @@ impl MessageMemory {
         }
         self.guaranteed += needed;
         self.guaranteed_calls += 1;
+        debug_assert!(
+            self.guaranteed <= limit && self.guaranteed_calls <= most,
+            "{} bytes of {limit} and {} calls of {most} with guaranteed responses",
+            self.guaranteed,
+            self.guaranteed_calls
+        );
         Ok(())
     }
 
@@ -258,6 +264,11 @@ fn route(
     match state.get_mut(&request.receiver) {
         Some(callee) => callee.queues.push_request(number, StateArc::new(request)),
         None => {
+            debug_assert_eq!(
+                request.receiver,
+                Principal::management_canister(),
+                "the receiver of a call that is not refused"
+            );
             let call = SubnetCall {
                 origin: Origin::Canister {
                     caller: request.sender,
@@ -322,7 +333,8 @@ pub(crate) fn expire_calls(state: &mut ReplicatedState, now: Time) {
             let Some(callback) = caller.calls.callback(callback_id) else { continue };
             let (callee, deadline) = (callback.callee, callback.deadline);
             callees.insert(callee);
-            caller.calls.mark_answered(callback_id);
+            let is_answered_now = caller.calls.mark_answered(callback_id);
+            debug_assert!(is_answered_now, "call {} of {id} was answered before", callback_id.0);
             let response = StateArc::new(CallResponse {
                 originator: id,
                 callback: callback_id,

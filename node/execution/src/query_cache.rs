@@ -121,7 +121,9 @@ impl QueryCache {
             used,
             _reservation: reservation,
         };
-        inner.entries.insert(key, entry);
+        let before = inner.entries.insert(key, entry);
+        debug_assert!(before.is_none(), "the entry before was removed");
+        debug_assert_eq!(inner.entries.len(), inner.order.len(), "entries and their order");
     }
 
     /// Drops all entries and with them their reservations in the pool.
@@ -153,7 +155,8 @@ impl Inner {
         }
         let tick = self.next_tick();
         let entry = self.entries.get_mut(key)?;
-        self.order.remove(&entry.used);
+        let ordered = self.order.remove(&entry.used);
+        debug_assert_eq!(ordered, Some(*key), "the key of the entry used at {}", entry.used);
         self.order.insert(tick, *key);
         entry.used = tick;
         Some((Arc::clone(&entry.reply), entry.instructions))

@@ -236,10 +236,10 @@ impl Round<'_> {
         let from_reserve = memory.min(canister.reserved_cycles);
         canister.reserved_cycles -= from_reserve;
         let from_balance = (memory - from_reserve).min(canister.cycles);
-        canister.cycles -= from_balance;
+        canister.debit(from_balance);
         canister.consumption.memory += from_reserve + from_balance;
         let for_compute = compute.min(canister.cycles);
-        canister.cycles -= for_compute;
+        canister.debit(for_compute);
         canister.consumption.compute_allocation += for_compute;
         let (owed, paid) = (memory + compute, from_reserve + from_balance + for_compute);
         let is_paused = canister.paused.is_some();
@@ -294,6 +294,7 @@ impl Round<'_> {
         for one in self.pool.run(jobs)? {
             served.push(one?);
         }
+        assert_eq!(served.len(), messages.len(), "paused messages that were resumed");
         served.sort_by_key(|served| served.canister.id);
         let mut all = Vec::with_capacity(served.len());
         for IterationResult { canister, round_state, effects } in served {
@@ -393,6 +394,7 @@ impl Round<'_> {
             // processor.
             self.pool.roam();
             if let Some(canister) = call.released_by.and_then(|id| self.state.get_mut(&id)) {
+                debug_assert!(canister.released > 0, "{} waits for no call", canister.id);
                 canister.released = canister.released.saturating_sub(1);
             }
             let running = &self.core.running;
@@ -417,6 +419,7 @@ impl Round<'_> {
     }
 
     fn iterate(&mut self, ids: Vec<CanisterId>) -> Result<(), FatalError> {
+        debug_assert!(!self.is_used_up(), "{} instructions leave nothing to share", self.spent);
         let limits = self.core.limits();
         let order = ids.clone();
         let lanes = scheduler::lanes(ids, self.lanes_most);
@@ -447,6 +450,7 @@ impl Round<'_> {
         for lane in self.pool.run(jobs)? {
             served.extend(lane?);
         }
+        assert_eq!(served.len(), order.len(), "canisters that came back from their lanes");
         served.sort_by_key(|served| served.canister.id);
 
         let mut all = Vec::with_capacity(served.len());

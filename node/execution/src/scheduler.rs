@@ -125,7 +125,7 @@ fn union<const SETS: usize>(
 /// Spreads canisters over at most `most` lanes.
 pub(crate) fn lanes(ids: Vec<CanisterId>, most: usize) -> Vec<Vec<CanisterId>> {
     let count = ids.len().min(most).max(1);
-    let fair = ids.len().div_ceil(count);
+    let (all, fair) = (ids.len(), ids.len().div_ceil(count));
     let mut lanes: Vec<Vec<CanisterId>> = vec![Vec::new(); count];
     for id in ids {
         let preferred = preferred_lane(&id) % count;
@@ -140,6 +140,8 @@ pub(crate) fn lanes(ids: Vec<CanisterId>, most: usize) -> Vec<Vec<CanisterId>> {
             lane.push(id);
         }
     }
+    debug_assert_eq!(lanes.iter().map(Vec::len).sum::<usize>(), all, "canisters in lanes");
+    debug_assert!(lanes.iter().all(|lane| lane.len() <= fair), "a lane of more than {fair}");
     lanes
 }
 

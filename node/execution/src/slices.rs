@@ -403,7 +403,7 @@ impl MessageExecutor<'_> {
         let instructions = self.cleanup_instructions();
         let costs = self.core().costs_of(&canister.id);
         let prepaid = costs.execution(instructions).min(canister.cycles);
-        canister.cycles -= prepaid;
+        canister.debit(prepaid);
         let entry = Entry::Cleanup { fun, env, reject_code };
         let growable_bytes = self.growable(canister, true);
         let invocation = callback.cleanup(entry, instructions, growable_bytes, ran.instructions);

@@ -13,6 +13,16 @@ const RETENTION_BLOCK_BYTES: u64 = 128 * MIB;
 const BLOCKS_PART: u64 = 64;
 const BLOCKS_BYTES_MAX: u64 = 1 << 30;
 
+const _: () = {
+    assert!(
+        rows::ingress_pool_bytes.covers(&rows::block_ingress_bytes),
+        "a block's calls can wait"
+    );
+    assert!(rows::ingress_expiry_seconds.covers(&rows::ingress_drift_seconds));
+    assert!(rows::checkpoint_block_bytes.covers(&rows::block_ingress_bytes));
+    assert!(RETENTION_BLOCK_BYTES <= BLOCKS_BYTES_MAX);
+};
+
 sheet::limits! {
     SCALE;
     /// Limits on blocks and the pool.

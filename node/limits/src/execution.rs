@@ -49,6 +49,13 @@ const _: () = {
     assert!(INSTRUCTIONS_PER_SLICE <= INSTRUCTIONS_PER_ROUND);
     assert!(INSTRUCTIONS_PER_ROUND <= INSTRUCTIONS_PER_MESSAGE);
     assert!(INSTRUCTIONS_PER_ROUND <= INSTRUCTIONS_PER_INSTALL_AGAIN);
+    assert!(INSTRUCTIONS_PER_INSTALL_AGAIN <= INSTRUCTIONS_PER_INSTALL);
+    assert!(INSTRUCTIONS_PER_MESSAGE <= INSTRUCTIONS_PER_INSTALL);
+    assert!(QUERY_WALL_CLOCK_SECONDS < QUERY_WAIT_SECONDS, "the next query in line is served");
+    assert!(
+        crate::subnet::MESSAGE_PAYLOAD_BYTES <= LANE_PAYLOAD_BYTES,
+        "a lane goes on after the largest payload"
+    );
     assert!(
         INSTRUCTIONS_PER_INSPECT <= INSTRUCTIONS_PER_QUERY
             && INSTRUCTIONS_PER_QUERY <= INSTRUCTIONS_PER_MESSAGE
@@ -68,6 +75,7 @@ const _: () = {
     assert!(rows::stable_dirty_bytes_per_message.covers(&rows::stable_dirty_bytes_per_query));
     assert!(rows::query_threads.covers(&rows::query_threads_per_canister));
     assert!(rows::threads.covers(&SCALE.fixed(1)));
+    assert!(SCALE.fixed(VIRTUAL_LANES).covers(&rows::threads), "each thread has a lane to run");
 };
 
 // Thread counts are steps: they change only at a size where memory for the new threads is at

@@ -16,6 +16,9 @@ const _: () = {
         "an envelope with all its delegations fits in addition to the largest argument"
     );
     assert!(rows::bodies_bytes.covers(&crate::consensus::rows::block_ingress_bytes));
+    assert!(rows::bodies_bytes.covers(&rows::body_bytes), "one body finds room");
+    assert!(rows::body_bytes.covers(&crate::subnet::rows::chunk_bytes), "a chunk fits a request");
+    assert!(rows::connections.covers(&rows::requests_in_flight));
     assert!(rows::requests_in_flight.covers(&rows::queries_in_flight));
     assert!(rows::requests_in_flight.covers(&rows::sync_calls_waiting));
 };

@@ -4,6 +4,12 @@ use sheet::{HandBackLimits, Rules, limit};
 
 use crate::{Limits, SCALE};
 
+const _: () = {
+    assert!(rows::refuse_calls_percent.covers(&rows::refuse_queries_percent));
+    assert!(rows::pause_execution_percent.covers(&rows::refuse_calls_percent));
+    assert!(SCALE.fixed(100).covers(&rows::pause_execution_percent), "percent of the budget");
+};
+
 sheet::limits! {
     SCALE;
     /// When memory is returned, and when work is held back. Unknown fields are refused by

@@ -33,6 +33,8 @@ const HTTP_BODY_BYTES: u64 = 2 * MIB;
 const HTTP_CHUNKS_MAX: u64 = HTTP_REQUEST_BYTES / 2 / HTTP_PIECE_BYTES;
 
 const _: () = assert!(rows::connections.covers(&rows::requests_in_flight));
+const _: () = assert!(HTTP_STREAM_BODY_BYTES <= HTTP_STREAM_BYTES);
+const _: () = assert!(HTTP_SMALL_BYTES <= HTTP_REQUEST_BYTES);
 
 sheet::limits! {
     SCALE;

@@ -26,6 +26,14 @@ const VALIDATE_INSTRUCTIONS_PER_BYTE: u64 = 500;
 const WASM_UNCOMPRESSED_BYTES_MAX: u64 = 100 * MIB;
 const CODE_SECTION_BYTES_MAX: u64 = 11 * MIB;
 
+const _: () = {
+    assert!(CODE_SECTION_BYTES_MAX < WASM_UNCOMPRESSED_BYTES_MAX);
+    assert!(VALIDATE_INSTRUCTIONS_PER_BYTE < COMPILE_INSTRUCTIONS_PER_BYTE);
+    assert!(rows::heap64_bytes.covers(&rows::heap32_bytes));
+    assert!(rows::stable_bytes.covers(&rows::heap64_bytes), "a heap can be saved for an upgrade");
+    assert!(rows::functions.covers(&rows::exported_functions));
+};
+
 sheet::limits! {
     SCALE;
     /// Limits on canister modules.

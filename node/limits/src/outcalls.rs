@@ -5,7 +5,7 @@
 
 use sheet::{Rules, SheetLine, limit, lines, whole};
 
-use crate::{Limits, SCALE, pool};
+use crate::{Limits, SCALE, pool, subnet::MESSAGE_PAYLOAD_BYTES};
 
 /// Most bytes of a canister's request to a server outside, and of the response (interface
 /// specification, `http_request`).
@@ -17,6 +17,12 @@ pub const OUTCALL_RESPONSE_BYTES: u64 = 2_000_000;
 pub const OUTCALL_CONTEXT_BYTES: u64 = 8 << 10;
 /// Memory of an outcall in addition to its response: buffers of its connection and of TLS, headers.
 pub const OUTCALL_BESIDE_BYTES: u64 = 256 << 10;
+
+const _: () = {
+    assert!(OUTCALL_REQUEST_BYTES <= MESSAGE_PAYLOAD_BYTES, "a request fits a message");
+    assert!(OUTCALL_RESPONSE_BYTES <= MESSAGE_PAYLOAD_BYTES, "a response fits a message");
+    assert!(OUTCALL_CONTEXT_BYTES < OUTCALL_REQUEST_BYTES);
+};
 
 sheet::limits! {
     SCALE;

@@ -37,6 +37,15 @@ pub(crate) const PAGE_BYTES: u64 = 4096;
 const _: () = {
     assert!(RUN_BYTES * 64 < PAGE_BYTES, "an index is much smaller than its pages");
     assert!(CHECKPOINT_INSTRUCTIONS >= INSTRUCTIONS_PER_ROUND);
+    assert!(MANIFEST_INTERVAL_ROUNDS <= CHECKPOINT_INTERVAL_ROUNDS);
+    assert!(
+        MANIFEST_LAG_ROUNDS < MANIFEST_INTERVAL_ROUNDS,
+        "a root is certified before the next manifest is made"
+    );
+    assert!(
+        MANIFEST_INTERVAL_ROUNDS + MANIFEST_LAG_ROUNDS <= MANIFEST_LEASE_ROUNDS,
+        "a state can be fetched until the next is certified"
+    );
     assert!(
         RUNS_PER_MEMORY * 2 * 2 < 65_530 / 8,
         "both memories of one canister take a small part of a process's mappings"

@@ -25,6 +25,8 @@ const CALL_BYTES: u64 = 512;
 const TABLE_ELEMENT_BYTES: u64 = 8;
 
 const _: () = assert!(rows::resident_floor_bytes.covers(&rows::eviction_batch_bytes));
+const _: () = assert!(rows::compile_memory_bytes.covers(&rows::compile_anonymous_bytes));
+const _: () = assert!(DIRTY_PAGE_BYTES < LONE_PAGE_BYTES, "pages in a row share their records");
 
 sheet::limits! {
     SCALE;

@@ -115,6 +115,14 @@ const HEAP_PER_MESSAGE_BYTE: u64 = 8;
 /// Size of an empty heap: the allocator's own memory, and blocks allocated ahead.
 const HEAP_REST_BYTES: u64 = 16 << 20;
 
+const _: () = {
+    assert!(rows::chunk_store_bytes.covers(&rows::chunk_bytes), "a chunk finds room");
+    assert!(SHOWN_STORE_PER_MESSAGE_BYTE >= STORE_PER_MESSAGE_BYTE, "snapshots take more");
+    assert!(CHECKPOINT_MESSAGES_MIN <= LATE_CHECKPOINT_MESSAGES);
+    assert!(CHECKPOINT_MESSAGES_COUNT_MIN <= LATE_CHECKPOINT_MESSAGES_COUNT_MIN);
+    assert!(CHECKPOINT_MESSAGES_MIN >= MESSAGE_PAYLOAD_BYTES, "the largest message is below it");
+};
+
 sheet::limits! {
     SCALE;
     /// Limits on replicated state.

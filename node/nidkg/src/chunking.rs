@@ -127,6 +127,7 @@ pub(crate) fn prove(
     let mut draw = |count: usize| -> Zeroizing<Vec<Scalar>> {
         Zeroizing::new((0..count).map(|_| *Scalar::random(rng)).collect())
     };
+    assert_eq!(witness.chunks.len(), count, "shares in chunks, one for each receiver");
     let (beta, delta) = (draw(REPETITIONS), draw(count + 1));
     let (masks, under): (Vec<G1Affine>, Vec<G1>) = engine.run(|| {
         let both: Vec<_> = beta
@@ -176,6 +177,10 @@ pub(crate) fn prove(
         in_range.then(|| (masked, seed, challenges, responses.to_vec()))
     });
     let (masked, seed, challenges, responses) = attempts.find_map(|attempt| attempt)?;
+    debug_assert!(
+        responses.iter().all(|response| *response < bound),
+        "a response says something of the chunks"
+    );
 
     let (blinders, product) = engine.run(|| {
         let both: Vec<_> = delta

@@ -28,6 +28,7 @@ const SEGMENT: u64 = 1 << 12;
 /// Entries keep the index in this many low bits and the fingerprint above.
 const INDEX_BITS: u32 = 24;
 const EMPTY: u64 = u64::MAX;
+const _: () = assert!(SMALL <= LARGE_MAX && SEGMENT > 0, "a large table is not below a small one");
 
 const _: () = assert!(LARGE_MAX < 1 << (INDEX_BITS - 1), "an index never looks like an empty slot");
 
@@ -110,6 +111,7 @@ impl Table {
 
     /// The logarithm of `element` if it is in `low..=high`.
     pub(crate) fn solve(&self, element: &Gt, low: i64, high: i64) -> Option<i64> {
+        debug_assert!(low <= high, "no number is in {low}..={high}");
         let centre = low + (high - low) / 2;
         let centred = element.mul(&self.power(-centre));
         let half = (high - centre).max(centre - low) as u64;

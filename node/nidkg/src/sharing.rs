@@ -60,6 +60,7 @@ pub(crate) fn prove(
     witness: &Witness,
     rng: &mut (impl RngCore + CryptoRng),
 ) -> SharingProof {
+    assert_eq!(shares.len(), receivers.len(), "shares, one for each receiver");
     let parameters = Parameters::get();
     let (rho, alpha) = (Scalar::random(rng), Scalar::random(rng));
     let powers = first_challenge(instance, shares.len());
@@ -75,6 +76,7 @@ pub(crate) fn prove(
     let share_mask = parameters.g2_table.mul(&alpha).to_affine();
     let x = second_challenge(instance, (&randomness_mask, &share_mask, &product));
     let dot = |left: &[Scalar], right: &[Scalar]| {
+        debug_assert_eq!(left.len(), right.len(), "factors of a sum of products");
         left.iter().zip(right).fold(Scalar::zero(), |sum, (left, right)| sum.add(&left.mul(right)))
     };
     let r = dot(&witness.r, &chunk_weights());

@@ -21,7 +21,7 @@ use crate::{
     BaseId, MemoryId, MemoryIndex, PageFile, PagesError, Result,
     cow_copy::UnsyncedFiles,
     files::{self, Dir, Name},
-    memory::{DroppedSegment, Memory, SealedSegment},
+    memory::{DroppedSegment, Memory, SealedSegment, are_apart, subtract},
     shared::{RetiredRefs, SharedSegment},
     store::{PageStore, lock},
 };
@@ -227,7 +227,8 @@ impl Pending {
 
     /// A memory was taken out of the store.
     pub(crate) fn removed(&mut self, memory: &mut Memory, segments: Vec<DroppedSegment>) {
-        self.removed.insert(memory.id, memory.base_bytes);
+        let before = self.removed.insert(memory.id, memory.base_bytes);
+        debug_assert!(before.is_none(), "memory {} was removed twice", memory.id.0);
         let pages = memory.base_pages();
         match memory.sharing.take() {
             Some(mut sharing) => {
@@ -294,7 +295,7 @@ impl PageStore {
         pending.changed.append(&mut newly_changed);
         pending.deletes.append(&mut pending.next_deletes);
         let sealed: u64 = pending.early.iter().filter_map(|file| file.segment_bytes).sum();
-        self.accounts.open.fetch_sub(sealed, Relaxed);
+        subtract(&self.accounts.open, sealed);
         pending.files.append(&mut pending.early);
         let mut changed = Vec::with_capacity(pending.changed.len());
         let mut written = Vec::new();
@@ -309,11 +310,12 @@ impl PageStore {
                 pending.files.push(SyncFile::base(BaseId::initial(id), file));
             }
             if let Some(sealed) = memory.seal(&self.accounts, generation) {
-                self.accounts.open.fetch_sub(sealed.bytes, Relaxed);
+                subtract(&self.accounts.open, sealed.bytes);
                 pending.files.push(SyncFile::segment(id, sealed));
             }
             let pages = memory.written_pages();
             if !pages.is_empty() {
+                debug_assert!(are_apart(&pages), "written pages of memory {}", id.0);
                 written.push((id, pages));
             }
             let dead = memory.take_releasable();
@@ -399,8 +401,8 @@ impl PageStore {
             let deletion = pending.delete(self, given_up);
             if let Deletion::Done { frees_delta } = deletion {
                 let bytes = pending.delta_bytes();
-                self.accounts.delta.fetch_sub(if frees_delta { bytes } else { 0 }, Relaxed);
-                self.accounts.releasable.fetch_sub(bytes, Relaxed);
+                subtract(&self.accounts.delta, if frees_delta { bytes } else { 0 });
+                subtract(&self.accounts.releasable, bytes);
             } else {
                 failed += u64::from(deletion == Deletion::Failed);
                 lock(&self.checkpoint).deferred.push_back(pending);

@@ -75,7 +75,8 @@ impl PageStore {
         memory.base_unsynced = true;
         let layout = memory.layout(&self.dir);
         let mut memories = self.memories.write().unwrap_or_else(PoisonError::into_inner);
-        state_heap::within(|| memories.insert(id, Mutex::new(memory)));
+        let before = state_heap::within(|| memories.insert(id, Mutex::new(memory)));
+        assert!(before.is_none(), "memory {} was created twice", id.0);
         lock(&self.changed).insert(id);
         Ok(layout)
     }
@@ -181,6 +182,12 @@ impl PageStore {
         let mut content = vec![0; ((pages.end - pages.start) * PAGE_BYTES) as usize];
         read_pages(&self.layout(id)?, pages.start, &mut content)?;
         let within = (offset - pages.start * PAGE_BYTES) as usize;
+        debug_assert!(
+            within + bytes.len() <= content.len(),
+            "{} bytes from {within} on of {}",
+            bytes.len(),
+            content.len()
+        );
         if let Some(place) = content.get_mut(within..within + bytes.len()) {
             place.copy_from_slice(bytes);
         }
@@ -313,6 +320,11 @@ struct Ranges {
 
 impl Ranges {
     fn add(&mut self, pages: Range<u64>) {
+        debug_assert!(
+            self.pages.last().is_none_or(|last| last.start <= pages.start),
+            "{pages:?} is before {:?}",
+            self.pages.last()
+        );
         self.recorded += 1;
         match self.pages.last_mut() {
             Some(last) if last.end >= pages.start => last.end = last.end.max(pages.end),
@@ -321,6 +333,7 @@ impl Ranges {
         if self.pages.len() > RANGES_MAX {
             self.pages = shorter(&self.pages);
         }
+        debug_assert!(self.pages.len() <= RANGES_MAX, "{} ranges", self.pages.len());
     }
 }
 

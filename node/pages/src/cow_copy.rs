@@ -106,6 +106,7 @@ impl Memory {
         accounts.runs.fetch_add(copy.runs_len(), Relaxed);
         for (old, (new, live_pages)) in names {
             let (id, copy_id) = (self.id, copy.id);
+            debug_assert!(self.segments.contains_key(&old), "no segment {old:?} to share");
             let Some(segment) = self.segments.get_mut(&old) else { continue };
             let bytes = segment.used_pages * PAGE_BYTES;
             let shared = segment.shared.get_or_insert_with(|| {
@@ -114,6 +115,11 @@ impl Memory {
                 shared
             });
             shared.join(copy_id, new);
+            debug_assert!(
+                segment.seal.is_some() && live_pages <= segment.live_pages,
+                "{live_pages} of {} live pages of segment {old:?} are shared",
+                segment.live_pages
+            );
             let borrowed = Segment {
                 used_pages: segment.used_pages,
                 live_pages,

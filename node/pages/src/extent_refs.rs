@@ -151,6 +151,13 @@ impl ExtentRefs {
 
     /// Replaces the numbers of pages that have all the same.
     fn put(&mut self, pages: Range<u64>, counts: RefCounts) {
+        debug_assert!(!pages.is_empty(), "no page in {pages:?}");
+        debug_assert_eq!(
+            self.counts(pages.start, pages.end).1,
+            pages.end,
+            "the end of what has the numbers of page {}",
+            pages.start
+        );
         if let Some((&start, &(end, old))) = self.ranges.range(..=pages.start).next_back()
             && end > pages.start
         {

@@ -90,7 +90,8 @@ impl ReaderDir {
 
     /// One of those was closed.
     pub(crate) fn release_unlinked(&self) {
-        self.kept.fetch_sub(1, Relaxed);
+        let kept = self.kept.fetch_sub(1, Relaxed);
+        debug_assert!(kept > 0, "no file without a name is open");
     }
 
     pub(crate) fn path_of(&self, name: Name) -> PathBuf {

@@ -245,9 +245,9 @@ impl PageStore {
         buf: &mut [u8],
     ) -> Result<()> {
         for (run, base) in runs {
-            let Some(source) = segments.iter().find(|source| source.id == run.segment) else {
-                continue;
-            };
+            let source = segments.iter().find(|source| source.id == run.segment);
+            assert!(source.is_some(), "no source of pages in segment {:?}", run.segment);
+            let Some(source) = source else { continue };
             let OpenBase { path, file, .. } = OpenBase::find_or_open(bases, &self.dir, *base)?;
             let to = self.dir.on_disk(path, file);
             files::copy_pages(

@@ -153,6 +153,11 @@ impl Memory {
             let within = within.take_while(|(run, _)| run.start_page < pages.end);
             within.filter(|(_, base)| *base == from.id).for_each(|(_, base)| *base = to.id);
         }
+        debug_assert!(
+            moves.is_sorted_by(|one, next| one.pages.end <= next.pages.start),
+            "{} moves are out of order or overlap",
+            moves.len()
+        );
         let in_place = self.reserve_in_place(&runs, &moves);
         Ok(FoldWork::Plan(FoldPlan { runs, moves, in_place, segments }))
     }
@@ -216,12 +221,16 @@ impl Memory {
                 let rest = Run { start_page: at, pages: end - at, offset_page, ..run };
                 match target(self, rest)? {
                     Target::To(base, until) => {
+                        debug_assert!(until > at, "page {at} goes to a place up to page {until}");
                         let pages = (until - at).min(left);
                         found.push((Run { pages, ..rest }, base));
                         left -= pages;
                         at += pages;
                     }
-                    Target::Waits(until) => at = until,
+                    Target::Waits(until) => {
+                        debug_assert!(until > at, "page {at} waits up to page {until}");
+                        at = until;
+                    }
                     Target::Full => return Ok(found),
                 }
             }

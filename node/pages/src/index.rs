@@ -72,6 +72,15 @@ impl RunIndex {
                 self.extents.insert(new.start_page, extent);
             }
         }
+        let (start, end) = (new.start_page, new.start_page + new.pages);
+        debug_assert!(
+            self.extents.range(start + 1..).next().is_none_or(|(next, _)| *next >= end),
+            "the run behind page {start} begins before page {end}"
+        );
+        debug_assert!(
+            self.extents.range(..start).next_back().is_none_or(|(at, of)| at + of.pages <= start),
+            "the run before page {start} reaches beyond it"
+        );
         self.merge(new.start_page);
     }
 
@@ -101,6 +110,7 @@ impl RunIndex {
             let extent_end = at + extent.pages;
             next = extent_end;
             let (from, to) = (at.max(start), extent_end.min(end));
+            debug_assert!(from < to, "the run at page {at} has no page in {start}..{end}");
             let piece = Extent {
                 pages: to - from,
                 segment: extent.segment,

@@ -316,7 +316,7 @@ impl Memory {
         let closed = open.file.take().is_some();
         if closed {
             open.was_closed = true;
-            accounts.open_files.fetch_sub(1, Relaxed);
+            subtract(&accounts.open_files, 1);
         }
         closed
     }
@@ -362,7 +362,8 @@ impl Memory {
         let segment = SegmentId(self.next_segment);
         let file = Some(Arc::new(dir.create(&dir.segment_path(self.id, segment), 0)?));
         self.next_segment += 1;
-        self.segments.insert(segment, Segment::empty());
+        let before = self.segments.insert(segment, Segment::empty());
+        assert!(before.is_none(), "segment {} of memory {} is there", segment.0, self.id.0);
         accounts.open_files.fetch_add(1, Relaxed);
         Ok(Open { segment, file, was_closed: false })
     }
@@ -391,6 +392,11 @@ impl Memory {
         runs: &[Run],
     ) -> Result<u64> {
         let end_page = self.verify(dir, target, runs)?;
+        debug_assert!(
+            end_page - target.offset_page <= target.pages_max,
+            "a target of {} pages ends at page {end_page}",
+            target.pages_max
+        );
         if target.offset_page != self.used_pages(target.segment) {
             return Err(PagesError::ForeignTarget(self.id));
         }
@@ -403,6 +409,12 @@ impl Memory {
         }
         self.older.retain(|(_, pin)| pin.strong_count() > 0);
         self.version += 1;
+        debug_assert!(
+            self.older.last().is_none_or(|(older, _)| *older < self.version),
+            "version {} is read and not older than {}",
+            self.older.last().map_or(0, |(older, _)| *older),
+            self.version
+        );
         if cfg!(debug_assertions) {
             self.check();
         }
@@ -433,6 +445,25 @@ impl Memory {
         for (id, segment) in &self.segments {
             let counted = live.get(id).copied().unwrap_or_default();
             assert_eq!(segment.live_pages, counted, "live pages of segment {id:?}");
+            assert!(
+                segment.live_pages <= segment.used_pages,
+                "{} of {} pages of segment {id:?} are live",
+                segment.live_pages,
+                segment.used_pages
+            );
+            assert!(id.0 < self.next_segment, "segment {id:?} has a number yet to be given");
+            let is_open = self.open.as_ref().is_some_and(|open| open.segment == *id);
+            assert!(
+                segment.seal.is_some() != is_open,
+                "segment {id:?}, open: {is_open}, is sealed"
+            );
+            assert!(!segment.durable || !is_open, "segment {id:?} is open and durable");
+            let sealed = segment.seal.map_or(0, |seal| seal.version);
+            assert!(sealed <= self.version, "segment {id:?} is of version {sealed}");
+        }
+        assert!(self.older.is_sorted_by_key(|(version, _)| *version), "versions that are read");
+        if let Some(initial) = &self.initial {
+            assert!(are_apart(&initial.pages), "pages that the memory was created with");
         }
     }
 
@@ -441,6 +472,7 @@ impl Memory {
         let before = self.runs_len();
         let Self { index, segments, .. } = self;
         for &run in runs {
+            debug_assert!(segments.contains_key(&run.segment), "no segment {:?}", run.segment);
             if let Some(segment) = segments.get_mut(&run.segment) {
                 segment.live_pages += run.pages;
             }
@@ -453,7 +485,7 @@ impl Memory {
     /// Accounts for a change of the index, which had `before` runs.
     fn count_runs(&self, accounts: &Accounts, before: u64) {
         accounts.runs.fetch_add(self.runs_len(), Relaxed);
-        accounts.runs.fetch_sub(before, Relaxed);
+        subtract(&accounts.runs, before);
     }
 
     /// See [`REWRITE_DEAD_PAGES`]. The old segment was never in a checkpoint, so it can go at once;
@@ -467,8 +499,9 @@ impl Memory {
         let Some(Segment { used_pages, live_pages, .. }) = self.segments.get(&old) else {
             return Ok(());
         };
-        let dead_pages = used_pages - live_pages;
-        if dead_pages < REWRITE_DEAD_PAGES || dead_pages / REWRITE_DEAD_PER_LIVE < *live_pages {
+        debug_assert!(used_pages >= live_pages, "{live_pages} of {used_pages} pages are live");
+        let (dead_pages, live_pages) = (used_pages - live_pages, *live_pages);
+        if dead_pages < REWRITE_DEAD_PAGES || dead_pages / REWRITE_DEAD_PER_LIVE < live_pages {
             return Ok(());
         }
         let old_path = dir.segment_path(self.id, old);
@@ -498,17 +531,20 @@ impl Memory {
         });
         drop(to);
         // One of the two goes, and with it its descriptor.
-        accounts.open_files.fetch_sub(1, Relaxed);
+        subtract(&accounts.open_files, 1);
         if let Err(e) = copied {
             self.segments.remove(&new.segment);
             self.unlink_quietly(dir, accounts, new.segment);
             return Err(e);
         }
+        assert_eq!(end_page, live_pages, "pages of segment {old:?} that were copied");
         if let Some(segment) = self.segments.get_mut(&new.segment) {
             segment.used_pages = end_page;
         }
         self.lay(accounts, &moved);
         let old_segment = self.segments.remove(&old);
+        let left = old_segment.as_ref().map_or(0, |segment| segment.live_pages);
+        assert_eq!(left, 0, "live pages of segment {old:?}, which goes");
         self.open = Some(new);
         self.epoch += 1;
         let is_read = Arc::strong_count(&old_handle) > 1;
@@ -520,8 +556,8 @@ impl Memory {
             accounts.releasable.fetch_add(orphan.bytes, Relaxed);
             self.orphans.push(orphan);
         }
-        accounts.delta.fetch_sub(dead_pages * PAGE_BYTES, Relaxed);
-        accounts.open.fetch_sub(dead_pages * PAGE_BYTES, Relaxed);
+        subtract(&accounts.delta, dead_pages * PAGE_BYTES);
+        subtract(&accounts.open, dead_pages * PAGE_BYTES);
         accounts.rewritten.fetch_add(end_page * PAGE_BYTES, Relaxed);
         Ok(())
     }
@@ -625,7 +661,7 @@ impl Memory {
         let is_empty =
             |id| segments.get(&id).is_some_and(|segment: &Segment| segment.used_pages == 0);
         let open = self.open.take_if(|open| !open.is_out() && is_empty(open.segment))?;
-        accounts.open_files.fetch_sub(open.file.iter().len() as u64, Relaxed);
+        subtract(&accounts.open_files, open.file.iter().len() as u64);
         let segment = self.segments.remove(&open.segment)?;
         self.shrink();
         Some(DroppedSegment::new(open.segment, segment))
@@ -656,9 +692,10 @@ impl Memory {
             self.segments.get(&open.segment).is_some_and(|segment| segment.used_pages > 0)
         })?;
         let segment = self.segments.get_mut(&open.segment)?;
+        debug_assert!(segment.seal.is_none(), "segment {:?} is sealed twice", open.segment);
         segment.seal = Some(Seal { version: self.version, generation });
         let bytes = segment.used_pages * PAGE_BYTES;
-        accounts.open_files.fetch_sub(open.file.iter().len() as u64, Relaxed);
+        subtract(&accounts.open_files, open.file.iter().len() as u64);
         if segment.live_pages == 0 {
             accounts.releasable.fetch_add(bytes, Relaxed);
         }
@@ -686,7 +723,7 @@ impl Memory {
     /// The file of the base, if it was written and no ticket has it yet.
     pub(crate) fn take_initial_file(&mut self, accounts: &Accounts) -> Option<Arc<File>> {
         let file = self.initial.as_mut()?.file.take()?;
-        accounts.open_files.fetch_sub(1, Relaxed);
+        subtract(&accounts.open_files, 1);
         Some(file)
     }
 
@@ -711,14 +748,14 @@ impl Memory {
     /// Forgets every segment, because the memory is removed.
     pub(crate) fn take_all(&mut self, accounts: &Accounts) -> Vec<DroppedSegment> {
         let open = self.open.take().and_then(|open| open.file);
-        accounts.open_files.fetch_sub(open.iter().len() as u64, Relaxed);
+        subtract(&accounts.open_files, open.iter().len() as u64);
         self.take_initial_file(accounts);
-        accounts.runs.fetch_sub(self.runs_len(), Relaxed);
+        subtract(&accounts.runs, self.runs_len());
         let orphans = std::mem::take(&mut self.orphans);
         let all = std::mem::take(&mut self.segments).into_iter().map(|(id, segment)| {
             let bytes = segment.used_pages * PAGE_BYTES;
             if segment.seal.is_none() {
-                accounts.open.fetch_sub(bytes, Relaxed);
+                subtract(&accounts.open, bytes);
             }
             if segment.seal.is_none() || segment.live_pages > 0 {
                 accounts.releasable.fetch_add(bytes, Relaxed);
@@ -764,10 +801,26 @@ impl Memory {
     }
 }
 
+/// Takes `amount` off a figure of which it is a part.
+pub(crate) fn subtract(figure: &AtomicU64, amount: u64) {
+    let before = figure.fetch_sub(amount, Relaxed);
+    debug_assert!(before >= amount, "{amount} is taken off a figure of {before}");
+}
+
+/// Whether ranges are ordered, disjoint and not adjoining.
+pub(crate) fn are_apart(ranges: &[Range<u64>]) -> bool {
+    ranges.is_sorted_by(|one, next| one.end < next.start)
+}
+
 /// Ranges in the order of their beginnings, as few as cover the same pages.
 fn joined(ranges: impl IntoIterator<Item = Range<u64>>) -> Vec<Range<u64>> {
     let mut joined: Vec<Range<u64>> = Vec::new();
     for range in ranges {
+        debug_assert!(
+            joined.last().is_none_or(|last| last.start <= range.start),
+            "pages from {} on are out of order",
+            range.start
+        );
         match joined.last_mut() {
             Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
             _ => joined.push(range),
@@ -783,6 +836,7 @@ fn release(
     id: SegmentId,
     pages: u64,
 ) {
+    debug_assert!(segments.contains_key(&id), "no segment {id:?}");
     let Some(segment) = segments.get_mut(&id) else { return };
     assert!(segment.live_pages >= pages, "segment {id:?} has fewer live pages than were freed");
     segment.live_pages -= pages;
@@ -839,6 +893,12 @@ pub(crate) fn copy_pages(target: &AppendTarget, from: &File, runs: &[Run]) -> io
         }
         offset_page += run.pages;
     }
+    debug_assert!(
+        offset_page - target.offset_page <= target.pages_max,
+        "{} pages were copied to a target of {}",
+        offset_page - target.offset_page,
+        target.pages_max
+    );
     Ok(copied)
 }
 

@@ -15,7 +15,7 @@ use crate::{
     BaseId, BaseRun, BorrowedSegment, IndexFault, MemoryId, MemoryIndex, PAGE_BYTES, PagesError,
     Result, SegmentId,
     files::{self, Dir, Name},
-    memory::{Accounts, Memory},
+    memory::{Accounts, Memory, subtract},
     shared::SharedFiles,
     sharing::Sharing,
     state_heap,
@@ -75,7 +75,7 @@ impl PageStore {
             accounts.delta.fetch_add(pages * PAGE_BYTES, Relaxed);
             accounts.runs.fetch_add(memory.runs_len(), Relaxed);
         }
-        accounts.delta.fetch_sub(duplicates, Relaxed);
+        subtract(&accounts.delta, duplicates);
         tidy(&dir, &shared, &mut memories)?;
         shared.clear_gaps(&dir)?;
         Ok(Self::assemble(limits, dir, shared, memories, fold_queue, accounts))

@@ -92,7 +92,13 @@ pub(crate) struct SharedSegment {
 
 impl SharedSegment {
     pub(crate) fn join(&self, memory: MemoryId, name: SegmentId) {
-        lock(&self.sharers).push((memory, name));
+        let mut sharers = lock(&self.sharers);
+        debug_assert!(
+            sharers.iter().all(|(id, _)| *id != memory),
+            "memory {} names the segment already",
+            memory.0
+        );
+        sharers.push((memory, name));
     }
 
     pub(crate) fn sharers(&self) -> Vec<(MemoryId, SegmentId)> {
@@ -107,7 +113,9 @@ impl SharedSegment {
     /// A memory names it no more. Returns that memory's name for it if no other memory names it.
     fn leave(&self, memory: MemoryId) -> Option<SegmentId> {
         let mut sharers = lock(&self.sharers);
-        let at = sharers.iter().position(|(id, _)| *id == memory)?;
+        let at = sharers.iter().position(|(id, _)| *id == memory);
+        debug_assert!(at.is_some(), "memory {} does not name the segment", memory.0);
+        let at = at?;
         let (_, name) = sharers.swap_remove(at);
         sharers.is_empty().then_some(name)
     }

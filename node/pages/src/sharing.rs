@@ -119,6 +119,7 @@ impl Sharing {
     }
 
     fn own(&self) -> BaseId {
+        debug_assert!(!self.files.is_empty(), "a memory without a file of its own");
         self.files.first().map_or(BaseId::initial(MemoryId(u64::MAX)), |own| own.file.id)
     }
 
@@ -158,6 +159,7 @@ impl Sharing {
             found.push((Arc::clone(file), at..end));
             at = end;
         }
+        debug_assert!(at >= pages.end, "page {at} of {} is in no file", pages.end);
         found
     }
 
@@ -165,7 +167,9 @@ impl Sharing {
     pub(crate) fn unit_of(&self, page: u64, extent: &Range<u64>) -> Range<u64> {
         let unit = unit(self.parts.len());
         let start = page / unit * unit;
-        start.max(extent.start)..start.saturating_add(unit).min(extent.end)
+        let moved = start.max(extent.start)..start.saturating_add(unit).min(extent.end);
+        debug_assert!(moved.contains(&page), "page {page} is not among {moved:?}");
+        moved
     }
 
     /// A file of the memory in which these pages were unreferenced; reserves them there.
@@ -217,6 +221,10 @@ impl Sharing {
             let id = used.file.id;
             id == own || parts.iter().any(|part| part.base == id)
         });
+        debug_assert!(
+            self.parts.iter().all(|part| self.file(part.base).is_some()),
+            "a part names a file that is not referenced"
+        );
     }
 
     /// Has new layouts name a file anew; how older ones do.
@@ -306,6 +314,12 @@ impl Sharing {
 
 /// Adds a part behind others.
 fn append(parts: &mut Vec<BaseRun>, pages: Range<u64>, base: BaseId) {
+    debug_assert!(
+        pages.is_empty()
+            || parts.last().is_none_or(|last| last.start_page + last.pages <= pages.start),
+        "{pages:?} is not behind the last of {} parts",
+        parts.len()
+    );
     match parts.last_mut() {
         _ if pages.start >= pages.end => {}
         Some(last) if last.base == base && last.start_page + last.pages == pages.start => {

@@ -124,6 +124,10 @@ impl PageStore {
         fold_queue: BTreeSet<MemoryId>,
         accounts: Accounts,
     ) -> Self {
+        debug_assert!(
+            fold_queue.iter().all(|id| memories.contains_key(id)),
+            "a memory that is to be folded does not exist"
+        );
         Self {
             limits: limits.clone(),
             open_files_max: files::open_files_max(limits.open_files),
@@ -158,7 +162,8 @@ impl PageStore {
         memory.base_unsynced = true;
         let layout = memory.layout(&self.dir);
         let mut memories = self.memories.write().unwrap_or_else(PoisonError::into_inner);
-        state_heap::within(|| memories.insert(id, Mutex::new(memory)));
+        let before = state_heap::within(|| memories.insert(id, Mutex::new(memory)));
+        assert!(before.is_none(), "memory {} was created twice", id.0);
         lock(&self.changed).insert(id);
         Ok(layout)
     }

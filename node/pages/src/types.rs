@@ -226,7 +226,8 @@ impl Deref for HeldLayout {
 
 impl Drop for HeldLayout {
     fn drop(&mut self) {
-        self.0.pin.holders.fetch_sub(1, SeqCst);
+        let holders = self.0.pin.holders.fetch_sub(1, SeqCst);
+        debug_assert!((1..CUT_OFF).contains(&holders), "a version is held by {holders}");
     }
 }
 

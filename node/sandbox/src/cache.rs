@@ -344,6 +344,13 @@ impl ArtefactCache {
             tracing::debug!(module = ?oldest, "evicting a compiled module");
             self.remove(index, &oldest);
         }
+        debug_assert!(
+            index.bytes <= self.bytes_max || index.entries.len() == 1,
+            "{} modules have {} bytes, the most is {}",
+            index.entries.len(),
+            index.bytes,
+            self.bytes_max
+        );
     }
 }
 
@@ -356,6 +363,12 @@ impl Index {
 
     fn take(&mut self, hash: &ModuleHash) {
         if let Some(entry) = self.entries.remove(hash) {
+            debug_assert!(
+                self.bytes >= entry.bytes,
+                "a module of {} bytes, all have {}",
+                entry.bytes,
+                self.bytes
+            );
             self.bytes = self.bytes.saturating_sub(entry.bytes);
         }
     }

@@ -153,6 +153,7 @@ impl CallTable {
     /// Opens a context.
     pub fn open_context(&mut self, origin: Origin, cycles_available: Cycles) -> CallContextId {
         let id = CallContextId(self.next_context);
+        debug_assert!(self.contexts.last() < Some(id.0), "context {} is open already", id.0);
         self.next_context += 1;
         let responded = matches!(origin, Origin::System);
         // Copies of the table share it, wherever it is allocated.
@@ -214,12 +215,25 @@ impl CallTable {
             context.cycles_available = 0;
         });
         self.contexts.retain(|_, context| context.open_callbacks > 0);
+        debug_assert!(
+            self.contexts.len() <= self.callbacks.len(),
+            "{} contexts wait for {} callbacks",
+            self.contexts.len(),
+            self.callbacks.len()
+        );
         unanswered
     }
 
     /// Registers a call.
     pub fn open_callback(&mut self, callback: Callback) -> CallbackId {
         let id = CallbackId(self.next_callback);
+        debug_assert!(self.callbacks.last() < Some(id.0), "callback {} is open already", id.0);
+        debug_assert!(
+            self.contexts.get(callback.context.0).is_some(),
+            "callback {} is of context {}, which is closed",
+            id.0,
+            callback.context.0
+        );
         self.next_callback += 1;
         if let Some(context) = self.contexts.get_mut(callback.context.0) {
             context.open_callbacks += 1;
@@ -289,9 +303,17 @@ impl CallTable {
                 callback.answered = true;
                 match callback.deadline {
                     Some(deadline) => {
-                        self.deadlines.remove(&(deadline, id));
+                        let was_there = self.deadlines.remove(&(deadline, id));
+                        debug_assert!(was_there, "callback {} had no entry of its deadline", id.0);
                     }
-                    None => self.reserved_responses -= 1,
+                    None => {
+                        assert!(
+                            self.reserved_responses > 0,
+                            "no response is reserved for {}",
+                            id.0
+                        );
+                        self.reserved_responses -= 1;
+                    }
                 }
                 true
             }
@@ -305,6 +327,7 @@ impl CallTable {
         let callback = self.callbacks.remove(id.0)?;
         self.guaranteed_open -= u64::from(callback.deadline.is_none());
         if let Some(context) = self.contexts.get_mut(callback.context.0) {
+            assert!(context.open_callbacks > 0, "context {} waits for nothing", callback.context.0);
             context.open_callbacks -= 1;
         }
         if let Some(open) = self.towards.get_mut(&callback.callee) {
@@ -330,6 +353,8 @@ impl CallTable {
         let (mut deadlines, mut reserved) = (BTreeSet::new(), 0);
         let guaranteed = self.callbacks().filter(|(_, callback)| callback.deadline.is_none());
         assert_eq!(self.guaranteed_open, guaranteed.count() as u64, "guaranteed calls");
+        self.contexts.check();
+        self.callbacks.check();
         for (id, callback) in self.callbacks() {
             assert!(id.0 < self.next_callback, "callback {} has a number yet to be given", id.0);
             *open.entry(callback.context).or_default() += 1;
@@ -342,10 +367,21 @@ impl CallTable {
                 None => reserved += 1,
             }
         }
+        assert!(
+            reserved <= self.guaranteed_open,
+            "{reserved} responses are reserved for {} guaranteed calls",
+            self.guaranteed_open
+        );
         for (id, context) in self.contexts() {
             assert!(id.0 < self.next_context, "context {} has a number yet to be given", id.0);
             let callbacks = open.remove(&id).unwrap_or_default();
             assert_eq!(context.open_callbacks, callbacks, "callbacks of context {}", id.0);
+            assert!(
+                !context.deleted || (context.responded && context.cycles_available == 0),
+                "context {} is deleted and holds {} cycles",
+                id.0,
+                context.cycles_available
+            );
             assert!(
                 !context.responded || callbacks > 0 || paused == Some(id),
                 "context {} is answered and waits for nothing",

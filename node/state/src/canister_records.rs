@@ -62,8 +62,23 @@ impl CanisterLog {
         while (self.bytes > bytes_max || self.records.len() as u64 > bytes_max / LINE_BYTES_MIN)
             && let Some(oldest) = self.records.pop_front()
         {
-            self.bytes -= oldest.content.len() as u64;
+            let bytes = oldest.content.len() as u64;
+            assert!(self.bytes >= bytes, "a line of {bytes} bytes, all have {}", self.bytes);
+            self.bytes -= bytes;
         }
+        debug_assert!(self.bytes <= bytes_max, "{} bytes, the most is {bytes_max}", self.bytes);
+    }
+
+    /// Checks the sum of the bytes and the numbers of the lines. Visits every line.
+    ///
+    /// # Panics
+    /// When an invariant does not hold.
+    pub(crate) fn check(&self) {
+        let bytes = self.records().map(|record| record.content.len() as u64).sum::<u64>();
+        assert_eq!(self.bytes, bytes, "bytes of the lines of a log");
+        let first = self.next_index.saturating_sub(self.records.len() as u64);
+        let indexes = self.records().map(|record| record.index);
+        assert!(indexes.eq(first..self.next_index), "lines of a log are not the newest");
     }
 
     /// Drops all lines; numbering continues.
@@ -190,6 +205,18 @@ impl ChangeHistory {
         while self.changes.len() > CHANGES_KEPT {
             self.changes.pop_front();
         }
+    }
+
+    /// Checks the bound and the number of changes.
+    ///
+    /// # Panics
+    /// When an invariant does not hold.
+    pub(crate) fn check(&self) {
+        let kept = self.changes.len();
+        assert!(kept <= CHANGES_KEPT, "{kept} changes are kept");
+        assert!(kept as u64 <= self.total, "{kept} changes are kept of {}", self.total);
+        let versions = self.changes().map(|change| change.version);
+        assert!(versions.is_sorted(), "the versions of changes do not rise");
     }
 
     /// Forgets the changes, not their number.

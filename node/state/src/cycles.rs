@@ -65,7 +65,8 @@ impl<T: Into<Self>> AddAssign<T> for CyclesTotal {
 
 impl<T: Into<Self>> SubAssign<T> for CyclesTotal {
     fn sub_assign(&mut self, other: T) {
-        let other = other.into();
+        let other: Self = other.into();
+        debug_assert!(*self >= other, "{other:?} is taken off {self:?}");
         let (low, borrow) = self.low.overflowing_sub(other.low);
         self.low = low;
         self.high = self.high.wrapping_sub(other.high).wrapping_sub(u64::from(borrow));
@@ -94,9 +95,24 @@ impl CanisterState {
     /// counted as burned. Where cycles can still be returned to their sender,
     /// [`Self::room_for_cycles`] is checked first.
     pub fn credit(&mut self, amount: Cycles) {
+        let before = CyclesTotal::from(self.cycles) + self.consumption.burned;
         let fits = amount.min(Cycles::MAX - self.cycles);
         self.cycles += fits;
         self.consumption.burned += amount - fits;
+        debug_assert_eq!(
+            CyclesTotal::from(self.cycles) + self.consumption.burned,
+            before + amount,
+            "{amount} cycles are credited or burned"
+        );
+    }
+
+    /// Takes cycles off the balance. Callers check first that it has them.
+    ///
+    /// # Panics
+    /// When it has less: a balance that wraps around would create cycles.
+    pub fn debit(&mut self, amount: Cycles) {
+        assert!(self.cycles >= amount, "{} is to pay {amount} of {} cycles", self.id, self.cycles);
+        self.cycles -= amount;
     }
 
     /// Cycles that the balance can still take.

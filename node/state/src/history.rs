@@ -50,6 +50,7 @@ use crate::{
 /// Cost of one entry in addition to its response: the entry, one fork, and the allocator's
 /// rounding.
 pub const ENTRY_BYTES: u64 = 288;
+const _: () = assert!(size_of::<HistoryEntry>() as u64 <= ENTRY_BYTES, "an entry is charged for");
 
 /// While at most the cap divided by this is taken, there is room.
 const ROOMY_SHARE: u64 = 4;
@@ -387,6 +388,18 @@ impl IngressHistory {
         }));
         self.unfinished += 1;
         self.fit(now);
+        debug_assert!(
+            self.unfinished <= self.limits.unfinished_max,
+            "{} calls are unanswered, the most is {}",
+            self.unfinished,
+            self.limits.unfinished_max
+        );
+        debug_assert!(
+            self.bytes() <= self.limits.bytes_max,
+            "{} bytes, the most is {}",
+            self.bytes(),
+            self.limits.bytes_max
+        );
         Ok(())
     }
 
@@ -437,6 +450,7 @@ impl IngressHistory {
                 changed: interval,
             });
         });
+        assert!(self.unfinished > 0, "a call is answered and none is unanswered");
         self.unfinished -= 1;
         self.finished.push(*id);
         self.fit(now);
@@ -488,6 +502,12 @@ impl IngressHistory {
     /// Changes since the last checkpoint that was saved. Later changes belong to the next.
     pub fn begin_checkpoint(&mut self) -> HistoryChanges {
         let _here = state_heap::enter();
+        debug_assert!(
+            self.saved_interval < self.interval,
+            "interval {} is saved and {} is current",
+            self.saved_interval,
+            self.interval
+        );
         let changes = HistoryChanges {
             map: self.map.clone(),
             after_interval: self.saved_interval,
@@ -501,6 +521,19 @@ impl IngressHistory {
     /// The changes are durable. Not called for a checkpoint that failed, so that the next one holds
     /// its changes too.
     pub fn finish_checkpoint(&mut self, changes: HistoryChanges) {
+        assert!(
+            (self.saved_interval + 1..self.interval).contains(&changes.interval),
+            "interval {} is saved after {}, and {} is current",
+            changes.interval,
+            self.saved_interval,
+            self.interval
+        );
+        debug_assert!(
+            self.removed.starts_with(&changes.removed),
+            "{} calls left, and {} of them are saved",
+            self.removed.len(),
+            changes.removed.len()
+        );
         self.saved_interval = changes.interval;
         self.removed.drain(..changes.removed.len().min(self.removed.len()));
     }
@@ -510,6 +543,7 @@ impl IngressHistory {
         while self.bytes() > self.limits.bytes_max {
             let Some(entry) = self.map.least(|summary| summary.finished) else { return };
             if entry.summary().finished == NEVER {
+                debug_assert_eq!(self.response_bytes, 0, "bytes of no response");
                 // Only entries without responses are left, and `receive` bounds those.
                 return;
             }
@@ -518,6 +552,11 @@ impl IngressHistory {
                 self.remove(&id);
                 continue;
             }
+            assert!(
+                self.response_bytes >= response_bytes,
+                "a response of {response_bytes} bytes is dropped, all have {}",
+                self.response_bytes
+            );
             self.response_bytes -= response_bytes;
             let interval = self.interval;
             self.map.update(&id.0, |shared| {
@@ -537,7 +576,14 @@ impl IngressHistory {
 
     fn remove(&mut self, id: &RequestId) {
         if let Some(entry) = self.map.remove(&id.0) {
-            self.response_bytes -= entry.status.response_bytes();
+            assert!(entry.status.is_terminal(), "call {id:?} leaves unanswered");
+            let bytes = entry.status.response_bytes();
+            assert!(
+                self.response_bytes >= bytes,
+                "a response of {bytes} bytes leaves, all have {}",
+                self.response_bytes
+            );
+            self.response_bytes -= bytes;
             self.removed.push(*id);
         }
     }

@@ -129,6 +129,11 @@ impl NodeMetrics {
         while self.days.len() >= DAYS_KEPT {
             self.days.pop_front();
         }
+        debug_assert!(
+            self.days.len() < DAYS_KEPT,
+            "{} days and the one that runs",
+            self.days.len()
+        );
     }
 
     /// A sample for each day from `start` on, the one that runs last.

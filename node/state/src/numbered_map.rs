@@ -83,6 +83,31 @@ impl<T> NumberedMap<T> {
         let (_, chunk) = self.chunks.first_key_value()?;
         chunk.first().map(|(number, _)| *number)
     }
+
+    /// The highest number there is.
+    pub(crate) fn last(&self) -> Option<u64> {
+        let (_, chunk) = self.chunks.last_key_value()?;
+        chunk.last().map(|(number, _)| *number)
+    }
+
+    /// Checks that numbers rise, that chunks are neither empty nor too long, and that entries are
+    /// counted. Visits every entry.
+    ///
+    /// # Panics
+    /// When an invariant does not hold.
+    pub(crate) fn check(&self) {
+        let mut last = None;
+        for (key, chunk) in &self.chunks {
+            assert!((1..=CHUNK).contains(&chunk.len()), "a chunk of {} entries", chunk.len());
+            for (number, _) in chunk.iter() {
+                assert!(number >= key, "{number} is in the chunk from {key} on");
+                assert!(last < Some(*number), "{number} follows {last:?}");
+                last = Some(*number);
+            }
+        }
+        let entries: usize = self.chunks.values().map(|chunk| chunk.len()).sum();
+        assert_eq!(self.len, entries, "entries of a numbered map");
+    }
 }
 
 impl<T: Clone> NumberedMap<T> {
@@ -129,6 +154,8 @@ impl<T: Clone> NumberedMap<T> {
         } else {
             let mut upper = make_mut(chunk).split_off(at);
             make_mut(chunk).push((number, value));
+            debug_assert!(!upper.is_empty(), "number {number} is not behind all of its chunk");
+            debug_assert!(chunk.len() <= CHUNK, "a chunk of {} entries", chunk.len());
             upper.shrink_to_fit();
             if let Some((first, _)) = upper.first() {
                 self.chunks.insert(*first, Arc::new(upper));
@@ -155,6 +182,7 @@ impl<T: Clone> NumberedMap<T> {
             }
             entry
         };
+        debug_assert!(self.len > 0, "entry {number} was not counted");
         self.len -= 1;
         Some(value)
     }

@@ -170,6 +170,11 @@ impl Outcalls {
     /// Takes a request in.
     pub fn add(&mut self, outcall: Outcall) -> OutcallId {
         let id = OutcallId(self.next);
+        debug_assert!(
+            self.open.last_key_value().is_none_or(|(last, _)| *last < id),
+            "outcall {} is open already",
+            id.0
+        );
         self.next += 1;
         self.bytes += outcall.accounted_bytes();
         state_heap::within(|| self.open.insert(id, StateArc::new(outcall)));
@@ -179,7 +184,9 @@ impl Outcalls {
     /// Takes a request out, to be answered.
     pub fn remove(&mut self, id: OutcallId) -> Option<StateArc<Outcall>> {
         let outcall = self.open.remove(&id)?;
-        self.bytes -= outcall.accounted_bytes();
+        let bytes = outcall.accounted_bytes();
+        assert!(self.bytes >= bytes, "outcall {} has {bytes} bytes of {}", id.0, self.bytes);
+        self.bytes -= bytes;
         Some(outcall)
     }
 
@@ -213,6 +220,17 @@ impl Outcalls {
     pub fn accounted_bytes(&self) -> u64 {
         self.bytes
     }
+
+    /// Checks that numbers below the next one and all bytes are counted. Visits every request.
+    ///
+    /// # Panics
+    /// When an invariant does not hold.
+    pub(crate) fn check(&self) {
+        let last = self.open.last_key_value().map(|(id, _)| id.0);
+        assert!(last < Some(self.next), "outcall {last:?} has a number yet to be given");
+        let bytes = self.open.values().map(|outcall| outcall.accounted_bytes()).sum::<u64>();
+        assert_eq!(self.bytes, bytes, "bytes of open outcalls");
+    }
 }
 
 /// The result of a request, as the subnet's members agree.
@@ -232,6 +250,7 @@ const ENVELOPE_BEGINS: [u8; 2] = [0, 1];
 const SIGNATURE_BYTES: usize = 48;
 /// Begins what is signed: nothing else that is signed with the subnet's key begins so.
 const DOMAIN: &[u8] = b"\x16thimble-outcall-answer";
+const _: () = assert!(DOMAIN[0] as usize == DOMAIN.len() - 1, "a domain begins with its length");
 
 impl OutcallAnswer {
     /// That no answer of enough members is the same.

@@ -61,6 +61,7 @@ impl PausedMessage {
             if self.is_guaranteed { (self.message_bytes, 0) } else { (0, self.message_bytes) };
         let all: u64 = self.waiting.iter().map(|call| call.accounted_bytes()).sum();
         let of_canisters = self.waiting_call_bytes();
+        debug_assert!(of_canisters <= all, "{of_canisters} of {all} bytes are of canisters");
         (own.0 + of_canisters, own.1 + all - of_canisters)
     }
 
@@ -92,13 +93,15 @@ impl PausedIndex {
             return;
         }
         if let Some(old) = old {
-            self.by_age.remove(&(old, id));
+            let was_there = self.by_age.remove(&(old, id));
+            debug_assert!(was_there, "{id} was not paused since {}", old.0);
             self.by_id.remove(&id);
         }
         if let Some(new) = new {
             self.by_age.insert((new, id));
             self.by_id.insert(id);
         }
+        debug_assert_eq!(self.by_age.len(), self.by_id.len(), "canisters by age and by id");
     }
 
     /// All of them.

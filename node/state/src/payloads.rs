@@ -242,6 +242,7 @@ impl PayloadStore {
         let bytes = (parts[0].len() + parts[1].len()) as u64;
         let name_bytes = u32::try_from(parts[0].len()).unwrap_or(u32::MAX);
         let stored = StateArc::new(StoredPayload { number, bytes, name_bytes, leaves });
+        debug_assert!(stored.is_sound(number), "{} leaves of {bytes} bytes", stored.leaves.len());
         let _here = state_heap::enter();
         let mut ledger = self.ledger();
         ledger.written_bytes = ledger.written_bytes.saturating_add(on_disk(bytes));
@@ -284,6 +285,7 @@ impl PayloadStore {
         let mut content =
             state_heap::within(|| vec![0; usize::try_from(payload.bytes).unwrap_or(usize::MAX)]);
         self.fill(&file, payload.number, 0, &mut content)?;
+        debug_assert_eq!(payload.leaves.len() as u64, leaves_of(payload.bytes), "hashed leaves");
         for (leaf, hash) in content.chunks(LEAF_BYTES).zip(&payload.leaves) {
             if LeafHash::from(Sha256::digest(leaf)) != *hash {
                 return Err(self.damaged(payload.number, "its content has another hash".into()));
@@ -457,6 +459,11 @@ impl PayloadStore {
         let _here = state_heap::enter();
         let mut ledger = self.ledger();
         ledger.checkpoints += 1;
+        debug_assert!(
+            ledger.leaving.iter().all(|gone| gone.number < ledger.tried_below),
+            "a payload left that no checkpoint below {} refers to",
+            ledger.tried_below
+        );
         let leaving = std::mem::take(&mut ledger.leaving);
         ledger.sort(leaving);
     }
@@ -468,7 +475,8 @@ impl PayloadStore {
         let pin = ledger.next_pin;
         ledger.next_pin += 1;
         let held = (ledger.checkpoints, ledger.tried_below);
-        ledger.pins.insert(pin, held);
+        let before = ledger.pins.insert(pin, held);
+        debug_assert!(before.is_none(), "pin {pin} was given before");
         PayloadPin { ledger: Arc::clone(&self.ledger), pin }
     }
 
@@ -570,7 +578,8 @@ pub struct PayloadPin {
 impl Drop for PayloadPin {
     fn drop(&mut self) {
         let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
-        ledger.pins.remove(&self.pin);
+        let held = ledger.pins.remove(&self.pin);
+        debug_assert!(held.is_some(), "pin {} was released before", self.pin);
         ledger.unpinned = true;
     }
 }

@@ -48,6 +48,9 @@ pub const WHOLE_BYTES_MAX: u64 = 8 << 10;
 /// Maximum sum of the messages in one canister's record, as accounted.
 pub const WHOLE_BYTES_SUM_MAX: u64 = 256 << 10;
 
+const _: () = assert!(MESSAGE_OVERHEAD_BYTES < WHOLE_BYTES_MAX, "an empty message is small");
+const _: () = assert!(WHOLE_BYTES_MAX <= WHOLE_BYTES_SUM_MAX, "a record has room for a message");
+
 /// Whether a payload of `payload_bytes` bytes is too large for a record.
 pub fn is_large(payload_bytes: u64) -> bool {
     payload_bytes.saturating_add(MESSAGE_OVERHEAD_BYTES) > WHOLE_BYTES_MAX
@@ -243,6 +246,7 @@ impl InputQueues {
 
     /// Queues an ingress message under a number above that of every message before.
     pub fn push_ingress(&mut self, number: u64, ingress: StateArc<Ingress>) {
+        debug_assert!(self.ingress.last() < Some(number), "ingress message {number} is not last");
         let is_apart = self.place(ingress.accounted_bytes());
         let waiting = Waiting::new(ingress, is_apart);
         self.add_loose(number, Class::Ingress, waiting.loose_bytes());
@@ -251,6 +255,7 @@ impl InputQueues {
 
     /// Queues a request under a number above that of every message before.
     pub fn push_request(&mut self, number: u64, request: StateArc<CallRequest>) {
+        debug_assert!(self.requests.last() < Some(number), "request {number} is not last");
         let sender = request.sender;
         let is_apart = self.place(request.accounted_bytes());
         let waiting = Waiting::new(request, is_apart);
@@ -263,6 +268,7 @@ impl InputQueues {
 
     /// Queues a response under a number above that of every message before.
     pub fn push_response(&mut self, number: u64, response: StateArc<CallResponse>) {
+        debug_assert!(self.responses.last() < Some(number), "response {number} is not last");
         let is_apart = self.place(response.accounted_bytes());
         let waiting = Waiting::new(response, is_apart);
         self.add_loose(number, Class::Responses, waiting.loose_bytes());
@@ -300,6 +306,12 @@ impl InputQueues {
         ) -> Result<(u64, bool), E> {
             let Some(waiting) = queue.get_mut(number) else { return Ok((0, false)) };
             let payload = write(number, waiting.message.parts())?;
+            debug_assert_eq!(payload.bytes, waiting.loose_bytes(), "bytes of payload {number}");
+            debug_assert!(
+                payload.is_sound(number),
+                "payload {} of message {number}",
+                payload.number
+            );
             let stored = (payload.bytes, waiting.message.is_guaranteed());
             waiting.payload = Some(payload);
             waiting.message = StateArc::new(waiting.message.emptied());
@@ -330,6 +342,7 @@ impl InputQueues {
     /// Takes the next message, the classes in turn.
     pub fn pop(&mut self) -> Option<Input> {
         for _ in 0..3 {
+            debug_assert!(self.class < 3, "class {} of three", self.class);
             let class = self.class;
             self.class = (self.class + 1) % 3;
             let input = match class {
@@ -341,6 +354,7 @@ impl InputQueues {
                 return input;
             }
         }
+        debug_assert!(self.is_empty(), "{} messages wait and none has its turn", self.len());
         None
     }
 
@@ -348,7 +362,7 @@ impl InputQueues {
     pub fn pop_response(&mut self) -> Option<PoppedMessage<CallResponse>> {
         let (number, response) = self.responses.pop_first()?;
         let bytes = response.accounted(response.message.accounted_bytes());
-        *self.class_bytes(response.message.deadline) -= bytes;
+        subtract(self.class_bytes(response.message.deadline), bytes);
         self.account_removed(number, &response, bytes);
         Some(response.into_popped(number))
     }
@@ -365,9 +379,10 @@ impl InputQueues {
 
     fn take_ingress(&mut self, number: u64) -> Option<PoppedMessage<Ingress>> {
         let ingress = self.ingress.remove(number)?;
-        self.expiries.remove(&(ingress.message.ingress_expiry, number));
+        let was_there = self.expiries.remove(&(ingress.message.ingress_expiry, number));
+        debug_assert!(was_there, "ingress message {number} had no entry of its expiry");
         let bytes = ingress.accounted(ingress.message.accounted_bytes());
-        self.ingress_bytes -= bytes;
+        subtract(&mut self.ingress_bytes, bytes);
         self.account_removed(number, &ingress, bytes);
         Some(ingress.into_popped(number))
     }
@@ -388,17 +403,19 @@ impl InputQueues {
     fn take_request(&mut self, number: u64) -> Option<PoppedMessage<CallRequest>> {
         let request = self.requests.remove(number)?;
         let (sender, deadline) = (request.message.sender, request.message.deadline);
-        self.by_sender.remove(&(sender, number));
+        let was_there = self.by_sender.remove(&(sender, number));
+        debug_assert!(was_there, "request {number} was not among those of {sender}");
         if self.by_sender.range((sender, 0)..=(sender, u64::MAX)).next().is_none()
             && let Some(turn) = self.turn_of.remove(&sender)
         {
             self.turns.remove(&turn);
         }
         if let Some(deadline) = deadline {
-            self.deadlines.remove(&(deadline, number));
+            let was_there = self.deadlines.remove(&(deadline, number));
+            debug_assert!(was_there, "request {number} had no entry of its deadline");
         }
         let bytes = request.accounted(request.message.accounted_bytes());
-        *self.class_bytes(deadline) -= bytes;
+        subtract(self.class_bytes(deadline), bytes);
         self.account_removed(number, &request, bytes);
         Some(request.into_popped(number))
     }
@@ -449,21 +466,28 @@ impl InputQueues {
         if !is_apart {
             self.whole_bytes += bytes;
         }
+        debug_assert!(
+            is_apart || self.whole_bytes <= WHOLE_BYTES_SUM_MAX,
+            "{} bytes in the canister's record",
+            self.whole_bytes
+        );
         is_apart
     }
 
     fn account_removed<T: Carrier>(&mut self, number: u64, waiting: &Waiting<T>, bytes: u64) {
         if self.loose.remove(&number).is_some() {
-            self.loose_bytes -= waiting.loose_bytes();
+            subtract(&mut self.loose_bytes, waiting.loose_bytes());
         }
         let in_file = waiting.file_bytes().unwrap_or(0);
-        self.file_bytes -= in_file;
-        self.guaranteed_file_bytes -= if waiting.message.is_guaranteed() { in_file } else { 0 };
+        debug_assert!(in_file == 0 || waiting.is_apart, "message {number} has a file");
+        subtract(&mut self.file_bytes, in_file);
+        let guaranteed = if waiting.message.is_guaranteed() { in_file } else { 0 };
+        subtract(&mut self.guaranteed_file_bytes, guaranteed);
         if waiting.is_apart {
             let _here = state_heap::enter();
             self.gone.push((number, waiting.file_bytes()));
         } else {
-            self.whole_bytes -= bytes;
+            subtract(&mut self.whole_bytes, bytes);
         }
     }
 
@@ -501,6 +525,12 @@ impl InputQueues {
 
     /// The sender is served after all others.
     fn add_turn(&mut self, sender: Principal) {
+        debug_assert!(
+            self.turns.last_key_value().is_none_or(|(last, _)| *last < self.next_turn),
+            "turn {} was given before",
+            self.next_turn
+        );
+        debug_assert!(!self.turn_of.contains_key(&sender), "{sender} has a turn already");
         self.turns.insert(self.next_turn, sender);
         self.turn_of.insert(sender, self.next_turn);
         self.next_turn += 1;
@@ -517,9 +547,13 @@ impl InputQueues {
     /// When an invariant does not hold.
     pub(crate) fn check(&self, id: &CanisterId, next: u64) {
         assert!(self.missing.is_empty(), "messages of {id} were not loaded");
+        self.ingress.check();
+        self.requests.check();
+        self.responses.check();
         let mut sums = Self::default();
         let mut last = 0;
         for (number, ingress) in self.ingress.iter() {
+            assert!(ingress.message.canister_id == *id, "an ingress message for another than {id}");
             sums.add_ingress(number, ingress.clone());
             last = last.max(number + 1);
         }
@@ -548,10 +582,18 @@ impl InputQueues {
         assert_eq!(self.guaranteed_file_bytes, sums.guaranteed_file_bytes, "guaranteed in files");
         assert_eq!(self.whole_bytes, self.sum_of_whole(), "bytes in the canister's record");
         assert!(self.whole_bytes <= WHOLE_BYTES_SUM_MAX, "too much in the canister's record");
+        assert!(
+            self.guaranteed_file_bytes <= self.file_bytes,
+            "{} bytes of guaranteed messages among {} in files",
+            self.guaranteed_file_bytes,
+            self.file_bytes
+        );
         let senders: BTreeSet<_> = self.by_sender.iter().map(|(sender, _)| *sender).collect();
         assert!(senders.iter().eq(self.turn_of.keys()), "each sender has one turn");
         let turns: BTreeMap<_, _> = self.turns.iter().map(|(turn, who)| (*who, *turn)).collect();
         assert_eq!(self.turn_of, turns, "turns of senders");
+        let last = self.turns.last_key_value().map(|(turn, _)| *turn);
+        assert!(last < Some(self.next_turn), "turn {last:?} is yet to be given");
         assert!(self.class < 3, "class {} of three", self.class);
     }
 
@@ -564,6 +606,12 @@ impl InputQueues {
             + bytes_in(&self.responses, CallResponse::accounted_bytes)
             + bytes_in(&self.requests, CallRequest::accounted_bytes)
     }
+}
+
+/// Takes `bytes` off a sum that counts them.
+fn subtract(sum: &mut u64, bytes: u64) {
+    assert!(*sum >= bytes, "{bytes} bytes are taken off a sum of {sum}");
+    *sum -= bytes;
 }
 
 /// Numbers of the entries whose time is before `now`.

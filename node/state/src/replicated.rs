@@ -224,6 +224,12 @@ impl MessageRows {
     }
 
     fn add_gone(&mut self, numbers: impl IntoIterator<Item = u64>) {
+        debug_assert!(
+            self.saved_below <= self.tried_below,
+            "messages below {} are saved, and a checkpoint of those below {} was tried",
+            self.saved_below,
+            self.tried_below
+        );
         let _here = state_heap::enter();
         self.gone.extend(numbers.into_iter().filter(|number| *number < self.tried_below));
     }
@@ -351,6 +357,7 @@ impl ReplicatedState {
             let _here = state_heap::enter();
             self.hot.insert(*id, canister.as_ref().clone());
         }
+        debug_assert!(!self.taken_hot.contains(id), "{id} is taken away");
         self.touched.insert(*id);
         self.hot.get_mut(id)
     }
@@ -358,6 +365,7 @@ impl ReplicatedState {
     /// Takes a canister out to work on it; it must be returned by [`Self::put`] before anything
     /// else happens.
     pub fn take(&mut self, id: &CanisterId) -> Option<CanisterState> {
+        debug_assert!(!self.taken_hot.contains(id), "{id} is taken away already");
         match self.hot.remove(id) {
             Some(canister) => {
                 self.taken_hot.insert(*id);
@@ -446,6 +454,12 @@ impl ReplicatedState {
         let newly = newly.take_while(|(time, _)| *time <= now).map(|(_, id)| *id);
         self.due_timers.extend(newly);
         self.looked_until = self.looked_until.max(now);
+        debug_assert!(
+            self.due_timers.len() <= self.timers.len(),
+            "{} of {} timers are due",
+            self.due_timers.len(),
+            self.timers.len()
+        );
     }
 
     /// Sets every timer back by as much as block time was, to `now`.
@@ -527,8 +541,10 @@ impl ReplicatedState {
             && let Some(id) = self.paused.behind(self.subnet.paused_turn, &next)
         {
             self.subnet.paused_turn = Some(id);
+            debug_assert!(!next.contains(&id), "{id} is resumed twice");
             next.push(id);
         }
+        debug_assert!(next.len() <= most, "{} are resumed, the most is {most}", next.len());
         next
     }
 
@@ -649,6 +665,11 @@ impl ReplicatedState {
     /// Puts the hot canisters back. To be called at the end of a round, before the state is hashed
     /// and after [`Self::store_payloads`]. Returns what came since the last time and still waits.
     pub fn settle(&mut self) -> CameMessages {
+        assert!(
+            self.taken_hot.is_empty(),
+            "{} canisters were taken away and not put back",
+            self.taken_hot.len()
+        );
         self.refresh();
         let _here = state_heap::enter();
         let mut came = CameMessages::default();
@@ -656,6 +677,7 @@ impl ReplicatedState {
             self.unsaved.insert(id);
             let gone = canister.queues.take_gone();
             self.rows.add_gone(gone.iter().map(|(number, _)| *number));
+            debug_assert_eq!(canister.queues.loose_bytes(), 0, "payloads of {id} have no files");
             // A paused message has its payload as long as it is there.
             let before = paused_payload(self.canisters.get(id.as_slice()).map(AsRef::as_ref));
             let now = paused_payload(Some(&canister));
@@ -677,6 +699,12 @@ impl ReplicatedState {
             let resting = if state_heap::is_installed() { canister.clone() } else { canister };
             self.canisters.insert(Arc::new(resting));
         }
+        debug_assert!(
+            self.rows.settled_below <= self.subnet.next_message,
+            "message {} follows those below {}",
+            self.subnet.next_message,
+            self.rows.settled_below
+        );
         self.rows.settled_below = self.subnet.next_message;
         came
     }
@@ -689,6 +717,7 @@ impl ReplicatedState {
     /// Canisters changed or removed since [`Self::mark_saved`], with the record to be stored or
     /// `None`. Only between rounds.
     pub fn unsaved(&self) -> impl Iterator<Item = (CanisterId, Option<&CanisterState>)> {
+        debug_assert!(self.hot.is_empty(), "{} canisters are not settled", self.hot.len());
         self.unsaved.iter().map(|id| (*id, self.get(id)))
     }
 
@@ -696,6 +725,11 @@ impl ReplicatedState {
     /// `None`. Only between rounds, after [`Self::begin_saving`].
     pub fn unsaved_messages(&self) -> impl Iterator<Item = (u64, Option<WaitingMessage<'_>>)> {
         let from = self.rows.saved_below;
+        debug_assert!(
+            from <= self.rows.tried_below,
+            "messages from {from} on are saved below {}",
+            self.rows.tried_below
+        );
         let came = self
             .unsaved
             .iter()
@@ -713,6 +747,10 @@ impl ReplicatedState {
 
     /// A checkpoint with everything that was unsaved is durable.
     pub fn mark_saved(&mut self) {
+        debug_assert_eq!(
+            self.rows.tried_below, self.subnet.next_message,
+            "the next message at the checkpoint and now"
+        );
         self.unsaved.clear();
         self.rows = MessageRows::saved(self.subnet.next_message);
     }
@@ -732,6 +770,7 @@ impl ReplicatedState {
         memories: impl IntoIterator<Item = MemoryId>,
         mut newest: impl FnMut(MemoryId) -> Option<MemoryLayout>,
     ) {
+        debug_assert!(self.hot.is_empty(), "{} canisters are not settled", self.hot.len());
         let _here = state_heap::enter();
         for memory in memories {
             let Some(owner) = self.owners.get(&memory) else { continue };
@@ -756,10 +795,26 @@ impl ReplicatedState {
     pub fn check(&self) {
         assert!(self.hot.is_empty() && self.taken_hot.is_empty(), "a canister is not put back");
         assert!(self.touched.is_empty(), "the indexes are not fresh");
+        assert_eq!(self.canisters.len(), self.facts.len(), "canisters and their facts");
+        self.subnet.outcalls.check();
+        self.check_indexes();
         let mut totals = Totals::default();
         let mut modules: BTreeMap<ModuleHash, u64> = BTreeMap::new();
         for canister in self.canisters() {
             canister.check(self.subnet.next_message);
+            self.check_memories(canister);
+            let since = canister.paused.as_ref().map(|paused| paused.since);
+            assert!(
+                since <= Some(self.subnet.height),
+                "{} is paused since {since:?}, after {:?}",
+                canister.id,
+                self.subnet.height
+            );
+            assert!(
+                !self.subnet.retired.contains(&canister.id),
+                "{} has an id that is never given again",
+                canister.id
+            );
             let facts = Facts::from_canister(canister, self.response_bytes);
             assert_eq!(self.facts.get(&canister.id), Some(&facts), "facts of {}", canister.id);
             totals.add(&facts.totals);
@@ -800,6 +855,47 @@ impl ReplicatedState {
         assert_eq!(self.cycles_in_all(), self.subnet.minted, "cycles there are and were minted");
     }
 
+    /// The part of [`Self::check`] that compares indexes with the facts that they are made of.
+    fn check_indexes(&self) {
+        let having = |has: fn(&Facts) -> bool| {
+            self.facts.iter().filter(move |(_, facts)| has(facts)).map(|(id, _)| id)
+        };
+        assert!(self.with_work.iter().eq(having(|facts| facts.has_work)), "canisters with work");
+        assert!(self.heartbeats.iter().eq(having(|facts| facts.heartbeat)), "heartbeats");
+        assert!(self.stopping.iter().eq(having(|facts| facts.stopping)), "stopping canisters");
+        assert!(self.loose.is_empty(), "{} canisters have loose payloads", self.loose.len());
+        let deadlines = having(|facts| facts.deadline.is_some()).count();
+        assert_eq!(self.deadlines.len(), deadlines, "deadlines of calls");
+        let expiries = having(|facts| facts.ingress_expiry.is_some()).count();
+        assert_eq!(self.ingress_expiries.len(), expiries, "expiries of ingress messages");
+        let stops = having(|facts| facts.stop_deadline.is_some()).count();
+        assert_eq!(self.stop_deadlines.len(), stops, "deadlines of stops");
+        let with_code = having(|facts| facts.memories.is_some()).count();
+        assert_eq!(self.owners.len(), 2 * with_code, "memories of {with_code} canisters");
+        let rows = &self.rows;
+        assert!(
+            rows.settled_below <= self.subnet.next_message,
+            "message {} is settled and has a number yet to be given",
+            rows.settled_below
+        );
+        let gone = rows.gone.last().copied();
+        assert!(gone < Some(rows.tried_below), "message {gone:?} went and was never stored");
+    }
+
+    /// The part of [`Self::check`] that concerns the memories of a canister with code.
+    fn check_memories(&self, canister: &CanisterState) {
+        let Some(execution) = &canister.execution else { return };
+        for memory in [execution.heap.id, execution.stable.id] {
+            assert!(
+                memory.0 < self.subnet.next_memory,
+                "memory {} of {} has a number yet to be given",
+                memory.0,
+                canister.id
+            );
+            assert_eq!(self.owners.get(&memory), Some(&canister.id), "owner of {}", memory.0);
+        }
+    }
+
     /// Cycles of everything there is: balances, cycles held by calls, in messages and set aside for
     /// responses, spent and lost. Equal to what was minted, always.
     pub fn cycles_in_all(&self) -> CyclesTotal {
@@ -818,6 +914,7 @@ impl CanisterState {
     fn check(&self, next_message: u64) {
         self.queues.check(&self.id, next_message);
         self.calls.check(self.paused.as_ref().and_then(|paused| paused.context));
+        self.check_records();
         let answered = self.calls.callbacks().filter(|(_, callback)| callback.answered).count();
         assert_eq!(self.queues.responses().count(), answered, "responses of {}", self.id);
         for response in self.queues.responses() {
@@ -837,6 +934,24 @@ impl CanisterState {
             assert_eq!(paused.context.is_none(), paused.module.is_some(), "of {}", self.id);
             assert!(paused.granted > 0, "{} has a message that did not begin", self.id);
         }
+    }
+
+    /// Bounds and order of its settings and records.
+    fn check_records(&self) {
+        self.log.check();
+        self.history.check();
+        self.snapshots.check();
+        let (log, log_max) = (self.log.bytes(), self.settings.log_memory_limit);
+        assert!(log <= log_max, "{} has {log} bytes of log, the most is {log_max}", self.id);
+        let certified = self.certified_data.len();
+        assert!(certified <= 32, "{} has {certified} bytes of certified data", self.id);
+        let in_order = self.controllers.is_sorted_by(|one, next| one < next);
+        assert!(in_order, "controllers of {} are out of order", self.id);
+        let variables = &self.settings.environment;
+        let in_order = variables.is_sorted_by(|(one, _), (next, _)| one < next);
+        assert!(in_order, "environment variables of {} are out of order", self.id);
+        let percent = self.settings.compute_allocation;
+        assert!(percent <= 100, "{} has {percent} percent of a core", self.id);
     }
 
     /// Cycles it has, holds for others, set aside, and ever spent.
@@ -924,6 +1039,7 @@ fn paused_payload(canister: Option<&CanisterState>) -> Option<(u64, u64)> {
 
 /// One holder less.
 fn release(counts: &mut BTreeMap<ModuleHash, u64>, module: ModuleHash) {
+    debug_assert!(counts.get(&module).is_some_and(|count| *count > 0), "{module:?} has no holder");
     if let Entry::Occupied(mut count) = counts.entry(module) {
         *count.get_mut() -= 1;
         if *count.get() == 0 {
@@ -958,7 +1074,8 @@ fn move_entry<T: Ord + Copy>(
     if old != new
         && let Some(old) = old
     {
-        entries.remove(&(old, id));
+        let was_there = entries.remove(&(old, id));
+        debug_assert!(was_there, "{id} had no entry in the index");
     }
     if let Some(new) = new {
         entries.insert((new, id));

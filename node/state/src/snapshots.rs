@@ -166,7 +166,8 @@ impl CanisterSnapshots {
     pub fn add(&mut self, snapshot: CanisterSnapshot) -> u64 {
         let number = self.next;
         self.next += 1;
-        self.all.insert(number, StateArc::new(snapshot));
+        let before = self.all.insert(number, StateArc::new(snapshot));
+        debug_assert!(before.is_none(), "snapshot {number} was given before");
         number
     }
 
@@ -174,6 +175,20 @@ impl CanisterSnapshots {
     pub fn replace(&mut self, number: u64, snapshot: CanisterSnapshot) {
         if let Some(place) = self.all.get_mut(&number) {
             *place = StateArc::new(snapshot);
+        }
+    }
+
+    /// Checks bounds and numbers.
+    ///
+    /// # Panics
+    /// When an invariant does not hold.
+    pub(crate) fn check(&self) {
+        assert!(self.all.len() <= SNAPSHOTS_MAX, "{} snapshots", self.all.len());
+        let last = self.all.last_key_value().map(|(number, _)| *number);
+        assert!(last < Some(self.next), "snapshot {last:?} has a number yet to be given");
+        for (number, snapshot) in self.iter() {
+            let bytes = snapshot.certified_data.len();
+            assert!(bytes <= 32, "snapshot {number} has {bytes} bytes of certified data");
         }
     }
 

@@ -181,6 +181,11 @@ fn hash_records(
         hashes.push(piece_hash(&leaf));
         length += leaf.len() as u64;
     }
+    debug_assert_eq!(
+        hashes.len() as u64,
+        state::manifest::leaves_of(length),
+        "leaves of records of {length} bytes"
+    );
     Ok((length, hashes))
 }
 
@@ -207,6 +212,11 @@ fn hash_blob(
         writer.blob_leaf(blob, index, &hash)?;
         hashes.push(hash);
     }
+    debug_assert_eq!(
+        hashes.len() as u64,
+        state::manifest::leaves_of(length),
+        "leaves of a blob of {length} bytes"
+    );
     if BlobHash::from(whole.finalize()) != *blob {
         return Err(damaged().into());
     }

@@ -559,6 +559,7 @@ impl StateInstaller {
                 (manifest + plan.leaves() - plan.missing(), manifest + plan.leaves())
             }
         };
+        debug_assert!(done <= total, "{done} of {total} chunks are there");
         self.progress.chunks_done = done;
         self.progress.chunks_total = total;
     }

@@ -71,6 +71,8 @@ pub struct Snapshot {
 impl Snapshot {
     /// `checkpoint` is the one that the manifest was computed of, `pinned` the files behind it.
     pub fn new(header: Header, checkpoint: LoadedCheckpoint, pinned: PinnedFiles) -> Self {
+        let numbers = pinned.payloads.iter().map(|payload| payload.number);
+        debug_assert!(numbers.is_sorted(), "payloads are not ordered by number");
         Self { root: header.root(), header, checkpoint, pinned }
     }
 

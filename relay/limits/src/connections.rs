@@ -11,7 +11,10 @@ pub const STREAM_BYTES: u64 = 4 * KIB;
 const _: () = {
     assert!(rows::connections.covers(&rows::handshakes));
     assert!(rows::connections.covers(&crate::gossip::rows::peers));
+    assert!(rows::connections.covers(&rows::connections_per_peer));
     assert!(rows::streams.covers(&rows::streams_per_connection));
+    assert!(rows::idle_seconds.covers(&crate::filter::rows::ping_seconds), "receivers ping");
+    assert!(rows::idle_seconds.covers(&rows::stalled_seconds));
     assert!(rows::unread_bytes.covers(&rows::unread_bytes_per_connection));
 };
 

@@ -13,6 +13,9 @@ const CONTENT_TOPIC_BYTES: u64 = 256;
 
 const _: () = {
     assert!(crate::connections::rows::connections.covers(&rows::receivers));
+    assert!(rows::subscriptions.covers(&rows::criteria_per_peer), "one receiver finds room");
+    assert!(rows::criteria_per_peer.covers(&rows::topics_per_request));
+    assert!(rows::requests_burst.covers(&rows::requests_per_second));
     let streams = crate::connections::rows::streams_per_connection;
     assert!(streams.covers(&rows::pushes_in_flight_per_receiver));
 };

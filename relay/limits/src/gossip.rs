@@ -28,6 +28,11 @@ const _: () = {
     assert!(rows::topics_per_peer.covers(&rows::topics));
     assert!(SCALE.fixed(SHARDS).covers(&rows::topics_per_peer));
     assert!(rows::seen_entries.covers(&rows::history_messages));
+    assert!(rows::peers.covers(&rows::d_high), "a mesh can be full");
+    assert!(rows::d.covers(&rows::d_low) && rows::d_high.covers(&rows::d));
+    assert!(rows::d.covers(&rows::d_score) && rows::d_low.covers(&rows::d_out));
+    assert!(rows::history.covers(&rows::history_gossip), "what is offered can be fetched");
+    assert!(rows::prune_backoff_seconds.covers(&rows::unsubscribe_backoff_seconds));
 };
 
 sheet::limits! {

@@ -4,6 +4,12 @@ use sheet::{HandBackLimits, Rules, limit};
 
 use crate::{Limits, SCALE};
 
+const _: () = {
+    assert!(rows::refuse_pushes_percent.covers(&rows::refuse_queries_percent));
+    assert!(rows::pause_reading_percent.covers(&rows::refuse_pushes_percent));
+    assert!(SCALE.fixed(100).covers(&rows::pause_reading_percent), "percent of the budget");
+};
+
 sheet::limits! {
     SCALE;
     /// When memory is returned, and when work is held back. Unknown fields are refused by

@@ -13,6 +13,8 @@ const BODY_BYTES: u64 = 256 * KIB;
 const _: () = {
     assert!(HTTP_CONNECTION_BYTES >= 8 << 10, "HTTP parsers start with a buffer of 8 KiB");
     assert!(MESSAGE_BYTES.div_ceil(3) * 4 + 4 * KIB <= BODY_BYTES);
+    assert!(rows::bodies_bytes.covers(&rows::body_bytes), "one body finds room");
+    assert!(rows::responses_bytes.covers(&rows::body_bytes), "a response has a message");
 };
 
 sheet::limits! {

@@ -9,6 +9,9 @@ use crate::{Limits, SCALE, pool};
 /// `appending`.
 pub const REQUEST_BYTES: u64 = 4 * KIB;
 
+const _: () = assert!(rows::messages_burst.covers(&rows::messages_per_second));
+const _: () = assert!(rows::messages_per_second.covers(&rows::hold_back_messages_per_second));
+
 sheet::limits! {
     SCALE;
     /// Limits of light push.

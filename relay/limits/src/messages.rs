@@ -11,6 +11,13 @@ pub(crate) const MESSAGE_BYTES: u64 = 150 * KIB;
 const FRAME_EXTRA_BYTES: u64 = 64 * KIB;
 
 const _: () = assert!(MESSAGE_BYTES + FRAME_EXTRA_BYTES == 214 * KIB);
+const _: () = {
+    let frame = SCALE.fixed(MESSAGE_BYTES + FRAME_EXTRA_BYTES);
+    assert!(rows::receiving_bytes.covers(&frame), "one frame can be received");
+    assert!(rows::appending_bytes.covers(&frame), "one message can be stored");
+    assert!(rows::sending_bytes.covers(&frame), "one frame can be sent");
+    assert!(frame.covers(&rows::sending_chunk_bytes));
+};
 
 sheet::limits! {
     SCALE;

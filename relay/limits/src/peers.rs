@@ -10,6 +10,14 @@ pub const PEER_BYTES: u64 = 2 * KIB;
 /// Records in one answer of peer exchange.
 const PEER_EXCHANGE_PEERS: u64 = 100;
 
+const _: () = {
+    assert!(rows::known_peers.covers(&rows::discovery_table));
+    assert!(rows::known_peers.covers(&rows::outbound_relay_peers));
+    assert!(SCALE.fixed(PEER_EXCHANGE_PEERS).covers(&rows::peer_exchange_peers));
+    assert!(rows::retry_seconds_max.covers(&rows::retry_seconds));
+    assert!(rows::requests_burst.covers(&rows::requests_per_second));
+};
+
 sheet::limits! {
     SCALE;
     /// Limits on known peers.

@@ -28,6 +28,9 @@ const _: () = {
     assert!(PAGE_BYTES >= 2 * MESSAGE_BYTES && PAGE_BYTES <= 4 * MIB - 64 * KIB);
     assert!(rows::index_connections.covers(&rows::query_threads));
     assert!(rows::retention_bytes.covers(&rows::segment_bytes));
+    assert!(rows::queries_waiting.covers(&rows::query_threads), "each thread can have a query");
+    assert!(SCALE.fixed(PAGE_MESSAGES).covers(&rows::page_messages_max));
+    assert!(rows::requests_burst.covers(&rows::requests_per_second));
 };
 
 // Connections to databases are steps: each brings its cache, which is at hand at an anchor.

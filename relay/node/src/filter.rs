@@ -160,6 +160,14 @@ impl Filter {
         receiver.heard = now;
         receiver.failures = 0;
         receiver.criteria.extend(new.into_iter().map(|one| (one, ())));
+        let has = receiver.criteria.len();
+        debug_assert!(has <= criteria_per_peer, "{has} criteria of one receiver");
+        debug_assert!(
+            state.criteria <= criteria && state.receivers.len() <= receivers,
+            "{} criteria of {} receivers",
+            state.criteria,
+            state.receivers.len()
+        );
         Ok(())
     }
 
@@ -227,6 +235,7 @@ impl Filter {
         let State { receivers, index, .. } = &mut *state;
         let Some(peers) = index.get(&(shard, Arc::from(content_topic))) else { return 0 };
         for peer in peers {
+            debug_assert!(receivers.contains_key(peer), "{peer} is in the index and no receiver");
             let Some(receiver) = receivers.get_mut(peer) else { continue };
             while receiver.queue.len() >= self.bounds.queue_messages.max(1) {
                 receiver.queue.pop_front();
@@ -284,7 +293,14 @@ impl Filter {
             .filter(|(_, receiver)| silent(receiver))
             .map(|(peer, _)| *peer)
             .collect();
-        gone.iter().filter(|peer| state.remove(peer)).count()
+        let count = gone.iter().filter(|peer| state.remove(peer)).count();
+        debug_assert_eq!(
+            state.criteria,
+            state.receivers.values().map(|receiver| receiver.criteria.len()).sum::<usize>(),
+            "criteria of {} receivers",
+            state.receivers.len()
+        );
+        count
     }
 
     pub(crate) fn usage(&self) -> FilterUsage {
@@ -301,6 +317,7 @@ impl Filter {
 impl State {
     fn leave_index(&mut self, peer: PeerId, criteria: impl IntoIterator<Item = (Shard, Arc<str>)>) {
         for one in criteria {
+            assert!(self.criteria > 0, "a criterion of {peer} was not counted");
             self.criteria -= 1;
             if let Some(peers) = self.index.get_mut(&one) {
                 peers.retain(|other| *other != peer);

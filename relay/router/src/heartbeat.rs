@@ -19,6 +19,33 @@ impl<M: Clone> Router<M> {
         }
         self.keep_fanout(now);
         self.expire(now);
+        if cfg!(debug_assertions) {
+            self.check();
+        }
+    }
+
+    /// Checks that meshes and peers name each other, and what is counted. Visits every peer.
+    fn check(&self) {
+        for (shard, mesh) in &self.meshes {
+            assert!(!self.fanout.contains_key(shard), "shard {shard} has a mesh and a fanout");
+            let is_member = |peer: &Peer| {
+                self.peers.get(peer).is_some_and(|state| {
+                    state.score.in_mesh.contains_key(shard) && state.topics.contains(*shard)
+                })
+            };
+            assert!(mesh.iter().all(is_member), "a peer in the mesh of {shard} is not subscribed");
+        }
+        for (peer, state) in &self.peers {
+            let is_in =
+                |shard: &Shard| self.meshes.get(shard).is_some_and(|mesh| mesh.contains(peer));
+            assert!(state.score.in_mesh.keys().all(is_in), "{peer:?} is in no such mesh");
+            let (topics, queued) = (state.topics.len(), state.queue.len());
+            assert!(topics <= self.config.topics_per_peer, "{peer:?} has {topics} topics");
+            assert!(queued <= self.config.queue_messages.max(1), "{queued} wait for {peer:?}");
+        }
+        let with_address = self.peers.values().filter(|state| state.address.is_some()).count();
+        let counted = self.colocated.values().map(|count| *count as usize).sum::<usize>();
+        assert_eq!(counted, with_address, "peers by address");
     }
 
     fn settle_promises(&mut self, now: Duration) {
@@ -119,6 +146,12 @@ impl<M: Clone> Router<M> {
         for peer in ranked.into_iter().skip(self.config.d) {
             self.prune(peer, shard, now);
         }
+        debug_assert!(
+            self.mesh(shard).len() <= self.config.d,
+            "{} peers are left in a mesh of {}",
+            self.mesh(shard).len(),
+            self.config.d
+        );
     }
 
     /// A mesh whose median is poor takes in some that are better than it.

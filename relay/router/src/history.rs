@@ -47,6 +47,12 @@ impl<M: Clone> History<M> {
         {
             newest.push((id, shard));
         }
+        debug_assert!(
+            self.messages.len() <= self.entries,
+            "{} messages are held, the most is {}",
+            self.messages.len(),
+            self.entries
+        );
     }
 
     fn drop_oldest(&mut self) -> bool {
@@ -88,6 +94,11 @@ impl<M: Clone> History<M> {
                 self.messages.remove(&id);
             }
         }
+        debug_assert_eq!(
+            self.messages.len(),
+            self.windows.iter().map(Vec::len).sum::<usize>(),
+            "messages that are held and messages in windows"
+        );
         if self.messages.is_empty() {
             self.messages = HashMap::new();
         }

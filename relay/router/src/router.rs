@@ -109,7 +109,7 @@ pub struct Router<M> {
     pub(crate) fanout: BTreeMap<Shard, (BTreeSet<Peer>, Duration)>,
     pub(crate) peers: BTreeMap<Peer, PeerState<M>>,
     /// Peers at an address.
-    colocated: BTreeMap<Vec<u8>, u32>,
+    pub(crate) colocated: BTreeMap<Vec<u8>, u32>,
     /// Debts of peers that left, oldest first: name, until when, score.
     retained: VecDeque<(Vec<u8>, Duration, Score)>,
 
@@ -209,6 +209,12 @@ impl<M: Clone> Router<M> {
             PeerState::new(name, address, outbound, score.unwrap_or_default(), self.heartbeats);
         state.control.subscriptions = self.meshes.keys().map(|shard| (*shard, true)).collect();
         self.peers.insert(peer, state);
+        debug_assert!(
+            self.peers.len() <= self.config.peers,
+            "{} peers, the most is {}",
+            self.peers.len(),
+            self.config.peers
+        );
         true
     }
 
@@ -244,6 +250,7 @@ impl<M: Clone> Router<M> {
         if let Some(address) = &state.address
             && let Some(count) = self.colocated.get_mut(address)
         {
+            debug_assert!(*count > 0, "no peer of an address was counted");
             *count -= 1;
             if *count == 0 {
                 self.colocated.remove(address);
@@ -255,6 +262,11 @@ impl<M: Clone> Router<M> {
             }
             let until = now + self.config.score.retain;
             self.retained.push_back((state.name, until, debts));
+            debug_assert!(
+                self.retained.len() <= self.config.score.retained.max(1),
+                "debts of {} peers are retained",
+                self.retained.len()
+            );
         }
     }
 

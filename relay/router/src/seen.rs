@@ -47,7 +47,15 @@ impl SeenCache {
             self.cut_short += 1;
             self.end_generation(now);
         }
-        self.new.insert(id)
+        let is_new = self.new.insert(id);
+        debug_assert!(is_new, "an id is in the newest generation and was not found");
+        debug_assert!(
+            self.new.len() <= self.entries.max(1),
+            "{} ids in a generation of {}",
+            self.new.len(),
+            self.entries
+        );
+        is_new
     }
 
     pub(crate) fn remove(&mut self, id: &MessageId) {

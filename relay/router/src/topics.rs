@@ -2,6 +2,7 @@
 
 /// Shards of a cluster (Waku relay sharding: indices 0 to 1,023).
 pub const SHARDS: u16 = 1024;
+const _: () = assert!(SHARDS.is_multiple_of(64), "each word of a set is full");
 
 /// A shard of the node's cluster, below [`SHARDS`].
 pub type Shard = u16;

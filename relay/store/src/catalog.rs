@@ -190,6 +190,7 @@ impl Catalog {
     /// Puts a partition into the place of one that could not be opened, unless that was taken out.
     pub(crate) fn replace(&self, unopened: &Arc<Partition>, partition: Arc<Partition>) {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        debug_assert_eq!(unopened.start_ns, partition.start_ns, "begins of one partition");
         if let Some(place) = all.iter_mut().find(|place| Arc::ptr_eq(place, unopened)) {
             *place = partition;
         }

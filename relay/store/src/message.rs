@@ -253,6 +253,12 @@ impl Files {
         let file = segment.open_now()?;
         *handle = Handle::Open(file.clone());
         open.push(Arc::downgrade(segment));
+        debug_assert!(
+            open.len() <= self.max.max(1),
+            "{} segments are open, the most is {}",
+            open.len(),
+            self.max
+        );
         Ok(file)
     }
 

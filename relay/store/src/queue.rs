@@ -77,6 +77,7 @@ impl<T> Queue<T> {
         }
         state.bytes += bytes;
         state.items.push_back((item, bytes));
+        self.check(&state);
         self.wake(&state);
         Ok(())
     }
@@ -95,8 +96,20 @@ impl<T> Queue<T> {
             }
             state.bytes += bytes;
             state.items.push_back((item, bytes));
+            self.check(&state);
         }
         self.wake(&state);
+    }
+
+    /// Checks the bounds after an item was added.
+    fn check(&self, state: &State<T>) {
+        let (count, bytes) = (state.items.len(), state.bytes);
+        debug_assert!(
+            count == 1 || (count <= self.count_max && bytes <= self.bytes_max),
+            "{count} items of {bytes} bytes, the most is {} of {}",
+            self.count_max,
+            self.bytes_max
+        );
     }
 
     fn wake(&self, state: &State<T>) {
@@ -156,6 +169,7 @@ impl<T> Queue<T> {
                 break;
             }
             if let Some((item, _)) = state.items.pop_front() {
+                assert!(state.bytes >= next, "an item of {next} bytes of {} in all", state.bytes);
                 bytes += next;
                 state.bytes -= next;
                 taken.push(item);
@@ -163,6 +177,7 @@ impl<T> Queue<T> {
         }
         state.flush_requested = false;
         let more = !state.items.is_empty();
+        debug_assert!(more || state.bytes == 0, "{} bytes of no item", state.bytes);
         // A queue that was once long does not keep its memory.
         if !more && state.items.capacity() > 64 {
             state.items = VecDeque::new();

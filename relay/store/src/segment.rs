@@ -43,6 +43,8 @@ pub(crate) use disk::records::HEAD_BYTES;
 pub(crate) const HASH_AT: u64 = 0;
 /// Bytes of a payload before the topics.
 pub(crate) const FIXED_BYTES: usize = 44;
+const _: () = assert!(FIXED_BYTES == 32 + 8 + 2 + 2, "hash, time, lengths of the topics");
+const _: () = assert!(TOPIC_BYTES_MAX <= u16::MAX as usize, "a length of a topic has two bytes");
 /// Bytes encoded before they are written, one record more at most.
 pub(crate) const BATCH_BYTES_MAX: usize = 4 << 20;
 /// Messages of this length are written from where they are; copying them would cost more than a
@@ -50,6 +52,9 @@ pub(crate) const BATCH_BYTES_MAX: usize = 4 << 20;
 const LARGE_BYTES: usize = 16 << 10;
 /// A buffer keeps so much between batches.
 const BUFFER_KEPT_BYTES: usize = 256 << 10;
+const _: () = assert!(LARGE_BYTES <= BUFFER_KEPT_BYTES, "small messages fit what is kept");
+const _: () = assert!(KIND.bytes_max as usize <= BATCH_BYTES_MAX, "a record fits a batch");
+const _: () = assert!(SPARE_BYTES <= u32::MAX as u64, "positions in a spare segment fit");
 /// Where a record file has its salt.
 const SALT_AT: u64 = 20;
 
@@ -177,6 +182,11 @@ impl SegmentWriter {
         self.buffer.extend_from_slice(pubsub);
         self.buffer.extend_from_slice(content);
         let header_bytes = self.buffer.len() - payload_at;
+        debug_assert_eq!(
+            header_bytes,
+            FIXED_BYTES + pubsub.len() + content.len(),
+            "bytes of a record before its message"
+        );
         let mut hasher = crc32fast::Hasher::new();
         hasher.update(&self.buffer[payload_at..]);
         hasher.update(&message);
@@ -192,6 +202,11 @@ impl SegmentWriter {
         head[..16].copy_from_slice(&covered[16..]);
         head[16..].copy_from_slice(&crc32fast::hash(&covered).to_le_bytes());
         self.pending += HEAD_BYTES as usize + length as usize;
+        debug_assert_eq!(
+            self.bytes(),
+            record + record_bytes(arrival, &message),
+            "the end of the record that begins at byte {record}"
+        );
         let start = record + HEAD_BYTES + header_bytes as u64;
         let place = RecordPosition {
             record: record as u32,

@@ -290,6 +290,7 @@ impl Writer {
         let written = writer.write();
         let segment = writer.segment.clone();
         let encoded = std::mem::take(&mut lane.encoded);
+        debug_assert_eq!(encoded.len(), lane.hashes.len(), "records and their hashes");
         lane.hashes.clear();
         if let Err(source) = written {
             let error = shared.failed(source, bytes);
@@ -343,6 +344,7 @@ impl Lane {
     }
 
     fn leave(&mut self, config: &Config, now_ns: i64) {
+        debug_assert!(self.encoded.is_empty(), "{} records have no answer", self.encoded.len());
         self.seal();
         self.writer = None;
         if let Some(partition) = self.partition.take() {
@@ -390,6 +392,13 @@ impl Recent {
         if self.known.insert(arrival.hash, (message, arrival.kept)).is_none() {
             self.order.push_back((self.now_ns, arrival.hash));
         }
+        debug_assert!(
+            self.order.len() <= self.max && self.known.len() <= self.order.len(),
+            "{} messages are known, {} in order, the most is {}",
+            self.known.len(),
+            self.order.len(),
+            self.max
+        );
         // At once, and not some time in the next hour.
         if !self.settled && self.order.len() == self.max {
             self.known.reserve(self.max);

@@ -85,6 +85,10 @@ const OLD_WAITING: usize = 64;
 const OLD_WAITING_PER_PEER: usize = 8;
 /// PeerNumbers in the log that are remembered for peers that ask height by height.
 const OLD_PLACES: usize = 8;
+const _: () = assert!(OLD_WAITING_PER_PEER < OLD_WAITING, "one peer leaves room for others");
+const _: () = assert!(WANT_MAX <= OFFER_CALLS_MAX, "what one message requests fits a response");
+const _: () = assert!(ANSWER_BLOCKS <= ANSWER_BURST_BLOCKS && OFFER_SLACK > 1);
+const _: () = assert!(GRACE.as_nanos() < ASK_AGAIN.as_nanos(), "the first request is the soonest");
 
 #[derive(Serialize, Deserialize)]
 enum Message {
@@ -164,11 +168,20 @@ impl Store {
         {
             self.remove(&oldest);
         }
+        debug_assert!(
+            self.bytes <= bytes_max && self.calls.len() <= calls_max,
+            "{} calls of {} bytes are stored, {} in order",
+            self.calls.len(),
+            self.bytes,
+            self.order.len()
+        );
     }
 
     fn remove(&mut self, digest: &[u8; 32]) {
         if let Some(call) = self.calls.remove(digest) {
-            self.bytes -= call.signed.accounted_bytes();
+            let bytes = call.signed.accounted_bytes();
+            assert!(self.bytes >= bytes, "a call of {bytes} bytes of {} in all", self.bytes);
+            self.bytes -= bytes;
         }
     }
 }
@@ -194,6 +207,11 @@ impl GatherGuard {
             wanted.votes |= self.votes;
             self.digests.insert(*digest);
         }
+        debug_assert!(
+            store.wanted.len() <= calls_max,
+            "{} calls are wanted, the most is {calls_max}",
+            store.wanted.len()
+        );
         true
     }
 }
@@ -202,7 +220,9 @@ impl Drop for GatherGuard {
     fn drop(&mut self) {
         let mut store = self.store.lock();
         for digest in &self.digests {
+            debug_assert!(store.wanted.contains_key(digest), "a call is wanted no more");
             if let Some(wanted) = store.wanted.get_mut(digest) {
+                debug_assert!(wanted.gathers > 0, "a call is wanted and nothing gathers it");
                 wanted.gathers -= 1;
                 if wanted.gathers == 0 {
                     store.wanted.remove(digest);
@@ -652,7 +672,10 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     ) {
         let mut reader = OldBlockReader { log, places: BTreeMap::new() };
         while let Some(OldCallsRequest { to, height, digests }) = requests.queue.next().await {
-            requests.waiting.lock().entry(to.clone()).and_modify(|waiting| *waiting -= 1);
+            requests.waiting.lock().entry(to.clone()).and_modify(|waiting| {
+                debug_assert!(*waiting > 0, "a request was not counted");
+                *waiting -= 1;
+            });
             requests.waiting.lock().retain(|_, waiting| *waiting > 0);
             let found = reader.calls(&to, height, &digests);
             self.send_response(&to, found, clock.current());
@@ -744,6 +767,7 @@ impl OldBlockReader {
             self.places.pop_first();
         }
         self.places.insert(to.clone(), (Height(height.0.saturating_add(1)), replay));
+        debug_assert!(self.places.len() <= OLD_PLACES, "{} places are kept", self.places.len());
         Ok(block.filter(|block| block.height == height))
     }
 }

@@ -311,7 +311,7 @@ impl Dispatcher<'_> {
         reject: Reject,
     ) -> MethodResult {
         let canister = self.target_mut(id)?;
-        canister.cycles -= cost;
+        canister.debit(cost);
         canister.consumption.instructions += cost;
         Err(reject.into())
     }

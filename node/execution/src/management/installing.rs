@@ -208,7 +208,7 @@ impl Dispatcher<'_> {
         (prepaid, compile_cost): (Cycles, Cycles),
     ) -> MethodResult {
         let canister = self.target_mut(&id)?;
-        canister.cycles -= prepaid;
+        canister.debit(prepaid);
         let canister = canister.clone();
         let entry = if plan.runs_pre_upgrade { Entry::PreUpgrade } else { last_entry(plan) };
         let invocation = Invocation {

@@ -553,7 +553,12 @@ impl Worker {
             }
         }
         if let (Some(token), None) = (outcome.keep_token, request.keep_token) {
-            debug_assert_eq!(Some(token), keep_as);
+            debug_assert_eq!(Some(token), keep_as, "the token that the worker was given");
+            debug_assert!(
+                self.kept.len() < KEPT_MAX && !self.kept.contains_key(&token),
+                "query {token} is kept again, or {} others are",
+                self.kept.len()
+            );
             self.next_token += 1;
             let views = [heap, stable]
                 .into_iter()
@@ -610,6 +615,13 @@ impl Worker {
                 self.forget.modules.push(oldest);
             }
         }
+        debug_assert!(
+            self.memories.len() <= self.memories_max && self.modules.len() <= self.memories_max,
+            "{} memories and {} modules are mapped, the most is {}",
+            self.memories.len(),
+            self.modules.len(),
+            self.memories_max
+        );
     }
 
     /// Drops what was not used since `before`, and informs the worker now.

@@ -121,6 +121,12 @@ impl Tracker {
         if self.marked.capacity() < self.pages_max as usize + 1 {
             self.marked = Vec::with_capacity(self.pages_max as usize + 1);
         }
+        debug_assert!(
+            self.pages_max <= self.bits.pages(),
+            "{} pages may be marked of {}",
+            self.pages_max,
+            self.bits.pages()
+        );
     }
 
     /// Pages marked so far.
@@ -236,6 +242,7 @@ impl Tracker {
                 u64::from(start > 0 && self.contains(start - 1)) + u64::from(self.contains(page));
             self.stretches = (self.stretches + 1).saturating_sub(joined);
             self.pages += page - start;
+            debug_assert!(self.marked.len() < self.marked.capacity(), "a mark would allocate");
             self.marked.push(start..page);
             fresh(start..page);
         }
@@ -246,6 +253,12 @@ impl Tracker {
     /// is empty afterwards.
     pub(crate) fn take(&mut self) -> Vec<Range<u64>> {
         let ranges = joined(&mut self.marked);
+        debug_assert_eq!(
+            ranges.iter().map(|range| range.end - range.start).sum::<u64>(),
+            self.pages,
+            "pages that were marked"
+        );
+        debug_assert_eq!(ranges.len() as u64, self.stretches, "stretches that were marked");
         self.clear();
         ranges
     }
@@ -267,6 +280,11 @@ fn joined(ranges: &mut [Range<u64>]) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut all: Vec<Range<u64>> = Vec::new();
     for range in ranges {
+        debug_assert!(
+            all.last().is_none_or(|last| last.end <= range.start),
+            "pages from {} on are marked twice",
+            range.start
+        );
         match all.last_mut() {
             Some(last) if last.end == range.start => last.end = range.end,
             _ => all.push(range.clone()),

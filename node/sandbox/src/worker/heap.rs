@@ -58,6 +58,7 @@ const WASM_PAGE_BYTES: u64 = 64 << 10;
 
 /// Pages of one.
 const WASM_PAGE_PAGES: u64 = WASM_PAGE_BYTES / PAGE_BYTES;
+const _: () = assert!(WASM_PAGE_PAGES * PAGE_BYTES == WASM_PAGE_BYTES, "whole pages");
 
 /// Why an access of the canister's code to its heap was declined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -476,6 +477,12 @@ impl Undo {
 
     /// Puts the saved contents back. The pages are still writable.
     pub(crate) fn restore(&self, base: NonNull<u8>) {
+        debug_assert_eq!(
+            self.bytes.len(),
+            self.saved.len() * PAGE_BYTES as usize,
+            "bytes of {} pages",
+            self.saved.len()
+        );
         for (page, content) in self.saved.iter().zip(self.bytes.chunks_exact(PAGE_BYTES as usize)) {
             // SAFETY: the page was accessible and writable when it was saved and is still; the
             // message is over.

@@ -71,6 +71,11 @@ impl ManifestClock {
         cost: RoundCost,
         pace: &ManifestPace,
     ) -> Option<Entering> {
+        debug_assert!(
+            self.pending < Some(height),
+            "the round of {height:?} comes after {:?}, which is pending",
+            self.pending
+        );
         self.rounds += 1;
         self.delta_bytes = self.delta_bytes.saturating_add(cost.delta_bytes);
         self.instructions = self.instructions.saturating_add(cost.instructions);
@@ -81,6 +86,13 @@ impl ManifestClock {
 
     /// The root of the pending height.
     pub fn enter(&mut self, entering: Entering, root: LeafHash) {
+        debug_assert_eq!(self.pending, Some(entering.0), "the height whose root enters");
+        debug_assert!(
+            self.certified.is_none_or(|(height, _)| height < entering.0),
+            "the root of {:?} enters after {:?}",
+            entering.0,
+            self.certified
+        );
         self.pending = None;
         self.certified = Some((entering.0, root));
     }
@@ -89,6 +101,7 @@ impl ManifestClock {
     pub fn close(&mut self, height: Height, pace: &ManifestPace) -> bool {
         let due = self.is_due(pace);
         if due {
+            debug_assert_eq!(self.pending, None, "a height whose root did not enter");
             let certified = self.certified;
             *self = Self { pending: Some(height), certified, ..Self::default() };
         }

@@ -176,6 +176,7 @@ impl<R: Read> Body<R> {
             _ => ManifestError::Io(error),
         })?;
         self.at += N as u64;
+        debug_assert!(self.at <= self.end, "{} of {} bytes were read", self.at, self.end);
         Ok(bytes)
     }
 }

@@ -105,6 +105,11 @@ impl BodyEncoder {
     }
 
     fn flush<S: PieceSink>(&mut self, sink: &mut S) -> Result<(), S::Error> {
+        debug_assert!(
+            (1..=PIECE_BYTES).contains(&self.piece.len()),
+            "a piece of {} bytes",
+            self.piece.len()
+        );
         let index = u32::try_from(self.pieces.len()).unwrap_or(u32::MAX);
         self.pieces.push(piece_hash(&self.piece));
         sink.piece(index, &self.piece)?;
@@ -124,6 +129,12 @@ impl BodyEncoder {
         if !self.piece.is_empty() {
             self.flush(sink)?;
         }
+        debug_assert_eq!(
+            self.pieces.len() as u64,
+            self.body_bytes.div_ceil(PIECE_BYTES as u64),
+            "pieces of a body of {} bytes",
+            self.body_bytes
+        );
         Ok(Header { height, body_bytes: self.body_bytes, pieces: self.pieces })
     }
 }

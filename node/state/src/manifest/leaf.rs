@@ -96,5 +96,6 @@ pub fn unpack_leaf(encoded: &[u8], pages: u32) -> Result<Vec<(u64, &[u8])>, Leaf
         rest = after;
         page += set;
     }
+    debug_assert!(rest.is_empty(), "{} bytes are of no page of the mask", rest.len());
     Ok(runs)
 }

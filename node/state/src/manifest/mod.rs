@@ -84,6 +84,11 @@ pub const PIECE_BYTES: usize = 256 << 10;
 pub const CHUNK_BYTES_MAX: usize = LEAF_BYTES + leaf::MASK_BYTES;
 /// Pieces a body may have: bodies are at most 2 GiB, for states of 14 TiB.
 pub const PIECES_MAX: u64 = 8191;
+const _: () = assert!(PIECES_MAX * PIECE_BYTES as u64 <= 2 << 30, "bodies are at most 2 GiB");
+const _: () = assert!(
+    Header::FIXED_BYTES + 32 * PIECES_MAX as usize <= CHUNK_BYTES_MAX,
+    "a header is one chunk"
+);
 
 /// SHA-256 of a leaf as it is sent, of a piece, or the root.
 pub type LeafHash = [u8; 32];

@@ -42,6 +42,7 @@ pub(super) const STARTS: TableDefinition<'static, u32, &'static [u8]> =
 /// A row of the body's table: with its key within four pages of the database, which takes powers of
 /// two.
 const BODY_PART_BYTES: usize = 15 << 10;
+const _: () = assert!(BODY_PART_BYTES + size_of::<(u32, u32)>() <= 4 * 4096);
 
 /// State of a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,6 +213,7 @@ impl PieceSink for ManifestWriter<'_> {
     type Error = WriteFailed;
 
     fn piece(&mut self, index: u32, bytes: &[u8]) -> Result<(), WriteFailed> {
+        debug_assert!(bytes.len() <= PIECE_BYTES, "a piece of {} bytes", bytes.len());
         self.run(|writer| {
             for (number, part) in (0u32..).zip(bytes.chunks(BODY_PART_BYTES)) {
                 writer.body.insert((index, number), part)?;

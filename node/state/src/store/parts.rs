@@ -55,6 +55,9 @@ pub(super) type Record = (Vec<u8>, Vec<u8>);
 pub(super) const PART_BYTES: usize = 63 << 10;
 
 const HEADER_BYTES: usize = 5;
+/// Longest key, and the number of the part.
+const KEY_BYTES_MAX: usize = 32 + 4;
+const _: () = assert!(HEADER_BYTES + KEY_BYTES_MAX + PART_BYTES <= 64 << 10);
 
 fn checksum(key: &[u8], number: u32, body: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
@@ -102,6 +105,7 @@ pub(super) fn put_part(
     last: bool,
     content: &[u8],
 ) -> Result<(), Failure> {
+    debug_assert!(content.len() <= PART_BYTES, "a part of {} bytes", content.len());
     let mut part = Vec::with_capacity(HEADER_BYTES + content.len());
     part.extend_from_slice(&[0; 4]);
     part.push(u8::from(last));

@@ -25,6 +25,7 @@ use super::{
 const KEY_BYTES_MAX: usize = 32;
 /// The key of a message: its number.
 const NUMBER_BYTES: usize = 8;
+const _: () = assert!(KEY_BYTES_MAX <= u8::MAX as usize && PART_BYTES <= u32::MAX as usize);
 
 /// Which table a row is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -313,6 +314,7 @@ impl RowStream<'_> {
             leaf.extend_from_slice(now);
             self.taken += now.len();
         }
+        debug_assert!(leaf.len() <= bytes, "a leaf of {} bytes, the most is {bytes}", leaf.len());
         Ok(start)
     }
 }

@@ -29,6 +29,10 @@ pub fn first_difference(left: &[u8], right: &[u8]) -> Option<u16> {
         None if left.len() == right.len() => return None,
         None => left.len().min(right.len()) * BITS_PER_BYTE,
     };
+    debug_assert!(
+        index >= usize::from(u16::MAX) || bit(left, index as u16) != bit(right, index as u16),
+        "two labels agree in bit {index}"
+    );
     // Labels longer than the limit never enter a map; for short lists of children the bit only has
     // to be the same for every reader, and two labels that agree on 7,000 bytes would still be
     // ordered by `split_point`'s clamp.

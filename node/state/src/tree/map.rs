@@ -165,7 +165,13 @@ impl<V: LabeledValue> MerkleMap<V> {
             Some(_) => after = Some(at),
             None => {}
         }
-        (before.map(Link::last), after.map(Link::first))
+        let (before, after) = (before.map(Link::last), after.map(Link::first));
+        debug_assert!(before.is_none_or(|value| value.label() < label), "the label before is less");
+        debug_assert!(
+            after.is_none_or(|value| value.label() > label),
+            "the label after is greater"
+        );
+        (before, after)
     }
 
     /// Puts a value in its place; returns the one it replaces.
@@ -176,6 +182,7 @@ impl<V: LabeledValue> MerkleMap<V> {
         );
         let digest = self.digest.take();
         let Some(root) = &mut self.root else {
+            debug_assert_eq!(self.len, 0, "values of a map without a root");
             self.root = Some(Link::Leaf(value));
             self.len = 1;
             return None;
@@ -203,6 +210,7 @@ impl<V: LabeledValue> MerkleMap<V> {
         self.len -= 1;
         match self.root.as_mut()? {
             Link::Leaf(_) => {
+                debug_assert_eq!(self.len, 0, "values besides the only one");
                 self.digest = None;
                 match self.root.take()? {
                     Link::Leaf(value) => Some(value),
@@ -303,6 +311,13 @@ fn insert_new<V: LabeledValue>(link: &mut Link<V>, digest: Option<Digest>, value
         _ => {
             let side = usize::from(label::bit(value.label(), bit));
             let old = link.clone();
+            debug_assert!(
+                label::bit(old.first().label(), bit) != (side == 1),
+                "the labels at a fork of bit {bit} agree in it"
+            );
+            if let Link::Fork(below) = &old {
+                debug_assert!(below.bit > bit, "a fork of bit {bit} is over one of {}", below.bit);
+            }
             let summary = old.summary().merge(value.summary());
             let mut fork = Fork {
                 children: [old, Link::Leaf(value)],
@@ -324,7 +339,10 @@ fn insert_new<V: LabeledValue>(link: &mut Link<V>, digest: Option<Digest>, value
 /// Puts the value in the place of the one with its label, which must be below `link`.
 fn replace<V: LabeledValue>(link: &mut Link<V>, value: V) -> V {
     match link {
-        Link::Leaf(slot) => std::mem::replace(slot, value),
+        Link::Leaf(slot) => {
+            debug_assert_eq!(slot.label(), value.label(), "a value replaces one of its label");
+            std::mem::replace(slot, value)
+        }
         Link::Fork(fork) => {
             let fork = Arc::make_mut(fork);
             let side = usize::from(label::bit(value.label(), fork.bit));
@@ -363,6 +381,7 @@ fn remove<V: LabeledValue>(link: &mut Link<V>, label: &[u8]) -> Option<(V, Optio
     let Link::Fork(shared) = link else { return None };
     let side = usize::from(label::bit(label, shared.bit));
     if let Link::Leaf(value) = &shared.children[side] {
+        debug_assert_eq!(value.label(), label, "the removed value has the label");
         let value = value.clone();
         let digest = shared.known_digest(1 - side);
         let sibling = shared.children[1 - side].clone();

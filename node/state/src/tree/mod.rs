@@ -119,6 +119,11 @@ impl<'a> Subtree<'a> {
         match self {
             Subtree::Leaf(value) => leaf_digest(value),
             Subtree::Node(children) => {
+                debug_assert!(
+                    children.is_sorted_by(|(one, _), (next, _)| one < next),
+                    "labels of {} children do not rise",
+                    children.len()
+                );
                 let digests: Vec<_> = children
                     .iter()
                     .map(|(label, child)| (label.as_ref(), labeled_digest(label, &child.digest())))

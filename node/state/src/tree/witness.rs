@@ -80,6 +80,11 @@ enum ChildWitness<'a> {
 }
 
 fn node<'a>(children: Vec<(Cow<'a, [u8]>, Subtree<'a>)>, selection: &Selection<'_>) -> Witness<'a> {
+    debug_assert!(
+        children.is_sorted_by(|(one, _), (next, _)| one < next),
+        "labels of {} children do not rise",
+        children.len()
+    );
     // `None`: hidden. `Some(None)`: the label is shown, as a neighbour of one that does not exist.
     let mut shown: Vec<Option<Option<&Selection<'_>>>> = vec![None; children.len()];
     let everything = Selection::everything();

@@ -153,6 +153,12 @@ impl Plan {
     }
 
     pub(super) fn missing(&self) -> u64 {
+        debug_assert!(
+            self.present <= self.leaves,
+            "{} of {} leaves are there",
+            self.present,
+            self.leaves
+        );
         self.leaves - self.present
     }
 

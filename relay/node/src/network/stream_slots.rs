@@ -112,9 +112,21 @@ impl StreamSlots {
         let one = state.connections.entry(connection).or_default();
         one.all += 1;
         one.idle.insert(number, Idle { held, waker: None });
+        debug_assert!(
+            one.all <= inner.per_connection.max(1),
+            "{} streams of one connection, the most is {}",
+            one.all,
+            inner.per_connection
+        );
         if one.all > inner.share {
             state.beyond += 1;
         }
+        debug_assert!(
+            state.beyond <= inner.beyond_max,
+            "{} streams beyond the shares, the most is {}",
+            state.beyond,
+            inner.beyond_max
+        );
         drop(state);
         Some(StreamSlot { places: self.clone(), connection, number, held: None, gone: false })
     }
@@ -135,7 +147,9 @@ impl State {
 
     fn left(&mut self, inner: &Inner, connection: Peer) {
         let Some(one) = self.connections.get_mut(&connection) else { return };
+        debug_assert!(one.all > 0, "a stream of {connection:?} was not counted");
         if one.all > inner.share {
+            debug_assert!(self.beyond > 0, "a stream beyond the shares was not counted");
             self.beyond = self.beyond.saturating_sub(1);
         }
         one.all = one.all.saturating_sub(1);

@@ -135,6 +135,10 @@ impl Schemes {
 
     pub(in crate::subnet) fn insert(&self, epoch: Epoch, scheme: Scheme) {
         let mut known = self.known.lock();
+        debug_assert!(
+            known.last_key_value().is_none_or(|(last, _)| *last <= epoch),
+            "the scheme of epoch {epoch} comes after that of a later one"
+        );
         known.insert(epoch, Arc::new(scheme));
         while known.len() > SCHEMES_KEPT {
             known.pop_first();

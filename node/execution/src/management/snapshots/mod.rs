@@ -265,7 +265,7 @@ fn base_bytes(memory: SnapshotMemory) -> u64 {
 }
 
 fn pay(canister: &mut CanisterState, cost: Cycles) {
-    canister.cycles -= cost;
+    canister.debit(cost);
     canister.consumption.instructions += cost;
 }
 
