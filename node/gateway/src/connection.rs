@@ -5,11 +5,11 @@
 //! - it has not sent a whole request head within the read timeout, from its first byte or from
 //!   being accepted;
 //! - it has been idle for [`IDLE`] with no request being served;
-//! - its peer takes a response more slowly than [`dashboard::stall_guard::WRITE_RATE_MIN`] allows
+//! - its peer takes a response more slowly than [`http_server::stall_guard::WRITE_RATE_MIN`] allows
 //!   (a stalled reader would pin the response's memory). Two clocks say so: one runs while the
 //!   socket takes nothing, the other for each response from its making to its last byte, because
 //!   an HTTP/2 peer that grants no window keeps the socket as free as it likes;
-//! - it is idle, and a new connection takes its slot ([`dashboard::connections`]);
+//! - it is idle, and a new connection takes its slot ([`http_server::connections`]);
 //! - the gateway drains: then requests in flight finish, and new ones are refused by closing.
 //!
 //! A response that is made piece by piece ([`Outgoing::Pieces`]) is bounded as a whole: the time
@@ -34,11 +34,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use dashboard::{
+use http_body_util::{BodyExt, Full};
+use http_server::{
     connections::Slot,
     stall_guard::{Progress, StallGuard, at_least_rate},
 };
-use http_body_util::{BodyExt, Full};
 use hyper::{
     Request, Response, Version,
     body::{Body, Frame, Incoming, SizeHint},
@@ -96,7 +96,7 @@ const IDLE: Duration = Duration::from_secs(60);
 /// A connection asked to close is dropped after this.
 const CLOSING: Duration = Duration::from_secs(2);
 /// A reader may stall a response this long, and then must take
-/// [`dashboard::stall_guard::WRITE_RATE_MIN`].
+/// [`http_server::stall_guard::WRITE_RATE_MIN`].
 const WRITE_STALL: Duration = Duration::from_secs(20);
 /// Request head, and HTTP/1 read buffer. Also the HTTP/1 write buffer for heads.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
@@ -458,7 +458,7 @@ mod tests {
         let outgoing = Outgoing::Pieces(pieces, None);
         let mut body = ResponseBody::new(outgoing, Active(activity.clone()));
         // A second's worth each time, for which the peer takes three.
-        let piece = Bytes::from(vec![0; dashboard::stall_guard::WRITE_RATE_MIN as usize]);
+        let piece = Bytes::from(vec![0; http_server::stall_guard::WRITE_RATE_MIN as usize]);
         let (second, mut count) = (Duration::from_secs(1), 0);
         loop {
             sender.send(Ok(piece.clone())).await.unwrap();

@@ -1,7 +1,7 @@
 //! The listener: accepts connections up to their limit, and brings the gateway to an orderly end.
 //!
 //! A connection takes one of `connections` slots before it is served. When there is none, the
-//! connection that has been idle longest is closed for it ([`dashboard::connections`]); when none
+//! connection that has been idle longest is closed for it ([`http_server::connections`]); when none
 //! is idle, the new one is refused with a 503 written without reading anything, by one of
 //! [`REFUSALS_MAX`] short-lived tasks; when those are busy too it is dropped. So accepting waits
 //! only for a connection to close, for a bounded time, and never spawns without a permit.
@@ -17,9 +17,9 @@ use std::{
 };
 
 use budget::Pool;
-use dashboard::connections::Connections;
 use ed25519_dalek::SigningKey;
 use envelope::auth::AuthConfig;
+use http_server::connections::Connections;
 use hyper::{Request, Response, body::Incoming};
 use ic_principal::Principal;
 use limits::{CONNECTION_BYTES, ExecutionLimits, GatewayLimits, HttpGatewayLimits};

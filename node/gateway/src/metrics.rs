@@ -7,7 +7,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use budget::Pool;
-use dashboard::connections::Connections;
+use http_server::connections::Connections;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},

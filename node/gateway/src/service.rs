@@ -26,12 +26,12 @@ use std::{
 
 use budget::{Pool, Reservation};
 use bytes::Bytes;
-use dashboard::{
-    connections::Connections,
-    origin::{OriginHeaders, is_link, is_own_request},
-};
 use envelope::{EnvelopeBounds, auth::AuthConfig};
 use http_body_util::BodyExt;
+use http_server::{
+    connections::Connections,
+    origin::{OriginHeaders, check_origin},
+};
 use hyper::{
     Method, Request, Response, StatusCode, Version,
     body::{Body as _, Incoming},
@@ -330,13 +330,10 @@ impl Service {
 
     /// Refuses a request for an operator page that another web page may have sent.
     fn check_origin(&self, request: &Request<Incoming>) -> Result<(), ErrorResponse> {
-        let mut sent = OriginHeaders::from_request(request);
-        if is_link(request) {
-            sent.site = None;
-        }
-        is_own_request(sent, self.listen, &self.host_names, false).map_err(|refusal| {
-            let message = refusal.message("this page", "host_names (--host-name NAME)");
-            ErrorResponse::new(refusal.status(), refusal.reason(), message)
+        let sent = OriginHeaders::with_links(request);
+        check_origin(sent, self.listen, &self.host_names, false).map_err(|error| {
+            let message = error.message("this page", "host_names (--host-name NAME)");
+            ErrorResponse::new(error.status(), error.reason(), message)
         })
     }
 

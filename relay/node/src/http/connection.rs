@@ -3,13 +3,13 @@
 //! hyper reads and writes; this file bounds the time for it. A connection is closed when it has not
 //! sent a whole head within the read timeout (from being accepted, or from the end of the answer
 //! before), and when its client takes an answer more slowly than
-//! [`dashboard::stall_guard::WRITE_RATE_MIN`] after [`WRITE_STALL`]: a stalled reader would pin the
+//! [`http_server::stall_guard::WRITE_RATE_MIN`] after [`WRITE_STALL`]: a stalled reader would pin the
 //! answer's memory. It is closed too when it is idle and a new connection takes its slot. Bodies
 //! have their own timeout where they are read. It must never know routes.
 
 use std::{convert::Infallible, future::poll_fn, io, pin::Pin, sync::Arc, time::Duration};
 
-use dashboard::{connections::Slot, stall_guard::StallGuard};
+use http_server::{connections::Slot, stall_guard::StallGuard};
 use hyper::{Request, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
@@ -26,7 +26,7 @@ pub(crate) const HEAD_BYTES_MAX: usize = 8 * 1024;
 /// Header lines of a request.
 const HEADERS_MAX: usize = 64;
 /// A reader may stall an answer this long, and then must take
-/// [`dashboard::stall_guard::WRITE_RATE_MIN`].
+/// [`http_server::stall_guard::WRITE_RATE_MIN`].
 const WRITE_STALL: Duration = Duration::from_secs(10);
 
 /// Time for a client to read the last answer of a connection.

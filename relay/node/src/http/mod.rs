@@ -8,14 +8,14 @@
 //!
 //! - connections: [`relay_limits::HttpLimits::connections`], each charged to the pool
 //!   `http_connections`. For the next one the connection that has been idle longest is closed
-//!   ([`dashboard::connections`]); when none is idle, it gets 503 from one of [`REFUSALS_MAX`]
+//!   ([`http_server::connections`]); when none is idle, it gets 503 from one of [`REFUSALS_MAX`]
 //!   short-lived tasks;
 //! - heads: [`connection::HEAD_BYTES_MAX`] and the read timeout, bodies: `http.body_bytes` (413),
 //!   the pool `request_bodies` (503) and the read timeout (408);
 //! - responses: the pool `responses`. A list of messages is never in memory as a whole: each is
 //!   read from the log and encoded when the socket takes it;
 //! - readers: a client that reads a response more slowly than
-//!   [`dashboard::stall_guard::WRITE_RATE_MIN`] is disconnected.
+//!   [`http_server::stall_guard::WRITE_RATE_MIN`] is disconnected.
 //!
 //! Operator pages (`/admin`, metrics, report, heap profile, dashboard) are served to programs and
 //! to the relay's own page only: other values of `Host` and `Origin` are refused (421, 403).
@@ -42,7 +42,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use ::heap::Sampler;
 use anyhow::{Context, Result};
-use dashboard::connections::Refusal;
+use http_server::connections::AdmitError;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -160,11 +160,11 @@ async fn take(
             connections.spawn(connection::serve(stream, service.clone(), slot, stopping.clone()));
             return;
         }
-        Err(Refusal::Limit) => {
+        Err(AdmitError::Limit) => {
             let most = service.limits.connections;
             format!("http.connections = {most} are open, the most there are places for")
         }
-        Err(Refusal::Memory(full)) => full.to_string(),
+        Err(AdmitError::Memory(full)) => full.to_string(),
     };
     service.answered.refused_connection();
     if refusals.len() < REFUSALS_MAX {

@@ -14,12 +14,12 @@ use ::heap::Sampler;
 use anyhow::{Context, Result};
 use budget::{Pool, PoolFull, Reservation};
 use bytes::{Bytes, BytesMut};
-use dashboard::{
-    connections::Connections,
-    origin::{OriginHeaders, is_own_request},
-    page,
-};
+use dashboard::page;
 use http_body_util::BodyExt;
+use http_server::{
+    connections::Connections,
+    origin::{OriginHeaders, check_origin},
+};
 use hyper::{
     Method, Request, Response, StatusCode,
     body::{Body as _, Incoming},
@@ -195,11 +195,11 @@ impl Service {
         if path == page::PATH || page::is_where_a_browser_starts(request) {
             sent.site = None;
         }
-        is_own_request(sent, self.listen, &self.host_names, true).map_err(|refusal| {
-            let message = refusal.message("this server", "--host-name (host_names)");
+        check_origin(sent, self.listen, &self.host_names, true).map_err(|error| {
+            let message = error.message("this server", "--host-name (host_names)");
             // A body that follows is not read.
             let close = !request.body().is_end_stream();
-            ErrorResponse { close, ..ErrorResponse::new(refusal.status(), message) }
+            ErrorResponse { close, ..ErrorResponse::new(error.status(), message) }
         })
     }
 
