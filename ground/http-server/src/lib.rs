@@ -14,4 +14,7 @@
 
 pub mod connections;
 pub mod origin;
+mod response;
 pub mod stall_guard;
+
+pub use response::{ErrorResponse, TEXT, set_common_headers, with_reservation};

@@ -21,11 +21,12 @@ use envelope::{
     effective::{self, Effective, EffectiveError},
     ingress,
 };
+use http_server::ErrorResponse;
 use hyper::StatusCode;
 use state::{Ingress, Reject, RequestId, SignedIngress, Validity};
 
 use crate::{
-    answer::{self, Answer, ErrorResponse},
+    answer::{self, Answer},
     api::{NO_QUERY_WORKER, QueryRequest, Refusal},
     paths::{self, PathError, Scope},
     service::{JobKind, ReceivedBody, Service, no_query_worker},
@@ -44,22 +45,16 @@ enum QueryThreadOutcome {
     Answered(Result<Answer, ErrorResponse>),
 }
 
-impl From<EnvelopeError> for ErrorResponse {
-    fn from(error: EnvelopeError) -> Self {
-        Self::bad_request("envelope", error)
-    }
+pub(crate) fn envelope_error(error: EnvelopeError) -> ErrorResponse {
+    ErrorResponse::bad_request("envelope", error)
 }
 
-impl From<AuthError> for ErrorResponse {
-    fn from(error: AuthError) -> Self {
-        Self::bad_request(error.reason(), error)
-    }
+pub(crate) fn auth_error(error: AuthError) -> ErrorResponse {
+    ErrorResponse::bad_request(error.reason(), error)
 }
 
-impl From<EffectiveError> for ErrorResponse {
-    fn from(error: EffectiveError) -> Self {
-        Self::bad_request("effective_id", error)
-    }
+fn effective_error(error: EffectiveError) -> ErrorResponse {
+    ErrorResponse::bad_request("effective_id", error)
 }
 
 impl From<PathError> for ErrorResponse {
@@ -133,7 +128,7 @@ impl Service {
     ) -> Result<(Envelope, RequestCheck), ErrorResponse> {
         let mut decoded = None;
         if body.len() <= INLINE_BYTES {
-            let envelope = Envelope::decode(&body, &self.bounds)?;
+            let envelope = Envelope::decode(&body, &self.bounds).map_err(envelope_error)?;
             if !envelope.is_signed() {
                 let checked = self.check(effective, kind, &envelope)?;
                 return Ok((envelope, checked));
@@ -144,7 +139,7 @@ impl Service {
         self.on_thread(JobKind::Verify, move || {
             let envelope = match decoded {
                 Some(envelope) => envelope,
-                None => Envelope::decode(&body, &service.bounds)?,
+                None => Envelope::decode(&body, &service.bounds).map_err(envelope_error)?,
             };
             let checked = service.check(effective, kind, &envelope)?;
             Ok((envelope, checked))
@@ -163,7 +158,7 @@ impl Service {
         let authenticated = match kind {
             Kind::Call => auth::authenticate(envelope, self.node.block_time(), &self.auth)
                 .map_err(|error| self.with_clock_fault(error))?,
-            _ => auth::authenticate(envelope, self.node.now(), &self.auth)?,
+            _ => auth::authenticate(envelope, self.node.now(), &self.auth).map_err(auth_error)?,
         };
         let fits = match (request, effective) {
             (Request::Call(call) | Request::Query(call), _) => {
@@ -178,7 +173,7 @@ impl Service {
         let without_destination = match fits {
             Ok(()) => None,
             Err(error @ EffectiveError::NoDestination { .. }) => Some(error),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(effective_error(error)),
         };
         Ok(RequestCheck { authenticated, without_destination })
     }
@@ -188,7 +183,7 @@ impl Service {
     pub(crate) fn with_clock_fault(&self, error: AuthError) -> ErrorResponse {
         let is_expiry = matches!(error, AuthError::Expired { .. } | AuthError::TooFarAhead { .. });
         let fault = self.node.clock_fault().filter(|_| is_expiry);
-        let mut refused = ErrorResponse::from(error);
+        let mut refused = auth_error(error);
         if let Some(fault) = fault {
             refused.message = format!("{} This node's clock: {fault}", refused.message);
         }
@@ -257,12 +252,13 @@ impl Service {
             return self.reserve_cbor(answer::rejected_call(&reject, waits_since.is_some()));
         }
         if let Some(error) = without_destination {
-            return Err(error.into());
+            return Err(effective_error(error));
         }
         // Unsigned and unused fields are removed. The envelope is copied in any case: the received
         // bytes may be a piece of a larger read buffer, which must not live for as long as the call
         // waits.
-        let envelope = Bytes::from(canonical(&bytes, &self.bounds)?);
+        let envelope = canonical(&bytes, &self.bounds).map_err(envelope_error)?;
+        let envelope = Bytes::from(envelope);
         if envelope.len() as u64 > self.limits.body_bytes {
             return Err(ErrorResponse::bad_request(
                 "envelope",
@@ -366,7 +362,7 @@ impl Service {
                     let status = StatusCode::TOO_MANY_REQUESTS;
                     QueryThreadOutcome::Answered(Err(no_query_worker(service.query_wait, status)))
                 }
-                (Ok(_), Some(error)) => QueryThreadOutcome::Answered(Err(error.into())),
+                (Ok(_), Some(error)) => QueryThreadOutcome::Answered(Err(effective_error(error))),
                 // No long reply is held outside the pool of responses: the thread continues with
                 // the next query, whether or not this one's reply is taken.
                 (Ok(reply), None) if reply.len() > INLINE_BYTES => {

@@ -29,8 +29,10 @@ use bytes::Bytes;
 use envelope::{EnvelopeBounds, auth::AuthConfig};
 use http_body_util::BodyExt;
 use http_server::{
+    ErrorResponse,
     connections::Connections,
     origin::{OriginHeaders, check_origin},
+    with_reservation,
 };
 use hyper::{
     Method, Request, Response, StatusCode, Version,
@@ -43,7 +45,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
 
 use crate::{
-    answer::{self, Answer, Body, ErrorResponse, NodeSigner, Readers},
+    answer::{self, Answer, Body, NodeSigner, Readers},
     api::{CertifiedView, HeapProfileError, Node, RequestKind},
     connection::{HttpHandler, Outgoing, Stage},
     job_queue::{JobError, JobQueue},
@@ -188,27 +190,6 @@ pub(crate) fn queued_max(in_flight: u64) -> u64 {
 /// A limit as a number of permits.
 pub(crate) fn permits(limit: u64) -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS)
-}
-
-/// A response body that holds its share of the pool until hyper has written it.
-struct ReservedBytes<B, R> {
-    bytes: B,
-    _reservation: R,
-}
-
-/// Bytes that hold their reservation for as long as a part of them is in use.
-pub(crate) fn with_reservation<B, R>(bytes: B, reservation: R) -> Bytes
-where
-    B: AsRef<[u8]> + Send + 'static,
-    R: Send + 'static,
-{
-    Bytes::from_owner(ReservedBytes { bytes, _reservation: reservation })
-}
-
-impl<B: AsRef<[u8]>, R> AsRef<[u8]> for ReservedBytes<B, R> {
-    fn as_ref(&self) -> &[u8] {
-        self.bytes.as_ref()
-    }
 }
 
 /// Where a body is counted while it is read.

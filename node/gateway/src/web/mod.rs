@@ -52,6 +52,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use http_server::ErrorResponse;
 use hyper::{
     Method, Request, Response, StatusCode,
     body::Incoming,
@@ -69,7 +70,6 @@ use self::{
 };
 use crate::{
     HttpGatewayConfig,
-    answer::ErrorResponse,
     api::RequestKind,
     connection::{HttpHandler, Outgoing, STREAMS_MAX},
     job_queue::JobQueue,
@@ -227,7 +227,7 @@ impl HttpHandler for Web {
             Ok(response) => response,
             Err(refused) => {
                 self.service.count_refusal(refused.reason);
-                page::refusal(&refused, as_page, &self.rooms)
+                page::refusal(refused, as_page, &self.rooms)
             }
         };
         // Canisters choose the status: the class of it is a label that no canister can make more

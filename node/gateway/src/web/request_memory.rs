@@ -17,6 +17,7 @@ use std::{
 };
 
 use budget::{Pool, Reservation};
+use http_server::ErrorResponse;
 use hyper::StatusCode;
 use limits::{HTTP_REPLY_BESIDE_BYTES, HTTP_SMALL_BYTES, HttpGatewayLimits, HttpParts};
 use tokio::{
@@ -24,10 +25,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::{
-    answer::ErrorResponse,
-    service::{BodyBudget, permits},
-};
+use crate::service::{BodyBudget, permits};
 
 /// Permits count in these.
 const UNIT_BYTES: u64 = 1024;

@@ -7,6 +7,7 @@ use std::{io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use envelope::hash::{Hash, of_bytes};
+use http_server::ErrorResponse;
 use hyper::{Response, StatusCode, header};
 use ic_http_certification::CERTIFICATE_EXPRESSION_HEADER_NAME;
 use limits::HTTP_STREAM_BODY_BYTES;
@@ -22,10 +23,7 @@ use super::{
     respond::{self, ContentRange, Head, ResponseGuard},
     verify::{BodyHashes, CertifiedContent, HeaderField, VerifiedScope},
 };
-use crate::{
-    answer::ErrorResponse,
-    connection::{HttpHandler as _, Outgoing},
-};
+use crate::connection::{HttpHandler as _, Outgoing};
 
 /// See [`common`].
 type CommonHeaders = Option<Vec<HeaderField>>;

@@ -7,6 +7,7 @@
 
 use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
+use http_server::ErrorResponse;
 use hyper::{Response, StatusCode};
 use libp2p::{Multiaddr, PeerId, multiaddr::Protocol};
 use router::{Peer, PeerView, SHARDS, Shard};
@@ -14,7 +15,7 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    answer::{self, ErrorResponse},
+    answer,
     body::{Body, Pieces},
     message::{Names, json_text_bytes_max, put_text},
     service::{ReceivedBody, Service},
@@ -240,16 +241,15 @@ impl Service {
 
     /// `GET /admin/v1/peer/{peerId}`: one peer, connected or known; otherwise 404.
     pub(crate) async fn peer(&self, peer: &str) -> Result<Response<Body>, ErrorResponse> {
-        let peer: PeerId = peer
-            .parse()
-            .map_err(|error| ErrorResponse::bad(format!("this is no peer id: {error}")))?;
+        let peer: PeerId =
+            peer.parse().map_err(|error| answer::bad(format!("this is no peer id: {error}")))?;
         let known = self.peer_snapshot().await?;
         if let Some(one) = known.connected.iter().find(|one| one.peer == peer) {
             return answer::json(StatusCode::OK, &known.peer(&self.node, one), &self.responses);
         }
         let others = self.node.peers().not_connected();
         let Some(one) = others.iter().find(|one| one.peer == peer) else {
-            return Err(ErrorResponse::not_found(format!(
+            return Err(answer::not_found(format!(
                 "peer {peer} is not connected, nor known otherwise"
             )));
         };
@@ -338,17 +338,17 @@ impl Service {
             let names: Names<'_> = body.json()?;
             if names.0.len() > DIALS_MAX {
                 let count = names.0.len();
-                return Err(ErrorResponse::bad(format!(
+                return Err(answer::bad(format!(
                     "{count} peers in one request, at most {DIALS_MAX}"
                 )));
             }
             for name in &names.0 {
                 let address: Multiaddr = name.0.parse().map_err(|error| {
-                    ErrorResponse::bad(format!("`{}` is no multiaddress: {error}", name.0))
+                    answer::bad(format!("`{}` is no multiaddress: {error}", name.0))
                 })?;
                 let Some(peer) = peer_of(&address) else {
                     let why = format!("{address} names no peer: add its id, /p2p/<peer id>");
-                    return Err(ErrorResponse::bad(why));
+                    return Err(answer::bad(why));
                 };
                 peers.push((peer, address));
             }
@@ -364,7 +364,7 @@ impl Service {
                 peers.iter().find(|(peer, _)| !connected.iter().any(|one| one.peer == *peer));
             let Some((_, address)) = missing else { return Ok(answer::text("OK")) };
             if Instant::now() >= deadline {
-                return Err(ErrorResponse::bad(format!(
+                return Err(answer::bad(format!(
                     "cannot connect to {address} within {} s; where places for static peers are \
                      left it goes on trying",
                     DIAL_TIME.as_secs()
@@ -385,10 +385,10 @@ impl Service {
     pub(crate) fn log_level(&self, level: &str) -> ErrorResponse {
         const LEVELS: [&str; 7] = ["TRACE", "DEBUG", "INFO", "NOTICE", "WARN", "ERROR", "FATAL"];
         if !LEVELS.iter().any(|known| known.eq_ignore_ascii_case(level)) {
-            return ErrorResponse::bad(format!("the log level is one of {}", LEVELS.join(", ")));
+            return answer::bad(format!("the log level is one of {}", LEVELS.join(", ")));
         }
         let why = "the log level is not changed while the node runs; start it with --log instead";
-        ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, why)
+        answer::refusal(StatusCode::SERVICE_UNAVAILABLE, why)
     }
 }
 
@@ -396,10 +396,7 @@ fn known_shard(shard: Shard) -> Result<(), ErrorResponse> {
     if shard < SHARDS {
         return Ok(());
     }
-    Err(ErrorResponse::bad(format!(
-        "there is no shard {shard}: a cluster has shards 0 to {}",
-        SHARDS - 1
-    )))
+    Err(answer::bad(format!("there is no shard {shard}: a cluster has shards 0 to {}", SHARDS - 1)))
 }
 
 /// A list of `FilterSubscription` of the specification, a criterion at a time.

@@ -14,6 +14,7 @@ use std::{
 
 use budget::{Pool, PoolFull, Reservation};
 use bytes::Bytes;
+use http_server::with_reservation;
 use hyper::body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep};
 
@@ -41,7 +42,7 @@ impl Body {
     /// Bytes that are charged to the pool until they are written.
     pub(crate) fn charged(bytes: Vec<u8>, responses: &Pool) -> Result<Self, PoolFull> {
         let held = responses.try_reserve(bytes.capacity() as u64)?;
-        Ok(Self::Whole(Some(Bytes::from_owner(PooledBytes { bytes, _held: held }))))
+        Ok(Self::Whole(Some(with_reservation(bytes, held))))
     }
 
     /// A list; errors at once when there is no memory for its first piece.
@@ -117,7 +118,7 @@ impl List {
         }
         out.shrink_to_fit();
         held.shrink(held.bytes().saturating_sub(out.capacity() as u64));
-        Poll::Ready(Some(Ok(Bytes::from_owner(PooledBytes { bytes: out, _held: held }))))
+        Poll::Ready(Some(Ok(with_reservation(out, held))))
     }
 
     fn take(&mut self, wanted: u64) -> Option<Reservation> {
@@ -146,18 +147,6 @@ impl List {
         }
         look.as_mut().reset(now + RETRY);
         Poll::Ready(Ok(()))
-    }
-}
-
-/// Bytes with their share of the pool, until hyper has written them.
-struct PooledBytes {
-    bytes: Vec<u8>,
-    _held: Reservation,
-}
-
-impl AsRef<[u8]> for PooledBytes {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
     }
 }
 

@@ -3,15 +3,12 @@
 //! Health is 200 with a report whenever the interface answers, as reference nodes have it; it lists
 //! the parts that are not ready, with the reason. Never dials, never waits for a peer.
 
+use http_server::ErrorResponse;
 use hyper::{Response, StatusCode};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::{
-    answer::{self, ErrorResponse},
-    body::Body,
-    service::Service,
-};
+use super::{answer, body::Body, service::Service};
 use crate::{governor::WorkKind, node::SwarmRequest};
 
 /// `HealthReport` of the specification.

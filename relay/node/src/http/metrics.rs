@@ -8,6 +8,7 @@
 use std::{collections::BTreeMap, fmt};
 
 use budget::Snapshot;
+use http_server::ErrorResponse;
 use hyper::{Response, StatusCode};
 use prometheus_client::{
     collector::Collector,
@@ -17,7 +18,7 @@ use prometheus_client::{
 };
 
 use super::{
-    answer::{self, ErrorResponse},
+    answer,
     body::Body,
     report::{OutcomeCounts, Report, StoreFigures},
     service::Service,
@@ -41,9 +42,9 @@ impl Service {
         let mut text = String::new();
         text::encode(&mut text, &registry).map_err(|_| {
             let why = "the metrics could not be encoded";
-            ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, why)
+            answer::refusal(StatusCode::INTERNAL_SERVER_ERROR, why)
         })?;
-        let body = Body::charged(text.into_bytes(), &self.responses)?;
+        let body = Body::charged(text.into_bytes(), &self.responses).map_err(answer::no_room)?;
         Ok(answer::answer(StatusCode::OK, CONTENT_TYPE, body))
     }
 }

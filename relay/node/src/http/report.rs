@@ -14,12 +14,13 @@ use std::{
 
 use budget::{process, unaccounted};
 use dashboard::{Allocator, Memory, Pool, Throttling};
+use http_server::ErrorResponse;
 use hyper::{Response, StatusCode};
 use router::Peer;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    answer::{self, ErrorResponse},
+    answer,
     body::Body,
     service::{Service, VERSION},
 };

@@ -17,6 +17,7 @@ use bytes::{Bytes, BytesMut};
 use dashboard::page;
 use http_body_util::BodyExt;
 use http_server::{
+    ErrorResponse,
     connections::Connections,
     origin::{OriginHeaders, check_origin},
 };
@@ -33,7 +34,7 @@ use tokio::{
 };
 
 use super::{
-    answer::{self, ErrorResponse},
+    answer,
     body::Body,
     report::{ResponseCounters, Samples},
     routes::{self, Route},
@@ -145,7 +146,7 @@ impl Service {
         };
         match timeout(SWARM_ANSWER_TIME, asking).await {
             Ok(Some(answer)) => Ok(answer),
-            _ => Err(ErrorResponse::busy(
+            _ => Err(answer::busy(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the network's task did not answer: the node is stopping, or overloaded",
             )),
@@ -156,7 +157,7 @@ impl Service {
     pub(crate) async fn send_to_swarm(&self, request: SwarmRequest) -> Result<(), ErrorResponse> {
         match timeout(SWARM_ANSWER_TIME, self.swarm_tx.send(request)).await {
             Ok(Ok(())) => Ok(()),
-            _ => Err(ErrorResponse::busy(
+            _ => Err(answer::busy(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the network's task takes no requests: the node is stopping, or overloaded",
             )),
@@ -168,7 +169,7 @@ impl Service {
         let is_at_root = page::is_where_a_browser_starts(&request);
         if let Err(refused) = self.check_origin(&request) {
             self.answered.add(refused.status.as_u16());
-            return refused.into();
+            return answer::refused(refused);
         }
         if is_at_root {
             self.answered.add(StatusCode::SEE_OTHER.as_u16());
@@ -178,7 +179,7 @@ impl Service {
             Ok(route) => self.dispatch(route, request).await,
             Err(refused) => Err(self.discarded(request.into_body(), refused).await),
         };
-        let response = response.unwrap_or_else(Response::from);
+        let response = response.unwrap_or_else(answer::refused);
         self.answered.add(response.status().as_u16());
         response
     }
@@ -199,7 +200,7 @@ impl Service {
             let message = error.message("this server", "--host-name (host_names)");
             // A body that follows is not read.
             let close = !request.body().is_end_stream();
-            ErrorResponse { close, ..ErrorResponse::new(error.status(), message) }
+            ErrorResponse { close, ..answer::refusal(error.status(), message) }
         })
     }
 
@@ -212,7 +213,7 @@ impl Service {
             && let Some(why) = self.node.watch.held_back(WorkKind::Queries)
         {
             self.node.counters.reads_refused.fetch_add(1, Relaxed);
-            return Err(ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, why));
+            return Err(answer::busy(StatusCode::TOO_MANY_REQUESTS, why));
         }
         match route {
             Route::Health => self.health(),
@@ -290,7 +291,7 @@ impl Service {
             return self.read(request).await;
         };
         refused.add(Reason::Memory);
-        Err(self.discarded(request.into_body(), ErrorResponse::busy(status, why)).await)
+        Err(self.discarded(request.into_body(), answer::busy(status, why)).await)
     }
 
     /// Reads a body of JSON within its bounds.
@@ -302,7 +303,7 @@ impl Service {
         if !essence.eq_ignore_ascii_case("application/json") {
             let found: String = content_type.chars().take(64).collect();
             let message = format!("the content type is \"{found}\"; send application/json");
-            return Err(self.discarded(request.into_body(), ErrorResponse::bad(message)).await);
+            return Err(self.discarded(request.into_body(), answer::bad(message)).await);
         }
         let mut body = request.into_body();
         let millis = self.limits.read_timeout_millis;
@@ -312,7 +313,7 @@ impl Service {
             Err(_) => {
                 let message =
                     format!("the body did not arrive within http.read_timeout_millis = {millis}");
-                let refused = ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, message);
+                let refused = answer::refusal(StatusCode::REQUEST_TIMEOUT, message);
                 Err(ErrorResponse { close: true, ..refused })
             }
         }
@@ -324,7 +325,7 @@ impl Service {
             let message = format!(
                 "the body has {bytes} bytes or more, http.body_bytes is {limit}; split the payload"
             );
-            ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+            answer::refusal(StatusCode::PAYLOAD_TOO_LARGE, message)
         };
         let announced = body.size_hint();
         if announced.lower() > limit {
@@ -333,11 +334,11 @@ impl Service {
         let most = usize::try_from(announced.upper().unwrap_or(limit).min(limit));
         let most = most.unwrap_or(usize::MAX);
         let mut room = most.min(BODY_BYTES_FIRST);
-        let mut held = self.bodies.try_reserve(room as u64)?;
+        let mut held = self.bodies.try_reserve(room as u64).map_err(answer::no_room)?;
         let mut bytes = BytesMut::with_capacity(room);
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| {
-                ErrorResponse::bad(format!("the body could not be read to its end: {error}"))
+                answer::bad(format!("the body could not be read to its end: {error}"))
             })?;
             let Ok(data) = frame.into_data() else { continue };
             let total = bytes.len() + data.len();
@@ -346,7 +347,7 @@ impl Service {
             }
             if total > room {
                 let larger = (room * 2).min(most).max(total);
-                held.try_grow((larger - room) as u64)?;
+                held.try_grow((larger - room) as u64).map_err(answer::no_room)?;
                 room = larger;
                 bytes.reserve(room - bytes.len());
             }
@@ -354,7 +355,7 @@ impl Service {
         }
         // Text with escapes is copied when it is decoded.
         if bytes.contains(&b'\\') {
-            held.try_grow(bytes.len() as u64)?;
+            held.try_grow(bytes.len() as u64).map_err(answer::no_room)?;
         }
         Ok(ReceivedBody { bytes: bytes.freeze(), held })
     }
@@ -385,7 +386,7 @@ impl ReceivedBody {
     pub(crate) fn json<'a, T: Deserialize<'a>>(&'a self) -> Result<T, ErrorResponse> {
         debug_assert!(self.held.bytes() >= self.bytes.len() as u64);
         serde_json::from_slice(&self.bytes)
-            .map_err(|error| ErrorResponse::bad(format!("the body cannot be read: {error}")))
+            .map_err(|error| answer::bad(format!("the body cannot be read: {error}")))
     }
 }
 

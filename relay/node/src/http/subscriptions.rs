@@ -13,13 +13,14 @@ use std::{
     sync::{MutexGuard, PoisonError},
 };
 
+use http_server::ErrorResponse;
 use hyper::{Response, StatusCode};
 use protocol::{WakuMessage, topic::CONTENT_TOPIC_BYTES_MAX};
 use serde::Deserialize;
 use store::Message;
 
 use super::{
-    answer::{self, ErrorResponse},
+    answer,
     body::{Body, Pieces},
     message::{NAMES_MAX, Name, Names, json_bytes_max, put_message},
     service::{ReceivedBody, Service},
@@ -191,7 +192,7 @@ impl Service {
     fn filter_topics(&self, request: &FilterRequest<'_>) -> Result<HashSet<Topic>, ErrorResponse> {
         let names = request.content_filters.as_ref().map_or(&[][..], |names| &names.0);
         if names.is_empty() {
-            return Err(ErrorResponse::bad(
+            return Err(answer::bad(
                 "contentFilters names no content topic; at least one is needed",
             ));
         }
@@ -214,7 +215,7 @@ impl Service {
 
     fn shard_topic(&self, pubsub_topic: &str) -> Result<Topic, ErrorResponse> {
         let shard = self.node.shard_for(Some(pubsub_topic), "");
-        shard.map(Topic::Shard).map_err(|rejected| ErrorResponse::bad(rejected.to_string()))
+        shard.map(Topic::Shard).map_err(|rejected| answer::bad(rejected.to_string()))
     }
 
     fn content_topic(
@@ -224,14 +225,14 @@ impl Service {
     ) -> Result<Topic, ErrorResponse> {
         if name.is_empty() || name.len() > CONTENT_TOPIC_BYTES_MAX {
             let bytes = name.len();
-            return Err(ErrorResponse::bad(format!(
+            return Err(answer::bad(format!(
                 "a content topic of {bytes} bytes: it has 1 to {CONTENT_TOPIC_BYTES_MAX}"
             )));
         }
         let shard = self.node.shard_for(pubsub_topic, name);
         shard
             .map(|shard| Topic::Content(shard, name.to_owned()))
-            .map_err(|rejected| ErrorResponse::bad(rejected.to_string()))
+            .map_err(|rejected| answer::bad(rejected.to_string()))
     }
 
     /// All of the topics, or none.
@@ -247,7 +248,7 @@ impl Service {
                     subscribed.topics_mut(under).remove(&topic);
                     self.leave(&subscribed, &topic);
                 }
-                return Err(ErrorResponse::busy(
+                return Err(answer::busy(
                     StatusCode::SERVICE_UNAVAILABLE,
                     format!(
                         "http.subscriptions = {most} topics are subscribed to, the most this node \
@@ -290,7 +291,8 @@ impl Service {
         // The largest message must find room before anything is taken that could be lost.
         let largest = protocol::message::MESSAGE_BYTES_MAX;
         let room = (largest + json_bytes_max(largest)) as u64;
-        let room = self.responses.try_reserve(room.min(self.responses.cap_bytes()))?;
+        let room = self.responses.try_reserve(room.min(self.responses.cap_bytes()));
+        let room = room.map_err(answer::no_room)?;
         let mut messages = VecDeque::new();
         {
             let mut subscribed = self.subscribed();
@@ -298,7 +300,7 @@ impl Service {
                 subscribed.topics_mut(under).iter().filter(|topic| wanted(topic)).collect();
             if topics.is_empty() {
                 let name: String = name.chars().take(CONTENT_TOPIC_BYTES_MAX).collect();
-                return Err(ErrorResponse::not_found(format!(
+                return Err(answer::not_found(format!(
                     "no subscription to {name}; subscribe first, then read its messages"
                 )));
             }
@@ -317,11 +319,11 @@ fn known_length(request_id: &str) -> Result<(), ErrorResponse> {
     if bytes <= REQUEST_ID_BYTES_MAX {
         return Ok(());
     }
-    Err(ErrorResponse::bad(format!("requestId has {bytes} bytes, at most {REQUEST_ID_BYTES_MAX}")))
+    Err(answer::bad(format!("requestId has {bytes} bytes, at most {REQUEST_ID_BYTES_MAX}")))
 }
 
 fn no_subscriptions() -> ErrorResponse {
-    ErrorResponse::not_found("there are no such subscriptions")
+    answer::not_found("there are no such subscriptions")
 }
 
 /// `FilterSubscriptionResponse` of the specification.
@@ -334,7 +336,7 @@ fn filter_answer(request_id: &str, outcome: Result<(), ErrorResponse>) -> Respon
         }
         Err(refused) => {
             let body = body(&refused.message);
-            refused.in_json(&body)
+            answer::refused_in_json(refused, &body)
         }
     }
 }
