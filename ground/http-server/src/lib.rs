@@ -14,7 +14,12 @@
 
 pub mod connections;
 pub mod origin;
+mod request_body;
 mod response;
 pub mod stall_guard;
 
+pub use request_body::{
+    BodyBudget, BodyError, DISCARDED_BODIES, PoolBudget, discard, discard_within, read_body,
+    with_unread,
+};
 pub use response::{ErrorResponse, TEXT, set_common_headers, with_reservation};

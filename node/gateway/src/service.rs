@@ -27,18 +27,14 @@ use std::{
 use budget::{Pool, Reservation};
 use bytes::Bytes;
 use envelope::{EnvelopeBounds, auth::AuthConfig};
-use http_body_util::BodyExt;
 use http_server::{
-    ErrorResponse,
+    BodyBudget, BodyError, ErrorResponse, PoolBudget,
     connections::Connections,
+    discard,
     origin::{OriginHeaders, check_origin},
-    with_reservation,
+    read_body, with_reservation, with_unread,
 };
-use hyper::{
-    Method, Request, Response, StatusCode, Version,
-    body::{Body as _, Incoming},
-    header,
-};
+use hyper::{Method, Request, Response, StatusCode, body::Incoming, header};
 use ic_principal::Principal;
 use limits::GatewayLimits;
 use prometheus_client::registry::Registry;
@@ -56,15 +52,6 @@ use crate::{
     routes::{self, Route},
     waiters::Waiters,
 };
-
-/// How much of a refused body is read and thrown away, in times of the limit.
-const DISCARDED_BODIES: u64 = 4;
-/// How long that may take.
-const DISCARD_TIME: Duration = Duration::from_secs(2);
-/// Body of a request refused before it is read: up to this length it is read and thrown away ...
-const UNREAD_BODY_BYTES: u64 = 64 << 10;
-/// ... if it arrives within this time.
-const UNREAD_BODY_TIME: Duration = Duration::from_millis(100);
 
 /// Scrapes encoded at once; they hold the registry's lock anyway.
 const SCRAPES_MAX: usize = 2;
@@ -190,32 +177,6 @@ pub(crate) fn queued_max(in_flight: u64) -> u64 {
 /// A limit as a number of permits.
 pub(crate) fn permits(limit: u64) -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS)
-}
-
-/// Where a body is counted while it is read.
-pub(crate) trait BodyBudget: Send {
-    /// Counts a body of which `received` bytes have arrived, in buffers of `buffers` bytes.
-    fn resize(
-        &mut self,
-        received: u64,
-        buffers: u64,
-    ) -> impl Future<Output = Result<(), ErrorResponse>> + Send;
-
-    /// Counts nothing any more.
-    fn release(&mut self);
-}
-
-/// In the pool of bodies.
-struct BodyPoolBudget(Reservation);
-
-impl BodyBudget for BodyPoolBudget {
-    async fn resize(&mut self, received: u64, _buffers: u64) -> Result<(), ErrorResponse> {
-        self.0.try_resize(received).map_err(bodies_full)
-    }
-
-    fn release(&mut self) {
-        self.0.shrink(self.0.bytes());
-    }
 }
 
 fn bodies_full(full: budget::PoolFull) -> ErrorResponse {
@@ -427,84 +388,46 @@ impl Service {
 
     /// Reads the body within its limit, the pool's and the read timeout.
     async fn read_body(&self, body: Incoming) -> Result<ReceivedBody, ErrorResponse> {
-        let reserved = self.permits.bodies.try_reserve(0).map_err(bodies_full);
-        let mut room = BodyPoolBudget(reserved.map_err(|refused| refused.closing(&body))?);
+        let room = PoolBudget::new(&self.permits.bodies, |received, _| received);
+        let mut room = room.map_err(|full| bodies_full(full).closing(&body))?;
         let limit = ("body_bytes", self.limits.body_bytes);
-        let bytes = self.read_body_into(body, &mut room, limit).await?;
-        Ok(ReceivedBody { bytes, reservation: room.0 })
+        let bytes = self.read_body_into(body, &mut room, limit, bodies_full).await?;
+        Ok(ReceivedBody { bytes, reservation: room.into_reservation() })
     }
 
     /// The same into other room, within the limit of this name.
-    pub(crate) async fn read_body_into(
+    pub(crate) async fn read_body_into<B: BodyBudget>(
         &self,
         mut body: Incoming,
-        room: &mut impl BodyBudget,
+        room: &mut B,
         (name, limit): (&'static str, u64),
+        full: impl FnOnce(B::Full) -> ErrorResponse,
     ) -> Result<Bytes, ErrorResponse> {
-        let too_large = |bytes: u64| {
-            let message =
-                format!("the body has {bytes} bytes or more; the limit {name} is {limit}");
-            ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, name, message)
+        let error = match read_body(&mut body, room, limit, self.read_timeout()).await {
+            Ok(bytes) => return Ok(bytes),
+            Err(error) => error,
         };
-        let announced = body.size_hint().lower();
-        if announced > limit {
-            let is_read = discard(&mut body, limit).await;
-            return Err(ErrorResponse { close: !is_read, ..too_large(announced) });
-        }
-        let reading = async {
-            let mut first = Bytes::new();
-            let mut joined = Vec::new();
-            while let Some(frame) = body.frame().await {
-                let frame = frame.map_err(|error| {
-                    ErrorResponse::bad_request(
-                        "body",
-                        format!("the body could not be read to its end: {error}"),
-                    )
-                })?;
-                let Ok(data) = frame.into_data() else { continue };
-                let total = (first.len() + joined.len() + data.len()) as u64;
-                if total > limit {
-                    drop((first, joined));
-                    room.release();
-                    discard(&mut body, limit).await;
-                    return Err(too_large(total));
-                }
-                // Most bodies come in one piece, which is taken as it is.
-                if first.is_empty() && joined.is_empty() {
-                    room.resize(total, 0).await?;
-                    first = data;
-                    continue;
-                }
-                if total > joined.capacity() as u64 {
-                    let most = if announced >= total { announced } else { limit };
-                    let capacity = total.saturating_mul(2).min(most);
-                    // Both are there while one goes over into the other.
-                    let before = (joined.capacity() + first.len()) as u64;
-                    room.resize(total, before.saturating_add(capacity)).await?;
-                    let mut larger = Vec::with_capacity(usize::try_from(capacity).unwrap_or(0));
-                    larger.extend_from_slice(&std::mem::take(&mut first));
-                    larger.extend_from_slice(&joined);
-                    joined = larger;
-                    room.resize(total, capacity).await?;
-                } else {
-                    room.resize(total, joined.capacity() as u64).await?;
-                }
-                joined.extend_from_slice(&data);
+        let refused = match error {
+            BodyError::TooLarge(bytes) => {
+                discard(&mut body, limit).await;
+                let message =
+                    format!("the body has {bytes} bytes or more; the limit {name} is {limit}");
+                ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, name, message)
             }
-            Ok(if joined.is_empty() { first } else { joined.into() })
-        };
-        let millis = self.limits.read_timeout_millis;
-        match tokio::time::timeout(Duration::from_millis(millis), reading).await {
-            Ok(read) => read.map_err(|refused| refused.closing(&body)),
-            Err(_) => {
+            BodyError::Incomplete(error) => ErrorResponse::bad_request(
+                "body",
+                format!("the body could not be read to its end: {error}"),
+            ),
+            BodyError::Full(none) => full(none),
+            BodyError::TimedOut => {
+                let millis = self.limits.read_timeout_millis;
                 let message = format!(
                     "the body did not arrive within the limit read_timeout_millis = {millis}"
                 );
-                let refused =
-                    ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, "read_timeout", message);
-                Err(refused.closing(&body))
+                ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, "read_timeout", message)
             }
-        }
+        };
+        Err(refused.closing(&body))
     }
 
     /// Runs `work` on a blocking thread once there is a place for its kind. The thread does not
@@ -754,44 +677,4 @@ fn check_content_type(request: &Request<Incoming>) -> Result<(), ErrorResponse> 
     let found: String = found.chars().take(64).collect();
     let message = format!("the content type is \"{found}\"; this endpoint takes application/cbor");
     Err(ErrorResponse::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message))
-}
-
-/// Reads what a client still sends of a body that is refused, so that it gets to read the refusal:
-/// closing on unread data resets the connection, and the answer is lost with it. Bounded in bytes
-/// and time, keeps nothing. Returns whether the body was read to its end.
-async fn discard(body: &mut Incoming, limit: u64) -> bool {
-    let reading = async {
-        let mut left = limit.saturating_mul(DISCARDED_BODIES);
-        while let Some(Ok(frame)) = body.frame().await {
-            let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
-            if bytes > left {
-                return false;
-            }
-            left -= bytes;
-        }
-        true
-    };
-    tokio::time::timeout(DISCARD_TIME, reading).await.unwrap_or(false)
-}
-
-/// The refusal of a request whose body was not read. A short body on its way is read and thrown
-/// away, so that the connection can be used again; otherwise the answer announces its end.
-pub(crate) async fn with_unread(
-    request: Request<Incoming>,
-    refused: ErrorResponse,
-) -> ErrorResponse {
-    let is_awaited = request.headers().contains_key(header::EXPECT);
-    let version = request.version();
-    let mut body = request.into_body();
-    if version == Version::HTTP_2 || body.is_end_stream() {
-        return refused;
-    }
-    let is_short = body.size_hint().upper().is_some_and(|bytes| bytes <= UNREAD_BODY_BYTES);
-    if is_short && !is_awaited {
-        let reading = discard(&mut body, UNREAD_BODY_BYTES);
-        if tokio::time::timeout(UNREAD_BODY_TIME, reading).await.unwrap_or(false) {
-            return refused;
-        }
-    }
-    ErrorResponse { close: true, ..refused }
 }

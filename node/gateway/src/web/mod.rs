@@ -52,7 +52,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use http_server::ErrorResponse;
+use http_server::{ErrorResponse, with_unread};
 use hyper::{
     Method, Request, Response, StatusCode,
     body::Incoming,
@@ -73,7 +73,7 @@ use crate::{
     api::RequestKind,
     connection::{HttpHandler, Outgoing, STREAMS_MAX},
     job_queue::JobQueue,
-    service::{Service, permits, with_unread},
+    service::{Service, permits},
 };
 
 /// Of the requests in flight, the part of one connection.
@@ -138,7 +138,8 @@ impl Web {
         };
         let (head, body) = request.into_parts();
         let limit = ("http_gateway.body_bytes", self.limits.body_bytes);
-        let body = self.service.read_body_into(body, &mut room, limit).await?;
+        let reading = self.service.read_body_into(body, &mut room, limit, std::convert::identity);
+        let body = reading.await?;
         let request = Arc::new(BrowserRequest::new(&head, body)?);
         drop(head);
         let (web, body, place) = (self.clone(), Some(room), Arc::new(place));

@@ -13,13 +13,14 @@ use std::{
 use ::heap::Sampler;
 use anyhow::{Context, Result};
 use budget::{Pool, PoolFull, Reservation};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use dashboard::page;
-use http_body_util::BodyExt;
 use http_server::{
-    ErrorResponse,
+    BodyError, ErrorResponse, PoolBudget,
     connections::Connections,
+    discard,
     origin::{OriginHeaders, check_origin},
+    read_body,
 };
 use hyper::{
     Method, Request, Response, StatusCode,
@@ -47,12 +48,6 @@ use crate::{
     node::{Node, SwarmRequest},
 };
 
-/// First room for a body; it doubles as bytes arrive.
-const BODY_BYTES_FIRST: usize = 16 << 10;
-/// How much of a refused body is read and thrown away, in times of the limit.
-const DISCARDED_BODIES: u64 = 4;
-/// How long that may take.
-const DISCARD_TIME: Duration = Duration::from_secs(2);
 /// The swarm's task answers within this time.
 const SWARM_ANSWER_TIME: Duration = Duration::from_secs(5);
 
@@ -306,77 +301,49 @@ impl Service {
             return Err(self.discarded(request.into_body(), answer::bad(message)).await);
         }
         let mut body = request.into_body();
-        let millis = self.limits.read_timeout_millis;
-        match timeout(self.read_timeout(), self.read_body(&mut body)).await {
-            Ok(Ok(received)) => Ok(received),
-            Ok(Err(refused)) => Err(self.discarded(body, refused).await),
-            Err(_) => {
+        let refused = match self.receive(&mut body).await {
+            Ok(received) => return Ok(received),
+            Err(BodyError::TooLarge(bytes)) => {
+                let limit = self.limits.body_bytes;
+                let message = format!(
+                    "the body has {bytes} bytes or more, http.body_bytes is {limit}; split the \
+                     payload"
+                );
+                answer::refusal(StatusCode::PAYLOAD_TOO_LARGE, message)
+            }
+            Err(BodyError::Incomplete(error)) => {
+                answer::bad(format!("the body could not be read to its end: {error}"))
+            }
+            Err(BodyError::Full(full)) => answer::no_room(full),
+            Err(BodyError::TimedOut) => {
+                let millis = self.limits.read_timeout_millis;
                 let message =
                     format!("the body did not arrive within http.read_timeout_millis = {millis}");
                 let refused = answer::refusal(StatusCode::REQUEST_TIMEOUT, message);
-                Err(ErrorResponse { close: true, ..refused })
+                return Err(ErrorResponse { close: true, ..refused });
             }
-        }
+        };
+        Err(self.discarded(body, refused).await)
     }
 
-    async fn read_body(&self, body: &mut Incoming) -> Result<ReceivedBody, ErrorResponse> {
+    async fn receive(&self, body: &mut Incoming) -> Result<ReceivedBody, BodyError<PoolFull>> {
         let limit = self.limits.body_bytes;
-        let too_large = |bytes: u64| {
-            let message = format!(
-                "the body has {bytes} bytes or more, http.body_bytes is {limit}; split the payload"
-            );
-            answer::refusal(StatusCode::PAYLOAD_TOO_LARGE, message)
-        };
-        let announced = body.size_hint();
-        if announced.lower() > limit {
-            return Err(too_large(announced.lower()));
-        }
-        let most = usize::try_from(announced.upper().unwrap_or(limit).min(limit));
-        let most = most.unwrap_or(usize::MAX);
-        let mut room = most.min(BODY_BYTES_FIRST);
-        let mut held = self.bodies.try_reserve(room as u64).map_err(answer::no_room)?;
-        let mut bytes = BytesMut::with_capacity(room);
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| {
-                answer::bad(format!("the body could not be read to its end: {error}"))
-            })?;
-            let Ok(data) = frame.into_data() else { continue };
-            let total = bytes.len() + data.len();
-            if total as u64 > limit {
-                return Err(too_large(total as u64));
-            }
-            if total > room {
-                let larger = (room * 2).min(most).max(total);
-                held.try_grow((larger - room) as u64).map_err(answer::no_room)?;
-                room = larger;
-                bytes.reserve(room - bytes.len());
-            }
-            bytes.extend_from_slice(&data);
-        }
+        let most = body.size_hint().upper().map_or(limit, |bytes| bytes.min(limit));
+        let charge = move |received: u64, buffers: u64| received.max(buffers.min(most));
+        let mut room = PoolBudget::new(&self.bodies, charge).map_err(BodyError::Full)?;
+        let bytes = read_body(body, &mut room, limit, self.read_timeout()).await?;
+        let mut held = room.into_reservation();
         // Text with escapes is copied when it is decoded.
         if bytes.contains(&b'\\') {
-            held.try_grow(bytes.len() as u64).map_err(answer::no_room)?;
+            held.try_grow(bytes.len() as u64).map_err(BodyError::Full)?;
         }
-        Ok(ReceivedBody { bytes: bytes.freeze(), held })
+        Ok(ReceivedBody { bytes, held })
     }
 
-    /// Reads what a client still sends of a body that is refused, so that it gets to read the
-    /// refusal: closing on unread data resets the connection, and the answer is lost with it.
-    /// Bounded in bytes and time, keeps nothing.
+    /// The refusal of a request with this body, of which the client may still send a part.
     async fn discarded(&self, mut body: Incoming, refused: ErrorResponse) -> ErrorResponse {
-        let reading = async {
-            let mut left = self.limits.body_bytes.saturating_mul(DISCARDED_BODIES);
-            while let Some(Ok(frame)) = body.frame().await {
-                let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
-                if bytes > left {
-                    return false;
-                }
-                left -= bytes;
-            }
-            true
-        };
-        let whole = timeout(DISCARD_TIME, reading).await.unwrap_or(false);
-        ErrorResponse { close: !whole, ..refused }
+        let close = !discard(&mut body, self.limits.body_bytes).await;
+        ErrorResponse { close, ..refused }
     }
 }
 
