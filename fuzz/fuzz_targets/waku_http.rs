@@ -12,7 +12,6 @@ mod allocated;
 #[path = "../../relay/node/src/http"]
 mod http {
     pub(crate) mod answer;
-    pub(crate) mod body;
     pub(crate) mod message;
     pub(crate) mod routes;
     pub(crate) mod store_query;

@@ -28,7 +28,7 @@ use budget::{Pool, Reservation};
 use bytes::Bytes;
 use envelope::{EnvelopeBounds, auth::AuthConfig};
 use http_server::{
-    BodyBudget, BodyError, ErrorResponse, PoolBudget,
+    BodyBudget, BodyError, ErrorResponse, HttpHandler, Outgoing, PoolBudget, Stage,
     connections::Connections,
     discard,
     origin::{OriginHeaders, check_origin},
@@ -43,7 +43,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
 use crate::{
     answer::{self, Answer, Body, NodeSigner, Readers},
     api::{CertifiedView, HeapProfileError, Node, RequestKind},
-    connection::{HttpHandler, Outgoing, Stage},
     job_queue::{JobError, JobQueue},
     latencies::Latencies,
     listener::QueryConcurrency,

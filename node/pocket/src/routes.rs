@@ -13,9 +13,10 @@ use std::{
 
 use bytes::Bytes;
 use envelope::auth::AuthConfig;
-use gateway::{HttpHandler, Outgoing};
 use http_body_util::{BodyExt, Full};
-use http_server::{BodyError, DISCARDED_BODIES, PoolBudget, discard_within, read_body};
+use http_server::{
+    BodyError, DISCARDED_BODIES, HttpHandler, Outgoing, PoolBudget, discard_within, read_body,
+};
 use hyper::{
     Method, Request, Response, StatusCode, Uri, Version,
     body::{Body as _, Incoming},

@@ -52,7 +52,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use http_server::{ErrorResponse, with_unread};
+use http_server::{
+    ConnectionSettings, ErrorResponse, HttpHandler, Outgoing, STREAMS_MAX, with_unread,
+};
 use hyper::{
     Method, Request, Response, StatusCode,
     body::Incoming,
@@ -71,7 +73,6 @@ use self::{
 use crate::{
     HttpGatewayConfig,
     api::RequestKind,
-    connection::{HttpHandler, Outgoing, STREAMS_MAX},
     job_queue::JobQueue,
     service::{Service, permits},
 };
@@ -193,9 +194,10 @@ impl HttpHandler for Web {
         self.rooms.quota()
     }
 
-    fn streams_max(&self) -> u32 {
+    fn settings(&self) -> ConnectionSettings {
         let part = (self.limits.requests_in_flight / CONNECTION_PART).max(1);
-        u32::try_from(part).unwrap_or(u32::MAX).min(STREAMS_MAX)
+        let streams = u32::try_from(part).unwrap_or(u32::MAX).min(STREAMS_MAX);
+        ConnectionSettings { streams: Some(streams), ..ConnectionSettings::default() }
     }
 
     fn read_timeout(&self) -> Duration {

@@ -8,14 +8,13 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 use dashboard::page::{ICON, style_policy};
 use http_body_util::Full;
-use http_server::{ErrorResponse, TEXT, set_common_headers, with_reservation};
+use http_server::{ErrorResponse, Outgoing, TEXT, set_common_headers, with_reservation};
 use hyper::{
     HeaderMap, Response, StatusCode,
     header::{self, HeaderValue},
 };
 
 use super::request_memory::RequestMemory;
-use crate::connection::Outgoing;
 
 /// Of texts that come from canisters.
 const TEXT_CHARS_MAX: usize = 2_000;

@@ -7,7 +7,7 @@ use std::{io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use envelope::hash::{Hash, of_bytes};
-use http_server::ErrorResponse;
+use http_server::{ErrorResponse, HttpHandler as _, Outgoing};
 use hyper::{Response, StatusCode, header};
 use ic_http_certification::CERTIFICATE_EXPRESSION_HEADER_NAME;
 use limits::HTTP_STREAM_BODY_BYTES;
@@ -23,7 +23,6 @@ use super::{
     respond::{self, ContentRange, Head, ResponseGuard},
     verify::{BodyHashes, CertifiedContent, HeaderField, VerifiedScope},
 };
-use crate::connection::{HttpHandler as _, Outgoing};
 
 /// See [`common`].
 type CommonHeaders = Option<Vec<HeaderField>>;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use envelope::{Envelope, Request, auth, canonical, cbor::Writer, ingress};
-use http_server::ErrorResponse;
+use http_server::{ErrorResponse, HttpHandler as _};
 use hyper::StatusCode;
 use ic_principal::Principal;
 use state::{RequestId, SignedIngress};
@@ -17,7 +17,6 @@ use state::{RequestId, SignedIngress};
 use super::exchange::{Exchange, HttpResult, Reply, ReplySource, ReplyUse, internal};
 use crate::{
     api::RequestKind,
-    connection::HttpHandler as _,
     endpoints::{auth_error, envelope_error},
     service::{JobKind, stopping},
     waiters::Waiter,

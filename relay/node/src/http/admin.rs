@@ -7,7 +7,7 @@
 
 use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
-use http_server::ErrorResponse;
+use http_server::{ErrorResponse, Outgoing, Pieces};
 use hyper::{Response, StatusCode};
 use libp2p::{Multiaddr, PeerId, multiaddr::Protocol};
 use router::{Peer, PeerView, SHARDS, Shard};
@@ -16,7 +16,6 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     answer,
-    body::{Body, Pieces},
     message::{Names, json_text_bytes_max, put_text},
     service::{ReceivedBody, Service},
 };
@@ -197,7 +196,7 @@ impl Service {
     async fn list_peers(
         &self,
         wanted: impl Fn(&PeerSnapshot, &ConnectedPeer) -> bool + Send + 'static,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let (known, node) = (self.peer_snapshot().await?, self.node.clone());
         let rows = (0..known.connected.len()).filter_map(move |place| {
             let one = known.connected.get(place).filter(|one| wanted(&known, one))?;
@@ -207,7 +206,7 @@ impl Service {
     }
 
     /// `GET /admin/v1/peers`: connections, then known peers that have none.
-    pub(crate) async fn all_peers(&self) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) async fn all_peers(&self) -> Result<Response<Outgoing>, ErrorResponse> {
         let (known, node) = (self.peer_snapshot().await?, self.node.clone());
         let others = node.peers().not_connected();
         let connected = (0..known.connected.len())
@@ -222,7 +221,7 @@ impl Service {
     pub(crate) async fn connected_peers(
         &self,
         shard: Option<Shard>,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         if let Some(shard) = shard {
             known_shard(shard)?;
         }
@@ -234,13 +233,13 @@ impl Service {
     }
 
     /// `GET /admin/v1/peers/service`: peers that were seen to speak a protocol of Waku.
-    pub(crate) async fn service_peers(&self) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) async fn service_peers(&self) -> Result<Response<Outgoing>, ErrorResponse> {
         let node = self.node.clone();
         self.list_peers(move |_, one| one.gossips || node.filter.is_receiver(&one.peer)).await
     }
 
     /// `GET /admin/v1/peer/{peerId}`: one peer, connected or known; otherwise 404.
-    pub(crate) async fn peer(&self, peer: &str) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) async fn peer(&self, peer: &str) -> Result<Response<Outgoing>, ErrorResponse> {
         let peer: PeerId =
             peer.parse().map_err(|error| answer::bad(format!("this is no peer id: {error}")))?;
         let known = self.peer_snapshot().await?;
@@ -257,16 +256,16 @@ impl Service {
     }
 
     /// `GET /admin/v1/peers/relay`: connected peers subscribed to each shard of this node.
-    pub(crate) async fn relay_peers(&self) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) async fn relay_peers(&self) -> Result<Response<Outgoing>, ErrorResponse> {
         self.by_shard(false).await
     }
 
     /// `GET /admin/v1/peers/mesh`: peers in the mesh of each shard of this node.
-    pub(crate) async fn mesh_peers(&self) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) async fn mesh_peers(&self) -> Result<Response<Outgoing>, ErrorResponse> {
         self.by_shard(true).await
     }
 
-    async fn by_shard(&self, mesh: bool) -> Result<Response<Body>, ErrorResponse> {
+    async fn by_shard(&self, mesh: bool) -> Result<Response<Outgoing>, ErrorResponse> {
         let (known, node) = (self.peer_snapshot().await?, self.node.clone());
         let shards: Vec<Shard> = self.node.shards.iter().collect();
         let rows = shards.into_iter().map(move |shard| known.of_shard(&node, shard, mesh));
@@ -277,7 +276,7 @@ impl Service {
     pub(crate) async fn relay_peers_on(
         &self,
         shard: Shard,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         known_shard(shard)?;
         let peers = self.peer_snapshot().await?.of_shard(&self.node, shard, false);
         answer::json(StatusCode::OK, &peers, &self.responses)
@@ -287,14 +286,14 @@ impl Service {
     pub(crate) async fn mesh_peers_on(
         &self,
         shard: Shard,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         known_shard(shard)?;
         let peers = self.peer_snapshot().await?.of_shard(&self.node, shard, true);
         answer::json(StatusCode::OK, &peers, &self.responses)
     }
 
     /// `GET /admin/v1/peers/stats`: numbers of peers by state, shard and protocol.
-    pub(crate) async fn peer_stats(&self) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) async fn peer_stats(&self) -> Result<Response<Outgoing>, ErrorResponse> {
         let known = self.peer_snapshot().await?;
         let count = known.connected.len();
         let others = self.node.peers().not_connected();
@@ -332,7 +331,7 @@ impl Service {
     pub(crate) async fn add_peers(
         &self,
         body: ReceivedBody,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let mut peers = Vec::new();
         {
             let names: Names<'_> = body.json()?;
@@ -375,7 +374,7 @@ impl Service {
     }
 
     /// `GET /admin/v1/filter/subscriptions`: every receiver with its criteria.
-    pub(crate) fn filter_subscribers(&self) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) fn filter_subscribers(&self) -> Result<Response<Outgoing>, ErrorResponse> {
         let peers = self.node.filter.receivers().into_iter();
         let list = FilterList { node: self.node.clone(), peers, open: None, state: State::Before };
         answer::list(list, &self.responses)

@@ -3,14 +3,12 @@
 
 use budget::{Pool, PoolFull};
 use dashboard::page;
-use http_server::{ErrorResponse, TEXT, set_common_headers};
+use http_server::{ErrorResponse, List, Outgoing, Pieces, TEXT, set_common_headers};
 use hyper::{
     Response, StatusCode,
     header::{self, HeaderValue},
 };
 use serde::Serialize;
-
-use super::body::{Body, Pieces};
 
 /// Longest message of a refusal: it may quote what a client sent, which may be long.
 const MESSAGE_BYTES_MAX: usize = 1024;
@@ -48,23 +46,30 @@ pub(crate) fn no_room(full: PoolFull) -> ErrorResponse {
 }
 
 /// A refusal as text.
-pub(crate) fn refused(refused: ErrorResponse) -> Response<Body> {
+pub(crate) fn refused(refused: ErrorResponse) -> Response<Outgoing> {
     let text = format!("{}\n", refused.message);
-    with_headers(refused.with_body(TEXT, Body::short(text)))
+    with_headers(refused.with_body(TEXT, Outgoing::short(text)))
 }
 
 /// A refusal with its JSON body.
-pub(crate) fn refused_in_json(refused: ErrorResponse, body: &serde_json::Value) -> Response<Body> {
-    with_headers(refused.with_body("application/json", Body::short(body.to_string())))
+pub(crate) fn refused_in_json(
+    refused: ErrorResponse,
+    body: &serde_json::Value,
+) -> Response<Outgoing> {
+    with_headers(refused.with_body("application/json", Outgoing::short(body.to_string())))
 }
 
-fn with_headers(mut response: Response<Body>) -> Response<Body> {
+fn with_headers(mut response: Response<Outgoing>) -> Response<Outgoing> {
     set_common_headers(response.headers_mut());
     response
 }
 
 /// An answer with the headers of every answer.
-pub(crate) fn answer(status: StatusCode, content_type: &'static str, body: Body) -> Response<Body> {
+pub(crate) fn answer(
+    status: StatusCode,
+    content_type: &'static str,
+    body: Outgoing,
+) -> Response<Outgoing> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -72,20 +77,21 @@ pub(crate) fn answer(status: StatusCode, content_type: &'static str, body: Body)
 }
 
 /// 200 with a short text.
-pub(crate) fn text(text: &'static str) -> Response<Body> {
-    answer(StatusCode::OK, TEXT, Body::short(text))
+pub(crate) fn text(text: &'static str) -> Response<Outgoing> {
+    answer(StatusCode::OK, TEXT, Outgoing::short(text))
 }
 
 /// The operator's page.
-pub(crate) fn page() -> Response<Body> {
-    let mut response = answer(StatusCode::OK, "text/html; charset=utf-8", Body::short(page::PAGE));
+pub(crate) fn page() -> Response<Outgoing> {
+    let mut response =
+        answer(StatusCode::OK, "text/html; charset=utf-8", Outgoing::short(page::PAGE));
     response.headers_mut().extend(page::headers());
     response
 }
 
 /// Where a browser finds it.
-pub(crate) fn to_page() -> Response<Body> {
-    let mut response = answer(StatusCode::SEE_OTHER, TEXT, Body::short(""));
+pub(crate) fn to_page() -> Response<Outgoing> {
+    let mut response = answer(StatusCode::SEE_OTHER, TEXT, Outgoing::short(""));
     response.headers_mut().insert(header::LOCATION, HeaderValue::from_static(page::PATH));
     response
 }
@@ -95,19 +101,19 @@ pub(crate) fn json(
     status: StatusCode,
     value: &impl Serialize,
     responses: &Pool,
-) -> Result<Response<Body>, ErrorResponse> {
+) -> Result<Response<Outgoing>, ErrorResponse> {
     let bytes = serde_json::to_vec(value).map_err(|error| {
         let message = format!("the answer could not be encoded: {error}");
         refusal(StatusCode::INTERNAL_SERVER_ERROR, message)
     })?;
-    Ok(answer(status, "application/json", Body::charged(bytes, responses).map_err(no_room)?))
+    Ok(answer(status, "application/json", Outgoing::charged(bytes, responses).map_err(no_room)?))
 }
 
 /// A JSON list that is made as it is sent. Errors: the pool is full.
 pub(crate) fn list(
     pieces: impl Pieces + 'static,
     responses: &Pool,
-) -> Result<Response<Body>, ErrorResponse> {
-    let list = Body::list(pieces, responses).map_err(no_room)?;
-    Ok(answer(StatusCode::OK, "application/json", list))
+) -> Result<Response<Outgoing>, ErrorResponse> {
+    let list = List::reserve(pieces, responses).map_err(no_room)?;
+    Ok(answer(StatusCode::OK, "application/json", Outgoing::List(list)))
 }

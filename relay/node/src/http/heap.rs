@@ -4,15 +4,15 @@
 //! bounds; the answer is charged to the pool `responses`.
 
 use ::heap::{ANSWER_TIME, ProfileError, off};
-use http_server::ErrorResponse;
+use http_server::{ErrorResponse, Outgoing};
 use hyper::{Response, StatusCode};
 use tokio::{task::spawn_blocking, time::timeout};
 
-use super::{answer, body::Body, service::Service};
+use super::{answer, service::Service};
 
 impl Service {
     /// `GET /debug/heap`: sampled allocations as addresses; 404 when none are sampled.
-    pub(crate) async fn heap(&self) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) async fn heap(&self) -> Result<Response<Outgoing>, ErrorResponse> {
         let Some(sampler) = self.sampler.clone() else {
             return Err(answer::not_found(off("thimble-relay")));
         };
@@ -30,7 +30,7 @@ impl Service {
             }
             ProfileError::Failed(words) => failed(words),
         })?;
-        let body = Body::charged(bytes, &self.responses).map_err(answer::no_room)?;
+        let body = Outgoing::charged(bytes, &self.responses).map_err(answer::no_room)?;
         Ok(answer::answer(StatusCode::OK, "application/octet-stream", body))
     }
 }

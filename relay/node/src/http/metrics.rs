@@ -8,7 +8,7 @@
 use std::{collections::BTreeMap, fmt};
 
 use budget::Snapshot;
-use http_server::ErrorResponse;
+use http_server::{ErrorResponse, Outgoing};
 use hyper::{Response, StatusCode};
 use prometheus_client::{
     collector::Collector,
@@ -19,7 +19,6 @@ use prometheus_client::{
 
 use super::{
     answer,
-    body::Body,
     report::{OutcomeCounts, Report, StoreFigures},
     service::Service,
 };
@@ -29,7 +28,7 @@ const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset
 
 impl Service {
     /// Reads everything and encodes it.
-    pub(crate) async fn metrics(&self) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) async fn metrics(&self) -> Result<Response<Outgoing>, ErrorResponse> {
         let topics = self.node.shards.iter().map(|shard| self.node.topic_name(shard)).collect();
         let report = Readings {
             report: self.report().await,
@@ -44,7 +43,8 @@ impl Service {
             let why = "the metrics could not be encoded";
             answer::refusal(StatusCode::INTERNAL_SERVER_ERROR, why)
         })?;
-        let body = Body::charged(text.into_bytes(), &self.responses).map_err(answer::no_room)?;
+        let body =
+            Outgoing::charged(text.into_bytes(), &self.responses).map_err(answer::no_room)?;
         Ok(answer::answer(StatusCode::OK, CONTENT_TYPE, body))
     }
 }

@@ -5,14 +5,13 @@
 //! count: clients of this interface are the operator's. Bounds: the request's body, and the pool
 //! `receiving` for the encoded message.
 
-use http_server::ErrorResponse;
+use http_server::{ErrorResponse, Outgoing};
 use hyper::{Response, StatusCode};
 use protocol::StatusCode as Status;
 use serde::Deserialize;
 
 use super::{
     answer,
-    body::Body,
     message::MessageJson,
     service::{ReceivedBody, Service, pool_full},
 };
@@ -56,7 +55,7 @@ impl Service {
         &self,
         pubsub_topic: Option<&str>,
         body: ReceivedBody,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let parts = self.encode_relayed(pubsub_topic.is_none(), &body).await;
         match self.publish(pubsub_topic.map(str::to_owned), parts, body).await {
             Ok(_) => Ok(answer::text("OK")),
@@ -81,7 +80,7 @@ impl Service {
     pub(crate) async fn light_push(
         &self,
         body: Result<ReceivedBody, ErrorResponse>,
-    ) -> Response<Body> {
+    ) -> Response<Outgoing> {
         let pushed = match body {
             Ok(body) => {
                 let (topic, parts) = self.encode_pushed(&body).await;
@@ -92,7 +91,7 @@ impl Service {
         let refused = match pushed {
             Ok(accepted) => {
                 let relayed = serde_json::json!({ "relayPeerCount": accepted.relay_peers });
-                let body = Body::short(relayed.to_string());
+                let body = Outgoing::short(relayed.to_string());
                 return answer::answer(StatusCode::OK, "application/json", body);
             }
             Err(PublishError::Refused(refused)) => refused,
@@ -117,7 +116,7 @@ impl Service {
     pub(crate) async fn light_push_legacy(
         &self,
         body: ReceivedBody,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let (topic, parts) = self.encode_pushed(&body).await;
         match self.publish(topic, parts, body).await {
             Ok(_) => Ok(answer::text("OK")),

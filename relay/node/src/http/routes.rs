@@ -2,7 +2,7 @@
 //!
 //! Paths are those of the OpenAPI files in waku-org/waku-rest-api. A topic in a path is
 //! percent-encoded; since it is the last part of its path, one with plain slashes is accepted too.
-//! Bounds: a head, and with it a path, is at most [`super::connection::HEAD_BYTES_MAX`].
+//! Bounds: a head, and with it a path, is at most [`super::service::HEAD_BYTES_MAX`].
 
 use http_server::ErrorResponse;
 use hyper::{Method, StatusCode};

@@ -16,8 +16,8 @@ use budget::{Pool, PoolFull, Reservation};
 use bytes::Bytes;
 use dashboard::page;
 use http_server::{
-    BodyError, ErrorResponse, PoolBudget,
-    connections::Connections,
+    ACCEPT_ERROR, BodyError, ConnectionSettings, ErrorResponse, HttpHandler, Outgoing, PoolBudget,
+    connections::{AdmitError, Connections},
     discard,
     origin::{OriginHeaders, check_origin},
     read_body,
@@ -36,7 +36,6 @@ use tokio::{
 
 use super::{
     answer,
-    body::Body,
     report::{ResponseCounters, Samples},
     routes::{self, Route},
     subscriptions::ClientTopics,
@@ -48,8 +47,19 @@ use crate::{
     node::{Node, SwarmRequest},
 };
 
+/// Request head, and the read buffer: half of what a connection is charged.
+pub(crate) const HEAD_BYTES_MAX: usize = 8 * 1024;
+/// A reader may stall an answer this long, and then must take
+/// [`http_server::stall_guard::WRITE_RATE_MIN`].
+const WRITE_STALL: Duration = Duration::from_secs(10);
+/// Time for a client to read the last answer of a connection.
+const LINGER: Duration = Duration::from_millis(500);
+/// Connections that get the 503 answer at once; more are closed without an answer.
+pub(crate) const REFUSALS_MAX: usize = 8;
 /// The swarm's task answers within this time.
 const SWARM_ANSWER_TIME: Duration = Duration::from_secs(5);
+
+const _: () = assert!(HEAD_BYTES_MAX as u64 * 2 <= HTTP_CONNECTION_BYTES);
 
 /// The version in `/version`, also sent to other nodes.
 pub(crate) const VERSION: &str = concat!("thimble-relay/", env!("CARGO_PKG_VERSION"));
@@ -116,11 +126,6 @@ impl Service {
         })
     }
 
-    /// How long a head, or a body, may take.
-    pub(crate) fn read_timeout(&self) -> Duration {
-        Duration::from_millis(self.limits.read_timeout_millis)
-    }
-
     /// Notes counters for rates, and what sampling of allocations costs. Once a second.
     pub(crate) fn sample(&self) {
         self.samples.add(&self.node);
@@ -160,7 +165,7 @@ impl Service {
     }
 
     /// Answers one request.
-    pub(crate) async fn serve(&self, request: Request<Incoming>) -> Response<Body> {
+    async fn serve(&self, request: Request<Incoming>) -> Response<Outgoing> {
         let is_at_root = page::is_where_a_browser_starts(&request);
         if let Err(refused) = self.check_origin(&request) {
             self.answered.add(refused.status.as_u16());
@@ -203,7 +208,7 @@ impl Service {
         &self,
         route: Route,
         request: Request<Incoming>,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         if reads(&route)
             && let Some(why) = self.node.watch.held_back(WorkKind::Queries)
         {
@@ -344,6 +349,63 @@ impl Service {
     async fn discarded(&self, mut body: Incoming, refused: ErrorResponse) -> ErrorResponse {
         let close = !discard(&mut body, self.limits.body_bytes).await;
         ErrorResponse { close, ..refused }
+    }
+}
+
+impl HttpHandler for Service {
+    type ConnectionState = ();
+
+    fn connection_state(&self) {}
+
+    fn settings(&self) -> ConnectionSettings {
+        ConnectionSettings {
+            head_bytes: HEAD_BYTES_MAX,
+            streams: None,
+            idle: None,
+            write_stall: WRITE_STALL,
+            linger: Some(LINGER),
+            refusals: REFUSALS_MAX,
+            any_origin: false,
+        }
+    }
+
+    /// How long a head, or a body, may take.
+    fn read_timeout(&self) -> Duration {
+        Duration::from_millis(self.limits.read_timeout_millis)
+    }
+
+    fn connections_limit(&self) -> (&'static str, u64) {
+        ("http.connections", self.limits.connections)
+    }
+
+    fn refusal_text(&self, error: AdmitError) -> String {
+        let why = match error {
+            AdmitError::Limit => {
+                let most = self.limits.connections;
+                format!("http.connections = {most} are open, the most there are places for")
+            }
+            AdmitError::Memory(full) => full.to_string(),
+        };
+        format!("{why} (pool http_connections); try again in a second\n")
+    }
+
+    fn count_refusal(&self, reason: &'static str) {
+        if reason != ACCEPT_ERROR {
+            self.answered.refused_connection();
+        }
+    }
+
+    fn count_eviction(&self) {
+        self.answered.evicted_connection();
+    }
+
+    fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        _state: Arc<()>,
+    ) -> impl Future<Output = Response<Outgoing>> + Send {
+        // On the heap: hyper keeps room for it with every connection, idle ones included.
+        Box::pin(async move { self.serve(request).await })
     }
 }
 

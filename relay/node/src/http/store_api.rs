@@ -6,7 +6,7 @@
 
 use std::{io, sync::atomic::Ordering::Relaxed, time::Instant};
 
-use http_server::ErrorResponse;
+use http_server::{ErrorResponse, Outgoing, Pieces};
 use hyper::{Response, StatusCode};
 use libp2p::{Multiaddr, multiaddr::Protocol};
 use protocol::MessageHash;
@@ -14,7 +14,6 @@ use store::{Page, QueryError, StoredMessage};
 
 use super::{
     answer,
-    body::{Body, Pieces},
     message::{json_text_bytes_max, put_text},
     service::Service,
     store_query::parse,
@@ -27,7 +26,10 @@ const ENTRY_BYTES_MAX: usize = 160;
 
 impl Service {
     /// Answers a query.
-    pub(crate) async fn store_query(&self, query: &str) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) async fn store_query(
+        &self,
+        query: &str,
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let counters = &self.node.counters;
         counters.store_queries.fetch_add(1, Relaxed);
         let refuse = |reason, refused| {

@@ -13,7 +13,7 @@ use std::{
     sync::{MutexGuard, PoisonError},
 };
 
-use http_server::ErrorResponse;
+use http_server::{ErrorResponse, List, Outgoing, Pieces};
 use hyper::{Response, StatusCode};
 use protocol::{WakuMessage, topic::CONTENT_TOPIC_BYTES_MAX};
 use serde::Deserialize;
@@ -21,7 +21,6 @@ use store::Message;
 
 use super::{
     answer,
-    body::{Body, Pieces},
     message::{NAMES_MAX, Name, Names, json_bytes_max, put_message},
     service::{ReceivedBody, Service},
 };
@@ -80,7 +79,7 @@ impl Service {
         &self,
         body: &ReceivedBody,
         auto: bool,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let topics = self.relay_topics(body, auto)?;
         self.subscribe(Under::Relay, topics)?;
         Ok(answer::text("OK"))
@@ -91,7 +90,7 @@ impl Service {
         &self,
         body: &ReceivedBody,
         auto: bool,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let topics = self.relay_topics(body, auto)?;
         self.unsubscribe(Under::Relay, &topics);
         Ok(answer::text("OK"))
@@ -102,7 +101,7 @@ impl Service {
     pub(crate) fn relay_messages(
         &self,
         pubsub_topic: &str,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let topic = self.shard_topic(pubsub_topic)?;
         self.messages(Under::Relay, |one| *one == topic, pubsub_topic)
     }
@@ -112,7 +111,7 @@ impl Service {
     pub(crate) fn auto_messages(
         &self,
         content_topic: &str,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let topic = self.content_topic(None, content_topic)?;
         self.messages(Under::Relay, |one| *one == topic, content_topic)
     }
@@ -121,7 +120,7 @@ impl Service {
     pub(crate) fn filter_messages(
         &self,
         content_topic: &str,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let wanted = |one: &Topic| matches!(one, Topic::Content(_, name) if name == content_topic);
         self.messages(Under::Filter, wanted, content_topic)
     }
@@ -131,7 +130,7 @@ impl Service {
         &self,
         body: Result<ReceivedBody, ErrorResponse>,
         modify: bool,
-    ) -> Response<Body> {
+    ) -> Response<Outgoing> {
         self.filter(body, |request| {
             if modify && self.subscribed().filter.is_empty() {
                 return Err(no_subscriptions());
@@ -144,7 +143,7 @@ impl Service {
     pub(crate) fn filter_unsubscribe(
         &self,
         body: Result<ReceivedBody, ErrorResponse>,
-    ) -> Response<Body> {
+    ) -> Response<Outgoing> {
         self.filter(body, |request| {
             let topics = self.filter_topics(request)?;
             if self.unsubscribe(Under::Filter, &topics) { Ok(()) } else { Err(no_subscriptions()) }
@@ -155,7 +154,7 @@ impl Service {
     pub(crate) fn filter_unsubscribe_all(
         &self,
         body: Result<ReceivedBody, ErrorResponse>,
-    ) -> Response<Body> {
+    ) -> Response<Outgoing> {
         self.filter(body, |_| {
             let all: HashSet<Topic> = self.subscribed().filter.iter().cloned().collect();
             if self.unsubscribe(Under::Filter, &all) { Ok(()) } else { Err(no_subscriptions()) }
@@ -163,7 +162,7 @@ impl Service {
     }
 
     /// `GET /filter/v2/subscriptions/{requestId}`: 404 when there are no subscriptions.
-    pub(crate) fn filter_ping(&self, request_id: &str) -> Response<Body> {
+    pub(crate) fn filter_ping(&self, request_id: &str) -> Response<Outgoing> {
         if let Err(refused) = known_length(request_id) {
             return filter_answer("", Err(refused));
         }
@@ -175,7 +174,7 @@ impl Service {
         &self,
         body: Result<ReceivedBody, ErrorResponse>,
         serve: impl FnOnce(&FilterRequest<'_>) -> Result<(), ErrorResponse>,
-    ) -> Response<Body> {
+    ) -> Response<Outgoing> {
         let body = match body {
             Ok(body) => body,
             Err(refused) => return filter_answer("", Err(refused)),
@@ -287,7 +286,7 @@ impl Service {
         under: Under,
         wanted: impl Fn(&Topic) -> bool,
         name: &str,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         // The largest message must find room before anything is taken that could be lost.
         let largest = protocol::message::MESSAGE_BYTES_MAX;
         let room = (largest + json_bytes_max(largest)) as u64;
@@ -309,8 +308,8 @@ impl Service {
                 messages.extend(taken.into_iter().map(|(_, message)| message));
             }
         }
-        let body = Body::list_with(room, MessageList { messages, state: State::Before });
-        Ok(answer::answer(StatusCode::OK, "application/json", body))
+        let list = List::new(room, MessageList { messages, state: State::Before });
+        Ok(answer::answer(StatusCode::OK, "application/json", Outgoing::List(list)))
     }
 }
 
@@ -327,11 +326,11 @@ fn no_subscriptions() -> ErrorResponse {
 }
 
 /// `FilterSubscriptionResponse` of the specification.
-fn filter_answer(request_id: &str, outcome: Result<(), ErrorResponse>) -> Response<Body> {
+fn filter_answer(request_id: &str, outcome: Result<(), ErrorResponse>) -> Response<Outgoing> {
     let body = |text: &str| serde_json::json!({ "requestId": request_id, "statusDesc": text });
     match outcome {
         Ok(()) => {
-            let body = Body::short(body("OK").to_string());
+            let body = Outgoing::short(body("OK").to_string());
             answer::answer(StatusCode::OK, "application/json", body)
         }
         Err(refused) => {
