@@ -1,8 +1,8 @@
 //! The HTTP server of the programs: connections, bodies, refusals, and the check that requests come
 //! from the server's own pages.
 //!
-//! A program implements [`HttpHandler`], which answers requests, and opens a [`Server`] with it. The
-//! path of a request:
+//! A program implements [`HttpHandler`], which answers requests, and opens a [`Server`] with it.
+//! Figures for its metrics page are written by [`metrics::MetricsWriter`]. The path of a request:
 //!
 //! ```text
 //! accept -> slot -> connection -> HttpHandler::answer -> response
@@ -32,6 +32,7 @@ mod connection;
 pub mod connections;
 mod list;
 mod listener;
+pub mod metrics;
 pub mod origin;
 mod request_body;
 mod response;
@@ -44,4 +45,4 @@ pub use request_body::{
     BodyBudget, BodyError, DISCARDED_BODIES, PoolBudget, discard, discard_within, read_body,
     with_unread,
 };
-pub use response::{ErrorResponse, TEXT, set_common_headers, with_reservation};
+pub use response::{ErrorResponse, TEXT, respond, set_common_headers, with_reservation};

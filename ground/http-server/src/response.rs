@@ -60,10 +60,8 @@ impl ErrorResponse {
 
     /// The response with this body.
     pub fn with_body<B>(self, content_type: &'static str, body: B) -> Response<B> {
-        let mut response = Response::new(body);
-        *response.status_mut() = self.status;
+        let mut response = respond(self.status, content_type, body);
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
         if let Some(seconds) = self.retry_after_seconds {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
@@ -83,6 +81,14 @@ impl From<ErrorResponse> for Response<Full<Bytes>> {
         let message = std::mem::take(&mut refused.message);
         refused.with_body(TEXT, Full::new(Bytes::from(message)))
     }
+}
+
+/// A response with this status, content type and body.
+pub fn respond<B>(status: StatusCode, content_type: &'static str, body: B) -> Response<B> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
 }
 
 /// Sets the headers of every response: no cache keeps it, and a browser takes it for nothing but

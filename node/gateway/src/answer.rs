@@ -7,10 +7,10 @@ use envelope::{
     hash::{self, Hash},
 };
 use http_body_util::Full;
-use http_server::set_common_headers;
+use http_server::{respond, set_common_headers};
 use hyper::{
     Response, StatusCode,
-    header::{self, HeaderName, HeaderValue},
+    header::{self, HeaderValue},
 };
 use ic_principal::Principal;
 use state::{Height, Reject, RequestId, Time};
@@ -22,35 +22,20 @@ const OVERHEAD: usize = 512;
 /// The body type of every response.
 pub(crate) type Body = Full<Bytes>;
 
-/// A successful answer.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) status: StatusCode,
-    pub(crate) content_type: &'static str,
-    pub(crate) body: Bytes,
-    /// Beyond those every response carries.
-    pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
+/// 200 with a CBOR body.
+pub(crate) fn cbor(body: Bytes) -> Response<Body> {
+    respond(StatusCode::OK, "application/cbor", Body::new(body))
 }
 
-impl Answer {
-    /// An answer without headers of its own.
-    pub(crate) fn new(
-        status: StatusCode,
-        content_type: &'static str,
-        body: impl Into<Bytes>,
-    ) -> Self {
-        Self { status, content_type, body: body.into(), headers: Vec::new() }
-    }
+/// 202 with nothing.
+pub(crate) fn accepted() -> Response<Body> {
+    without_body(StatusCode::ACCEPTED)
+}
 
-    /// 200 with a CBOR body.
-    pub(crate) fn cbor(body: impl Into<Bytes>) -> Self {
-        Self::new(StatusCode::OK, "application/cbor", body)
-    }
-
-    /// 202 with nothing.
-    pub(crate) fn accepted() -> Self {
-        Self::new(StatusCode::ACCEPTED, "", Bytes::new())
-    }
+fn without_body(status: StatusCode) -> Response<Body> {
+    let mut response = Response::new(Body::default());
+    *response.status_mut() = status;
+    response
 }
 
 /// Who may read a response in a browser.
@@ -81,8 +66,7 @@ pub(crate) fn with_common_headers(
 
 /// The answer to a browser's preflight request.
 pub(crate) fn preflight() -> Response<Body> {
-    let mut response = Response::new(Body::default());
-    *response.status_mut() = StatusCode::NO_CONTENT;
+    let mut response = without_body(StatusCode::NO_CONTENT);
     let headers = response.headers_mut();
     headers.insert(
         header::ACCESS_CONTROL_ALLOW_METHODS,
@@ -101,24 +85,9 @@ pub(crate) fn preflight() -> Response<Body> {
 
 /// The answer to OPTIONS at an operator page: no other origin may do anything.
 pub(crate) fn options() -> Response<Body> {
-    let mut response = Response::new(Body::default());
-    *response.status_mut() = StatusCode::NO_CONTENT;
+    let mut response = without_body(StatusCode::NO_CONTENT);
     response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD, OPTIONS"));
     response
-}
-
-impl From<Answer> for Response<Body> {
-    fn from(answer: Answer) -> Self {
-        let mut response = Response::new(Full::new(answer.body));
-        *response.status_mut() = answer.status;
-        response.headers_mut().extend(answer.headers);
-        if !answer.content_type.is_empty() {
-            response
-                .headers_mut()
-                .insert(header::CONTENT_TYPE, HeaderValue::from_static(answer.content_type));
-        }
-        response
-    }
 }
 
 /// `{status: "replied", certificate}`: a synchronous call that completed.

@@ -22,11 +22,11 @@ use envelope::{
     ingress,
 };
 use http_server::ErrorResponse;
-use hyper::StatusCode;
+use hyper::{Response, StatusCode};
 use state::{Ingress, Reject, RequestId, SignedIngress, Validity};
 
 use crate::{
-    answer::{self, Answer},
+    answer::{self, Body},
     api::{NO_QUERY_WORKER, QueryRequest, Refusal},
     paths::{self, PathError, Scope},
     service::{JobKind, ReceivedBody, Service, no_query_worker},
@@ -42,7 +42,7 @@ enum QueryThreadOutcome {
     /// A short outcome, not signed yet.
     Short(Result<Vec<u8>, Reject>),
     /// The signed answer to a long one, in the pool of responses.
-    Answered(Result<Answer, ErrorResponse>),
+    Answered(Result<Response<Body>, ErrorResponse>),
 }
 
 pub(crate) fn envelope_error(error: EnvelopeError) -> ErrorResponse {
@@ -214,7 +214,7 @@ impl Service {
         effective: Effective,
         waits_since: Option<Instant>,
         body: ReceivedBody,
-    ) -> Result<Answer, ErrorResponse> {
+    ) -> Result<Response<Body>, ErrorResponse> {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
         let (envelope, RequestCheck { authenticated, without_destination }) =
@@ -230,7 +230,7 @@ impl Service {
         if let Some(known) = known {
             drop(reservation);
             return match (waits_since, known.terminal) {
-                (None, _) => Ok(Answer::accepted()),
+                (None, _) => Ok(answer::accepted()),
                 (Some(_), true) => self.certified_answer(&id),
                 (Some(_), false) => self.wait_for_certificate(id, None).await,
             };
@@ -276,12 +276,12 @@ impl Service {
         drop(reservation);
         let Some(since) = waits_since else {
             self.node.submit(ingress, signed, validity)?;
-            return Ok(Answer::accepted());
+            return Ok(answer::accepted());
         };
         let answer = self.wait_for_certificate(id, Some((ingress, signed, validity))).await?;
         // A call that was known before is no measure: it is answered at once, or started earlier
         // than this.
-        if answer.status == StatusCode::OK {
+        if answer.status() == StatusCode::OK {
             self.latencies.record_update(since.elapsed());
         }
         Ok(answer)
@@ -292,7 +292,7 @@ impl Service {
         self: &Arc<Self>,
         id: RequestId,
         call: Option<(Ingress, SignedIngress, Validity)>,
-    ) -> Result<Answer, ErrorResponse> {
+    ) -> Result<Response<Body>, ErrorResponse> {
         let waiter = self.waiters.register(id);
         if let Some((ingress, signed, validity)) = call {
             self.node.submit(ingress, signed, validity)?;
@@ -300,7 +300,7 @@ impl Service {
         let Some(mut waiter) = waiter else {
             // The call is on its way; only the waiting is refused.
             self.metrics.count_refusal("sync_calls_waiting");
-            return Ok(Answer::accepted());
+            return Ok(answer::accepted());
         };
         if !self.is_finished(&id) {
             tokio::select! {
@@ -309,7 +309,7 @@ impl Service {
                 () = self.draining() => {}
             }
             if !self.is_finished(&id) {
-                return Ok(Answer::accepted());
+                return Ok(answer::accepted());
             }
         }
         self.certified_answer(&id)
@@ -319,13 +319,13 @@ impl Service {
         self.node.latest().and_then(|view| view.request(id)).is_some_and(|facts| facts.terminal)
     }
 
-    fn certified_answer(&self, id: &RequestId) -> Result<Answer, ErrorResponse> {
+    fn certified_answer(&self, id: &RequestId) -> Result<Response<Body>, ErrorResponse> {
         let certificate =
             self.latest()?.certificate(&[vec![b"request_status".to_vec(), id.0.to_vec()]]);
         // Without room for the certificate the call is still accepted; the client polls for it.
         self.reserve_cbor(answer::certified_call(&certificate)).or_else(|refused| {
             self.metrics.count_refusal(refused.reason);
-            Ok(Answer::accepted())
+            Ok(answer::accepted())
         })
     }
 
@@ -334,7 +334,7 @@ impl Service {
         self: &Arc<Self>,
         effective: Effective,
         body: ReceivedBody,
-    ) -> Result<Answer, ErrorResponse> {
+    ) -> Result<Response<Body>, ErrorResponse> {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
         let (envelope, RequestCheck { authenticated, without_destination }) =
@@ -381,7 +381,7 @@ impl Service {
         &self,
         id: &RequestId,
         outcome: &Result<Vec<u8>, Reject>,
-    ) -> Result<Answer, ErrorResponse> {
+    ) -> Result<Response<Body>, ErrorResponse> {
         self.reserve_cbor(self.signer.query_response(id, outcome, self.node.now()))
     }
 
@@ -391,7 +391,7 @@ impl Service {
         effective: Effective,
         v2: bool,
         body: ReceivedBody,
-    ) -> Result<Answer, ErrorResponse> {
+    ) -> Result<Response<Body>, ErrorResponse> {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
         let (envelope, RequestCheck { authenticated, .. }) =

@@ -35,7 +35,6 @@ mod job_queue;
 mod latencies;
 mod listener;
 mod metrics;
-mod page;
 mod paths;
 pub mod report;
 mod routes;

@@ -26,13 +26,14 @@ use std::{
 
 use budget::{Pool, Reservation};
 use bytes::Bytes;
+use dashboard::page;
 use envelope::{EnvelopeBounds, auth::AuthConfig};
 use http_server::{
     BodyBudget, BodyError, ErrorResponse, HttpHandler, Outgoing, PoolBudget, Stage,
     connections::Connections,
-    discard,
+    discard, metrics,
     origin::{OriginHeaders, check_origin},
-    read_body, with_reservation, with_unread,
+    read_body, respond, with_reservation, with_unread,
 };
 use hyper::{Method, Request, Response, StatusCode, body::Incoming, header};
 use ic_principal::Principal;
@@ -41,13 +42,12 @@ use prometheus_client::registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
 
 use crate::{
-    answer::{self, Answer, Body, NodeSigner, Readers},
+    answer::{self, Body, NodeSigner, Readers},
     api::{CertifiedView, HeapProfileError, Node, RequestKind},
     job_queue::{JobError, JobQueue},
     latencies::Latencies,
     listener::QueryConcurrency,
     metrics::{Metrics, Pools},
-    page,
     routes::{self, Route},
     waiters::Waiters,
 };
@@ -229,7 +229,7 @@ impl Service {
     /// Answers one request of the public interface.
     pub(crate) async fn serve(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let started = Instant::now();
-        let is_at_root = dashboard::page::is_where_a_browser_starts(&request);
+        let is_at_root = page::is_where_a_browser_starts(&request);
         let is_for_operators = is_at_root || routes::is_for_operators(request.uri().path());
         if is_for_operators && let Err(refused) = self.check_origin(&request) {
             self.metrics.count_refusal(refused.reason);
@@ -246,7 +246,7 @@ impl Service {
         }
         if is_at_root {
             self.metrics.record_response("dashboard", 303, started.elapsed());
-            return answer::with_common_headers(page::redirect().into(), Readers::SameOrigin);
+            return answer::with_common_headers(page::redirect(), Readers::SameOrigin);
         }
         let (label, found) = routes::find(request.method(), request.uri().path());
         let readers = match found {
@@ -258,13 +258,10 @@ impl Service {
             Ok(route) => self.dispatch(route, request).await,
             Err(refused) => Err(with_unread(request, refused).await),
         };
-        let response: Response<Body> = match outcome {
-            Ok(answer) => answer.into(),
-            Err(refused) => {
-                self.metrics.count_refusal(refused.reason);
-                refused.into()
-            }
-        };
+        let response = outcome.unwrap_or_else(|refused| {
+            self.metrics.count_refusal(refused.reason);
+            refused.into()
+        });
         self.metrics.record_response(label, response.status().as_u16(), started.elapsed());
         answer::with_common_headers(response, readers)
     }
@@ -282,14 +279,14 @@ impl Service {
         self: &Arc<Self>,
         route: Route,
         request: Request<Incoming>,
-    ) -> Result<Answer, ErrorResponse> {
+    ) -> Result<Response<Body>, ErrorResponse> {
         match route {
             Route::Status => return Ok(self.status()),
             Route::Health => return Ok(self.health()),
             Route::Metrics => return self.scrape().await,
             Route::Report => return self.report().await,
             Route::HeapProfile => return self.heap_profile().await,
-            Route::Dashboard => return Ok(page::answer()),
+            Route::Dashboard => return Ok(page::response()),
             Route::CallAsync(_)
             | Route::CallSync(_)
             | Route::Query(_)
@@ -483,8 +480,8 @@ impl Service {
     }
 
     /// A CBOR answer that is charged to the pool of responses until it is written.
-    pub(crate) fn reserve_cbor(&self, bytes: Vec<u8>) -> Result<Answer, ErrorResponse> {
-        self.reserve_response(bytes).map(Answer::cbor)
+    pub(crate) fn reserve_cbor(&self, bytes: Vec<u8>) -> Result<Response<Body>, ErrorResponse> {
+        self.reserve_response(bytes).map(answer::cbor)
     }
 
     /// Bytes that are charged to the pool of responses until they are written.
@@ -512,17 +509,14 @@ impl Service {
         })
     }
 
-    fn status(&self) -> Answer {
+    fn status(&self) -> Response<Body> {
         let health = self.node.health();
-        Answer::cbor(answer::status(
-            &self.root_key_der,
-            &self.version,
-            &health.client_status,
-            health.certified_height,
-        ))
+        let (client_status, height) = (&health.client_status, health.certified_height);
+        let status = answer::status(&self.root_key_der, &self.version, client_status, height);
+        answer::cbor(status.into())
     }
 
-    fn health(&self) -> Answer {
+    fn health(&self) -> Response<Body> {
         let health = self.node.health();
         let body = serde_json::json!({
             "healthy": health.healthy,
@@ -531,35 +525,32 @@ impl Service {
             "version": self.version,
         });
         let status = if health.healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-        Answer::new(status, "application/json", body.to_string())
+        respond(status, "application/json", Body::from(body.to_string()))
     }
 
-    async fn scrape(&self) -> Result<Answer, ErrorResponse> {
+    async fn scrape(&self) -> Result<Response<Body>, ErrorResponse> {
         let registry = self.registry.clone();
         let text = self.on_thread(JobKind::Scrape, move || {
-            let mut text = String::new();
-            let registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
-            prometheus_client::encoding::text::encode(&mut text, &registry).map(|()| text)
+            metrics::encode(&registry.lock().unwrap_or_else(PoisonError::into_inner))
         });
         let text =
             text.await?.map_err(|_| internal("the metrics could not be encoded".to_owned()))?;
-        let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-        Ok(Answer::new(StatusCode::OK, content_type, text))
+        Ok(respond(StatusCode::OK, metrics::CONTENT_TYPE, Body::from(text)))
     }
 
-    async fn report(self: &Arc<Self>) -> Result<Answer, ErrorResponse> {
+    async fn report(self: &Arc<Self>) -> Result<Response<Body>, ErrorResponse> {
         let service = self.clone();
         let json = self.on_thread(JobKind::Report, move || {
             let json = serde_json::to_vec(&service.node.report())
                 .map_err(|error| internal(format!("the report could not be encoded: {error}")))?;
             service.reserve_response(json)
         });
-        Ok(Answer::new(StatusCode::OK, "application/json", json.await??))
+        Ok(respond(StatusCode::OK, "application/json", Body::new(json.await??)))
     }
 }
 
 impl Service {
-    async fn heap_profile(self: &Arc<Self>) -> Result<Answer, ErrorResponse> {
+    async fn heap_profile(self: &Arc<Self>) -> Result<Response<Body>, ErrorResponse> {
         let service = self.clone();
         let making = self.on_thread(JobKind::HeapProfile, move || {
             service.node.heap_profile().map(|profile| service.reserve_response(profile))
@@ -579,7 +570,7 @@ impl Service {
                 ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, "heap_profile", message)
             }
         })?;
-        Ok(Answer::new(StatusCode::OK, "application/octet-stream", profile?))
+        Ok(respond(StatusCode::OK, "application/octet-stream", Body::new(profile?)))
     }
 }
 

@@ -13,9 +13,10 @@ use std::{
 
 use bytes::Bytes;
 use envelope::auth::AuthConfig;
-use http_body_util::{BodyExt, Full};
+use http_body_util::BodyExt;
 use http_server::{
     BodyError, DISCARDED_BODIES, HttpHandler, Outgoing, PoolBudget, discard_within, read_body,
+    respond,
 };
 use hyper::{
     Method, Request, Response, StatusCode, Uri, Version,
@@ -73,10 +74,8 @@ impl Answer {
                 (StatusCode::OK, "application/octet-stream", body.into(), gzip)
             }
         };
-        let mut response = Response::new(Outgoing::Whole(Full::new(body)));
-        *response.status_mut() = status;
+        let mut response = respond(status, kind, Outgoing::short(body));
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         // Web pages may neither read nor run what is served here.
         headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
         let same_origin = HeaderValue::from_static("same-origin");

@@ -3,7 +3,7 @@
 
 use budget::{Pool, PoolFull};
 use dashboard::page;
-use http_server::{ErrorResponse, List, Outgoing, Pieces, TEXT, set_common_headers};
+use http_server::{ErrorResponse, List, Outgoing, Pieces, TEXT, respond, set_common_headers};
 use hyper::{
     Response, StatusCode,
     header::{self, HeaderValue},
@@ -70,10 +70,7 @@ pub(crate) fn answer(
     content_type: &'static str,
     body: Outgoing,
 ) -> Response<Outgoing> {
-    let mut response = Response::new(body);
-    *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    with_headers(response)
+    with_headers(respond(status, content_type, body))
 }
 
 /// 200 with a short text.
@@ -83,17 +80,14 @@ pub(crate) fn text(text: &'static str) -> Response<Outgoing> {
 
 /// The operator's page.
 pub(crate) fn page() -> Response<Outgoing> {
-    let mut response =
-        answer(StatusCode::OK, "text/html; charset=utf-8", Outgoing::short(page::PAGE));
-    response.headers_mut().extend(page::headers());
-    response
+    with_headers(page::response().map(Outgoing::Whole))
 }
 
 /// Where a browser finds it.
 pub(crate) fn to_page() -> Response<Outgoing> {
-    let mut response = answer(StatusCode::SEE_OTHER, TEXT, Outgoing::short(""));
-    response.headers_mut().insert(header::LOCATION, HeaderValue::from_static(page::PATH));
-    response
+    let mut response = page::redirect().map(Outgoing::Whole);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(TEXT));
+    with_headers(response)
 }
 
 /// JSON, charged to the pool. Errors: the pool is full.
