@@ -9,7 +9,7 @@ use std::time::Duration;
 use budget::{Pool, PoolFull, Reservation};
 use http_body_util::BodyExt;
 use hyper::{
-    Request, Version,
+    HeaderMap, Request, Version,
     body::{Body as _, Bytes, Incoming},
     header,
 };
@@ -25,6 +25,24 @@ const DISCARD_TIME: Duration = Duration::from_secs(2);
 const UNREAD_BODY_BYTES: u64 = 64 << 10;
 /// ... if it arrives within this time.
 const UNREAD_BODY_TIME: Duration = Duration::from_millis(100);
+/// Characters of another content type that are shown.
+const CONTENT_TYPE_CHARS_MAX: usize = 64;
+
+/// Checks the content type that a body is declared with, parameters aside. A browser sends
+/// `application/json` and `application/cbor` for a page of another origin only after it has asked
+/// the server.
+///
+/// # Errors
+/// The declared type, the beginning of it, when it is another one.
+pub fn check_content_type(headers: &HeaderMap, expected: &str) -> Result<(), String> {
+    let declared = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let declared = declared.unwrap_or_default();
+    let essence = declared.split(';').next().unwrap_or_default().trim();
+    if essence.eq_ignore_ascii_case(expected) {
+        return Ok(());
+    }
+    Err(declared.chars().take(CONTENT_TYPE_CHARS_MAX).collect())
+}
 
 /// Where a body is counted while it is read.
 pub trait BodyBudget: Send {
@@ -190,4 +208,28 @@ pub async fn with_unread(request: Request<Incoming>, refused: ErrorResponse) -> 
         return refused;
     }
     ErrorResponse { close: true, ..refused }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_json_is_json() {
+        for (declared, expected) in [
+            (Some("application/json"), true),
+            (Some("Application/JSON; charset=utf-8"), true),
+            (Some("text/plain"), false),
+            (Some("application/jsonp"), false),
+            (Some("application/x-www-form-urlencoded"), false),
+            (None, false),
+        ] {
+            let mut headers = HeaderMap::new();
+            if let Some(declared) = declared {
+                headers.insert(header::CONTENT_TYPE, declared.parse().unwrap());
+            }
+            let found = check_content_type(&headers, "application/json");
+            assert_eq!(found.is_ok(), expected, "{declared:?}");
+        }
+    }
 }

@@ -30,12 +30,13 @@ use dashboard::page;
 use envelope::{EnvelopeBounds, auth::AuthConfig};
 use http_server::{
     BodyBudget, BodyError, ErrorResponse, HttpHandler, Outgoing, PoolBudget, Stage,
+    check_content_type,
     connections::Connections,
     discard, metrics,
     origin::{OriginHeaders, check_origin},
     read_body, respond, with_reservation, with_unread,
 };
-use hyper::{Method, Request, Response, StatusCode, body::Incoming, header};
+use hyper::{Method, Request, Response, StatusCode, body::Incoming};
 use ic_principal::Principal;
 use limits::GatewayLimits;
 use prometheus_client::registry::Registry;
@@ -348,7 +349,11 @@ impl Service {
             }
             return Err(refused);
         }
-        check_content_type(request)?;
+        check_content_type(request.headers(), "application/cbor").map_err(|found| {
+            let message =
+                format!("the content type is \"{found}\"; this endpoint takes application/cbor");
+            ErrorResponse::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message)
+        })?;
         Ok(place)
     }
 
@@ -652,19 +657,4 @@ fn internal(message: String) -> ErrorResponse {
 
 pub(crate) fn stopping() -> ErrorResponse {
     ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the node is stopping", 5)
-}
-
-fn check_content_type(request: &Request<Incoming>) -> Result<(), ErrorResponse> {
-    let found = request
-        .headers()
-        .get(header::CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok())
-        .unwrap_or_default();
-    let essence = found.split(';').next().unwrap_or_default().trim();
-    if essence.eq_ignore_ascii_case("application/cbor") {
-        return Ok(());
-    }
-    let found: String = found.chars().take(64).collect();
-    let message = format!("the content type is \"{found}\"; this endpoint takes application/cbor");
-    Err(ErrorResponse::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message))
 }

@@ -24,7 +24,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use http_server::origin::{OriginError, OriginHeaders, check_origin};
-use hyper::{HeaderMap, Request, StatusCode, header};
+use hyper::{Request, StatusCode};
 use outcalls::AccessPolicy;
 
 use crate::{cli::Cli, operations::Failure};
@@ -138,14 +138,6 @@ impl Access {
         }
         Failure { status: StatusCode::FORBIDDEN, message }
     }
-}
-
-/// Whether a body is declared as JSON. Browsers send other types of any page without asking the
-/// server first.
-pub(crate) fn is_json(headers: &HeaderMap) -> bool {
-    let declared = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    let essence = declared.and_then(|text| text.split(';').next()).unwrap_or_default();
-    essence.trim().eq_ignore_ascii_case("application/json")
 }
 
 fn or_list(given: &[String], variable: &str) -> Vec<String> {
@@ -304,23 +296,5 @@ mod tests {
         let dangling = folders.admit(Path::new("dangling")).unwrap();
         assert!(std::fs::create_dir_all(dangling).is_err());
         assert_eq!(std::fs::read_dir(foreign).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn only_json_is_json() {
-        for (declared, expected) in [
-            (Some("application/json"), true),
-            (Some("Application/JSON; charset=utf-8"), true),
-            (Some("text/plain"), false),
-            (Some("application/jsonp"), false),
-            (Some("application/x-www-form-urlencoded"), false),
-            (None, false),
-        ] {
-            let mut headers = HeaderMap::new();
-            if let Some(declared) = declared {
-                headers.insert(header::CONTENT_TYPE, declared.parse().unwrap());
-            }
-            assert_eq!(is_json(&headers), expected, "{declared:?}");
-        }
     }
 }

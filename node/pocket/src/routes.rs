@@ -15,8 +15,8 @@ use bytes::Bytes;
 use envelope::auth::AuthConfig;
 use http_body_util::BodyExt;
 use http_server::{
-    BodyError, DISCARDED_BODIES, HttpHandler, Outgoing, PoolBudget, discard_within, read_body,
-    respond,
+    BodyError, DISCARDED_BODIES, HttpHandler, Outgoing, PoolBudget, check_content_type,
+    discard_within, read_body, respond,
 };
 use hyper::{
     Method, Request, Response, StatusCode, Uri, Version,
@@ -27,7 +27,6 @@ use serde::de::DeserializeOwned;
 use tokio::{sync::oneshot, task::JoinError};
 
 use crate::{
-    access::is_json,
     bounds::{BODY_BYTES, CONNECTIONS},
     dashboard_page,
     graph::OperationStatus,
@@ -573,7 +572,8 @@ impl Server {
     /// Reads a body of JSON. The inner error is the answer when there is no room for it now.
     async fn read_body(&self, request: Request<Incoming>) -> Result<Result<Body, Answer>, Failure> {
         // Nothing of another type is kept.
-        let limit = if is_json(request.headers()) { BODY_BYTES } else { 0 };
+        let is_json = check_content_type(request.headers(), "application/json").is_ok();
+        let limit = if is_json { BODY_BYTES } else { 0 };
         let mut incoming = request.into_body();
         // Once as it came, once decoded.
         let Ok(mut room) = PoolBudget::new(&self.bounds.bodies, |received, _| 2 * received) else {

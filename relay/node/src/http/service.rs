@@ -17,6 +17,7 @@ use bytes::Bytes;
 use dashboard::page;
 use http_server::{
     ACCEPT_ERROR, BodyError, ConnectionSettings, ErrorResponse, HttpHandler, Outgoing, PoolBudget,
+    check_content_type,
     connections::{AdmitError, Connections},
     discard,
     origin::{OriginHeaders, check_origin},
@@ -25,7 +26,6 @@ use http_server::{
 use hyper::{
     Method, Request, Response, StatusCode,
     body::{Body as _, Incoming},
-    header,
 };
 use relay_limits::{HTTP_CONNECTION_BYTES, HttpLimits, pool};
 use serde::Deserialize;
@@ -296,12 +296,7 @@ impl Service {
 
     /// Reads a body of JSON within its bounds.
     async fn read(&self, request: Request<Incoming>) -> Result<ReceivedBody, ErrorResponse> {
-        let content_type = request.headers().get(header::CONTENT_TYPE);
-        let content_type = content_type.and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let essence = content_type.split(';').next().unwrap_or_default().trim();
-        // A page of any origin may send other types to this machine without asking; not this one.
-        if !essence.eq_ignore_ascii_case("application/json") {
-            let found: String = content_type.chars().take(64).collect();
+        if let Err(found) = check_content_type(request.headers(), "application/json") {
             let message = format!("the content type is \"{found}\"; send application/json");
             return Err(self.discarded(request.into_body(), answer::bad(message)).await);
         }
