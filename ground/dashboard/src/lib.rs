@@ -3,9 +3,7 @@
 //!
 //! A program's `/status.json` is an object with the parts of `report` and sections of its own;
 //! the page ([`page`]) shows the sections that the report has. [`ask`] fetches the report, [`text`]
-//! prints the common parts of it for people. The HTTP server drops a peer that does not read
-//! ([`stall_guard`]), closes idle connections for new ones ([`connections`]), and serves the report
-//! to the program's own pages only ([`origin`]).
+//! prints the common parts of it for people.
 //!
 //! Bounds: a report has at most [`HISTORY_MAX`] samples and [`EVENTS_MAX`] events, and a fetched
 //! report at most [`ask::REPORT_BYTES_MAX`] bytes.
@@ -15,11 +13,8 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod ask;
-pub mod connections;
-pub mod origin;
 pub mod page;
 mod report;
-pub mod stall_guard;
 pub mod text;
 
 pub use report::{

@@ -7,9 +7,11 @@
 use std::sync::LazyLock;
 
 use base64::{Engine, prelude::BASE64_STANDARD};
+use http_body_util::Full;
 use hyper::{
-    Method, Request,
-    header::{self, HeaderName, HeaderValue},
+    Method, Request, Response, StatusCode,
+    body::Bytes,
+    header::{self, HeaderValue},
 };
 use sha2::{Digest, Sha256};
 
@@ -55,13 +57,23 @@ fn inline<'a>(page: &'a str, tag: &str) -> Option<&'a str> {
     rest.split_once(&format!("</{tag}>")).map(|(content, _)| content)
 }
 
-/// Headers of the page, in addition to those of every answer.
-pub fn headers() -> [(HeaderName, HeaderValue); 3] {
-    [
-        (header::CONTENT_SECURITY_POLICY, POLICY.clone()),
-        (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
-        (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
-    ]
+/// The page, without the headers of every response.
+pub fn response() -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from_static(PAGE.as_bytes())));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+    headers.insert(header::CONTENT_SECURITY_POLICY, POLICY.clone());
+    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    headers.insert(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
+    response
+}
+
+/// Sends a browser to the page.
+pub fn redirect() -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::default());
+    *response.status_mut() = StatusCode::SEE_OTHER;
+    response.headers_mut().insert(header::LOCATION, HeaderValue::from_static(PATH));
+    response
 }
 
 /// Whether the request is from a person who entered the program's address in a browser. Other

@@ -46,7 +46,6 @@ mod worker_report;
 #[path = "../../../relay/node/src/http"]
 mod http {
     pub(crate) mod answer;
-    pub(crate) mod body;
     pub(crate) mod message;
     pub(crate) mod routes;
     pub(crate) mod store_query;

@@ -1,7 +1,4 @@
-//! Answers to requests: bodies of the interface specification, and refusals with an explanation.
-//!
-//! A refusal names the error, or the limit that was met with its value, and what to do. Its
-//! `reason` is the label under which it is counted.
+//! Answers to requests: bodies of the interface specification, and the headers of all responses.
 
 use bytes::Bytes;
 use ed25519_dalek::{Signer, SigningKey};
@@ -10,10 +7,10 @@ use envelope::{
     hash::{self, Hash},
 };
 use http_body_util::Full;
+use http_server::{respond, set_common_headers};
 use hyper::{
     Response, StatusCode,
-    body::{Body as _, Incoming},
-    header::{self, HeaderName, HeaderValue},
+    header::{self, HeaderValue},
 };
 use ic_principal::Principal;
 use state::{Height, Reject, RequestId, Time};
@@ -25,92 +22,20 @@ const OVERHEAD: usize = 512;
 /// The body type of every response.
 pub(crate) type Body = Full<Bytes>;
 
-/// A successful answer.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) status: StatusCode,
-    pub(crate) content_type: &'static str,
-    pub(crate) body: Bytes,
-    /// Beyond those every response carries.
-    pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
+/// 200 with a CBOR body.
+pub(crate) fn cbor(body: Bytes) -> Response<Body> {
+    respond(StatusCode::OK, "application/cbor", Body::new(body))
 }
 
-impl Answer {
-    /// An answer without headers of its own.
-    pub(crate) fn new(
-        status: StatusCode,
-        content_type: &'static str,
-        body: impl Into<Bytes>,
-    ) -> Self {
-        Self { status, content_type, body: body.into(), headers: Vec::new() }
-    }
-
-    /// 200 with a CBOR body.
-    pub(crate) fn cbor(body: impl Into<Bytes>) -> Self {
-        Self::new(StatusCode::OK, "application/cbor", body)
-    }
-
-    /// 202 with nothing.
-    pub(crate) fn accepted() -> Self {
-        Self::new(StatusCode::ACCEPTED, "", Bytes::new())
-    }
+/// 202 with nothing.
+pub(crate) fn accepted() -> Response<Body> {
+    without_body(StatusCode::ACCEPTED)
 }
 
-/// A request that is not served: the response it gets, and the label it is counted under.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ErrorResponse {
-    pub(crate) status: StatusCode,
-    /// Label for metrics.
-    pub(crate) reason: &'static str,
-    /// For the person who reads it.
-    pub(crate) message: String,
-    /// For the `Retry-After` header.
-    pub(crate) retry_after_seconds: Option<u64>,
-    /// For the `Allow` header.
-    pub(crate) allow: Option<&'static str>,
-    /// Whether unread bytes of the body end the connection after the answer (HTTP/1.1).
-    pub(crate) close: bool,
-}
-
-impl ErrorResponse {
-    /// A refusal that retrying does not change.
-    pub(crate) fn new(
-        status: StatusCode,
-        reason: &'static str,
-        message: impl Into<String>,
-    ) -> Self {
-        Self {
-            status,
-            reason,
-            message: message.into(),
-            retry_after_seconds: None,
-            allow: None,
-            close: false,
-        }
-    }
-
-    /// A refusal with status 400 (Bad Request).
-    pub(crate) fn bad_request(reason: &'static str, message: impl ToString) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, reason, message.to_string())
-    }
-
-    /// A refusal that time cures.
-    pub(crate) fn busy(
-        status: StatusCode,
-        reason: &'static str,
-        message: impl Into<String>,
-        retry_after_seconds: u64,
-    ) -> Self {
-        Self {
-            retry_after_seconds: Some(retry_after_seconds),
-            ..Self::new(status, reason, message)
-        }
-    }
-
-    /// The same for a request with this body, of which a part may be unread.
-    pub(crate) fn closing(self, body: &Incoming) -> Self {
-        Self { close: !body.is_end_stream(), ..self }
-    }
+fn without_body(status: StatusCode) -> Response<Body> {
+    let mut response = Response::new(Body::default());
+    *response.status_mut() = status;
+    response
 }
 
 /// Who may read a response in a browser.
@@ -135,15 +60,13 @@ pub(crate) fn with_common_headers(
             HeaderValue::from_static("retry-after,content-length"),
         );
     }
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    set_common_headers(headers);
     response
 }
 
 /// The answer to a browser's preflight request.
 pub(crate) fn preflight() -> Response<Body> {
-    let mut response = Response::new(Body::default());
-    *response.status_mut() = StatusCode::NO_CONTENT;
+    let mut response = without_body(StatusCode::NO_CONTENT);
     let headers = response.headers_mut();
     headers.insert(
         header::ACCESS_CONTROL_ALLOW_METHODS,
@@ -162,44 +85,9 @@ pub(crate) fn preflight() -> Response<Body> {
 
 /// The answer to OPTIONS at an operator page: no other origin may do anything.
 pub(crate) fn options() -> Response<Body> {
-    let mut response = Response::new(Body::default());
-    *response.status_mut() = StatusCode::NO_CONTENT;
+    let mut response = without_body(StatusCode::NO_CONTENT);
     response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD, OPTIONS"));
     response
-}
-
-impl From<Answer> for Response<Body> {
-    fn from(answer: Answer) -> Self {
-        let mut response = Response::new(Full::new(answer.body));
-        *response.status_mut() = answer.status;
-        response.headers_mut().extend(answer.headers);
-        if !answer.content_type.is_empty() {
-            response
-                .headers_mut()
-                .insert(header::CONTENT_TYPE, HeaderValue::from_static(answer.content_type));
-        }
-        response
-    }
-}
-
-impl From<ErrorResponse> for Response<Body> {
-    fn from(refused: ErrorResponse) -> Self {
-        let mut response = Response::new(Full::new(Bytes::from(refused.message)));
-        *response.status_mut() = refused.status;
-        let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-        if let Some(seconds) = refused.retry_after_seconds {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if let Some(allow) = refused.allow {
-            headers.insert(header::ALLOW, HeaderValue::from_static(allow));
-        }
-        // hyper leaves it out over HTTP/2, which ends the stream alone.
-        if refused.close {
-            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-        }
-        response
-    }
 }
 
 /// `{status: "replied", certificate}`: a synchronous call that completed.

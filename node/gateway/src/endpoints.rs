@@ -21,11 +21,12 @@ use envelope::{
     effective::{self, Effective, EffectiveError},
     ingress,
 };
-use hyper::StatusCode;
+use http_server::ErrorResponse;
+use hyper::{Response, StatusCode};
 use state::{Ingress, Reject, RequestId, SignedIngress, Validity};
 
 use crate::{
-    answer::{self, Answer, ErrorResponse},
+    answer::{self, Body},
     api::{NO_QUERY_WORKER, QueryRequest, Refusal},
     paths::{self, PathError, Scope},
     service::{JobKind, ReceivedBody, Service, no_query_worker},
@@ -41,25 +42,19 @@ enum QueryThreadOutcome {
     /// A short outcome, not signed yet.
     Short(Result<Vec<u8>, Reject>),
     /// The signed answer to a long one, in the pool of responses.
-    Answered(Result<Answer, ErrorResponse>),
+    Answered(Result<Response<Body>, ErrorResponse>),
 }
 
-impl From<EnvelopeError> for ErrorResponse {
-    fn from(error: EnvelopeError) -> Self {
-        Self::bad_request("envelope", error)
-    }
+pub(crate) fn envelope_error(error: EnvelopeError) -> ErrorResponse {
+    ErrorResponse::bad_request("envelope", error)
 }
 
-impl From<AuthError> for ErrorResponse {
-    fn from(error: AuthError) -> Self {
-        Self::bad_request(error.reason(), error)
-    }
+pub(crate) fn auth_error(error: AuthError) -> ErrorResponse {
+    ErrorResponse::bad_request(error.reason(), error)
 }
 
-impl From<EffectiveError> for ErrorResponse {
-    fn from(error: EffectiveError) -> Self {
-        Self::bad_request("effective_id", error)
-    }
+fn effective_error(error: EffectiveError) -> ErrorResponse {
+    ErrorResponse::bad_request("effective_id", error)
 }
 
 impl From<PathError> for ErrorResponse {
@@ -133,7 +128,7 @@ impl Service {
     ) -> Result<(Envelope, RequestCheck), ErrorResponse> {
         let mut decoded = None;
         if body.len() <= INLINE_BYTES {
-            let envelope = Envelope::decode(&body, &self.bounds)?;
+            let envelope = Envelope::decode(&body, &self.bounds).map_err(envelope_error)?;
             if !envelope.is_signed() {
                 let checked = self.check(effective, kind, &envelope)?;
                 return Ok((envelope, checked));
@@ -144,7 +139,7 @@ impl Service {
         self.on_thread(JobKind::Verify, move || {
             let envelope = match decoded {
                 Some(envelope) => envelope,
-                None => Envelope::decode(&body, &service.bounds)?,
+                None => Envelope::decode(&body, &service.bounds).map_err(envelope_error)?,
             };
             let checked = service.check(effective, kind, &envelope)?;
             Ok((envelope, checked))
@@ -163,7 +158,7 @@ impl Service {
         let authenticated = match kind {
             Kind::Call => auth::authenticate(envelope, self.node.block_time(), &self.auth)
                 .map_err(|error| self.with_clock_fault(error))?,
-            _ => auth::authenticate(envelope, self.node.now(), &self.auth)?,
+            _ => auth::authenticate(envelope, self.node.now(), &self.auth).map_err(auth_error)?,
         };
         let fits = match (request, effective) {
             (Request::Call(call) | Request::Query(call), _) => {
@@ -178,7 +173,7 @@ impl Service {
         let without_destination = match fits {
             Ok(()) => None,
             Err(error @ EffectiveError::NoDestination { .. }) => Some(error),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(effective_error(error)),
         };
         Ok(RequestCheck { authenticated, without_destination })
     }
@@ -188,7 +183,7 @@ impl Service {
     pub(crate) fn with_clock_fault(&self, error: AuthError) -> ErrorResponse {
         let is_expiry = matches!(error, AuthError::Expired { .. } | AuthError::TooFarAhead { .. });
         let fault = self.node.clock_fault().filter(|_| is_expiry);
-        let mut refused = ErrorResponse::from(error);
+        let mut refused = auth_error(error);
         if let Some(fault) = fault {
             refused.message = format!("{} This node's clock: {fault}", refused.message);
         }
@@ -219,7 +214,7 @@ impl Service {
         effective: Effective,
         waits_since: Option<Instant>,
         body: ReceivedBody,
-    ) -> Result<Answer, ErrorResponse> {
+    ) -> Result<Response<Body>, ErrorResponse> {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
         let (envelope, RequestCheck { authenticated, without_destination }) =
@@ -235,7 +230,7 @@ impl Service {
         if let Some(known) = known {
             drop(reservation);
             return match (waits_since, known.terminal) {
-                (None, _) => Ok(Answer::accepted()),
+                (None, _) => Ok(answer::accepted()),
                 (Some(_), true) => self.certified_answer(&id),
                 (Some(_), false) => self.wait_for_certificate(id, None).await,
             };
@@ -257,12 +252,13 @@ impl Service {
             return self.reserve_cbor(answer::rejected_call(&reject, waits_since.is_some()));
         }
         if let Some(error) = without_destination {
-            return Err(error.into());
+            return Err(effective_error(error));
         }
         // Unsigned and unused fields are removed. The envelope is copied in any case: the received
         // bytes may be a piece of a larger read buffer, which must not live for as long as the call
         // waits.
-        let envelope = Bytes::from(canonical(&bytes, &self.bounds)?);
+        let envelope = canonical(&bytes, &self.bounds).map_err(envelope_error)?;
+        let envelope = Bytes::from(envelope);
         if envelope.len() as u64 > self.limits.body_bytes {
             return Err(ErrorResponse::bad_request(
                 "envelope",
@@ -280,12 +276,12 @@ impl Service {
         drop(reservation);
         let Some(since) = waits_since else {
             self.node.submit(ingress, signed, validity)?;
-            return Ok(Answer::accepted());
+            return Ok(answer::accepted());
         };
         let answer = self.wait_for_certificate(id, Some((ingress, signed, validity))).await?;
         // A call that was known before is no measure: it is answered at once, or started earlier
         // than this.
-        if answer.status == StatusCode::OK {
+        if answer.status() == StatusCode::OK {
             self.latencies.record_update(since.elapsed());
         }
         Ok(answer)
@@ -296,7 +292,7 @@ impl Service {
         self: &Arc<Self>,
         id: RequestId,
         call: Option<(Ingress, SignedIngress, Validity)>,
-    ) -> Result<Answer, ErrorResponse> {
+    ) -> Result<Response<Body>, ErrorResponse> {
         let waiter = self.waiters.register(id);
         if let Some((ingress, signed, validity)) = call {
             self.node.submit(ingress, signed, validity)?;
@@ -304,7 +300,7 @@ impl Service {
         let Some(mut waiter) = waiter else {
             // The call is on its way; only the waiting is refused.
             self.metrics.count_refusal("sync_calls_waiting");
-            return Ok(Answer::accepted());
+            return Ok(answer::accepted());
         };
         if !self.is_finished(&id) {
             tokio::select! {
@@ -313,7 +309,7 @@ impl Service {
                 () = self.draining() => {}
             }
             if !self.is_finished(&id) {
-                return Ok(Answer::accepted());
+                return Ok(answer::accepted());
             }
         }
         self.certified_answer(&id)
@@ -323,13 +319,13 @@ impl Service {
         self.node.latest().and_then(|view| view.request(id)).is_some_and(|facts| facts.terminal)
     }
 
-    fn certified_answer(&self, id: &RequestId) -> Result<Answer, ErrorResponse> {
+    fn certified_answer(&self, id: &RequestId) -> Result<Response<Body>, ErrorResponse> {
         let certificate =
             self.latest()?.certificate(&[vec![b"request_status".to_vec(), id.0.to_vec()]]);
         // Without room for the certificate the call is still accepted; the client polls for it.
         self.reserve_cbor(answer::certified_call(&certificate)).or_else(|refused| {
             self.metrics.count_refusal(refused.reason);
-            Ok(Answer::accepted())
+            Ok(answer::accepted())
         })
     }
 
@@ -338,7 +334,7 @@ impl Service {
         self: &Arc<Self>,
         effective: Effective,
         body: ReceivedBody,
-    ) -> Result<Answer, ErrorResponse> {
+    ) -> Result<Response<Body>, ErrorResponse> {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
         let (envelope, RequestCheck { authenticated, without_destination }) =
@@ -366,7 +362,7 @@ impl Service {
                     let status = StatusCode::TOO_MANY_REQUESTS;
                     QueryThreadOutcome::Answered(Err(no_query_worker(service.query_wait, status)))
                 }
-                (Ok(_), Some(error)) => QueryThreadOutcome::Answered(Err(error.into())),
+                (Ok(_), Some(error)) => QueryThreadOutcome::Answered(Err(effective_error(error))),
                 // No long reply is held outside the pool of responses: the thread continues with
                 // the next query, whether or not this one's reply is taken.
                 (Ok(reply), None) if reply.len() > INLINE_BYTES => {
@@ -385,7 +381,7 @@ impl Service {
         &self,
         id: &RequestId,
         outcome: &Result<Vec<u8>, Reject>,
-    ) -> Result<Answer, ErrorResponse> {
+    ) -> Result<Response<Body>, ErrorResponse> {
         self.reserve_cbor(self.signer.query_response(id, outcome, self.node.now()))
     }
 
@@ -395,7 +391,7 @@ impl Service {
         effective: Effective,
         v2: bool,
         body: ReceivedBody,
-    ) -> Result<Answer, ErrorResponse> {
+    ) -> Result<Response<Body>, ErrorResponse> {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
         let (envelope, RequestCheck { authenticated, .. }) =

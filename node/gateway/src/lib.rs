@@ -13,6 +13,8 @@
 //!   connections
 //! ```
 //!
+//! Accepting and connections are those of [`http_server`].
+//!
 //! Canisters are served to browsers by `web`, which has a separate listener and shares
 //! connections, permits and endpoints with the rest.
 //!
@@ -28,13 +30,11 @@
 
 mod answer;
 mod api;
-mod connection;
 mod endpoints;
 mod job_queue;
 mod latencies;
 mod listener;
 mod metrics;
-mod page;
 mod paths;
 pub mod report;
 mod routes;
@@ -46,10 +46,8 @@ pub use api::{
     CertifiedView, Health, HeapProfileError, NO_QUERY_WORKER, Node, Outcome, PublicMetadata,
     QUERY_OVERDUE, QueryRequest, Refusal, RequestFacts, RequestKind, SubmitOutcome,
 };
-pub use connection::{HttpHandler, Outgoing};
 pub use latencies::{Latencies, LatencyWindow};
 pub use listener::{
-    Gateway, GatewayConfig, GatewayError, GatewayHandle, HttpGatewayConfig, OtherListener,
-    QueryConcurrency,
+    Gateway, GatewayConfig, GatewayError, GatewayHandle, HttpGatewayConfig, QueryConcurrency,
 };
 pub use waiters::Waiters;

@@ -1,52 +1,33 @@
-//! The listener: accepts connections up to their limit, and brings the gateway to an orderly end.
+//! The gateway: its configuration, its listeners, and its orderly end.
 //!
-//! A connection takes one of `connections` slots before it is served. When there is none, the
-//! connection that has been idle longest is closed for it ([`dashboard::connections`]); when none
-//! is idle, the new one is refused with a 503 written without reading anything, by one of
-//! [`REFUSALS_MAX`] short-lived tasks; when those are busy too it is dropped. So accepting waits
-//! only for a connection to close, for a bounded time, and never spawns without a permit.
-//!
-//! On shutdown the listener closes first, then connections finish their requests in flight, and
-//! after the grace period the rest is dropped.
+//! Each interface has a listener with a limit on connections ([`http_server::Server`]). On shutdown
+//! the listeners close first, then connections finish their requests in flight, and after the grace
+//! period the rest is dropped.
 
 use std::{
-    io,
     net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use budget::Pool;
-use dashboard::connections::Connections;
 use ed25519_dalek::SigningKey;
 use envelope::auth::AuthConfig;
+use http_server::{
+    HttpHandler as _, ListenError, Outgoing, Server, bind, connections::Connections,
+};
 use hyper::{Request, Response, body::Incoming};
 use ic_principal::Principal;
 use limits::{CONNECTION_BYTES, ExecutionLimits, GatewayLimits, HttpGatewayLimits};
 use prometheus_client::registry::Registry;
 use thiserror::Error;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-    sync::{Semaphore, watch},
-    task::JoinHandle,
-    time::timeout,
-};
 
 use crate::{
     Latencies, Node, Waiters,
-    connection::{self, HttpHandler, Outgoing, Stage},
     metrics::Metrics,
     service::{Permits, Service, ServiceParts, permits},
     web::Web,
 };
-
-/// Connections that are being refused for lack of a place, at once.
-const REFUSALS_MAX: usize = 32;
-/// Time to write a refusal and for the peer to read it.
-const REFUSAL_TIME: Duration = Duration::from_secs(1);
-/// Accepting pauses this long when the process has no descriptors left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Configuration of a gateway.
 pub struct GatewayConfig {
@@ -129,13 +110,8 @@ pub struct HttpGatewayConfig {
 #[derive(Debug, Error)]
 pub enum GatewayError {
     /// The address cannot be bound.
-    #[error("cannot listen on {listen}: {error}; choose another address or stop what uses it")]
-    Listen {
-        /// The address that was to be bound.
-        listen: SocketAddr,
-        /// Error of the operating system.
-        error: io::Error,
-    },
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     /// The root key is none.
     #[error("the root key is no DER-encoded BLS12-381 public key: {0}")]
     RootKey(nidkg::BlsError),
@@ -149,30 +125,9 @@ pub struct Gateway;
 #[derive(Debug)]
 pub struct GatewayHandle {
     local_addr: SocketAddr,
-    stage: watch::Sender<Stage>,
-    listeners: Vec<OpenListener>,
+    server: Server,
     service: Arc<Service>,
     grace: Duration,
-}
-
-/// A listener, and its connections.
-#[derive(Debug)]
-struct OpenListener {
-    listener: JoinHandle<()>,
-    connections: Connections,
-}
-
-impl OpenListener {
-    /// Accepts connections for as long as the gateway serves.
-    fn open<A: HttpHandler>(
-        listener: TcpListener,
-        service: Arc<A>,
-        connections: Connections,
-        stage_rx: watch::Receiver<Stage>,
-    ) -> Self {
-        let accepting = accept(listener, service, connections.clone(), stage_rx);
-        Self { listener: tokio::spawn(accepting), connections }
-    }
 }
 
 impl Gateway {
@@ -190,10 +145,7 @@ impl Gateway {
         let (limit, buffers) = (config.limits.connections, config.connections.clone());
         let connections = Connections::new(permits(limit), buffers, CONNECTION_BYTES);
         let mut gateway = Self::build(config, node, waiters, &registry, connections.clone())?;
-        let stage_rx = gateway.stage.subscribe();
-        let open_listener =
-            OpenListener::open(listener, gateway.service.clone(), connections, stage_rx);
-        gateway.listeners.push(open_listener);
+        gateway.server.listen(listener, gateway.service.clone(), connections);
         tracing::info!(%local_addr, "the public interface is open");
         Ok(gateway)
     }
@@ -223,7 +175,7 @@ impl Gateway {
     ) -> Result<GatewayHandle, GatewayError> {
         let root_key =
             nidkg::public_key_from_der(&config.root_key_der).map_err(GatewayError::RootKey)?;
-        let (stage, stage_rx) = watch::channel(Stage::Serving);
+        let server = Server::default();
         let permits = Permits::new(
             &config.limits,
             &config.queries,
@@ -240,21 +192,14 @@ impl Gateway {
             waiters,
             metrics,
             registry: registry.clone(),
-            stage: stage_rx,
+            stage: server.stage(),
             auth: AuthConfig::new(root_key, config.ingress_expiry, config.ingress_drift),
             permits,
         };
         let root_subnet_id = Principal::self_authenticating(&config.root_key_der);
         let service = Arc::new(Service::new(config, root_subnet_id, parts));
-        Ok(GatewayHandle { local_addr, stage, listeners: Vec::new(), service, grace })
+        Ok(GatewayHandle { local_addr, server, service, grace })
     }
-}
-
-async fn bind(listen: SocketAddr) -> Result<(TcpListener, SocketAddr), GatewayError> {
-    let failed = |error| GatewayError::Listen { listen, error };
-    let listener = TcpListener::bind(listen).await.map_err(failed)?;
-    let local_addr = listener.local_addr().map_err(failed)?;
-    Ok((listener, local_addr))
 }
 
 impl GatewayHandle {
@@ -280,151 +225,15 @@ impl GatewayHandle {
         let (limits, buffers) = (&config.limits, config.connections.clone());
         let connections =
             Connections::new(permits(limits.connections), buffers, limits.connection_bytes());
-        let stage_rx = self.stage.subscribe();
         let web = Arc::new(Web::new(self.service.clone(), config));
-        self.listeners.push(OpenListener::open(listener, web, connections, stage_rx));
+        self.server.listen(listener, web, connections);
         tracing::info!(%local_addr, "the HTTP gateway is open");
         Ok(local_addr)
     }
 
     /// Stops accepting, lets requests in flight finish within the grace, then closes what is left.
     /// Returns whether all had finished.
-    pub async fn shutdown(mut self) -> bool {
-        self.stage.send_replace(Stage::Draining);
-        let finishing = async {
-            for open_listener in &mut self.listeners {
-                // The listener ends at the stage's change; an error would mean that it ended
-                // already.
-                let _ = (&mut open_listener.listener).await;
-                open_listener.connections.drained().await;
-            }
-        };
-        let finished = timeout(self.grace, finishing).await.is_ok();
-        self.stage.send_replace(Stage::Closed);
-        finished
+    pub async fn shutdown(self) -> bool {
+        self.server.shutdown(self.grace).await
     }
-}
-
-impl Drop for GatewayHandle {
-    fn drop(&mut self) {
-        self.stage.send_replace(Stage::Closed);
-        for open_listener in &self.listeners {
-            open_listener.listener.abort();
-        }
-    }
-}
-
-/// A listener for requests that are not of the public interface, under the same rules: places for
-/// connections, time to send and to take, an orderly end. Dropping it closes everything at once.
-#[derive(Debug)]
-pub struct OtherListener {
-    local_addr: SocketAddr,
-    stage: watch::Sender<Stage>,
-    open_listener: OpenListener,
-}
-
-impl OtherListener {
-    /// Binds the address and serves. Each connection takes [`limits::CONNECTION_BYTES`] of
-    /// `buffers`. Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// When the address cannot be bound.
-    pub async fn start<A: HttpHandler>(
-        listen: SocketAddr,
-        answers: Arc<A>,
-        buffers: Pool,
-    ) -> Result<Self, GatewayError> {
-        let (listener, local_addr) = bind(listen).await?;
-        let (stage, stage_rx) = watch::channel(Stage::Serving);
-        let limit = permits(answers.connections_limit().1);
-        let connections = Connections::new(limit, buffers, CONNECTION_BYTES);
-        let open_listener = OpenListener::open(listener, answers, connections, stage_rx);
-        Ok(Self { local_addr, stage, open_listener })
-    }
-
-    /// Where it listens.
-    pub fn local_addr(&self) -> SocketAddr {
-        self.local_addr
-    }
-
-    /// Stops accepting, lets requests in flight finish within `grace`, then closes what is left.
-    pub async fn shutdown(mut self, grace: Duration) {
-        self.stage.send_replace(Stage::Draining);
-        let finishing = async {
-            // It ends at the stage's change; an error would mean that it ended already.
-            let _ = (&mut self.open_listener.listener).await;
-            self.open_listener.connections.drained().await;
-        };
-        // Connections that have not finished by then are closed.
-        let _ = timeout(grace, finishing).await;
-        self.stage.send_replace(Stage::Closed);
-    }
-}
-
-impl Drop for OtherListener {
-    fn drop(&mut self) {
-        self.stage.send_replace(Stage::Closed);
-        self.open_listener.listener.abort();
-    }
-}
-
-async fn accept<A: HttpHandler>(
-    listener: TcpListener,
-    service: Arc<A>,
-    connections: Connections,
-    mut stage_rx: watch::Receiver<Stage>,
-) {
-    let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            _ = stage_rx.wait_for(|stage| *stage > Stage::Serving) => return,
-        };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // Either the peer was gone before it was accepted, or descriptors or memory ran
-                // out, which a pause lets recover.
-                service.count_refusal("accept_error");
-                tracing::debug!(%error, "a connection could not be accepted");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
-        // Answers are written whole; waiting for more to send with them only delays them. A failure
-        // costs nothing but that delay.
-        let _ = stream.set_nodelay(true);
-        // The pool is as large as all slots need, unless an operator made it smaller.
-        if let Ok(slot) = connections.admit(|| service.count_eviction()).await {
-            tokio::spawn(connection::serve(stream, service.clone(), slot, stage_rx.clone()));
-            continue;
-        }
-        let limit = service.connections_limit();
-        service.count_refusal(limit.0);
-        if let Ok(permit) = refusals.clone().try_acquire_owned() {
-            tokio::spawn(async move {
-                let _permit = permit;
-                // The peer may leave before the refusal is written.
-                let _ = timeout(REFUSAL_TIME, refuse(stream, limit)).await;
-            });
-        }
-    }
-}
-
-/// Reports that there is no place, and lets the peer read it: closing with unread bytes would reset
-/// the connection under the answer.
-async fn refuse(mut stream: TcpStream, (name, limit): (&str, u64)) -> io::Result<()> {
-    let message = format!(
-        "the node has as many connections as its limit {name} = {limit} allows; retry in a \
-         second"
-    );
-    let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after: 1\r\n\
-                connection: close\r\naccess-control-allow-origin: *\r\n";
-    stream
-        .write_all(format!("{head}content-length: {}\r\n\r\n{message}", message.len()).as_bytes())
-        .await?;
-    stream.shutdown().await?;
-    let mut ignored = [0; 1024];
-    while stream.read(&mut ignored).await? > 0 {}
-    Ok(())
 }

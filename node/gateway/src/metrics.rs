@@ -7,11 +7,11 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use budget::Pool;
-use dashboard::connections::Connections;
+use http_server::{connections::Connections, metrics::MetricsWriter};
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
-    metrics::{counter::Counter, family::Family, gauge::ConstGauge, histogram::Histogram},
+    encoding::{DescriptorEncoder, EncodeLabelSet},
+    metrics::{counter::Counter, family::Family, histogram::Histogram},
     registry::Registry,
 };
 use tokio::sync::Semaphore;
@@ -122,15 +122,8 @@ impl Metrics {
 
 impl Collector for Pools {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let mut gauge = |name: &str, help: &str, value: u64| {
-            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
-            gauge.encode(encoder.encode_descriptor(
-                name,
-                help,
-                None,
-                prometheus_client::metrics::MetricType::Gauge,
-            )?)
-        };
+        let mut out = MetricsWriter::new(&mut encoder);
+        let mut gauge = |name: &str, help: &str, value: u64| out.amount(name, help, value);
         gauge("connections_used", "Places taken now", self.connections.used() as u64)?;
         gauge("connections_limit", "Places there are", self.connections.limit() as u64)?;
         for (name, permits, limit) in &self.permits {

@@ -3,12 +3,11 @@
 //! The routes are few and fixed, so they are matched by explicit code: no table is built, nothing
 //! is allocated, and the answer to every miss can name the route that was probably meant.
 
+use http_server::ErrorResponse;
 use hyper::{Method, StatusCode};
 use ic_principal::Principal;
 
 use envelope::effective::Effective;
-
-use crate::answer::ErrorResponse;
 
 /// The endpoint that a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +94,7 @@ fn wrong_method(method: &Method, allow: &'static str) -> ErrorResponse {
     let method: String = method.as_str().chars().take(16).collect();
     let message = format!("this endpoint does not take {method}; it takes {allow}");
     ErrorResponse {
-        allow: Some(allow),
+        allow: Some(allow.into()),
         ..ErrorResponse::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
     }
 }
@@ -232,7 +231,8 @@ mod tests {
         for endpoint in ["/api/v2/status", "/status.json", "/dashboard"] {
             assert!(refused(&Method::GET, "/").message.contains(endpoint));
         }
-        assert_eq!(refused(&Method::POST, "/status.json").allow, Some("GET, HEAD, OPTIONS"));
+        let report = refused(&Method::POST, "/status.json");
+        assert_eq!(report.allow.as_deref(), Some("GET, HEAD, OPTIONS"));
         assert_eq!(refused(&Method::GET, "/dashboard/more").status, StatusCode::NOT_FOUND);
         assert!(refused(&Method::GET, "/api/v3/status").message.contains("use v2"));
         assert!(
@@ -242,10 +242,11 @@ mod tests {
         );
         let method = refused(&Method::GET, &format!("/api/v2/canister/{ID}/query"));
         assert_eq!(
-            (method.status, method.allow),
+            (method.status, method.allow.as_deref()),
             (StatusCode::METHOD_NOT_ALLOWED, Some("POST, OPTIONS"))
         );
-        assert_eq!(refused(&Method::POST, "/health").allow, Some("GET, HEAD, OPTIONS"));
+        let health = refused(&Method::POST, "/health");
+        assert_eq!(health.allow.as_deref(), Some("GET, HEAD, OPTIONS"));
         let id = refused(&Method::POST, "/api/v2/canister/em77e-bvlzu-aa/query");
         assert_eq!(id.status, StatusCode::BAD_REQUEST);
         assert!(id.message.contains("principal"));

@@ -26,43 +26,32 @@ use std::{
 
 use budget::{Pool, Reservation};
 use bytes::Bytes;
-use dashboard::{
-    connections::Connections,
-    origin::{OriginHeaders, is_link, is_own_request},
-};
+use dashboard::page;
 use envelope::{EnvelopeBounds, auth::AuthConfig};
-use http_body_util::BodyExt;
-use hyper::{
-    Method, Request, Response, StatusCode, Version,
-    body::{Body as _, Incoming},
-    header,
+use http_server::{
+    BodyBudget, BodyError, ErrorResponse, HttpHandler, Outgoing, PoolBudget, Stage,
+    check_content_type,
+    connections::Connections,
+    discard, metrics,
+    origin::{OriginHeaders, check_origin},
+    read_body, respond, with_reservation, with_unread,
 };
+use hyper::{Method, Request, Response, StatusCode, body::Incoming};
 use ic_principal::Principal;
 use limits::GatewayLimits;
 use prometheus_client::registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
 
 use crate::{
-    answer::{self, Answer, Body, ErrorResponse, NodeSigner, Readers},
+    answer::{self, Body, NodeSigner, Readers},
     api::{CertifiedView, HeapProfileError, Node, RequestKind},
-    connection::{HttpHandler, Outgoing, Stage},
     job_queue::{JobError, JobQueue},
     latencies::Latencies,
     listener::QueryConcurrency,
     metrics::{Metrics, Pools},
-    page,
     routes::{self, Route},
     waiters::Waiters,
 };
-
-/// How much of a refused body is read and thrown away, in times of the limit.
-const DISCARDED_BODIES: u64 = 4;
-/// How long that may take.
-const DISCARD_TIME: Duration = Duration::from_secs(2);
-/// Body of a request refused before it is read: up to this length it is read and thrown away ...
-const UNREAD_BODY_BYTES: u64 = 64 << 10;
-/// ... if it arrives within this time.
-const UNREAD_BODY_TIME: Duration = Duration::from_millis(100);
 
 /// Scrapes encoded at once; they hold the registry's lock anyway.
 const SCRAPES_MAX: usize = 2;
@@ -190,53 +179,6 @@ pub(crate) fn permits(limit: u64) -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS)
 }
 
-/// A response body that holds its share of the pool until hyper has written it.
-struct ReservedBytes<B, R> {
-    bytes: B,
-    _reservation: R,
-}
-
-/// Bytes that hold their reservation for as long as a part of them is in use.
-pub(crate) fn with_reservation<B, R>(bytes: B, reservation: R) -> Bytes
-where
-    B: AsRef<[u8]> + Send + 'static,
-    R: Send + 'static,
-{
-    Bytes::from_owner(ReservedBytes { bytes, _reservation: reservation })
-}
-
-impl<B: AsRef<[u8]>, R> AsRef<[u8]> for ReservedBytes<B, R> {
-    fn as_ref(&self) -> &[u8] {
-        self.bytes.as_ref()
-    }
-}
-
-/// Where a body is counted while it is read.
-pub(crate) trait BodyBudget: Send {
-    /// Counts a body of which `received` bytes have arrived, in buffers of `buffers` bytes.
-    fn resize(
-        &mut self,
-        received: u64,
-        buffers: u64,
-    ) -> impl Future<Output = Result<(), ErrorResponse>> + Send;
-
-    /// Counts nothing any more.
-    fn release(&mut self);
-}
-
-/// In the pool of bodies.
-struct BodyPoolBudget(Reservation);
-
-impl BodyBudget for BodyPoolBudget {
-    async fn resize(&mut self, received: u64, _buffers: u64) -> Result<(), ErrorResponse> {
-        self.0.try_resize(received).map_err(bodies_full)
-    }
-
-    fn release(&mut self) {
-        self.0.shrink(self.0.bytes());
-    }
-}
-
 fn bodies_full(full: budget::PoolFull) -> ErrorResponse {
     let message = format!("{full}; retry in a second");
     ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "bodies_bytes", message, 1)
@@ -288,7 +230,7 @@ impl Service {
     /// Answers one request of the public interface.
     pub(crate) async fn serve(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let started = Instant::now();
-        let is_at_root = dashboard::page::is_where_a_browser_starts(&request);
+        let is_at_root = page::is_where_a_browser_starts(&request);
         let is_for_operators = is_at_root || routes::is_for_operators(request.uri().path());
         if is_for_operators && let Err(refused) = self.check_origin(&request) {
             self.metrics.count_refusal(refused.reason);
@@ -305,7 +247,7 @@ impl Service {
         }
         if is_at_root {
             self.metrics.record_response("dashboard", 303, started.elapsed());
-            return answer::with_common_headers(page::redirect().into(), Readers::SameOrigin);
+            return answer::with_common_headers(page::redirect(), Readers::SameOrigin);
         }
         let (label, found) = routes::find(request.method(), request.uri().path());
         let readers = match found {
@@ -317,26 +259,20 @@ impl Service {
             Ok(route) => self.dispatch(route, request).await,
             Err(refused) => Err(with_unread(request, refused).await),
         };
-        let response: Response<Body> = match outcome {
-            Ok(answer) => answer.into(),
-            Err(refused) => {
-                self.metrics.count_refusal(refused.reason);
-                refused.into()
-            }
-        };
+        let response = outcome.unwrap_or_else(|refused| {
+            self.metrics.count_refusal(refused.reason);
+            refused.into()
+        });
         self.metrics.record_response(label, response.status().as_u16(), started.elapsed());
         answer::with_common_headers(response, readers)
     }
 
     /// Refuses a request for an operator page that another web page may have sent.
     fn check_origin(&self, request: &Request<Incoming>) -> Result<(), ErrorResponse> {
-        let mut sent = OriginHeaders::from_request(request);
-        if is_link(request) {
-            sent.site = None;
-        }
-        is_own_request(sent, self.listen, &self.host_names, false).map_err(|refusal| {
-            let message = refusal.message("this page", "host_names (--host-name NAME)");
-            ErrorResponse::new(refusal.status(), refusal.reason(), message)
+        let sent = OriginHeaders::with_links(request);
+        check_origin(sent, self.listen, &self.host_names, false).map_err(|error| {
+            let message = error.message("this page", "host_names (--host-name NAME)");
+            ErrorResponse::new(error.status(), error.reason(), message)
         })
     }
 
@@ -344,14 +280,14 @@ impl Service {
         self: &Arc<Self>,
         route: Route,
         request: Request<Incoming>,
-    ) -> Result<Answer, ErrorResponse> {
+    ) -> Result<Response<Body>, ErrorResponse> {
         match route {
             Route::Status => return Ok(self.status()),
             Route::Health => return Ok(self.health()),
             Route::Metrics => return self.scrape().await,
             Route::Report => return self.report().await,
             Route::HeapProfile => return self.heap_profile().await,
-            Route::Dashboard => return Ok(page::answer()),
+            Route::Dashboard => return Ok(page::response()),
             Route::CallAsync(_)
             | Route::CallSync(_)
             | Route::Query(_)
@@ -413,7 +349,11 @@ impl Service {
             }
             return Err(refused);
         }
-        check_content_type(request)?;
+        check_content_type(request.headers(), "application/cbor").map_err(|found| {
+            let message =
+                format!("the content type is \"{found}\"; this endpoint takes application/cbor");
+            ErrorResponse::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message)
+        })?;
         Ok(place)
     }
 
@@ -449,84 +389,46 @@ impl Service {
 
     /// Reads the body within its limit, the pool's and the read timeout.
     async fn read_body(&self, body: Incoming) -> Result<ReceivedBody, ErrorResponse> {
-        let reserved = self.permits.bodies.try_reserve(0).map_err(bodies_full);
-        let mut room = BodyPoolBudget(reserved.map_err(|refused| refused.closing(&body))?);
+        let room = PoolBudget::new(&self.permits.bodies, |received, _| received);
+        let mut room = room.map_err(|full| bodies_full(full).closing(&body))?;
         let limit = ("body_bytes", self.limits.body_bytes);
-        let bytes = self.read_body_into(body, &mut room, limit).await?;
-        Ok(ReceivedBody { bytes, reservation: room.0 })
+        let bytes = self.read_body_into(body, &mut room, limit, bodies_full).await?;
+        Ok(ReceivedBody { bytes, reservation: room.into_reservation() })
     }
 
     /// The same into other room, within the limit of this name.
-    pub(crate) async fn read_body_into(
+    pub(crate) async fn read_body_into<B: BodyBudget>(
         &self,
         mut body: Incoming,
-        room: &mut impl BodyBudget,
+        room: &mut B,
         (name, limit): (&'static str, u64),
+        full: impl FnOnce(B::Full) -> ErrorResponse,
     ) -> Result<Bytes, ErrorResponse> {
-        let too_large = |bytes: u64| {
-            let message =
-                format!("the body has {bytes} bytes or more; the limit {name} is {limit}");
-            ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, name, message)
+        let error = match read_body(&mut body, room, limit, self.read_timeout()).await {
+            Ok(bytes) => return Ok(bytes),
+            Err(error) => error,
         };
-        let announced = body.size_hint().lower();
-        if announced > limit {
-            let is_read = discard(&mut body, limit).await;
-            return Err(ErrorResponse { close: !is_read, ..too_large(announced) });
-        }
-        let reading = async {
-            let mut first = Bytes::new();
-            let mut joined = Vec::new();
-            while let Some(frame) = body.frame().await {
-                let frame = frame.map_err(|error| {
-                    ErrorResponse::bad_request(
-                        "body",
-                        format!("the body could not be read to its end: {error}"),
-                    )
-                })?;
-                let Ok(data) = frame.into_data() else { continue };
-                let total = (first.len() + joined.len() + data.len()) as u64;
-                if total > limit {
-                    drop((first, joined));
-                    room.release();
-                    discard(&mut body, limit).await;
-                    return Err(too_large(total));
-                }
-                // Most bodies come in one piece, which is taken as it is.
-                if first.is_empty() && joined.is_empty() {
-                    room.resize(total, 0).await?;
-                    first = data;
-                    continue;
-                }
-                if total > joined.capacity() as u64 {
-                    let most = if announced >= total { announced } else { limit };
-                    let capacity = total.saturating_mul(2).min(most);
-                    // Both are there while one goes over into the other.
-                    let before = (joined.capacity() + first.len()) as u64;
-                    room.resize(total, before.saturating_add(capacity)).await?;
-                    let mut larger = Vec::with_capacity(usize::try_from(capacity).unwrap_or(0));
-                    larger.extend_from_slice(&std::mem::take(&mut first));
-                    larger.extend_from_slice(&joined);
-                    joined = larger;
-                    room.resize(total, capacity).await?;
-                } else {
-                    room.resize(total, joined.capacity() as u64).await?;
-                }
-                joined.extend_from_slice(&data);
+        let refused = match error {
+            BodyError::TooLarge(bytes) => {
+                discard(&mut body, limit).await;
+                let message =
+                    format!("the body has {bytes} bytes or more; the limit {name} is {limit}");
+                ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, name, message)
             }
-            Ok(if joined.is_empty() { first } else { joined.into() })
-        };
-        let millis = self.limits.read_timeout_millis;
-        match tokio::time::timeout(Duration::from_millis(millis), reading).await {
-            Ok(read) => read.map_err(|refused| refused.closing(&body)),
-            Err(_) => {
+            BodyError::Incomplete(error) => ErrorResponse::bad_request(
+                "body",
+                format!("the body could not be read to its end: {error}"),
+            ),
+            BodyError::Full(none) => full(none),
+            BodyError::TimedOut => {
+                let millis = self.limits.read_timeout_millis;
                 let message = format!(
                     "the body did not arrive within the limit read_timeout_millis = {millis}"
                 );
-                let refused =
-                    ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, "read_timeout", message);
-                Err(refused.closing(&body))
+                ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, "read_timeout", message)
             }
-        }
+        };
+        Err(refused.closing(&body))
     }
 
     /// Runs `work` on a blocking thread once there is a place for its kind. The thread does not
@@ -583,8 +485,8 @@ impl Service {
     }
 
     /// A CBOR answer that is charged to the pool of responses until it is written.
-    pub(crate) fn reserve_cbor(&self, bytes: Vec<u8>) -> Result<Answer, ErrorResponse> {
-        self.reserve_response(bytes).map(Answer::cbor)
+    pub(crate) fn reserve_cbor(&self, bytes: Vec<u8>) -> Result<Response<Body>, ErrorResponse> {
+        self.reserve_response(bytes).map(answer::cbor)
     }
 
     /// Bytes that are charged to the pool of responses until they are written.
@@ -612,17 +514,14 @@ impl Service {
         })
     }
 
-    fn status(&self) -> Answer {
+    fn status(&self) -> Response<Body> {
         let health = self.node.health();
-        Answer::cbor(answer::status(
-            &self.root_key_der,
-            &self.version,
-            &health.client_status,
-            health.certified_height,
-        ))
+        let (client_status, height) = (&health.client_status, health.certified_height);
+        let status = answer::status(&self.root_key_der, &self.version, client_status, height);
+        answer::cbor(status.into())
     }
 
-    fn health(&self) -> Answer {
+    fn health(&self) -> Response<Body> {
         let health = self.node.health();
         let body = serde_json::json!({
             "healthy": health.healthy,
@@ -631,35 +530,32 @@ impl Service {
             "version": self.version,
         });
         let status = if health.healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-        Answer::new(status, "application/json", body.to_string())
+        respond(status, "application/json", Body::from(body.to_string()))
     }
 
-    async fn scrape(&self) -> Result<Answer, ErrorResponse> {
+    async fn scrape(&self) -> Result<Response<Body>, ErrorResponse> {
         let registry = self.registry.clone();
         let text = self.on_thread(JobKind::Scrape, move || {
-            let mut text = String::new();
-            let registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
-            prometheus_client::encoding::text::encode(&mut text, &registry).map(|()| text)
+            metrics::encode(&registry.lock().unwrap_or_else(PoisonError::into_inner))
         });
         let text =
             text.await?.map_err(|_| internal("the metrics could not be encoded".to_owned()))?;
-        let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-        Ok(Answer::new(StatusCode::OK, content_type, text))
+        Ok(respond(StatusCode::OK, metrics::CONTENT_TYPE, Body::from(text)))
     }
 
-    async fn report(self: &Arc<Self>) -> Result<Answer, ErrorResponse> {
+    async fn report(self: &Arc<Self>) -> Result<Response<Body>, ErrorResponse> {
         let service = self.clone();
         let json = self.on_thread(JobKind::Report, move || {
             let json = serde_json::to_vec(&service.node.report())
                 .map_err(|error| internal(format!("the report could not be encoded: {error}")))?;
             service.reserve_response(json)
         });
-        Ok(Answer::new(StatusCode::OK, "application/json", json.await??))
+        Ok(respond(StatusCode::OK, "application/json", Body::new(json.await??)))
     }
 }
 
 impl Service {
-    async fn heap_profile(self: &Arc<Self>) -> Result<Answer, ErrorResponse> {
+    async fn heap_profile(self: &Arc<Self>) -> Result<Response<Body>, ErrorResponse> {
         let service = self.clone();
         let making = self.on_thread(JobKind::HeapProfile, move || {
             service.node.heap_profile().map(|profile| service.reserve_response(profile))
@@ -679,7 +575,7 @@ impl Service {
                 ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, "heap_profile", message)
             }
         })?;
-        Ok(Answer::new(StatusCode::OK, "application/octet-stream", profile?))
+        Ok(respond(StatusCode::OK, "application/octet-stream", Body::new(profile?)))
     }
 }
 
@@ -761,59 +657,4 @@ fn internal(message: String) -> ErrorResponse {
 
 pub(crate) fn stopping() -> ErrorResponse {
     ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the node is stopping", 5)
-}
-
-fn check_content_type(request: &Request<Incoming>) -> Result<(), ErrorResponse> {
-    let found = request
-        .headers()
-        .get(header::CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok())
-        .unwrap_or_default();
-    let essence = found.split(';').next().unwrap_or_default().trim();
-    if essence.eq_ignore_ascii_case("application/cbor") {
-        return Ok(());
-    }
-    let found: String = found.chars().take(64).collect();
-    let message = format!("the content type is \"{found}\"; this endpoint takes application/cbor");
-    Err(ErrorResponse::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message))
-}
-
-/// Reads what a client still sends of a body that is refused, so that it gets to read the refusal:
-/// closing on unread data resets the connection, and the answer is lost with it. Bounded in bytes
-/// and time, keeps nothing. Returns whether the body was read to its end.
-async fn discard(body: &mut Incoming, limit: u64) -> bool {
-    let reading = async {
-        let mut left = limit.saturating_mul(DISCARDED_BODIES);
-        while let Some(Ok(frame)) = body.frame().await {
-            let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
-            if bytes > left {
-                return false;
-            }
-            left -= bytes;
-        }
-        true
-    };
-    tokio::time::timeout(DISCARD_TIME, reading).await.unwrap_or(false)
-}
-
-/// The refusal of a request whose body was not read. A short body on its way is read and thrown
-/// away, so that the connection can be used again; otherwise the answer announces its end.
-pub(crate) async fn with_unread(
-    request: Request<Incoming>,
-    refused: ErrorResponse,
-) -> ErrorResponse {
-    let is_awaited = request.headers().contains_key(header::EXPECT);
-    let version = request.version();
-    let mut body = request.into_body();
-    if version == Version::HTTP_2 || body.is_end_stream() {
-        return refused;
-    }
-    let is_short = body.size_hint().upper().is_some_and(|bytes| bytes <= UNREAD_BODY_BYTES);
-    if is_short && !is_awaited {
-        let reading = discard(&mut body, UNREAD_BODY_BYTES);
-        if tokio::time::timeout(UNREAD_BODY_TIME, reading).await.unwrap_or(false) {
-            return refused;
-        }
-    }
-    ErrorResponse { close: true, ..refused }
 }

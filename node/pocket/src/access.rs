@@ -3,7 +3,7 @@
 //!
 //! The server listens on the machine of a developer, who also visits web pages there. A browser
 //! sends requests of any page to any address, so the operations of the protocol are closed to
-//! pages: a foreign `Host` or `Origin` header is refused ([`dashboard::origin`]), as is a request
+//! pages: a foreign `Host` or `Origin` header is refused ([`http_server::origin`]), as is a request
 //! that the browser marks as sent for another site (`Sec-Fetch-Site`). No answer of an
 //! operation has a CORS header, and a body must be declared as JSON, which a page cannot do without asking first.
 //!
@@ -23,8 +23,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use dashboard::origin;
-use hyper::{HeaderMap, Request, StatusCode, header};
+use http_server::origin::{OriginError, OriginHeaders, check_origin};
+use hyper::{Request, StatusCode};
 use outcalls::AccessPolicy;
 
 use crate::{cli::Cli, operations::Failure};
@@ -117,26 +117,20 @@ impl Access {
     /// # Errors
     /// When it does.
     pub(crate) fn check<B>(&self, request: &Request<B>, is_public: bool) -> Result<(), Failure> {
-        let authority = request.uri().authority().map(|authority| authority.as_str().into());
-        let host = authority.or_else(|| text_of(request.headers(), header::HOST));
-        let origin = text_of(request.headers(), header::ORIGIN).filter(|_| !is_public);
+        let mut sent = OriginHeaders::with_links(request);
+        if is_public {
+            (sent.origin, sent.site) = (None, None);
+        }
         let unknown = SocketAddr::from(([127, 0, 0, 1], 0));
         let listen = *self.listen.get().unwrap_or(&unknown);
-        let checked = origin::is_own_page(host.as_deref(), origin.as_deref(), listen, &self.hosts);
-        if let Err(refusal) = checked {
-            return Err(self.refused(&refusal));
-        }
-        if !is_public && origin.is_none() && origin::is_of_other_site(request) {
-            return Err(self.refused(&origin::Refusal::ForeignSite("cross-site".to_owned())));
-        }
-        Ok(())
+        check_origin(sent, listen, &self.hosts, false).map_err(|error| self.refused(&error))
     }
 
     /// The log shows the first refusal: a page may send many requests.
-    fn refused(&self, refusal: &origin::Refusal) -> Failure {
-        let reason = refusal.reason();
+    fn refused(&self, error: &OriginError) -> Failure {
+        let reason = error.reason();
         let option = format!("--allow-host NAME or {ALLOW_HOST}");
-        let message = refusal.message("this server", &option);
+        let message = error.message("this server", &option);
         if self.has_refused.swap(true, Ordering::Relaxed) {
             tracing::debug!(reason, "a request of another web page was refused");
         } else {
@@ -144,18 +138,6 @@ impl Access {
         }
         Failure { status: StatusCode::FORBIDDEN, message }
     }
-}
-
-/// Whether a body is declared as JSON. Browsers send other types of any page without asking the
-/// server first.
-pub(crate) fn is_json(headers: &HeaderMap) -> bool {
-    let declared = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    let essence = declared.and_then(|text| text.split(';').next()).unwrap_or_default();
-    essence.trim().eq_ignore_ascii_case("application/json")
-}
-
-fn text_of(headers: &HeaderMap, name: header::HeaderName) -> Option<String> {
-    headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
 }
 
 fn or_list(given: &[String], variable: &str) -> Vec<String> {
@@ -314,23 +296,5 @@ mod tests {
         let dangling = folders.admit(Path::new("dangling")).unwrap();
         assert!(std::fs::create_dir_all(dangling).is_err());
         assert_eq!(std::fs::read_dir(foreign).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn only_json_is_json() {
-        for (declared, expected) in [
-            (Some("application/json"), true),
-            (Some("Application/JSON; charset=utf-8"), true),
-            (Some("text/plain"), false),
-            (Some("application/jsonp"), false),
-            (Some("application/x-www-form-urlencoded"), false),
-            (None, false),
-        ] {
-            let mut headers = HeaderMap::new();
-            if let Some(declared) = declared {
-                headers.insert(header::CONTENT_TYPE, declared.parse().unwrap());
-            }
-            assert_eq!(is_json(&headers), expected, "{declared:?}");
-        }
     }
 }

@@ -2,14 +2,14 @@
 
 use std::fmt::Write as _;
 
-use bytes::Bytes;
 use execution::Placement as _;
+use http_server::with_reservation;
 use state::{CanisterState, CanisterStatus};
 
 use crate::{
     bounds::Bounds,
     instance::Instance,
-    operations::{Failure, Outcome, ReservedResponse},
+    operations::{Failure, Outcome},
 };
 
 /// Canisters that one page shows.
@@ -84,7 +84,7 @@ impl Instance {
         }
         page.push_str("</table></div></body></html>\n");
         room.shrink(PAGE_BYTES_MAX.saturating_sub(page.len() as u64));
-        Ok(Bytes::from_owner(ReservedResponse::new(page.into_bytes(), room)))
+        Ok(with_reservation(page, room))
     }
 }
 

@@ -181,27 +181,12 @@ mod tests {
         assert!(failure.message.contains("ended before"), "{}", failure.message);
     }
 
-    /// An answer that holds room.
-    struct ReservedResponse {
-        bytes: Vec<u8>,
-        _room: budget::Reservation,
-    }
-
-    impl AsRef<[u8]> for ReservedResponse {
-        fn as_ref(&self) -> &[u8] {
-            &self.bytes
-        }
-    }
-
     #[test]
     fn an_outcome_that_is_kept_holds_no_room_of_another_pool() {
         let (graph, pool) = (Graph::new(1_000), budget::Pool::standalone("stable_answers", 100));
         let Ok(room) = pool.try_reserve(100) else { panic!() };
         let number = graph.begin();
-        graph.finish(
-            number,
-            Ok(Bytes::from_owner(ReservedResponse { bytes: vec![7; 60], _room: room })),
-        );
+        graph.finish(number, Ok(http_server::with_reservation(vec![7_u8; 60], room)));
         assert_eq!((pool.used_bytes(), graph.lock().bytes), (0, 60));
         assert!(
             matches!(graph.status(number), OperationStatus::Outcome(Ok(bytes)) if bytes == [7; 60][..])

@@ -6,6 +6,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
 use envelope::{MethodCall, effective, hash};
 use execution::Placement as _;
+use http_server::with_reservation;
 use hyper::StatusCode;
 use ic_principal::Principal;
 use serde::Serialize;
@@ -73,24 +74,6 @@ impl From<execution::FatalError> for Failure {
 pub(crate) fn json<T: Serialize + ?Sized>(answer: &T) -> Outcome {
     let bytes = serde_json::to_vec(answer).map_err(|error| Failure::bad(error.to_string()))?;
     Ok(bytes.into())
-}
-
-/// An answer that has its room in a pool until it was sent.
-pub(crate) struct ReservedResponse {
-    bytes: Vec<u8>,
-    _room: budget::Reservation,
-}
-
-impl ReservedResponse {
-    pub(crate) fn new(bytes: Vec<u8>, room: budget::Reservation) -> Self {
-        Self { bytes, _room: room }
-    }
-}
-
-impl AsRef<[u8]> for ReservedResponse {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
 }
 
 fn principal(bytes: &Base64, what: &str) -> Result<Principal, Failure> {
@@ -274,7 +257,7 @@ impl Instance {
         text.push_str(after);
         drop(blob);
         room.shrink((bytes * STABLE_ANSWER_TIMES).saturating_sub(text.len() as u64));
-        Ok(Bytes::from_owner(ReservedResponse::new(text.into_bytes(), room)))
+        Ok(with_reservation(text, room))
     }
 
     /// `content` are the bytes of the blob that `args` names; none if there is none.

@@ -26,8 +26,8 @@ use std::{
 };
 
 use budget::{Pool, Reservation};
-use bytes::Bytes;
 use execution::{NotTransformed, Placement as _};
+use http_server::with_reservation;
 use ic_management_canister_types::{HttpHeader, HttpRequestResult};
 use ic_principal::Principal;
 use limits::OutcallLimits;
@@ -37,7 +37,7 @@ use state::{Outcall, OutcallAnswer, OutcallId, Payload, Reject, RejectCode, Stat
 
 use crate::{
     instance::Instance,
-    operations::{Failure, Outcome, ReservedResponse, json},
+    operations::{Failure, Outcome, json},
     rest::{Base64, Base64Slice, RawSubnetId, at_most},
 };
 
@@ -403,7 +403,7 @@ impl Instance {
         })?;
         let mut bytes = Vec::with_capacity(usize::try_from(length.0).unwrap_or_default());
         serde_json::to_writer(&mut bytes, &pending).map_err(failed)?;
-        Ok(Bytes::from_owner(ReservedResponse::new(bytes, held)))
+        Ok(with_reservation(bytes, held))
     }
 
     /// A subnet that a mock names, and how many nodes it has.

@@ -13,8 +13,11 @@ use std::{
 
 use bytes::Bytes;
 use envelope::auth::AuthConfig;
-use gateway::{HttpHandler, Outgoing};
-use http_body_util::{BodyExt, Full};
+use http_body_util::BodyExt;
+use http_server::{
+    BodyError, DISCARDED_BODIES, HttpHandler, Outgoing, PoolBudget, check_content_type,
+    discard_within, read_body, respond,
+};
 use hyper::{
     Method, Request, Response, StatusCode, Uri, Version,
     body::{Body as _, Incoming},
@@ -24,7 +27,6 @@ use serde::de::DeserializeOwned;
 use tokio::{sync::oneshot, task::JoinError};
 
 use crate::{
-    access::is_json,
     bounds::{BODY_BYTES, CONNECTIONS},
     dashboard_page,
     graph::OperationStatus,
@@ -53,9 +55,6 @@ const PATIENT_WAIT: Duration = Duration::from_secs(3_600);
 /// Time to send a body.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How much of a refused body is read and thrown away, in times of the limit.
-const DISCARDED_BODIES: u64 = 4;
-
 /// Answer to a request that was not answered by an operation.
 enum Answer {
     Json(StatusCode, Bytes),
@@ -74,10 +73,8 @@ impl Answer {
                 (StatusCode::OK, "application/octet-stream", body.into(), gzip)
             }
         };
-        let mut response = Response::new(Outgoing::Whole(Full::new(body)));
-        *response.status_mut() = status;
+        let mut response = respond(status, kind, Outgoing::short(body));
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         // Web pages may neither read nor run what is served here.
         headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
         let same_origin = HeaderValue::from_static("same-origin");
@@ -574,59 +571,45 @@ impl Server {
 
     /// Reads a body of JSON. The inner error is the answer when there is no room for it now.
     async fn read_body(&self, request: Request<Incoming>) -> Result<Result<Body, Answer>, Failure> {
-        let is_json = is_json(request.headers());
+        // Nothing of another type is kept.
+        let is_json = check_content_type(request.headers(), "application/json").is_ok();
+        let limit = if is_json { BODY_BYTES } else { 0 };
         let mut incoming = request.into_body();
-        let Ok(mut room) = self.bounds.bodies.try_reserve(0) else {
+        // Once as it came, once decoded.
+        let Ok(mut room) = PoolBudget::new(&self.bounds.bodies, |received, _| 2 * received) else {
             return Ok(Err(busy("bodies")));
         };
-        let mut bytes = Vec::new();
-        let mut overflow = None;
-        let reading = async {
-            let mut discarded = 0;
-            while let Some(frame) = incoming.frame().await {
-                let frame = frame.map_err(|error| Failure::bad(error.to_string()))?;
-                let Some(data) = frame.data_ref() else { continue };
-                if !is_json && !data.is_empty() {
-                    overflow = Some(Overflow::Type);
-                }
-                if overflow.is_none() {
-                    overflow = take(&mut bytes, data, &mut room);
-                }
-                // A client that is answered before it has sent all may not read the answer.
-                if overflow.is_some() {
-                    bytes = Vec::new();
-                    discarded += data.len() as u64;
-                }
-                if discarded > DISCARDED_BODIES * BODY_BYTES {
-                    break;
-                }
+        let (status, message) = match read_body(&mut incoming, &mut room, limit, READ_TIMEOUT).await
+        {
+            Ok(bytes) => return Ok(Ok(Body { bytes, _room: room.into_reservation() })),
+            Err(BodyError::Incomplete(error)) => return Err(Failure::bad(error.to_string())),
+            Err(BodyError::TimedOut) => {
+                let message = format!("the body did not arrive within {READ_TIMEOUT:?}");
+                return Err(Failure { status: StatusCode::REQUEST_TIMEOUT, message });
             }
-            Ok::<(), Failure>(())
+            Err(BodyError::Full(_)) => {
+                drop(room);
+                discard_refused(&mut incoming).await;
+                return Ok(Err(busy("bodies")));
+            }
+            Err(BodyError::TooLarge(_)) if limit == 0 => (
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "the body must have the content type application/json".to_owned(),
+            ),
+            Err(BodyError::TooLarge(_)) => (
+                StatusCode::PAYLOAD_TOO_LARGE,
+                format!("the body has more bytes than the limit body_bytes = {BODY_BYTES}"),
+            ),
         };
-        match tokio::time::timeout(READ_TIMEOUT, reading).await {
-            Ok(read) => read?,
-            Err(_) => {
-                return Err(Failure {
-                    status: StatusCode::REQUEST_TIMEOUT,
-                    message: format!("the body did not arrive within {READ_TIMEOUT:?}"),
-                });
-            }
-        }
-        match overflow {
-            None => Ok(Ok(Body { bytes, _room: room })),
-            Some(Overflow::Pool) => Ok(Err(busy("bodies"))),
-            Some(Overflow::Type) => Err(Failure {
-                status: StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                message: "the body must have the content type application/json".to_owned(),
-            }),
-            Some(Overflow::Limit) => Err(Failure {
-                status: StatusCode::PAYLOAD_TOO_LARGE,
-                message: format!(
-                    "the body has more bytes than the limit body_bytes = {BODY_BYTES}"
-                ),
-            }),
-        }
+        discard_refused(&mut incoming).await;
+        Err(Failure { status, message })
     }
+}
+
+/// Reads what a client still sends: one that is answered before may not read the answer.
+async fn discard_refused(incoming: &mut Incoming) {
+    // The answer announces the end of the connection in either case.
+    let _ = discard_within(incoming, DISCARDED_BODIES * BODY_BYTES, READ_TIMEOUT).await;
 }
 
 /// Whether bytes of a body follow the head of a request on its connection.
@@ -650,29 +633,9 @@ fn closing(mut response: Response<Outgoing>, has_body: bool) -> Response<Outgoin
     response
 }
 
-/// Takes a part of a body, or says why not.
-fn take(bytes: &mut Vec<u8>, data: &[u8], room: &mut budget::Reservation) -> Option<Overflow> {
-    if (bytes.len() + data.len()) as u64 > BODY_BYTES {
-        return Some(Overflow::Limit);
-    }
-    // Once as it came, once decoded.
-    if room.try_grow(2 * data.len() as u64).is_err() {
-        return Some(Overflow::Pool);
-    }
-    bytes.extend_from_slice(data);
-    None
-}
-
-/// Why a body is not taken.
-enum Overflow {
-    Limit,
-    Pool,
-    Type,
-}
-
 /// A body and its room in the pool.
 struct Body {
-    bytes: Vec<u8>,
+    bytes: Bytes,
     _room: budget::Reservation,
 }
 

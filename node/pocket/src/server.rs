@@ -14,9 +14,10 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use budget::cgroup::Cgroup;
-use gateway::{Gateway, GatewayConfig, GatewayHandle, Latencies, OtherListener, Waiters};
+use gateway::{Gateway, GatewayConfig, GatewayHandle, Latencies, Waiters};
+use http_server::connections::Connections;
 use lifecycle::StopSignals;
-use limits::pool;
+use limits::{CONNECTION_BYTES, pool};
 use prometheus_client::registry::Registry;
 use state::Time;
 use tempfile::TempDir;
@@ -26,7 +27,7 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     access::Access,
     blobs::Blobs,
-    bounds::{Bounds, INSTANCE_BYTES, MEMORY_VARIABLE, StatedBudget},
+    bounds::{Bounds, CONNECTIONS, INSTANCE_BYTES, MEMORY_VARIABLE, StatedBudget},
     cli::{Cli, Client, or_variable},
     gateways::Gateways,
     graph::Graph,
@@ -534,9 +535,12 @@ pub(crate) fn run(cli: Cli, client: Client) -> Result<()> {
 async fn serve(cli: &Cli, server: &Arc<Server>, port_file: Option<PortFile>) -> Result<()> {
     let listen = SocketAddr::new(cli.ip_addr, cli.port);
     let buffers = server.bounds.pool(pool::CONNECTIONS)?;
-    let listener = OtherListener::start(listen, server.clone(), buffers).await?;
-    server.access.set_listen(listener.local_addr());
-    let port = listener.local_addr().port();
+    let connections = Connections::new(usize::try_from(CONNECTIONS)?, buffers, CONNECTION_BYTES);
+    let (listener, address) = http_server::bind(listen).await?;
+    server.access.set_listen(address);
+    let mut http = http_server::Server::default();
+    http.listen(listener, server.clone(), connections);
+    let port = address.port();
     if let Some(file) = &port_file {
         file.write_port(port).context("writing the port file")?;
     }
@@ -550,7 +554,8 @@ async fn serve(cli: &Cli, server: &Arc<Server>, port_file: Option<PortFile>) -> 
     // Clients that come from here on start a server of their own.
     drop(port_file);
     server.stop_making();
-    listener.shutdown(SHUTDOWN_GRACE).await;
+    // Connections that have not finished by then are closed.
+    let _ = http.shutdown(SHUTDOWN_GRACE).await;
     server.delete_all().await;
     Ok(())
 }

@@ -37,6 +37,7 @@ const PROGRAM: heap::Program = heap::Program {
         "budget",
         "memory",
         "dashboard",
+        "http_server",
         "disk",
         "heap",
     ],

@@ -310,7 +310,7 @@ impl Config {
             true => file.host_names.unwrap_or_default(),
             false => settings.host_names.clone(),
         };
-        dashboard::origin::check_names(&host_names).map_err(anyhow::Error::msg)?;
+        http_server::origin::check_names(&host_names).map_err(anyhow::Error::msg)?;
         let config = Self {
             memory: budget::format_size(limits.memory_budget_bytes),
             disk: disk.map(|_| budget::format_size(limits.disk_budget_bytes)),

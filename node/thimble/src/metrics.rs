@@ -15,19 +15,14 @@ use std::{
 
 use consensus::IngressPool;
 use execution::{QueryService, RoundResult};
-use gateway::report::{DiskLine, LONG_STALL_MILLIS, Stall};
+use gateway::report::{LONG_STALL_MILLIS, Stall};
+use http_server::metrics::MetricsWriter;
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric},
-    metrics::{
-        MetricType,
-        counter::{ConstCounter, Counter},
-        gauge::ConstGauge,
-        histogram::Histogram,
-    },
+    encoding::DescriptorEncoder,
+    metrics::{counter::Counter, histogram::Histogram},
     registry::Registry,
 };
-use sandbox::HeapFigures;
 use state::Batch;
 
 use crate::{disk_usage::DiskUsage, watch::Watch};
@@ -178,51 +173,18 @@ impl fmt::Debug for Readings {
     }
 }
 
-fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
-    gauge_if_any(encoder, name, help, Some(value))
-}
-
-/// A gauge that has no value on some machines; it is described on all.
-fn gauge_if_any(
-    encoder: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    value: Option<u64>,
-) -> fmt::Result {
-    let described = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    let Some(value) = value else { return Ok(()) };
-    ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(described)
-}
-
 impl Readings {
-    fn memory(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    fn memory(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let memory = self.watch.memory();
-        gauge(
-            encoder,
-            "memory_anonymous_bytes",
-            "Anonymous memory of all processes of the node",
-            memory.anonymous_bytes,
-        )?;
-        gauge(
-            encoder,
-            "memory_file_bytes",
-            "Mapped file memory of all processes, shared pages counted in each",
-            memory.file_bytes,
-        )?;
-        gauge(encoder, "processes", "Processes of the node", memory.processes.len() as u64)?;
-        let difference = memory.unaccounted_bytes();
-        ConstGauge::new(difference).encode(encoder.encode_descriptor(
-            "memory_unaccounted_bytes",
-            "Anonymous memory that no pool of the ledger holds",
-            None,
-            MetricType::Gauge,
-        )?)?;
-        gauge(
-            encoder,
-            "memory_budget_bytes",
-            "What the operator stated",
-            self.watch.record.budget_bytes,
-        )?;
+        let help = "Anonymous memory of all processes of the node";
+        out.amount("memory_anonymous_bytes", help, memory.anonymous_bytes)?;
+        let help = "Mapped file memory of all processes, shared pages counted in each";
+        out.amount("memory_file_bytes", help, memory.file_bytes)?;
+        out.amount("processes", "Processes of the node", memory.processes.len() as u64)?;
+        let help = "Anonymous memory that no pool of the ledger holds";
+        out.gauge("memory_unaccounted_bytes", help, memory.unaccounted_bytes())?;
+        let budget = self.watch.record.budget_bytes;
+        out.amount("memory_budget_bytes", "What the operator stated", budget)?;
         let group = self.watch.record.cgroup.as_ref().and_then(|group| group.memory().ok());
         let group = group.as_ref();
         for (name, help, value) in [
@@ -253,91 +215,53 @@ impl Readings {
                 self.watch.record.stalled().0.map(u64::from),
             ),
         ] {
-            gauge_if_any(encoder, name, help, value)?;
+            out.amount_if_any(name, help, value)?;
         }
         Ok(())
     }
 
     /// The allocator of the node process, and what was handed back by all processes.
-    fn allocator(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    fn allocator(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let heap = memory::allocator::heap(false);
-        gauge(encoder, "allocator_live_bytes", "Allocated by the node process", heap.live_bytes)?;
-        gauge(
-            encoder,
-            "allocator_active_bytes",
-            "In pages of the node process that hold an allocation",
-            memory::allocator::active_bytes(),
-        )?;
-        gauge(
-            encoder,
-            "allocator_resident_bytes",
-            "Resident for the allocator of the node process, freed pages included",
-            heap.resident_bytes,
-        )?;
+        out.amount("allocator_live_bytes", "Allocated by the node process", heap.live_bytes)?;
+        let help = "In pages of the node process that hold an allocation";
+        out.amount("allocator_active_bytes", help, memory::allocator::active_bytes())?;
+        let help = "Resident for the allocator of the node process, freed pages included";
+        out.amount("allocator_resident_bytes", help, heap.resident_bytes)?;
         let workers = self.watch.sandbox.workers();
-        type Figure = fn(&HeapFigures) -> u64;
-        let figures: [(&str, &str, Figure); 2] = [
-            ("worker_live_bytes", "Allocated by a worker when it was last asked", |heap| {
-                heap.live_bytes
-            }),
-            (
-                "worker_resident_bytes",
-                "Resident for a worker's allocator when it was last asked",
-                |heap| heap.resident_bytes,
-            ),
-        ];
-        for (name, help, figure) in figures {
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for worker in &workers {
-                let Some(heap) = worker.heap else { continue };
-                let labels = [("lane", format!("{:?}", worker.lane))];
-                ConstGauge::new(i64::try_from(figure(&heap)).unwrap_or(i64::MAX))
-                    .encode(family.encode_family(&labels)?)?;
-            }
-        }
+        let heaps: Vec<_> = workers
+            .iter()
+            .filter_map(|worker| Some((format!("{:?}", worker.lane), worker.heap?)))
+            .collect();
+        let live = heaps.iter().map(|(lane, heap)| ([("lane", lane.as_str())], heap.live_bytes));
+        out.amounts("worker_live_bytes", "Allocated by a worker when it was last asked", live)?;
+        let resident =
+            heaps.iter().map(|(lane, heap)| ([("lane", lane.as_str())], heap.resident_bytes));
+        let help = "Resident for a worker's allocator when it was last asked";
+        out.amounts("worker_resident_bytes", help, resident)?;
         let purges = &self.watch.record.purges;
-        let counters = [
+        for (name, help, counter) in [
             ("purges_idle", "Times an idle node handed memory back", &purges.idle),
             ("purges_pressure", "Times memory was handed back under pressure", &purges.pressure),
             ("returned_bytes", "Handed back to the operating system", &purges.returned_bytes),
-        ];
-        for (name, help, counter) in counters {
-            ConstCounter::new(counter.load(Ordering::Relaxed))
-                .encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
+        ] {
+            out.counter(name, help, counter.load(Ordering::Relaxed))?;
         }
         let seconds = purges.cpu_nanos.load(Ordering::Relaxed) as f64 / 1e9;
-        ConstCounter::new(seconds).encode(encoder.encode_descriptor(
-            "purge_cpu_seconds",
-            "CPU time spent on handing memory back",
-            None,
-            MetricType::Counter,
-        )?)
+        out.counter("purge_cpu_seconds", "CPU time spent on handing memory back", seconds)
     }
 
-    fn workers(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    fn workers(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let workers = self.watch.sandbox.statistics();
-        let paused = "Messages that a worker keeps between two slices";
-        gauge(encoder, "paused_messages", paused, workers.paused)?;
-        let counters = [
-            (
-                "repeated_slices",
-                "Slices for which a message ran again from its beginning: no worker had kept it",
-                workers.repeated,
-            ),
-            ("worker_restarts", "Workers that died and were started again", workers.restarts),
-        ];
-        for (name, help, count) in counters {
-            ConstCounter::new(count).encode(encoder.encode_descriptor(
-                name,
-                help,
-                None,
-                MetricType::Counter,
-            )?)?;
-        }
-        Ok(())
+        let help = "Messages that a worker keeps between two slices";
+        out.amount("paused_messages", help, workers.paused)?;
+        let help = "Slices for which a message ran again from its beginning: no worker had kept it";
+        out.counter("repeated_slices", help, workers.repeated)?;
+        let help = "Workers that died and were started again";
+        out.counter("worker_restarts", help, workers.restarts)
     }
 
-    fn pools(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    fn pools(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let snapshot = self.watch.ledger.snapshot();
         type Figure = fn(&budget::PoolSnapshot) -> u64;
         let figures: [(&str, &str, Figure); 4] = [
@@ -349,116 +273,62 @@ impl Readings {
             }),
         ];
         for (name, help, figure) in figures {
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for pool in &snapshot.pools {
-                let labels = [("pool", pool.name)];
-                ConstGauge::new(i64::try_from(figure(pool)).unwrap_or(i64::MAX))
-                    .encode(family.encode_family(&labels)?)?;
-            }
+            let pools = snapshot.pools.iter().map(|pool| ([("pool", pool.name)], figure(pool)));
+            out.amounts(name, help, pools)?;
         }
         Ok(())
     }
-}
 
-impl Readings {
     /// Lines of the disk's budget sheet.
-    fn disk(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    fn disk(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let disk = self.disk.report();
-        gauge(encoder, "disk_budget_bytes", "The disk budget, 0 without one", disk.budget_bytes)?;
-        gauge(encoder, "disk_free_bytes", "Free on the data folder's disk", disk.free_bytes)?;
-        type Figure = fn(&DiskLine) -> u64;
-        let figures: [(&str, &str, Figure); 2] = [
-            ("disk_used_bytes", "Taken of the line on disk", |line| line.used_bytes),
-            ("disk_cap_bytes", "What the line may take on disk", |line| line.cap_bytes),
-        ];
-        for (name, help, figure) in figures {
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for line in &disk.lines {
-                let labels = [("line", line.name.as_str())];
-                ConstGauge::new(i64::try_from(figure(line)).unwrap_or(i64::MAX))
-                    .encode(family.encode_family(&labels)?)?;
-            }
-        }
-        gauge(encoder, "canisters_max", "Canisters that may exist", self.disk.canisters_max())
+        out.amount("disk_budget_bytes", "The disk budget, 0 without one", disk.budget_bytes)?;
+        out.amount("disk_free_bytes", "Free on the data folder's disk", disk.free_bytes)?;
+        let lines = || disk.lines.iter().map(|line| ([("line", line.name.as_str())], line));
+        let used = lines().map(|(labels, line)| (labels, line.used_bytes));
+        out.amounts("disk_used_bytes", "Taken of the line on disk", used)?;
+        let caps = lines().map(|(labels, line)| (labels, line.cap_bytes));
+        out.amounts("disk_cap_bytes", "What the line may take on disk", caps)?;
+        out.amount("canisters_max", "Canisters that may exist", self.disk.canisters_max())
     }
-}
 
-impl Readings {
     /// The round under way, stalls, and the node's clock.
-    fn rounds_and_clock(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    fn rounds_and_clock(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let active = self.watch.watchdog.active(Instant::now());
-        ConstGauge::new(active.map_or(0.0, |(_, _, lasts)| lasts.as_secs_f64())).encode(
-            encoder.encode_descriptor(
-                "round_running_seconds",
-                "How long the round or checkpoint under way has lasted, 0 between them",
-                None,
-                MetricType::Gauge,
-            )?,
-        )?;
+        let lasts = active.map_or(0.0, |(_, _, lasts)| lasts.as_secs_f64());
+        let help = "How long the round or checkpoint under way has lasted, 0 between them";
+        out.gauge("round_running_seconds", help, lasts)?;
         let clock = self.watch.clock.status();
         let jump = clock.jump.map_or(0.0, |jump| jump.ahead_nanos as f64 / 1e9);
-        ConstGauge::new(jump).encode(encoder.encode_descriptor(
-            "clock_jump_seconds",
-            "By how much the wall clock jumped ahead and is not followed, 0 while it is",
-            None,
-            MetricType::Gauge,
-        )?)?;
-        ConstGauge::new(clock.block_time_ahead.as_secs_f64()).encode(
-            encoder.encode_descriptor(
-                "block_time_ahead_seconds",
-                "By how much block time is ahead of the wall clock",
-                None,
-                MetricType::Gauge,
-            )?,
-        )?;
+        let help = "By how much the wall clock jumped ahead and is not followed, 0 while it is";
+        out.gauge("clock_jump_seconds", help, jump)?;
+        let help = "By how much block time is ahead of the wall clock";
+        out.gauge("block_time_ahead_seconds", help, clock.block_time_ahead.as_secs_f64())?;
         let stall = self.rounds.longest_stall_micros.load(Ordering::Relaxed) as f64 / 1e6;
-        ConstGauge::new(stall).encode(encoder.encode_descriptor(
-            "longest_stall_seconds",
-            "Longest time that work waited for a certified round",
-            None,
-            MetricType::Gauge,
-        )?)
+        let help = "Longest time that work waited for a certified round";
+        out.gauge("longest_stall_seconds", help, stall)
     }
 }
 
 impl Collector for Readings {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let encoder = &mut encoder;
-        self.memory(encoder)?;
-        self.pools(encoder)?;
-        self.allocator(encoder)?;
-        gauge(
-            encoder,
-            "throttle_level",
-            "How far work is held back: 0 not, 1 queries refused, 2 calls too, 3 execution waits",
-            self.watch.record.level() as u64,
-        )?;
-        self.rounds_and_clock(encoder)?;
-        gauge(
-            encoder,
-            "certified_height",
-            "Newest certified height",
-            self.rounds.height.load(Ordering::Relaxed),
-        )?;
+        let out = &mut MetricsWriter::new(&mut encoder);
+        self.memory(out)?;
+        self.pools(out)?;
+        self.allocator(out)?;
+        let help =
+            "How far work is held back: 0 not, 1 queries refused, 2 calls too, 3 execution waits";
+        out.amount("throttle_level", help, self.watch.record.level() as u64)?;
+        self.rounds_and_clock(out)?;
+        let height = self.rounds.height.load(Ordering::Relaxed);
+        out.amount("certified_height", "Newest certified height", height)?;
         let waiting = self.ingress.status();
-        gauge(
-            encoder,
-            "ingress_waiting_messages",
-            "Ingress messages waiting for a block",
-            waiting.messages,
-        )?;
-        gauge(
-            encoder,
-            "ingress_waiting_bytes",
-            "Bytes of ingress messages waiting for a block",
-            waiting.bytes,
-        )?;
-        gauge(
-            encoder,
-            "updates_refused",
-            "1 while updates are refused (disk full, shutting down)",
-            u64::from(self.ingress.refusing().is_some()),
-        )?;
+        let help = "Ingress messages waiting for a block";
+        out.amount("ingress_waiting_messages", help, waiting.messages)?;
+        let help = "Bytes of ingress messages waiting for a block";
+        out.amount("ingress_waiting_bytes", help, waiting.bytes)?;
+        let help = "1 while updates are refused (disk full, shutting down)";
+        out.amount("updates_refused", help, u64::from(self.ingress.refusing().is_some()))?;
         let (hits, misses) = self.queries.cache_figures();
         let ended = self.queries.ended();
         for (name, help, count) in [
@@ -477,15 +347,10 @@ impl Collector for Readings {
             ("query_cache_hits", "Queries answered with a kept reply", hits),
             ("query_cache_misses", "Queries that had to run", misses),
         ] {
-            ConstCounter::new(count).encode(encoder.encode_descriptor(
-                name,
-                help,
-                None,
-                MetricType::Counter,
-            )?)?;
+            out.counter(name, help, count)?;
         }
-        gauge(encoder, "delta_bytes", "Delta segments on disk", self.disk.delta_bytes())?;
-        self.disk(encoder)?;
-        self.workers(encoder)
+        out.amount("delta_bytes", "Delta segments on disk", self.disk.delta_bytes())?;
+        self.disk(out)?;
+        self.workers(out)
     }
 }

@@ -171,7 +171,7 @@ impl Config {
         if self.listen.is_empty() {
             bail!("listen names no address");
         }
-        dashboard::origin::check_names(&self.host_names).map_err(anyhow::Error::msg)?;
+        http_server::origin::check_names(&self.host_names).map_err(anyhow::Error::msg)?;
         if self.tls_certificate.is_some() != self.tls_key.is_some() {
             bail!("secure WebSocket needs both tls_certificate and tls_key");
         }

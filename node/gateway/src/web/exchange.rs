@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http_body_util::Full;
+use http_server::{ErrorResponse, HttpHandler as _, Outgoing, with_reservation};
 use hyper::{Response, StatusCode};
 use ic_http_certification::HttpResponse;
 use ic_principal::Principal;
@@ -22,10 +23,8 @@ use super::{
     },
 };
 use crate::{
-    answer::ErrorResponse,
     api::{NO_QUERY_WORKER, Outcome, PublicMetadata, QUERY_OVERDUE, QueryRequest},
-    connection::{HttpHandler as _, Outgoing},
-    service::{JobKind, no_query_worker, with_reservation},
+    service::{JobKind, no_query_worker},
 };
 
 /// Metadata in which a canister says which versions of certification it has.

@@ -52,6 +52,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use http_server::{
+    ConnectionSettings, ErrorResponse, HttpHandler, Outgoing, STREAMS_MAX, with_unread,
+};
 use hyper::{
     Method, Request, Response, StatusCode,
     body::Incoming,
@@ -69,11 +72,9 @@ use self::{
 };
 use crate::{
     HttpGatewayConfig,
-    answer::ErrorResponse,
     api::RequestKind,
-    connection::{HttpHandler, Outgoing, STREAMS_MAX},
     job_queue::JobQueue,
-    service::{Service, permits, with_unread},
+    service::{Service, permits},
 };
 
 /// Of the requests in flight, the part of one connection.
@@ -138,7 +139,8 @@ impl Web {
         };
         let (head, body) = request.into_parts();
         let limit = ("http_gateway.body_bytes", self.limits.body_bytes);
-        let body = self.service.read_body_into(body, &mut room, limit).await?;
+        let reading = self.service.read_body_into(body, &mut room, limit, std::convert::identity);
+        let body = reading.await?;
         let request = Arc::new(BrowserRequest::new(&head, body)?);
         drop(head);
         let (web, body, place) = (self.clone(), Some(room), Arc::new(place));
@@ -192,9 +194,10 @@ impl HttpHandler for Web {
         self.rooms.quota()
     }
 
-    fn streams_max(&self) -> u32 {
+    fn settings(&self) -> ConnectionSettings {
         let part = (self.limits.requests_in_flight / CONNECTION_PART).max(1);
-        u32::try_from(part).unwrap_or(u32::MAX).min(STREAMS_MAX)
+        let streams = u32::try_from(part).unwrap_or(u32::MAX).min(STREAMS_MAX);
+        ConnectionSettings { streams: Some(streams), ..ConnectionSettings::default() }
     }
 
     fn read_timeout(&self) -> Duration {
@@ -227,7 +230,7 @@ impl HttpHandler for Web {
             Ok(response) => response,
             Err(refused) => {
                 self.service.count_refusal(refused.reason);
-                page::refusal(&refused, as_page, &self.rooms)
+                page::refusal(refused, as_page, &self.rooms)
             }
         };
         // Canisters choose the status: the class of it is a label that no canister can make more

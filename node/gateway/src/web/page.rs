@@ -8,13 +8,13 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 use dashboard::page::{ICON, style_policy};
 use http_body_util::Full;
+use http_server::{ErrorResponse, Outgoing, TEXT, set_common_headers, with_reservation};
 use hyper::{
     HeaderMap, Response, StatusCode,
     header::{self, HeaderValue},
 };
 
 use super::request_memory::RequestMemory;
-use crate::{answer::ErrorResponse, connection::Outgoing, service::with_reservation};
 
 /// Of texts that come from canisters.
 const TEXT_CHARS_MAX: usize = 2_000;
@@ -31,7 +31,7 @@ const UNCOUNTED_BYTES: usize = 256;
 /// The answer to a failed request: a page, or its text alone. It is counted among the responses
 /// being written; where there is no room it has only its status.
 pub(super) fn refusal(
-    refused: &ErrorResponse,
+    refused: ErrorResponse,
     as_page: bool,
     rooms: &RequestMemory,
 ) -> Response<Outgoing> {
@@ -39,27 +39,18 @@ pub(super) fn refusal(
     let (kind, body) = if as_page {
         ("text/html; charset=utf-8", html(refused.status, &text))
     } else {
-        ("text/plain; charset=utf-8", text)
+        (TEXT, text)
     };
     let body = match rooms.small(body.len() as u64) {
         _ if body.len() <= UNCOUNTED_BYTES => Bytes::from(body),
         Some(room) => with_reservation(body, room),
         None => Bytes::from(format!("{}: there is no room for more", refused.status)),
     };
-    let mut response = Response::new(Outgoing::Whole(Full::new(body)));
-    *response.status_mut() = refused.status;
+    let mut response = refused.with_body(kind, Outgoing::Whole(Full::new(body)));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    set_common_headers(headers);
     headers.insert(header::CONTENT_SECURITY_POLICY, POLICY.clone());
     headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    if let Some(seconds) = refused.retry_after_seconds {
-        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-    }
-    if refused.close {
-        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-    }
     response
 }
 

@@ -5,6 +5,7 @@
 
 use bytes::Bytes;
 use envelope::candid_wire::label as field;
+use http_server::ErrorResponse;
 use hyper::{HeaderMap, Method, Uri, header, http::request::Parts};
 use ic_http_certification::HttpRequest;
 
@@ -12,7 +13,6 @@ use super::{
     exchange::HttpResult,
     verify::{self, HeaderField},
 };
-use crate::answer::ErrorResponse;
 
 const URL: u32 = field("url");
 const METHOD: u32 = field("method");

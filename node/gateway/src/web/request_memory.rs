@@ -17,6 +17,7 @@ use std::{
 };
 
 use budget::{Pool, Reservation};
+use http_server::{BodyBudget, ErrorResponse};
 use hyper::StatusCode;
 use limits::{HTTP_REPLY_BESIDE_BYTES, HTTP_SMALL_BYTES, HttpGatewayLimits, HttpParts};
 use tokio::{
@@ -24,10 +25,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::{
-    answer::ErrorResponse,
-    service::{BodyBudget, permits},
-};
+use crate::service::permits;
 
 /// Permits count in these.
 const UNIT_BYTES: u64 = 1024;
@@ -311,6 +309,8 @@ pub(super) struct BodyReservation {
 }
 
 impl BodyBudget for BodyReservation {
+    type Full = ErrorResponse;
+
     async fn resize(&mut self, received: u64, buffers: u64) -> Result<(), ErrorResponse> {
         let bytes = received.max(buffers).max(READ_BUFFER_BYTES);
         let before = self.reserved.bytes();

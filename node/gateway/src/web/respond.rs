@@ -5,6 +5,7 @@
 
 use bytes::Bytes;
 use http_body_util::Full;
+use http_server::{ErrorResponse, Outgoing, with_reservation};
 use hyper::{
     HeaderMap, Response, StatusCode,
     header::{self, HeaderName, HeaderValue},
@@ -15,7 +16,6 @@ use ic_http_certification::CERTIFICATE_HEADER_NAME;
 use limits::HTTP_LINE_BYTES;
 
 use super::verify::VerifiedScope;
-use crate::{answer::ErrorResponse, connection::Outgoing, service::with_reservation};
 
 /// Headers of a connection (RFC 9110, 7.6.1), and those that say how long a body is.
 const OF_THE_CONNECTION: [&str; 10] = [

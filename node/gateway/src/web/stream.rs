@@ -7,6 +7,7 @@ use std::{io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use envelope::hash::{Hash, of_bytes};
+use http_server::{ErrorResponse, HttpHandler as _, Outgoing};
 use hyper::{Response, StatusCode, header};
 use ic_http_certification::CERTIFICATE_EXPRESSION_HEADER_NAME;
 use limits::HTTP_STREAM_BODY_BYTES;
@@ -21,10 +22,6 @@ use super::{
     request_memory::ReplyReservation,
     respond::{self, ContentRange, Head, ResponseGuard},
     verify::{BodyHashes, CertifiedContent, HeaderField, VerifiedScope},
-};
-use crate::{
-    answer::ErrorResponse,
-    connection::{HttpHandler as _, Outgoing},
 };
 
 /// See [`common`].

@@ -9,15 +9,15 @@ use std::{
 };
 
 use envelope::{Envelope, Request, auth, canonical, cbor::Writer, ingress};
+use http_server::{ErrorResponse, HttpHandler as _};
 use hyper::StatusCode;
 use ic_principal::Principal;
 use state::{RequestId, SignedIngress};
 
 use super::exchange::{Exchange, HttpResult, Reply, ReplySource, ReplyUse, internal};
 use crate::{
-    answer::ErrorResponse,
     api::RequestKind,
-    connection::HttpHandler as _,
+    endpoints::{auth_error, envelope_error},
     service::{JobKind, stopping},
     waiters::Waiter,
 };
@@ -73,13 +73,14 @@ impl Exchange {
         drop(argument);
         let signed = SignedIngress {
             effective_canister_id: self.target.canister,
-            envelope: canonical(&body, &service.bounds)?.into(),
+            envelope: canonical(&body, &service.bounds).map_err(envelope_error)?.into(),
         };
         drop(body);
-        let envelope = Envelope::decode(&signed.envelope, &service.bounds)?;
+        let envelope =
+            Envelope::decode(&signed.envelope, &service.bounds).map_err(envelope_error)?;
         let validity = auth::validity(&envelope, &service.auth);
-        let authenticated =
-            auth::authenticate(&envelope, service.node.block_time(), &service.auth)?;
+        let authenticated = auth::authenticate(&envelope, service.node.block_time(), &service.auth)
+            .map_err(auth_error)?;
         let (id, expiry) = (envelope.request_id, envelope.content.ingress_expiry);
         let Request::Call(call) = envelope.content.request else {
             return Err(internal("the envelope of an update call is no call"));

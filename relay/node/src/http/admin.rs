@@ -7,6 +7,7 @@
 
 use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
+use http_server::{ErrorResponse, Outgoing, Pieces};
 use hyper::{Response, StatusCode};
 use libp2p::{Multiaddr, PeerId, multiaddr::Protocol};
 use router::{Peer, PeerView, SHARDS, Shard};
@@ -14,8 +15,7 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    answer::{self, ErrorResponse},
-    body::{Body, Pieces},
+    answer,
     message::{Names, json_text_bytes_max, put_text},
     service::{ReceivedBody, Service},
 };
@@ -196,7 +196,7 @@ impl Service {
     async fn list_peers(
         &self,
         wanted: impl Fn(&PeerSnapshot, &ConnectedPeer) -> bool + Send + 'static,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let (known, node) = (self.peer_snapshot().await?, self.node.clone());
         let rows = (0..known.connected.len()).filter_map(move |place| {
             let one = known.connected.get(place).filter(|one| wanted(&known, one))?;
@@ -206,7 +206,7 @@ impl Service {
     }
 
     /// `GET /admin/v1/peers`: connections, then known peers that have none.
-    pub(crate) async fn all_peers(&self) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) async fn all_peers(&self) -> Result<Response<Outgoing>, ErrorResponse> {
         let (known, node) = (self.peer_snapshot().await?, self.node.clone());
         let others = node.peers().not_connected();
         let connected = (0..known.connected.len())
@@ -221,7 +221,7 @@ impl Service {
     pub(crate) async fn connected_peers(
         &self,
         shard: Option<Shard>,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         if let Some(shard) = shard {
             known_shard(shard)?;
         }
@@ -233,23 +233,22 @@ impl Service {
     }
 
     /// `GET /admin/v1/peers/service`: peers that were seen to speak a protocol of Waku.
-    pub(crate) async fn service_peers(&self) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) async fn service_peers(&self) -> Result<Response<Outgoing>, ErrorResponse> {
         let node = self.node.clone();
         self.list_peers(move |_, one| one.gossips || node.filter.is_receiver(&one.peer)).await
     }
 
     /// `GET /admin/v1/peer/{peerId}`: one peer, connected or known; otherwise 404.
-    pub(crate) async fn peer(&self, peer: &str) -> Result<Response<Body>, ErrorResponse> {
-        let peer: PeerId = peer
-            .parse()
-            .map_err(|error| ErrorResponse::bad(format!("this is no peer id: {error}")))?;
+    pub(crate) async fn peer(&self, peer: &str) -> Result<Response<Outgoing>, ErrorResponse> {
+        let peer: PeerId =
+            peer.parse().map_err(|error| answer::bad(format!("this is no peer id: {error}")))?;
         let known = self.peer_snapshot().await?;
         if let Some(one) = known.connected.iter().find(|one| one.peer == peer) {
             return answer::json(StatusCode::OK, &known.peer(&self.node, one), &self.responses);
         }
         let others = self.node.peers().not_connected();
         let Some(one) = others.iter().find(|one| one.peer == peer) else {
-            return Err(ErrorResponse::not_found(format!(
+            return Err(answer::not_found(format!(
                 "peer {peer} is not connected, nor known otherwise"
             )));
         };
@@ -257,16 +256,16 @@ impl Service {
     }
 
     /// `GET /admin/v1/peers/relay`: connected peers subscribed to each shard of this node.
-    pub(crate) async fn relay_peers(&self) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) async fn relay_peers(&self) -> Result<Response<Outgoing>, ErrorResponse> {
         self.by_shard(false).await
     }
 
     /// `GET /admin/v1/peers/mesh`: peers in the mesh of each shard of this node.
-    pub(crate) async fn mesh_peers(&self) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) async fn mesh_peers(&self) -> Result<Response<Outgoing>, ErrorResponse> {
         self.by_shard(true).await
     }
 
-    async fn by_shard(&self, mesh: bool) -> Result<Response<Body>, ErrorResponse> {
+    async fn by_shard(&self, mesh: bool) -> Result<Response<Outgoing>, ErrorResponse> {
         let (known, node) = (self.peer_snapshot().await?, self.node.clone());
         let shards: Vec<Shard> = self.node.shards.iter().collect();
         let rows = shards.into_iter().map(move |shard| known.of_shard(&node, shard, mesh));
@@ -277,7 +276,7 @@ impl Service {
     pub(crate) async fn relay_peers_on(
         &self,
         shard: Shard,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         known_shard(shard)?;
         let peers = self.peer_snapshot().await?.of_shard(&self.node, shard, false);
         answer::json(StatusCode::OK, &peers, &self.responses)
@@ -287,14 +286,14 @@ impl Service {
     pub(crate) async fn mesh_peers_on(
         &self,
         shard: Shard,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         known_shard(shard)?;
         let peers = self.peer_snapshot().await?.of_shard(&self.node, shard, true);
         answer::json(StatusCode::OK, &peers, &self.responses)
     }
 
     /// `GET /admin/v1/peers/stats`: numbers of peers by state, shard and protocol.
-    pub(crate) async fn peer_stats(&self) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) async fn peer_stats(&self) -> Result<Response<Outgoing>, ErrorResponse> {
         let known = self.peer_snapshot().await?;
         let count = known.connected.len();
         let others = self.node.peers().not_connected();
@@ -332,23 +331,23 @@ impl Service {
     pub(crate) async fn add_peers(
         &self,
         body: ReceivedBody,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let mut peers = Vec::new();
         {
             let names: Names<'_> = body.json()?;
             if names.0.len() > DIALS_MAX {
                 let count = names.0.len();
-                return Err(ErrorResponse::bad(format!(
+                return Err(answer::bad(format!(
                     "{count} peers in one request, at most {DIALS_MAX}"
                 )));
             }
             for name in &names.0 {
                 let address: Multiaddr = name.0.parse().map_err(|error| {
-                    ErrorResponse::bad(format!("`{}` is no multiaddress: {error}", name.0))
+                    answer::bad(format!("`{}` is no multiaddress: {error}", name.0))
                 })?;
                 let Some(peer) = peer_of(&address) else {
                     let why = format!("{address} names no peer: add its id, /p2p/<peer id>");
-                    return Err(ErrorResponse::bad(why));
+                    return Err(answer::bad(why));
                 };
                 peers.push((peer, address));
             }
@@ -364,7 +363,7 @@ impl Service {
                 peers.iter().find(|(peer, _)| !connected.iter().any(|one| one.peer == *peer));
             let Some((_, address)) = missing else { return Ok(answer::text("OK")) };
             if Instant::now() >= deadline {
-                return Err(ErrorResponse::bad(format!(
+                return Err(answer::bad(format!(
                     "cannot connect to {address} within {} s; where places for static peers are \
                      left it goes on trying",
                     DIAL_TIME.as_secs()
@@ -375,7 +374,7 @@ impl Service {
     }
 
     /// `GET /admin/v1/filter/subscriptions`: every receiver with its criteria.
-    pub(crate) fn filter_subscribers(&self) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) fn filter_subscribers(&self) -> Result<Response<Outgoing>, ErrorResponse> {
         let peers = self.node.filter.receivers().into_iter();
         let list = FilterList { node: self.node.clone(), peers, open: None, state: State::Before };
         answer::list(list, &self.responses)
@@ -385,10 +384,10 @@ impl Service {
     pub(crate) fn log_level(&self, level: &str) -> ErrorResponse {
         const LEVELS: [&str; 7] = ["TRACE", "DEBUG", "INFO", "NOTICE", "WARN", "ERROR", "FATAL"];
         if !LEVELS.iter().any(|known| known.eq_ignore_ascii_case(level)) {
-            return ErrorResponse::bad(format!("the log level is one of {}", LEVELS.join(", ")));
+            return answer::bad(format!("the log level is one of {}", LEVELS.join(", ")));
         }
         let why = "the log level is not changed while the node runs; start it with --log instead";
-        ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, why)
+        answer::refusal(StatusCode::SERVICE_UNAVAILABLE, why)
     }
 }
 
@@ -396,10 +395,7 @@ fn known_shard(shard: Shard) -> Result<(), ErrorResponse> {
     if shard < SHARDS {
         return Ok(());
     }
-    Err(ErrorResponse::bad(format!(
-        "there is no shard {shard}: a cluster has shards 0 to {}",
-        SHARDS - 1
-    )))
+    Err(answer::bad(format!("there is no shard {shard}: a cluster has shards 0 to {}", SHARDS - 1)))
 }
 
 /// A list of `FilterSubscription` of the specification, a criterion at a time.

@@ -3,122 +3,91 @@
 
 use budget::{Pool, PoolFull};
 use dashboard::page;
+use http_server::{ErrorResponse, List, Outgoing, Pieces, TEXT, respond, set_common_headers};
 use hyper::{
     Response, StatusCode,
     header::{self, HeaderValue},
 };
 use serde::Serialize;
 
-use super::body::{Body, Pieces};
-
 /// Longest message of a refusal: it may quote what a client sent, which may be long.
 const MESSAGE_BYTES_MAX: usize = 1024;
 /// Seconds after which to try again, where trying again helps.
-const RETRY_AFTER: &str = "1";
+const RETRY_AFTER: u64 = 1;
 
-/// A refusal, as text unless its route answers in another form.
-#[derive(Clone, Debug)]
-pub(crate) struct ErrorResponse {
-    pub(crate) status: StatusCode,
-    /// For the person who reads it.
-    pub(crate) message: String,
-    /// Whether time cures it.
-    pub(crate) retry: bool,
-    /// For the `Allow` header.
-    pub(crate) allow: Option<String>,
-    /// Whether what the client still sends is in the way of the next request.
-    pub(crate) close: bool,
+/// A refusal that trying again does not change.
+pub(crate) fn refusal(status: StatusCode, message: impl Into<String>) -> ErrorResponse {
+    let mut message = message.into();
+    if message.len() > MESSAGE_BYTES_MAX {
+        message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
+        message += " ...";
+    }
+    ErrorResponse::new(status, status.canonical_reason().unwrap_or("refused"), message)
 }
 
-impl ErrorResponse {
-    /// A refusal that trying again does not change.
-    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        let mut message = message.into();
-        if message.len() > MESSAGE_BYTES_MAX {
-            message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
-            message += " ...";
-        }
-        Self { status, message, retry: false, allow: None, close: false }
-    }
-
-    /// A refusal with status 400: the request is at fault.
-    pub(crate) fn bad(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, message)
-    }
-
-    /// A refusal with status 404: the requested object does not exist.
-    pub(crate) fn not_found(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::NOT_FOUND, message)
-    }
-
-    /// A refusal that time cures.
-    pub(crate) fn busy(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { retry: true, ..Self::new(status, message) }
-    }
-
-    /// The same with its JSON body.
-    pub(crate) fn in_json(self, body: &serde_json::Value) -> Response<Body> {
-        let text = body.to_string();
-        self.with("application/json", text)
-    }
-
-    fn with(self, content_type: &'static str, body: String) -> Response<Body> {
-        let mut response = answer(self.status, content_type, Body::short(body));
-        let headers = response.headers_mut();
-        if self.retry {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER));
-        }
-        if self.close {
-            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-        }
-        if let Some(allow) = self.allow.and_then(|allow| HeaderValue::from_str(&allow).ok()) {
-            headers.insert(header::ALLOW, allow);
-        }
-        response
-    }
+/// A refusal with status 400: the request is at fault.
+pub(crate) fn bad(message: impl Into<String>) -> ErrorResponse {
+    refusal(StatusCode::BAD_REQUEST, message)
 }
 
-impl From<PoolFull> for ErrorResponse {
-    fn from(full: PoolFull) -> Self {
-        Self::busy(StatusCode::SERVICE_UNAVAILABLE, format!("{full}; try again in a second"))
-    }
+/// A refusal with status 404: the requested object does not exist.
+pub(crate) fn not_found(message: impl Into<String>) -> ErrorResponse {
+    refusal(StatusCode::NOT_FOUND, message)
 }
 
-impl From<ErrorResponse> for Response<Body> {
-    fn from(refused: ErrorResponse) -> Self {
-        let message = refused.message.clone() + "\n";
-        refused.with("text/plain; charset=utf-8", message)
-    }
+/// A refusal that time cures.
+pub(crate) fn busy(status: StatusCode, message: impl Into<String>) -> ErrorResponse {
+    ErrorResponse { retry_after_seconds: Some(RETRY_AFTER), ..refusal(status, message) }
+}
+
+/// The refusal of a request for which a pool has no room.
+pub(crate) fn no_room(full: PoolFull) -> ErrorResponse {
+    busy(StatusCode::SERVICE_UNAVAILABLE, format!("{full}; try again in a second"))
+}
+
+/// A refusal as text.
+pub(crate) fn refused(refused: ErrorResponse) -> Response<Outgoing> {
+    let text = format!("{}\n", refused.message);
+    with_headers(refused.with_body(TEXT, Outgoing::short(text)))
+}
+
+/// A refusal with its JSON body.
+pub(crate) fn refused_in_json(
+    refused: ErrorResponse,
+    body: &serde_json::Value,
+) -> Response<Outgoing> {
+    with_headers(refused.with_body("application/json", Outgoing::short(body.to_string())))
+}
+
+fn with_headers(mut response: Response<Outgoing>) -> Response<Outgoing> {
+    set_common_headers(response.headers_mut());
+    response
 }
 
 /// An answer with the headers of every answer.
-pub(crate) fn answer(status: StatusCode, content_type: &'static str, body: Body) -> Response<Body> {
-    let mut response = Response::new(body);
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    response
+pub(crate) fn answer(
+    status: StatusCode,
+    content_type: &'static str,
+    body: Outgoing,
+) -> Response<Outgoing> {
+    with_headers(respond(status, content_type, body))
 }
 
 /// 200 with a short text.
-pub(crate) fn text(text: &'static str) -> Response<Body> {
-    answer(StatusCode::OK, "text/plain; charset=utf-8", Body::short(text))
+pub(crate) fn text(text: &'static str) -> Response<Outgoing> {
+    answer(StatusCode::OK, TEXT, Outgoing::short(text))
 }
 
 /// The operator's page.
-pub(crate) fn page() -> Response<Body> {
-    let mut response = answer(StatusCode::OK, "text/html; charset=utf-8", Body::short(page::PAGE));
-    response.headers_mut().extend(page::headers());
-    response
+pub(crate) fn page() -> Response<Outgoing> {
+    with_headers(page::response().map(Outgoing::Whole))
 }
 
 /// Where a browser finds it.
-pub(crate) fn to_page() -> Response<Body> {
-    let mut response = answer(StatusCode::SEE_OTHER, "text/plain; charset=utf-8", Body::short(""));
-    response.headers_mut().insert(header::LOCATION, HeaderValue::from_static(page::PATH));
-    response
+pub(crate) fn to_page() -> Response<Outgoing> {
+    let mut response = page::redirect().map(Outgoing::Whole);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(TEXT));
+    with_headers(response)
 }
 
 /// JSON, charged to the pool. Errors: the pool is full.
@@ -126,18 +95,19 @@ pub(crate) fn json(
     status: StatusCode,
     value: &impl Serialize,
     responses: &Pool,
-) -> Result<Response<Body>, ErrorResponse> {
+) -> Result<Response<Outgoing>, ErrorResponse> {
     let bytes = serde_json::to_vec(value).map_err(|error| {
         let message = format!("the answer could not be encoded: {error}");
-        ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+        refusal(StatusCode::INTERNAL_SERVER_ERROR, message)
     })?;
-    Ok(answer(status, "application/json", Body::charged(bytes, responses)?))
+    Ok(answer(status, "application/json", Outgoing::charged(bytes, responses).map_err(no_room)?))
 }
 
 /// A JSON list that is made as it is sent. Errors: the pool is full.
 pub(crate) fn list(
     pieces: impl Pieces + 'static,
     responses: &Pool,
-) -> Result<Response<Body>, ErrorResponse> {
-    Ok(answer(StatusCode::OK, "application/json", Body::list(pieces, responses)?))
+) -> Result<Response<Outgoing>, ErrorResponse> {
+    let list = List::reserve(pieces, responses).map_err(no_room)?;
+    Ok(answer(StatusCode::OK, "application/json", Outgoing::List(list)))
 }

@@ -4,36 +4,33 @@
 //! bounds; the answer is charged to the pool `responses`.
 
 use ::heap::{ANSWER_TIME, ProfileError, off};
+use http_server::{ErrorResponse, Outgoing};
 use hyper::{Response, StatusCode};
 use tokio::{task::spawn_blocking, time::timeout};
 
-use super::{
-    answer::{self, ErrorResponse},
-    body::Body,
-    service::Service,
-};
+use super::{answer, service::Service};
 
 impl Service {
     /// `GET /debug/heap`: sampled allocations as addresses; 404 when none are sampled.
-    pub(crate) async fn heap(&self) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) async fn heap(&self) -> Result<Response<Outgoing>, ErrorResponse> {
         let Some(sampler) = self.sampler.clone() else {
-            return Err(ErrorResponse::not_found(off("thimble-relay")));
+            return Err(answer::not_found(off("thimble-relay")));
         };
-        let failed = |words: String| ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, words);
+        let failed = |words: String| answer::refusal(StatusCode::INTERNAL_SERVER_ERROR, words);
         let made = timeout(ANSWER_TIME, spawn_blocking(move || sampler.answer())).await;
         let made = made.map_err(|_| {
             let words =
                 format!("an answer was not made within {} s; try again", ANSWER_TIME.as_secs());
-            ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, words)
+            answer::busy(StatusCode::SERVICE_UNAVAILABLE, words)
         })?;
         let made = made.map_err(|error| failed(format!("an answer was not made: {error}")))?;
         let bytes = made.map_err(|refused| match refused {
             ProfileError::Busy => {
-                ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, refused.to_string())
+                answer::busy(StatusCode::SERVICE_UNAVAILABLE, refused.to_string())
             }
             ProfileError::Failed(words) => failed(words),
         })?;
-        let body = Body::charged(bytes, &self.responses)?;
+        let body = Outgoing::charged(bytes, &self.responses).map_err(answer::no_room)?;
         Ok(answer::answer(StatusCode::OK, "application/octet-stream", body))
     }
 }

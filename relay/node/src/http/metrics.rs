@@ -8,27 +8,23 @@
 use std::{collections::BTreeMap, fmt};
 
 use budget::Snapshot;
-use hyper::{Response, StatusCode};
-use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric, text},
-    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
-    registry::{Registry, Unit},
+use http_server::{
+    ErrorResponse, Outgoing,
+    metrics::{self, MetricsWriter},
 };
+use hyper::{Response, StatusCode};
+use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Registry};
 
 use super::{
-    answer::{self, ErrorResponse},
-    body::Body,
+    answer,
     report::{OutcomeCounts, Report, StoreFigures},
     service::Service,
 };
 use crate::{governor::Level, latencies::Latencies};
 
-const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
 impl Service {
     /// Reads everything and encodes it.
-    pub(crate) async fn metrics(&self) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) async fn metrics(&self) -> Result<Response<Outgoing>, ErrorResponse> {
         let topics = self.node.shards.iter().map(|shard| self.node.topic_name(shard)).collect();
         let report = Readings {
             report: self.report().await,
@@ -38,13 +34,13 @@ impl Service {
         };
         let mut registry = Registry::default();
         registry.register_collector(Box::new(report));
-        let mut text = String::new();
-        text::encode(&mut text, &registry).map_err(|_| {
+        let text = metrics::encode(&registry).map_err(|_| {
             let why = "the metrics could not be encoded";
-            ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, why)
+            answer::refusal(StatusCode::INTERNAL_SERVER_ERROR, why)
         })?;
-        let body = Body::charged(text.into_bytes(), &self.responses)?;
-        Ok(answer::answer(StatusCode::OK, CONTENT_TYPE, body))
+        let body =
+            Outgoing::charged(text.into_bytes(), &self.responses).map_err(answer::no_room)?;
+        Ok(answer::answer(StatusCode::OK, metrics::CONTENT_TYPE, body))
     }
 }
 
@@ -57,63 +53,6 @@ struct Readings {
     topics: Vec<String>,
 }
 
-/// Where metrics are written to.
-struct Out<'a, 'b>(&'a mut DescriptorEncoder<'b>);
-
-impl Out<'_, '_> {
-    fn gauge(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
-        let gauge = ConstGauge::new(value);
-        gauge.encode(self.0.encode_descriptor(name, help, None, MetricType::Gauge)?)
-    }
-
-    /// A gauge that has no value on some machines; it is described on all.
-    fn gauge_if_any(&mut self, name: &str, help: &str, value: Option<u64>) -> fmt::Result {
-        let described = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        value.map_or(Ok(()), |value| ConstGauge::new(value as f64).encode(described))
-    }
-
-    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        let counter = ConstCounter::new(value);
-        counter.encode(self.0.encode_descriptor(name, help, None, MetricType::Counter)?)
-    }
-
-    fn gauges<'l, const N: usize>(
-        &mut self,
-        name: &str,
-        help: &str,
-        values: impl IntoIterator<Item = ([(&'l str, &'l str); N], f64)>,
-    ) -> fmt::Result {
-        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (labels, value) in values {
-            ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
-        }
-        Ok(())
-    }
-
-    fn counters<'l, const N: usize>(
-        &mut self,
-        name: &str,
-        help: &str,
-        values: impl IntoIterator<Item = ([(&'l str, &'l str); N], u64)>,
-    ) -> fmt::Result {
-        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (labels, value) in values {
-            ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
-        }
-        Ok(())
-    }
-
-    fn refused(
-        &mut self,
-        name: &str,
-        help: &str,
-        label: &str,
-        counted: &OutcomeCounts,
-    ) -> fmt::Result {
-        self.counters(name, help, by(label, &counted.refused))
-    }
-}
-
 fn by<'l>(
     label: &'l str,
     counts: &'l BTreeMap<String, u64>,
@@ -123,7 +62,7 @@ fn by<'l>(
 
 impl Collector for Readings {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let out = &mut Out(&mut encoder);
+        let out = &mut MetricsWriter::new(&mut encoder);
         self.reference(out)?;
         self.reference_services(out)?;
         self.memory(out)?;
@@ -138,7 +77,7 @@ impl Collector for Readings {
 
 impl Readings {
     /// Relay, peers and process under the names of reference dashboards.
-    fn reference(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+    fn reference(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let Report { messages, gossip, peers, process, .. } = &self.report;
         out.gauges(
             "waku_version",
@@ -193,18 +132,12 @@ impl Readings {
             "Memory of the process, files included",
             process.resident_bytes as f64,
         )?;
-        let cpu = ConstCounter::new(process.cpu_seconds);
         let help = "Processor time, of the process and of the kernel for it";
-        cpu.encode(out.0.encode_descriptor(
-            "process_cpu_seconds",
-            help,
-            None,
-            MetricType::Counter,
-        )?)
+        out.counter("process_cpu_seconds", help, process.cpu_seconds)
     }
 
     /// Light push, filter and store under the names of reference dashboards.
-    fn reference_services(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+    fn reference_services(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let Report { messages, pushes, requests, store, .. } = &self.report;
         let total =
             |counted: &OutcomeCounts| counted.accepted + counted.refused.values().sum::<u64>();
@@ -215,17 +148,19 @@ impl Readings {
             [([("type", "PushRequest")], total(client))],
         )?;
         let help = "Messages of clients that were not taken";
-        out.refused("waku_lightpush_v3_errors", help, "type", client)?;
+        out.counters("waku_lightpush_v3_errors", help, by("type", &client.refused))?;
         out.gauge("waku_filter_subscriptions", "Filter receivers", pushes.receivers as f64)?;
         let help = "Filter requests, taken or not";
         out.counter("waku_filter_requests", help, total(&requests.filter))?;
-        out.refused("waku_filter_errors", "Filter requests refused", "type", &requests.filter)?;
+        let refused = by("type", &requests.filter.refused);
+        out.counters("waku_filter_errors", "Filter requests refused", refused)?;
         out.counter(
             "waku_store_queries",
             "Store queries, answered or not",
             total(&requests.store),
         )?;
-        out.refused("waku_store_errors", "Store queries refused", "type", &requests.store)?;
+        let refused = by("type", &requests.store.refused);
+        out.counters("waku_store_errors", "Store queries refused", refused)?;
         out.gauges(
             "waku_archive_messages",
             "Messages kept",
@@ -249,7 +184,7 @@ impl Readings {
         out.counters("waku_service_requests", "Requests of clients by service", states)
     }
 
-    fn memory(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+    fn memory(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let Report { memory, pools, .. } = &self.report;
         for (name, help, value) in [
             ("budget", "What the operator stated", memory.budget_bytes as f64),
@@ -275,7 +210,7 @@ impl Readings {
         out.counters("thimble_relay_pool_overruns", "Times a pool held more than its cap", overruns)
     }
 
-    fn own_messages(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+    fn own_messages(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let Report { messages, pushes, requests, .. } = &self.report;
         let sources = [("client", &messages.client), ("relay", &messages.relay)];
         out.counters(
@@ -337,7 +272,7 @@ impl Readings {
     }
 
     /// How far work is held back, and what was handed back.
-    fn governor(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+    fn governor(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let Report { throttling, allocator, memory, .. } = &self.report;
         let level = match throttling.level {
             Level::None => 0.0,
@@ -373,31 +308,24 @@ impl Readings {
         let group = memory.group.as_ref();
         let help = "Charged to the process group, page cache included";
         let usage = group.map(|group| group.usage_bytes);
-        out.gauge_if_any("thimble_relay_cgroup_usage_bytes", help, usage)?;
+        out.amount_if_any("thimble_relay_cgroup_usage_bytes", help, usage)?;
         let limit = group.and_then(|group| group.limit_bytes);
-        out.gauge_if_any("thimble_relay_cgroup_limit_bytes", "The process group's cap", limit)
+        out.amount_if_any("thimble_relay_cgroup_limit_bytes", "The process group's cap", limit)
     }
 
-    fn latencies(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+    fn latencies(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let Latencies { light_push, store_query, filter_push } = &self.latencies;
         for (name, help, histogram) in [
             ("light_push", "Time from a whole light push to its answer", light_push),
             ("store_query", "Time until the page of a store query was found", store_query),
             ("filter_push", "Time to hand a message to a filter receiver", filter_push),
         ] {
-            let name = format!("thimble_relay_{name}");
-            let unit = Some(&Unit::Seconds);
-            histogram.encode(out.0.encode_descriptor(
-                &name,
-                help,
-                unit,
-                MetricType::Histogram,
-            )?)?;
+            out.seconds(&format!("thimble_relay_{name}"), help, histogram)?;
         }
         Ok(())
     }
 
-    fn own_gossip(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+    fn own_gossip(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let Report { gossip, peers, uptime_millis, .. } = &self.report;
         out.gauge("thimble_relay_uptime_seconds", "Time since start", *uptime_millis as f64 / 1e3)?;
         out.gauge(
@@ -444,7 +372,7 @@ impl Readings {
         Ok(())
     }
 
-    fn own_http(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+    fn own_http(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let http = &self.report.http;
         let codes: Vec<(String, u64)> =
             http.answers.iter().map(|(code, count)| (code.to_string(), *count)).collect();
@@ -461,7 +389,7 @@ impl Readings {
     }
 }
 
-fn own_store(out: &mut Out<'_, '_>, store: &StoreFigures) -> fmt::Result {
+fn own_store(out: &mut MetricsWriter<'_, '_>, store: &StoreFigures) -> fmt::Result {
     for (name, help, value) in [
         ("messages", "Messages kept", store.messages),
         ("partitions", "Partitions in service", store.partitions as u64),

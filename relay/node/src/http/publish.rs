@@ -5,13 +5,13 @@
 //! count: clients of this interface are the operator's. Bounds: the request's body, and the pool
 //! `receiving` for the encoded message.
 
+use http_server::{ErrorResponse, Outgoing};
 use hyper::{Response, StatusCode};
 use protocol::StatusCode as Status;
 use serde::Deserialize;
 
 use super::{
-    answer::{self, ErrorResponse},
-    body::Body,
+    answer,
     message::MessageJson,
     service::{ReceivedBody, Service, pool_full},
 };
@@ -55,7 +55,7 @@ impl Service {
         &self,
         pubsub_topic: Option<&str>,
         body: ReceivedBody,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let parts = self.encode_relayed(pubsub_topic.is_none(), &body).await;
         match self.publish(pubsub_topic.map(str::to_owned), parts, body).await {
             Ok(_) => Ok(answer::text("OK")),
@@ -63,16 +63,14 @@ impl Service {
             Err(PublishError::Rejected(rejected)) => {
                 let message = format!("not published: {rejected}");
                 Err(match status_of(&rejected) {
-                    Status::TooManyRequests => {
-                        ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, message)
-                    }
+                    Status::TooManyRequests => answer::busy(StatusCode::TOO_MANY_REQUESTS, message),
                     Status::PayloadTooLarge => {
-                        ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+                        answer::refusal(StatusCode::PAYLOAD_TOO_LARGE, message)
                     }
                     Status::NoPeers | Status::ServiceUnavailable => {
-                        ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, message)
+                        answer::busy(StatusCode::SERVICE_UNAVAILABLE, message)
                     }
-                    _ => ErrorResponse::bad(message),
+                    _ => answer::bad(message),
                 })
             }
         }
@@ -82,7 +80,7 @@ impl Service {
     pub(crate) async fn light_push(
         &self,
         body: Result<ReceivedBody, ErrorResponse>,
-    ) -> Response<Body> {
+    ) -> Response<Outgoing> {
         let pushed = match body {
             Ok(body) => {
                 let (topic, parts) = self.encode_pushed(&body).await;
@@ -93,7 +91,7 @@ impl Service {
         let refused = match pushed {
             Ok(accepted) => {
                 let relayed = serde_json::json!({ "relayPeerCount": accepted.relay_peers });
-                let body = Body::short(relayed.to_string());
+                let body = Outgoing::short(relayed.to_string());
                 return answer::answer(StatusCode::OK, "application/json", body);
             }
             Err(PublishError::Refused(refused)) => refused,
@@ -106,18 +104,19 @@ impl Service {
                     code,
                     Status::TooManyRequests | Status::ServiceUnavailable | Status::NoPeers
                 );
-                ErrorResponse { retry, ..ErrorResponse::new(status, rejected.to_string()) }
+                let message = rejected.to_string();
+                if retry { answer::busy(status, message) } else { answer::refusal(status, message) }
             }
         };
         let body = serde_json::json!({ "statusDesc": refused.message });
-        refused.in_json(&body)
+        answer::refused_in_json(refused, &body)
     }
 
     /// `POST /lightpush/v1/message`: text, and fewer codes.
     pub(crate) async fn light_push_legacy(
         &self,
         body: ReceivedBody,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let (topic, parts) = self.encode_pushed(&body).await;
         match self.publish(topic, parts, body).await {
             Ok(_) => Ok(answer::text("OK")),
@@ -125,13 +124,11 @@ impl Service {
             Err(PublishError::Rejected(rejected)) => {
                 let message = format!("not pushed: {rejected}");
                 Err(match status_of(&rejected) {
-                    Status::TooManyRequests => {
-                        ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, message)
-                    }
+                    Status::TooManyRequests => answer::busy(StatusCode::TOO_MANY_REQUESTS, message),
                     Status::NoPeers | Status::ServiceUnavailable => {
-                        ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, message)
+                        answer::busy(StatusCode::SERVICE_UNAVAILABLE, message)
                     }
-                    _ => ErrorResponse::bad(message),
+                    _ => answer::bad(message),
                 })
             }
         }
@@ -146,7 +143,7 @@ impl Service {
         if auto && message.content_topic().is_none() {
             self.node.counters.client_refused.add(Reason::Damaged);
             let why = "the message has no contentTopic, which says where it goes; set one";
-            return Err(PublishError::Refused(ErrorResponse::bad(why)));
+            return Err(PublishError::Refused(answer::bad(why)));
         }
         self.encode(&message).await
     }
@@ -179,7 +176,7 @@ impl Service {
             .map_err(|full| self.node.refused(RejectReason::Busy(pool_full(&full))))?;
         let bytes = message.encode(content_topic, (self.node.clock)()).map_err(|why| {
             self.node.counters.client_refused.add(Reason::Damaged);
-            PublishError::Refused(ErrorResponse::bad(why))
+            PublishError::Refused(answer::bad(why))
         })?;
         Ok(EncodedMessage { content_topic: content_topic.to_owned(), bytes, held })
     }

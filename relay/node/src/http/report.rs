@@ -14,13 +14,13 @@ use std::{
 
 use budget::{process, unaccounted};
 use dashboard::{Allocator, Memory, Pool, Throttling};
+use http_server::{ErrorResponse, Outgoing};
 use hyper::{Response, StatusCode};
 use router::Peer;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    answer::{self, ErrorResponse},
-    body::Body,
+    answer,
     service::{Service, VERSION},
 };
 use crate::{
@@ -318,7 +318,7 @@ fn served(all: &AtomicU64, refused: &ByReason) -> OutcomeCounts {
 
 impl Service {
     /// `GET /status.json`: the report with its history.
-    pub(crate) async fn status(&self) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) async fn status(&self) -> Result<Response<Outgoing>, ErrorResponse> {
         let mut report = self.report().await;
         report.history = self.node.watch.record.history();
         answer::json(StatusCode::OK, &report, &self.responses)

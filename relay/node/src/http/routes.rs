@@ -2,11 +2,12 @@
 //!
 //! Paths are those of the OpenAPI files in waku-org/waku-rest-api. A topic in a path is
 //! percent-encoded; since it is the last part of its path, one with plain slashes is accepted too.
-//! Bounds: a head, and with it a path, is at most [`super::connection::HEAD_BYTES_MAX`].
+//! Bounds: a head, and with it a path, is at most [`super::service::HEAD_BYTES_MAX`].
 
+use http_server::ErrorResponse;
 use hyper::{Method, StatusCode};
 
-use super::answer::ErrorResponse;
+use super::answer;
 
 /// An endpoint, with the parameters of its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,7 +130,7 @@ fn with_name(method: &Method, path: &str) -> Result<Route, ErrorResponse> {
         return one_of(method, [(GET, Route::MeshPeersOn(shard(name)?))]);
     }
     let shown: String = path.chars().take(128).collect();
-    Err(ErrorResponse::not_found(format!("there is nothing at {shown}")))
+    Err(answer::not_found(format!("there is nothing at {shown}")))
 }
 
 fn one_of<const N: usize>(
@@ -156,20 +157,17 @@ fn one_of<const N: usize>(
     let message = format!("{method} is not answered here; {allow} is");
     Err(ErrorResponse {
         allow: Some(allow),
-        ..ErrorResponse::new(StatusCode::METHOD_NOT_ALLOWED, message)
+        ..answer::refusal(StatusCode::METHOD_NOT_ALLOWED, message)
     })
 }
 
 fn shard(name: &str) -> Result<u16, ErrorResponse> {
-    name.parse()
-        .map_err(|_| ErrorResponse::bad(format!("`{name}` is no shard: a number from 0 to 65535")))
+    name.parse().map_err(|_| answer::bad(format!("`{name}` is no shard: a number from 0 to 65535")))
 }
 
 fn decoded(name: &str) -> Result<String, ErrorResponse> {
     percent_decoded(name, false).ok_or_else(|| {
-        ErrorResponse::bad(
-            "the path is not percent-encoded UTF-8; encode a topic as a URI component",
-        )
+        answer::bad("the path is not percent-encoded UTF-8; encode a topic as a URI component")
     })
 }
 

@@ -13,17 +13,19 @@ use std::{
 use ::heap::Sampler;
 use anyhow::{Context, Result};
 use budget::{Pool, PoolFull, Reservation};
-use bytes::{Bytes, BytesMut};
-use dashboard::{
-    connections::Connections,
-    origin::{OriginHeaders, is_own_request},
-    page,
+use bytes::Bytes;
+use dashboard::page;
+use http_server::{
+    ACCEPT_ERROR, BodyError, ConnectionSettings, ErrorResponse, HttpHandler, Outgoing, PoolBudget,
+    check_content_type,
+    connections::{AdmitError, Connections},
+    discard,
+    origin::{OriginHeaders, check_origin},
+    read_body,
 };
-use http_body_util::BodyExt;
 use hyper::{
     Method, Request, Response, StatusCode,
     body::{Body as _, Incoming},
-    header,
 };
 use relay_limits::{HTTP_CONNECTION_BYTES, HttpLimits, pool};
 use serde::Deserialize;
@@ -33,8 +35,7 @@ use tokio::{
 };
 
 use super::{
-    answer::{self, ErrorResponse},
-    body::Body,
+    answer,
     report::{ResponseCounters, Samples},
     routes::{self, Route},
     subscriptions::ClientTopics,
@@ -46,14 +47,19 @@ use crate::{
     node::{Node, SwarmRequest},
 };
 
-/// First room for a body; it doubles as bytes arrive.
-const BODY_BYTES_FIRST: usize = 16 << 10;
-/// How much of a refused body is read and thrown away, in times of the limit.
-const DISCARDED_BODIES: u64 = 4;
-/// How long that may take.
-const DISCARD_TIME: Duration = Duration::from_secs(2);
+/// Request head, and the read buffer: half of what a connection is charged.
+pub(crate) const HEAD_BYTES_MAX: usize = 8 * 1024;
+/// A reader may stall an answer this long, and then must take
+/// [`http_server::stall_guard::WRITE_RATE_MIN`].
+const WRITE_STALL: Duration = Duration::from_secs(10);
+/// Time for a client to read the last answer of a connection.
+const LINGER: Duration = Duration::from_millis(500);
+/// Connections that get the 503 answer at once; more are closed without an answer.
+pub(crate) const REFUSALS_MAX: usize = 8;
 /// The swarm's task answers within this time.
 const SWARM_ANSWER_TIME: Duration = Duration::from_secs(5);
+
+const _: () = assert!(HEAD_BYTES_MAX as u64 * 2 <= HTTP_CONNECTION_BYTES);
 
 /// The version in `/version`, also sent to other nodes.
 pub(crate) const VERSION: &str = concat!("thimble-relay/", env!("CARGO_PKG_VERSION"));
@@ -120,11 +126,6 @@ impl Service {
         })
     }
 
-    /// How long a head, or a body, may take.
-    pub(crate) fn read_timeout(&self) -> Duration {
-        Duration::from_millis(self.limits.read_timeout_millis)
-    }
-
     /// Notes counters for rates, and what sampling of allocations costs. Once a second.
     pub(crate) fn sample(&self) {
         self.samples.add(&self.node);
@@ -145,7 +146,7 @@ impl Service {
         };
         match timeout(SWARM_ANSWER_TIME, asking).await {
             Ok(Some(answer)) => Ok(answer),
-            _ => Err(ErrorResponse::busy(
+            _ => Err(answer::busy(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the network's task did not answer: the node is stopping, or overloaded",
             )),
@@ -156,7 +157,7 @@ impl Service {
     pub(crate) async fn send_to_swarm(&self, request: SwarmRequest) -> Result<(), ErrorResponse> {
         match timeout(SWARM_ANSWER_TIME, self.swarm_tx.send(request)).await {
             Ok(Ok(())) => Ok(()),
-            _ => Err(ErrorResponse::busy(
+            _ => Err(answer::busy(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the network's task takes no requests: the node is stopping, or overloaded",
             )),
@@ -164,11 +165,11 @@ impl Service {
     }
 
     /// Answers one request.
-    pub(crate) async fn serve(&self, request: Request<Incoming>) -> Response<Body> {
+    async fn serve(&self, request: Request<Incoming>) -> Response<Outgoing> {
         let is_at_root = page::is_where_a_browser_starts(&request);
         if let Err(refused) = self.check_origin(&request) {
             self.answered.add(refused.status.as_u16());
-            return refused.into();
+            return answer::refused(refused);
         }
         if is_at_root {
             self.answered.add(StatusCode::SEE_OTHER.as_u16());
@@ -178,7 +179,7 @@ impl Service {
             Ok(route) => self.dispatch(route, request).await,
             Err(refused) => Err(self.discarded(request.into_body(), refused).await),
         };
-        let response = response.unwrap_or_else(Response::from);
+        let response = response.unwrap_or_else(answer::refused);
         self.answered.add(response.status().as_u16());
         response
     }
@@ -195,11 +196,11 @@ impl Service {
         if path == page::PATH || page::is_where_a_browser_starts(request) {
             sent.site = None;
         }
-        is_own_request(sent, self.listen, &self.host_names, true).map_err(|refusal| {
-            let message = refusal.message("this server", "--host-name (host_names)");
+        check_origin(sent, self.listen, &self.host_names, true).map_err(|error| {
+            let message = error.message("this server", "--host-name (host_names)");
             // A body that follows is not read.
             let close = !request.body().is_end_stream();
-            ErrorResponse { close, ..ErrorResponse::new(refusal.status(), message) }
+            ErrorResponse { close, ..answer::refusal(error.status(), message) }
         })
     }
 
@@ -207,12 +208,12 @@ impl Service {
         &self,
         route: Route,
         request: Request<Incoming>,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         if reads(&route)
             && let Some(why) = self.node.watch.held_back(WorkKind::Queries)
         {
             self.node.counters.reads_refused.fetch_add(1, Relaxed);
-            return Err(ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, why));
+            return Err(answer::busy(StatusCode::TOO_MANY_REQUESTS, why));
         }
         match route {
             Route::Health => self.health(),
@@ -290,92 +291,116 @@ impl Service {
             return self.read(request).await;
         };
         refused.add(Reason::Memory);
-        Err(self.discarded(request.into_body(), ErrorResponse::busy(status, why)).await)
+        Err(self.discarded(request.into_body(), answer::busy(status, why)).await)
     }
 
     /// Reads a body of JSON within its bounds.
     async fn read(&self, request: Request<Incoming>) -> Result<ReceivedBody, ErrorResponse> {
-        let content_type = request.headers().get(header::CONTENT_TYPE);
-        let content_type = content_type.and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let essence = content_type.split(';').next().unwrap_or_default().trim();
-        // A page of any origin may send other types to this machine without asking; not this one.
-        if !essence.eq_ignore_ascii_case("application/json") {
-            let found: String = content_type.chars().take(64).collect();
+        if let Err(found) = check_content_type(request.headers(), "application/json") {
             let message = format!("the content type is \"{found}\"; send application/json");
-            return Err(self.discarded(request.into_body(), ErrorResponse::bad(message)).await);
+            return Err(self.discarded(request.into_body(), answer::bad(message)).await);
         }
         let mut body = request.into_body();
-        let millis = self.limits.read_timeout_millis;
-        match timeout(self.read_timeout(), self.read_body(&mut body)).await {
-            Ok(Ok(received)) => Ok(received),
-            Ok(Err(refused)) => Err(self.discarded(body, refused).await),
-            Err(_) => {
+        let refused = match self.receive(&mut body).await {
+            Ok(received) => return Ok(received),
+            Err(BodyError::TooLarge(bytes)) => {
+                let limit = self.limits.body_bytes;
+                let message = format!(
+                    "the body has {bytes} bytes or more, http.body_bytes is {limit}; split the \
+                     payload"
+                );
+                answer::refusal(StatusCode::PAYLOAD_TOO_LARGE, message)
+            }
+            Err(BodyError::Incomplete(error)) => {
+                answer::bad(format!("the body could not be read to its end: {error}"))
+            }
+            Err(BodyError::Full(full)) => answer::no_room(full),
+            Err(BodyError::TimedOut) => {
+                let millis = self.limits.read_timeout_millis;
                 let message =
                     format!("the body did not arrive within http.read_timeout_millis = {millis}");
-                let refused = ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, message);
-                Err(ErrorResponse { close: true, ..refused })
+                let refused = answer::refusal(StatusCode::REQUEST_TIMEOUT, message);
+                return Err(ErrorResponse { close: true, ..refused });
             }
-        }
+        };
+        Err(self.discarded(body, refused).await)
     }
 
-    async fn read_body(&self, body: &mut Incoming) -> Result<ReceivedBody, ErrorResponse> {
+    async fn receive(&self, body: &mut Incoming) -> Result<ReceivedBody, BodyError<PoolFull>> {
         let limit = self.limits.body_bytes;
-        let too_large = |bytes: u64| {
-            let message = format!(
-                "the body has {bytes} bytes or more, http.body_bytes is {limit}; split the payload"
-            );
-            ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, message)
-        };
-        let announced = body.size_hint();
-        if announced.lower() > limit {
-            return Err(too_large(announced.lower()));
-        }
-        let most = usize::try_from(announced.upper().unwrap_or(limit).min(limit));
-        let most = most.unwrap_or(usize::MAX);
-        let mut room = most.min(BODY_BYTES_FIRST);
-        let mut held = self.bodies.try_reserve(room as u64)?;
-        let mut bytes = BytesMut::with_capacity(room);
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| {
-                ErrorResponse::bad(format!("the body could not be read to its end: {error}"))
-            })?;
-            let Ok(data) = frame.into_data() else { continue };
-            let total = bytes.len() + data.len();
-            if total as u64 > limit {
-                return Err(too_large(total as u64));
-            }
-            if total > room {
-                let larger = (room * 2).min(most).max(total);
-                held.try_grow((larger - room) as u64)?;
-                room = larger;
-                bytes.reserve(room - bytes.len());
-            }
-            bytes.extend_from_slice(&data);
-        }
+        let most = body.size_hint().upper().map_or(limit, |bytes| bytes.min(limit));
+        let charge = move |received: u64, buffers: u64| received.max(buffers.min(most));
+        let mut room = PoolBudget::new(&self.bodies, charge).map_err(BodyError::Full)?;
+        let bytes = read_body(body, &mut room, limit, self.read_timeout()).await?;
+        let mut held = room.into_reservation();
         // Text with escapes is copied when it is decoded.
         if bytes.contains(&b'\\') {
-            held.try_grow(bytes.len() as u64)?;
+            held.try_grow(bytes.len() as u64).map_err(BodyError::Full)?;
         }
-        Ok(ReceivedBody { bytes: bytes.freeze(), held })
+        Ok(ReceivedBody { bytes, held })
     }
 
-    /// Reads what a client still sends of a body that is refused, so that it gets to read the
-    /// refusal: closing on unread data resets the connection, and the answer is lost with it.
-    /// Bounded in bytes and time, keeps nothing.
+    /// The refusal of a request with this body, of which the client may still send a part.
     async fn discarded(&self, mut body: Incoming, refused: ErrorResponse) -> ErrorResponse {
-        let reading = async {
-            let mut left = self.limits.body_bytes.saturating_mul(DISCARDED_BODIES);
-            while let Some(Ok(frame)) = body.frame().await {
-                let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
-                if bytes > left {
-                    return false;
-                }
-                left -= bytes;
+        let close = !discard(&mut body, self.limits.body_bytes).await;
+        ErrorResponse { close, ..refused }
+    }
+}
+
+impl HttpHandler for Service {
+    type ConnectionState = ();
+
+    fn connection_state(&self) {}
+
+    fn settings(&self) -> ConnectionSettings {
+        ConnectionSettings {
+            head_bytes: HEAD_BYTES_MAX,
+            streams: None,
+            idle: None,
+            write_stall: WRITE_STALL,
+            linger: Some(LINGER),
+            refusals: REFUSALS_MAX,
+            any_origin: false,
+        }
+    }
+
+    /// How long a head, or a body, may take.
+    fn read_timeout(&self) -> Duration {
+        Duration::from_millis(self.limits.read_timeout_millis)
+    }
+
+    fn connections_limit(&self) -> (&'static str, u64) {
+        ("http.connections", self.limits.connections)
+    }
+
+    fn refusal_text(&self, error: AdmitError) -> String {
+        let why = match error {
+            AdmitError::Limit => {
+                let most = self.limits.connections;
+                format!("http.connections = {most} are open, the most there are places for")
             }
-            true
+            AdmitError::Memory(full) => full.to_string(),
         };
-        let whole = timeout(DISCARD_TIME, reading).await.unwrap_or(false);
-        ErrorResponse { close: !whole, ..refused }
+        format!("{why} (pool http_connections); try again in a second\n")
+    }
+
+    fn count_refusal(&self, reason: &'static str) {
+        if reason != ACCEPT_ERROR {
+            self.answered.refused_connection();
+        }
+    }
+
+    fn count_eviction(&self) {
+        self.answered.evicted_connection();
+    }
+
+    fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        _state: Arc<()>,
+    ) -> impl Future<Output = Response<Outgoing>> + Send {
+        // On the heap: hyper keeps room for it with every connection, idle ones included.
+        Box::pin(async move { self.serve(request).await })
     }
 }
 
@@ -385,7 +410,7 @@ impl ReceivedBody {
     pub(crate) fn json<'a, T: Deserialize<'a>>(&'a self) -> Result<T, ErrorResponse> {
         debug_assert!(self.held.bytes() >= self.bytes.len() as u64);
         serde_json::from_slice(&self.bytes)
-            .map_err(|error| ErrorResponse::bad(format!("the body cannot be read: {error}")))
+            .map_err(|error| answer::bad(format!("the body cannot be read: {error}")))
     }
 }
 

@@ -6,14 +6,14 @@
 
 use std::{io, sync::atomic::Ordering::Relaxed, time::Instant};
 
+use http_server::{ErrorResponse, Outgoing, Pieces};
 use hyper::{Response, StatusCode};
 use libp2p::{Multiaddr, multiaddr::Protocol};
 use protocol::MessageHash;
 use store::{Page, QueryError, StoredMessage};
 
 use super::{
-    answer::{self, ErrorResponse},
-    body::{Body, Pieces},
+    answer,
     message::{json_text_bytes_max, put_text},
     service::Service,
     store_query::parse,
@@ -26,7 +26,10 @@ const ENTRY_BYTES_MAX: usize = 160;
 
 impl Service {
     /// Answers a query.
-    pub(crate) async fn store_query(&self, query: &str) -> Result<Response<Body>, ErrorResponse> {
+    pub(crate) async fn store_query(
+        &self,
+        query: &str,
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let counters = &self.node.counters;
         counters.store_queries.fetch_add(1, Relaxed);
         let refuse = |reason, refused| {
@@ -34,13 +37,9 @@ impl Service {
             refused
         };
         if let Some(why) = self.node.watch.held_back(WorkKind::Queries) {
-            return Err(refuse(
-                Reason::Memory,
-                ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, why),
-            ));
+            return Err(refuse(Reason::Memory, answer::busy(StatusCode::TOO_MANY_REQUESTS, why)));
         }
-        let asked =
-            parse(query).map_err(|error| refuse(Reason::Damaged, ErrorResponse::bad(error)))?;
+        let asked = parse(query).map_err(|error| refuse(Reason::Damaged, answer::bad(error)))?;
         if let Some(peer) = &asked.peer
             && !self.is_own(peer).await?
         {
@@ -48,11 +47,11 @@ impl Service {
                 "{peer} is another node: this one answers from its own store; leave peerAddr out, \
                  or ask that node"
             );
-            return Err(refuse(Reason::Unavailable, ErrorResponse::bad(why)));
+            return Err(refuse(Reason::Unavailable, answer::bad(why)));
         }
         if !self.node.settings.store {
             let why = "this node keeps no messages (store = false); ask a node that does";
-            let refused = ErrorResponse::new(StatusCode::PRECONDITION_FAILED, why);
+            let refused = answer::refusal(StatusCode::PRECONDITION_FAILED, why);
             return Err(refuse(Reason::Unavailable, refused));
         }
         let began = Instant::now();
@@ -62,14 +61,12 @@ impl Service {
             let why = error.to_string();
             let (reason, refused) = match &error {
                 QueryError::Busy { .. } => {
-                    (Reason::Busy, ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, why))
+                    (Reason::Busy, answer::busy(StatusCode::TOO_MANY_REQUESTS, why))
                 }
                 QueryError::UnknownCursor { .. } | QueryError::TooMany { .. } => {
-                    (Reason::Invalid, ErrorResponse::bad(why))
+                    (Reason::Invalid, answer::bad(why))
                 }
-                _ => {
-                    (Reason::Unavailable, ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why))
-                }
+                _ => (Reason::Unavailable, answer::busy(StatusCode::SERVICE_UNAVAILABLE, why)),
             };
             refuse(reason, refused)
         })?;
@@ -86,9 +83,7 @@ impl Service {
             })
         };
         let Some(asked) = peer(address) else {
-            return Err(ErrorResponse::bad(format!(
-                "{address} names no peer: it has no /p2p/ part"
-            )));
+            return Err(answer::bad(format!("{address} names no peer: it has no /p2p/ part")));
         };
         let own = self.query_swarm(SwarmRequest::Addresses).await?;
         Ok(own.iter().filter_map(peer).any(|own| own == asked))

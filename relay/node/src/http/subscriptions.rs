@@ -13,14 +13,14 @@ use std::{
     sync::{MutexGuard, PoisonError},
 };
 
+use http_server::{ErrorResponse, List, Outgoing, Pieces};
 use hyper::{Response, StatusCode};
 use protocol::{WakuMessage, topic::CONTENT_TOPIC_BYTES_MAX};
 use serde::Deserialize;
 use store::Message;
 
 use super::{
-    answer::{self, ErrorResponse},
-    body::{Body, Pieces},
+    answer,
     message::{NAMES_MAX, Name, Names, json_bytes_max, put_message},
     service::{ReceivedBody, Service},
 };
@@ -79,7 +79,7 @@ impl Service {
         &self,
         body: &ReceivedBody,
         auto: bool,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let topics = self.relay_topics(body, auto)?;
         self.subscribe(Under::Relay, topics)?;
         Ok(answer::text("OK"))
@@ -90,7 +90,7 @@ impl Service {
         &self,
         body: &ReceivedBody,
         auto: bool,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let topics = self.relay_topics(body, auto)?;
         self.unsubscribe(Under::Relay, &topics);
         Ok(answer::text("OK"))
@@ -101,7 +101,7 @@ impl Service {
     pub(crate) fn relay_messages(
         &self,
         pubsub_topic: &str,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let topic = self.shard_topic(pubsub_topic)?;
         self.messages(Under::Relay, |one| *one == topic, pubsub_topic)
     }
@@ -111,7 +111,7 @@ impl Service {
     pub(crate) fn auto_messages(
         &self,
         content_topic: &str,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let topic = self.content_topic(None, content_topic)?;
         self.messages(Under::Relay, |one| *one == topic, content_topic)
     }
@@ -120,7 +120,7 @@ impl Service {
     pub(crate) fn filter_messages(
         &self,
         content_topic: &str,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         let wanted = |one: &Topic| matches!(one, Topic::Content(_, name) if name == content_topic);
         self.messages(Under::Filter, wanted, content_topic)
     }
@@ -130,7 +130,7 @@ impl Service {
         &self,
         body: Result<ReceivedBody, ErrorResponse>,
         modify: bool,
-    ) -> Response<Body> {
+    ) -> Response<Outgoing> {
         self.filter(body, |request| {
             if modify && self.subscribed().filter.is_empty() {
                 return Err(no_subscriptions());
@@ -143,7 +143,7 @@ impl Service {
     pub(crate) fn filter_unsubscribe(
         &self,
         body: Result<ReceivedBody, ErrorResponse>,
-    ) -> Response<Body> {
+    ) -> Response<Outgoing> {
         self.filter(body, |request| {
             let topics = self.filter_topics(request)?;
             if self.unsubscribe(Under::Filter, &topics) { Ok(()) } else { Err(no_subscriptions()) }
@@ -154,7 +154,7 @@ impl Service {
     pub(crate) fn filter_unsubscribe_all(
         &self,
         body: Result<ReceivedBody, ErrorResponse>,
-    ) -> Response<Body> {
+    ) -> Response<Outgoing> {
         self.filter(body, |_| {
             let all: HashSet<Topic> = self.subscribed().filter.iter().cloned().collect();
             if self.unsubscribe(Under::Filter, &all) { Ok(()) } else { Err(no_subscriptions()) }
@@ -162,7 +162,7 @@ impl Service {
     }
 
     /// `GET /filter/v2/subscriptions/{requestId}`: 404 when there are no subscriptions.
-    pub(crate) fn filter_ping(&self, request_id: &str) -> Response<Body> {
+    pub(crate) fn filter_ping(&self, request_id: &str) -> Response<Outgoing> {
         if let Err(refused) = known_length(request_id) {
             return filter_answer("", Err(refused));
         }
@@ -174,7 +174,7 @@ impl Service {
         &self,
         body: Result<ReceivedBody, ErrorResponse>,
         serve: impl FnOnce(&FilterRequest<'_>) -> Result<(), ErrorResponse>,
-    ) -> Response<Body> {
+    ) -> Response<Outgoing> {
         let body = match body {
             Ok(body) => body,
             Err(refused) => return filter_answer("", Err(refused)),
@@ -191,7 +191,7 @@ impl Service {
     fn filter_topics(&self, request: &FilterRequest<'_>) -> Result<HashSet<Topic>, ErrorResponse> {
         let names = request.content_filters.as_ref().map_or(&[][..], |names| &names.0);
         if names.is_empty() {
-            return Err(ErrorResponse::bad(
+            return Err(answer::bad(
                 "contentFilters names no content topic; at least one is needed",
             ));
         }
@@ -214,7 +214,7 @@ impl Service {
 
     fn shard_topic(&self, pubsub_topic: &str) -> Result<Topic, ErrorResponse> {
         let shard = self.node.shard_for(Some(pubsub_topic), "");
-        shard.map(Topic::Shard).map_err(|rejected| ErrorResponse::bad(rejected.to_string()))
+        shard.map(Topic::Shard).map_err(|rejected| answer::bad(rejected.to_string()))
     }
 
     fn content_topic(
@@ -224,14 +224,14 @@ impl Service {
     ) -> Result<Topic, ErrorResponse> {
         if name.is_empty() || name.len() > CONTENT_TOPIC_BYTES_MAX {
             let bytes = name.len();
-            return Err(ErrorResponse::bad(format!(
+            return Err(answer::bad(format!(
                 "a content topic of {bytes} bytes: it has 1 to {CONTENT_TOPIC_BYTES_MAX}"
             )));
         }
         let shard = self.node.shard_for(pubsub_topic, name);
         shard
             .map(|shard| Topic::Content(shard, name.to_owned()))
-            .map_err(|rejected| ErrorResponse::bad(rejected.to_string()))
+            .map_err(|rejected| answer::bad(rejected.to_string()))
     }
 
     /// All of the topics, or none.
@@ -247,7 +247,7 @@ impl Service {
                     subscribed.topics_mut(under).remove(&topic);
                     self.leave(&subscribed, &topic);
                 }
-                return Err(ErrorResponse::busy(
+                return Err(answer::busy(
                     StatusCode::SERVICE_UNAVAILABLE,
                     format!(
                         "http.subscriptions = {most} topics are subscribed to, the most this node \
@@ -286,11 +286,12 @@ impl Service {
         under: Under,
         wanted: impl Fn(&Topic) -> bool,
         name: &str,
-    ) -> Result<Response<Body>, ErrorResponse> {
+    ) -> Result<Response<Outgoing>, ErrorResponse> {
         // The largest message must find room before anything is taken that could be lost.
         let largest = protocol::message::MESSAGE_BYTES_MAX;
         let room = (largest + json_bytes_max(largest)) as u64;
-        let room = self.responses.try_reserve(room.min(self.responses.cap_bytes()))?;
+        let room = self.responses.try_reserve(room.min(self.responses.cap_bytes()));
+        let room = room.map_err(answer::no_room)?;
         let mut messages = VecDeque::new();
         {
             let mut subscribed = self.subscribed();
@@ -298,7 +299,7 @@ impl Service {
                 subscribed.topics_mut(under).iter().filter(|topic| wanted(topic)).collect();
             if topics.is_empty() {
                 let name: String = name.chars().take(CONTENT_TOPIC_BYTES_MAX).collect();
-                return Err(ErrorResponse::not_found(format!(
+                return Err(answer::not_found(format!(
                     "no subscription to {name}; subscribe first, then read its messages"
                 )));
             }
@@ -307,8 +308,8 @@ impl Service {
                 messages.extend(taken.into_iter().map(|(_, message)| message));
             }
         }
-        let body = Body::list_with(room, MessageList { messages, state: State::Before });
-        Ok(answer::answer(StatusCode::OK, "application/json", body))
+        let list = List::new(room, MessageList { messages, state: State::Before });
+        Ok(answer::answer(StatusCode::OK, "application/json", Outgoing::List(list)))
     }
 }
 
@@ -317,24 +318,24 @@ fn known_length(request_id: &str) -> Result<(), ErrorResponse> {
     if bytes <= REQUEST_ID_BYTES_MAX {
         return Ok(());
     }
-    Err(ErrorResponse::bad(format!("requestId has {bytes} bytes, at most {REQUEST_ID_BYTES_MAX}")))
+    Err(answer::bad(format!("requestId has {bytes} bytes, at most {REQUEST_ID_BYTES_MAX}")))
 }
 
 fn no_subscriptions() -> ErrorResponse {
-    ErrorResponse::not_found("there are no such subscriptions")
+    answer::not_found("there are no such subscriptions")
 }
 
 /// `FilterSubscriptionResponse` of the specification.
-fn filter_answer(request_id: &str, outcome: Result<(), ErrorResponse>) -> Response<Body> {
+fn filter_answer(request_id: &str, outcome: Result<(), ErrorResponse>) -> Response<Outgoing> {
     let body = |text: &str| serde_json::json!({ "requestId": request_id, "statusDesc": text });
     match outcome {
         Ok(()) => {
-            let body = Body::short(body("OK").to_string());
+            let body = Outgoing::short(body("OK").to_string());
             answer::answer(StatusCode::OK, "application/json", body)
         }
         Err(refused) => {
             let body = body(&refused.message);
-            refused.in_json(&body)
+            answer::refused_in_json(refused, &body)
         }
     }
 }

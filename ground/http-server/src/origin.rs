@@ -10,8 +10,7 @@
 //! IP literals are accepted as `Host`: no name was resolved, so none was rebound. Probes and
 //! monitoring systems use them.
 //!
-//! Requests for embedded content (images, scripts, frames) have no `Origin`. Browsers mark them with
-//! `Sec-Fetch-Site`, which a page cannot set either ([`is_of_other_site`]).
+//! Bounds: configured names, and bytes of a header that a refusal repeats. A check keeps nothing.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -29,7 +28,7 @@ const NAMES_MAX: usize = 64;
 
 /// A request that does not come from the server's own page.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum OriginError {
     /// The `Host` header is neither an IP literal, a loopback name nor an allowed name.
     ForeignHost(String),
     /// The `Origin` header names another page.
@@ -38,7 +37,7 @@ pub enum Refusal {
     ForeignSite(String),
 }
 
-impl Refusal {
+impl OriginError {
     /// Short name of the check for metrics.
     pub fn reason(&self) -> &'static str {
         match self {
@@ -100,56 +99,51 @@ impl<'a> OriginHeaders<'a> {
             site: text(HeaderName::from_static("sec-fetch-site")),
         }
     }
+
+    /// The same for a server to whose pages other sites may link: a link that a browser follows
+    /// names no site.
+    pub fn with_links<B>(request: &'a Request<B>) -> Self {
+        let mut sent = Self::from_request(request);
+        if is_link(request) {
+            sent.site = None;
+        }
+        sent
+    }
 }
 
 /// Checks the headers of a request to an operator page.
 ///
-/// `host` is the `Host` header or the authority of the request, `origin` the `Origin` header,
-/// `listen` the address of the socket, and `allowed` the names that the operator configured, without
-/// port. Requests without the headers are accepted: browsers always send `Host`.
+/// `listen` is the address of the socket, and `allowed` the names that the operator configured,
+/// without port. With `dotless`, names without a dot are accepted as `Host`: names of containers and
+/// of a local network, which are no names of public DNS. Requests without the headers are accepted:
+/// browsers always send `Host`.
 ///
 /// # Errors
 /// When another web page may be the sender.
-pub fn is_own_page(
-    host: Option<&str>,
-    origin: Option<&str>,
-    listen: SocketAddr,
-    allowed: &[String],
-) -> Result<(), Refusal> {
-    is_own_request(OriginHeaders { host, origin, site: None }, listen, allowed, false)
-}
-
-/// Checks the headers of a request as [`is_own_page`] does, and `Sec-Fetch-Site`.
-///
-/// With `dotless`, names without a dot are accepted as `Host`: names of containers and of a local
-/// network, which are no names of public DNS.
-///
-/// # Errors
-/// When another web page may be the sender.
-pub fn is_own_request(
+pub fn check_origin(
     sent: OriginHeaders<'_>,
     listen: SocketAddr,
     allowed: &[String],
     dotless: bool,
-) -> Result<(), Refusal> {
+) -> Result<(), OriginError> {
     let OriginHeaders { host, origin, site } = sent;
     if let Some(host) = host {
         let is_own = |host: &Authority| {
             host.is_local() || host.is_among(allowed) || dotless && host.is_dotless()
         };
         if !Authority::parse(host).as_ref().is_some_and(is_own) {
-            return Err(Refusal::ForeignHost(shown(host)));
+            return Err(OriginError::ForeignHost(shown(host)));
         }
     }
     if let Some(origin) = origin
         && !is_own_origin(origin, host, listen, allowed)
     {
-        return Err(Refusal::ForeignOrigin(shown(origin)));
+        return Err(OriginError::ForeignOrigin(shown(origin)));
     }
     match site {
         // A page of an allowed name is another site to the browser.
         Some(site) if origin.is_none() && is_foreign_site(site) => {
-            Err(Refusal::ForeignSite(shown(site)))
+            Err(OriginError::ForeignSite(shown(site)))
         }
         _ => Ok(()),
     }
@@ -160,19 +154,13 @@ fn is_foreign_site(site: &str) -> bool {
 }
 
 /// Whether the request follows a link: what a browser shows as a page of its own.
-pub fn is_link<B>(request: &Request<B>) -> bool {
+fn is_link<B>(request: &Request<B>) -> bool {
     let is = |name: &str, value: &str| {
         request.headers().get(name).is_some_and(|found| found.as_bytes() == value.as_bytes())
     };
     *request.method() == Method::GET
         && is("sec-fetch-mode", "navigate")
         && is("sec-fetch-dest", "document")
-}
-
-/// Whether the browser marks the request as sent for another site: an image, a script or a frame in
-/// a page, which comes without `Origin`. A link to a page of the server may be followed.
-pub fn is_of_other_site<B>(request: &Request<B>) -> bool {
-    OriginHeaders::from_request(request).site.is_some_and(is_foreign_site) && !is_link(request)
 }
 
 /// Checks configured names.
@@ -273,9 +261,10 @@ fn shown(header: &str) -> String {
 mod tests {
     use super::*;
 
-    fn check(host: Option<&str>, origin: Option<&str>) -> Result<(), Refusal> {
+    fn check(host: Option<&str>, origin: Option<&str>) -> Result<(), OriginError> {
         let listen = "127.0.0.1:8080".parse().unwrap();
-        is_own_page(host, origin, listen, &["ops.example.org".into(), "thimble".into()])
+        let allowed = ["ops.example.org".into(), "thimble".into()];
+        check_origin(OriginHeaders { host, origin, site: None }, listen, &allowed, false)
     }
 
     // Promise: P16 - Operator pages accept IP addresses, `localhost` and configured host names.
@@ -315,7 +304,7 @@ mod tests {
             "localhost@evil.example",
         ] {
             let refused = check(Some(host), None).unwrap_err();
-            assert_eq!(refused, Refusal::ForeignHost(host.into()));
+            assert_eq!(refused, OriginError::ForeignHost(host.into()));
             let message = refused.message("this page", "api.host_names");
             assert!(message.contains("this page answers to IP addresses"), "{message}");
             assert!(message.contains("api.host_names"), "{message}");
@@ -352,7 +341,7 @@ mod tests {
             "http://ops.example.org.evil.example",
         ] {
             let refused = check(Some("127.0.0.1:8080"), Some(origin)).unwrap_err();
-            assert_eq!(refused, Refusal::ForeignOrigin(origin.into()));
+            assert_eq!(refused, OriginError::ForeignOrigin(origin.into()));
         }
     }
 
@@ -363,9 +352,9 @@ mod tests {
         let listen = "127.0.0.1:8645".parse().unwrap();
         let allowed = ["relay.example".to_owned()];
         let (own, evil) = (Some("127.0.0.1:8645"), "evil.example");
-        let refused_host = |host: &str| Err(Refusal::ForeignHost(host.to_owned()));
-        let refused_origin = |origin: &str| Err(Refusal::ForeignOrigin(origin.to_owned()));
-        let refused_site = |site: &str| Err(Refusal::ForeignSite(site.to_owned()));
+        let refused_host = |host: &str| Err(OriginError::ForeignHost(host.to_owned()));
+        let refused_origin = |origin: &str| Err(OriginError::ForeignOrigin(origin.to_owned()));
+        let refused_site = |site: &str| Err(OriginError::ForeignSite(site.to_owned()));
         for (host, origin, site, dotless, expected) in [
             (None, None, None, true, Ok(())),
             (own, None, None, true, Ok(())),
@@ -391,7 +380,7 @@ mod tests {
             (None, None, Some("Cross-Site"), false, refused_site("Cross-Site")),
         ] {
             let sent = OriginHeaders { host, origin, site };
-            let found = is_own_request(sent, listen, &allowed, dotless);
+            let found = check_origin(sent, listen, &allowed, dotless);
             assert_eq!(found, expected, "{sent:?}, dotless: {dotless}");
         }
     }
@@ -410,9 +399,9 @@ mod tests {
         let request = Request::builder().uri("http://other:81/").header("host", "node:80");
         assert_eq!(OriginHeaders::from_request(&request.body(()).unwrap()).host, Some("other:81"));
         for (refusal, status) in [
-            (Refusal::ForeignHost("a.example".into()), 421),
-            (Refusal::ForeignOrigin("null".into()), 403),
-            (Refusal::ForeignSite("cross-site".into()), 403),
+            (OriginError::ForeignHost("a.example".into()), 421),
+            (OriginError::ForeignOrigin("null".into()), 403),
+            (OriginError::ForeignSite("cross-site".into()), 403),
         ] {
             assert_eq!(refusal.status().as_u16(), status);
         }
@@ -420,6 +409,10 @@ mod tests {
 
     #[test]
     fn what_another_site_embeds_is_foreign_and_a_link_is_followed() {
+        let is_foreign = |request: &Request<()>| {
+            let listen = "127.0.0.1:8080".parse().unwrap();
+            check_origin(OriginHeaders::with_links(request), listen, &[], false).is_err()
+        };
         for (method, site, mode, dest, expected) in [
             ("GET", "cross-site", "no-cors", "image", true),
             ("GET", "same-site", "no-cors", "script", true),
@@ -436,14 +429,14 @@ mod tests {
                 .header("sec-fetch-dest", dest)
                 .body(())
                 .unwrap();
-            assert_eq!(is_of_other_site(&request), expected, "{method} {site} {mode} {dest}");
+            assert_eq!(is_foreign(&request), expected, "{method} {site} {mode} {dest}");
         }
-        assert!(!is_of_other_site(&Request::new(())), "a program");
+        assert!(!is_foreign(&Request::new(())), "a program");
     }
 
     #[test]
     fn a_long_header_is_shown_in_part() {
-        let Err(Refusal::ForeignHost(shown)) = check(Some(&"ä".repeat(10_000)), None) else {
+        let Err(OriginError::ForeignHost(shown)) = check(Some(&"ä".repeat(10_000)), None) else {
             panic!("accepted");
         };
         assert!(shown.len() <= SHOWN_BYTES_MAX);

@@ -4,21 +4,22 @@
 //!
 //! - it has not sent a whole request head within the read timeout, from its first byte or from
 //!   being accepted;
-//! - it has been idle for [`IDLE`] with no request being served;
-//! - its peer takes a response more slowly than [`dashboard::stall_guard::WRITE_RATE_MIN`] allows
-//!   (a stalled reader would pin the response's memory). Two clocks say so: one runs while the
-//!   socket takes nothing, the other for each response from its making to its last byte, because
-//!   an HTTP/2 peer that grants no window keeps the socket as free as it likes;
-//! - it is idle, and a new connection takes its slot ([`dashboard::connections`]);
-//! - the gateway drains: then requests in flight finish, and new ones are refused by closing.
+//! - it has been idle for [`ConnectionSettings::idle`] with no request being served;
+//! - its peer takes a response more slowly than [`crate::stall_guard::WRITE_RATE_MIN`] allows (a
+//!   stalled reader would pin the response's memory). Two clocks say so: one runs while the socket
+//!   takes nothing, the other for each response from its making to its last byte, because an HTTP/2
+//!   peer that grants no window keeps the socket as free as it likes;
+//! - it is idle, and a new connection takes its slot ([`crate::connections`]);
+//! - the server drains: then requests in flight finish, and new ones are refused by closing.
 //!
 //! A response that is made piece by piece ([`Outgoing::Pieces`]) is bounded as a whole: the time
 //! that the peer takes is added up over its pieces, and may be no more than for a response of that
 //! size in one. While the next is made the connection counts as busy; who makes pieces bounds how
 //! long that takes, and the whole.
 //!
-//! Bodies have their own timeout where they are read. Both HTTP/1.1 and HTTP/2 with prior knowledge
-//! are spoken; HTTP/2 streams are capped per connection and each is a request to every other limit.
+//! Bodies have their own timeout where they are read. HTTP/1.1 is spoken, and HTTP/2 with prior
+//! knowledge where the settings allow it; HTTP/2 streams are capped per connection and each is a
+//! request to every other limit.
 
 use std::{
     collections::BTreeMap,
@@ -33,15 +34,11 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
-use dashboard::{
-    connections::Slot,
-    stall_guard::{Progress, StallGuard, at_least_rate},
-};
+use budget::{Pool, PoolFull};
 use http_body_util::{BodyExt, Full};
 use hyper::{
     Request, Response, Version,
-    body::{Body, Frame, Incoming, SizeHint},
+    body::{Body, Bytes, Frame, Incoming, SizeHint},
     service::service_fn,
 };
 use hyper_util::{
@@ -54,6 +51,13 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
+use crate::{
+    connections::{AdmitError, Slot},
+    list::List,
+    response::with_reservation,
+    stall_guard::{Progress, StallGuard, at_least_rate},
+};
+
 /// Who answers the requests of connections.
 pub trait HttpHandler: Send + Sync + 'static {
     /// State of one connection.
@@ -61,15 +65,25 @@ pub trait HttpHandler: Send + Sync + 'static {
 
     /// A new connection.
     fn connection_state(&self) -> Self::ConnectionState;
-    /// Requests at once on one HTTP/2 connection.
-    fn streams_max(&self) -> u32 {
-        STREAMS_MAX
+    /// Protocols and bounds of a connection.
+    fn settings(&self) -> ConnectionSettings {
+        ConnectionSettings::default()
     }
     /// Time to send headers and body.
     fn read_timeout(&self) -> Duration;
     /// Name and value of the limit on connections.
     fn connections_limit(&self) -> (&'static str, u64);
-    /// Counts a connection that was not served.
+    /// The text for a client whose connection is not admitted.
+    fn refusal_text(&self, _error: AdmitError) -> String {
+        // The pool is as large as all slots need, unless an operator made it smaller.
+        let (name, limit) = self.connections_limit();
+        format!(
+            "the node has as many connections as its limit {name} = {limit} allows; retry in a \
+             second"
+        )
+    }
+    /// Counts a connection that was not served: the name of the limit, or
+    /// [`crate::ACCEPT_ERROR`].
     fn count_refusal(&self, reason: &'static str);
     /// Counts an idle connection that is closed for a new one.
     fn count_eviction(&self);
@@ -82,6 +96,43 @@ pub trait HttpHandler: Send + Sync + 'static {
     ) -> impl Future<Output = Response<Outgoing>> + Send;
 }
 
+/// Protocols and bounds of the connections of a listener.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionSettings {
+    /// Bytes of a request head, and of the HTTP/1 read buffer. Also of the HTTP/1 write buffer for
+    /// heads.
+    pub head_bytes: usize,
+    /// Requests at once on one HTTP/2 connection; `None` where HTTP/1.1 alone is spoken.
+    pub streams: Option<u32>,
+    /// A kept-alive connection without a request is closed after this. `None`: the read timeout
+    /// counts from the end of the response before to the whole head of the next request.
+    pub idle: Option<Duration>,
+    /// A reader may stall a response this long, and then must take
+    /// [`crate::stall_guard::WRITE_RATE_MIN`].
+    pub write_stall: Duration,
+    /// Time for a client to read the last response of a connection while what it still sends is
+    /// thrown away.
+    pub linger: Option<Duration>,
+    /// Connections that are being refused for lack of a slot, at once. Others are closed.
+    pub refusals: usize,
+    /// Whether pages of any origin may read such a refusal.
+    pub any_origin: bool,
+}
+
+impl Default for ConnectionSettings {
+    fn default() -> Self {
+        Self {
+            head_bytes: HEAD_BYTES_MAX,
+            streams: Some(STREAMS_MAX),
+            idle: Some(IDLE),
+            write_stall: WRITE_STALL,
+            linger: None,
+            refusals: REFUSALS_MAX,
+            any_origin: true,
+        }
+    }
+}
+
 /// The body of a response.
 pub enum Outgoing {
     /// All of it.
@@ -89,21 +140,40 @@ pub enum Outgoing {
     /// Piece by piece, with the total number of bytes if it is known; otherwise an empty piece is
     /// the end. An error, or an end that comes too early, ends the connection.
     Pieces(mpsc::Receiver<io::Result<Bytes>>, Option<u64>),
+    /// Made as it is sent.
+    List(List),
+}
+
+impl Outgoing {
+    /// A short text, small enough for the buffers of its connection.
+    pub fn short(text: impl Into<Bytes>) -> Self {
+        Self::Whole(Full::new(text.into()))
+    }
+
+    /// Bytes that are charged to the pool until they are written.
+    ///
+    /// # Errors
+    /// When the pool is full.
+    pub fn charged(bytes: Vec<u8>, responses: &Pool) -> Result<Self, PoolFull> {
+        let held = responses.try_reserve(bytes.capacity() as u64)?;
+        Ok(Self::short(with_reservation(bytes, held)))
+    }
 }
 
 /// A kept-alive connection without a request is closed after this.
 const IDLE: Duration = Duration::from_secs(60);
 /// A connection asked to close is dropped after this.
 const CLOSING: Duration = Duration::from_secs(2);
-/// A reader may stall a response this long, and then must take
-/// [`dashboard::stall_guard::WRITE_RATE_MIN`].
+/// A reader may stall a response this long.
 const WRITE_STALL: Duration = Duration::from_secs(20);
-/// Request head, and HTTP/1 read buffer. Also the HTTP/1 write buffer for heads.
+/// Request head.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// Header lines of HTTP/1.
 const HEADERS_MAX: usize = 64;
+/// Connections that are being refused for lack of a slot, at once.
+const REFUSALS_MAX: usize = 32;
 /// Default number of concurrent requests on one HTTP/2 connection.
-pub(crate) const STREAMS_MAX: u32 = 64;
+pub const STREAMS_MAX: u32 = 64;
 /// Unread body bytes of one HTTP/2 stream ...
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 /// ... and of one HTTP/2 connection.
@@ -111,9 +181,9 @@ const CONNECTION_WINDOW_BYTES: u32 = 64 * 1024;
 /// Response bytes buffered per HTTP/2 stream.
 const SEND_BUFFER_BYTES: usize = 64 * 1024;
 
-/// Where the gateway is in its life.
+/// Where a server is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Stage {
+pub enum Stage {
     /// Accepts connections and requests.
     Serving,
     /// Finishes those in flight.
@@ -154,8 +224,8 @@ impl Activity {
 
     /// Gives the peer its time to take a response; it counts until hyper drops the last of the
     /// bytes.
-    fn response(self: &Arc<Self>, bytes: Bytes) -> Bytes {
-        let time = WRITE_STALL + at_least_rate(bytes.len() as u64);
+    fn response(self: &Arc<Self>, bytes: Bytes, write_stall: Duration) -> Bytes {
+        let time = write_stall + at_least_rate(bytes.len() as u64);
         self.response_within(bytes, time)
     }
 
@@ -200,11 +270,11 @@ impl Activity {
 
     /// When the connection has waited too long, unless something happens before; `None` while a
     /// request is served.
-    fn deadline(&self, read_timeout: Duration) -> Option<Instant> {
+    fn deadline(&self, read_timeout: Duration, idle: Duration) -> Option<Instant> {
         if self.active.load(Ordering::Relaxed) > 0 {
             return None;
         }
-        let timeout = if self.reading.load(Ordering::Relaxed) { read_timeout } else { IDLE };
+        let timeout = if self.reading.load(Ordering::Relaxed) { read_timeout } else { idle };
         Some(self.started + Duration::from_millis(self.since.load(Ordering::Relaxed)) + timeout)
     }
 }
@@ -257,10 +327,11 @@ impl Drop for Active {
 /// A response body as hyper takes it.
 enum ResponseBody {
     Whole(Full<Bytes>),
-    Pieces(Pieces),
+    Pieces(PieceStream),
+    List { list: List, _active: Active },
 }
 
-struct Pieces {
+struct PieceStream {
     pieces: mpsc::Receiver<io::Result<Bytes>>,
     left: Option<u64>,
     /// The time that the peer has left of that for all pieces so far.
@@ -271,19 +342,21 @@ struct Pieces {
 }
 
 impl ResponseBody {
-    fn new(outgoing: Outgoing, active: Active) -> Self {
+    /// `write_stall` is the time that the peer has for the first piece.
+    fn new(outgoing: Outgoing, active: Active, write_stall: Duration) -> Self {
         match outgoing {
             Outgoing::Whole(body) => Self::Whole(body),
             Outgoing::Pieces(pieces, left) => {
-                let patience = WRITE_STALL;
+                let patience = write_stall;
                 let taken = Some((active.0.piece(patience), Instant::now()));
-                Self::Pieces(Pieces { pieces, left, patience, taken, active })
+                Self::Pieces(PieceStream { pieces, left, patience, taken, active })
             }
+            Outgoing::List(list) => Self::List { list, _active: active },
         }
     }
 }
 
-impl Pieces {
+impl PieceStream {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         if let Some((taken, since)) = self.taken.take() {
             self.active.0.wanted(taken);
@@ -312,7 +385,7 @@ impl Pieces {
     }
 }
 
-impl Drop for Pieces {
+impl Drop for PieceStream {
     fn drop(&mut self) {
         if let Some((taken, _)) = self.taken.take() {
             self.active.0.wanted(taken);
@@ -334,6 +407,7 @@ impl Body for ResponseBody {
                 Poll::Ready(frame.map(|frame| frame.map_err(|never| match never {})))
             }
             Self::Pieces(pieces) => pieces.poll(cx),
+            Self::List { list, .. } => Pin::new(list).poll_frame(cx),
         }
     }
 
@@ -341,6 +415,7 @@ impl Body for ResponseBody {
         match self {
             Self::Whole(body) => body.is_end_stream(),
             Self::Pieces(pieces) => pieces.left == Some(0),
+            Self::List { list, .. } => list.is_end_stream(),
         }
     }
 
@@ -348,19 +423,24 @@ impl Body for ResponseBody {
         match self {
             Self::Whole(body) => body.size_hint(),
             Self::Pieces(pieces) => pieces.left.map_or_else(SizeHint::new, SizeHint::with_exact),
+            Self::List { list, .. } => list.size_hint(),
         }
     }
 }
 
 /// The protocols, with their bounds.
-fn builder(streams_max: u32) -> auto::Builder<TokioExecutor> {
+fn builder(settings: &ConnectionSettings, read_timeout: Duration) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
         .timer(TokioTimer::new())
         .max_headers(HEADERS_MAX)
-        .max_buf_size(HEAD_BYTES_MAX)
+        .max_buf_size(settings.head_bytes)
         .half_close(false);
+    if settings.idle.is_none() {
+        builder.http1().header_read_timeout(read_timeout);
+    }
+    let Some(streams_max) = settings.streams else { return builder.http1_only() };
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -368,7 +448,7 @@ fn builder(streams_max: u32) -> auto::Builder<TokioExecutor> {
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_send_buf_size(SEND_BUFFER_BYTES)
-        .max_header_list_size(HEAD_BYTES_MAX as u32);
+        .max_header_list_size(settings.head_bytes as u32);
     builder
 }
 
@@ -380,8 +460,9 @@ pub(crate) async fn serve<A: HttpHandler>(
     mut stage: watch::Receiver<Stage>,
 ) {
     let activity = Arc::new(Activity::new());
-    let read_timeout = service.read_timeout();
-    let builder = builder(service.streams_max());
+    let (read_timeout, settings) = (service.read_timeout(), service.settings());
+    let (write_stall, is_multiplexed) = (settings.write_stall, settings.streams.is_some());
+    let builder = builder(&settings, read_timeout);
     let (serving, requests) = (activity.clone(), slot.requests());
     let connection_state = Arc::new(service.connection_state());
     let answer = service_fn(move |request: Request<Incoming>| {
@@ -398,24 +479,26 @@ pub(crate) async fn serve<A: HttpHandler>(
             let (head, body) = answer.await.into_parts();
             let body = match body {
                 // It is there as a whole, so this neither waits nor copies.
-                Outgoing::Whole(body) => {
+                Outgoing::Whole(body) if is_multiplexed => {
                     let body = body.collect().await?.to_bytes();
-                    Outgoing::Whole(Full::new(active.0.response(body)))
+                    Outgoing::Whole(Full::new(active.0.response(body, write_stall)))
                 }
-                pieces => pieces,
+                other => other,
             };
-            let body = guard.body(ResponseBody::new(body, active));
+            let body = guard.body(ResponseBody::new(body, active, write_stall));
             Ok::<_, Infallible>(Response::from_parts(head, body))
         }
     });
-    let guarded = TokioIo::new(StallGuard::new(stream, activity.clone(), WRITE_STALL));
+    let guarded = StallGuard::new(stream, activity.clone(), write_stall);
+    let guarded = TokioIo::new(guarded.with_linger(settings.linger));
     let mut connection = std::pin::pin!(builder.serve_connection(guarded, answer));
     let mut closing: Option<Instant> = None;
+    let deadline = || settings.idle.and_then(|idle| activity.deadline(read_timeout, idle));
     loop {
         // The connection's deadline may change at any moment, so it is checked once per read
         // timeout at least.
         let soon = Instant::now() + read_timeout;
-        let waiting = closing.or_else(|| activity.deadline(read_timeout));
+        let waiting = closing.or_else(deadline);
         let wake = waiting.into_iter().chain(activity.write_deadline()).fold(soon, Instant::min);
         let awaited = if closing.is_some() { Stage::Draining } else { Stage::Serving };
         tokio::select! {
@@ -428,7 +511,7 @@ pub(crate) async fn serve<A: HttpHandler>(
                 if hopeless.any(|deadline| deadline <= Instant::now()) {
                     return;
                 }
-                let overdue = activity.deadline(read_timeout).is_some_and(|deadline| deadline <= Instant::now());
+                let overdue = deadline().is_some_and(|deadline| deadline <= Instant::now());
                 if closing.is_none() && overdue {
                     connection.as_mut().graceful_shutdown();
                     closing = Some(Instant::now() + CLOSING);
@@ -439,7 +522,7 @@ pub(crate) async fn serve<A: HttpHandler>(
                     return;
                 }
                 connection.as_mut().graceful_shutdown();
-                // The gateway bounds the drain as a whole.
+                // The server bounds the drain as a whole.
                 closing = Some(Instant::now() + IDLE);
             }
         }
@@ -448,7 +531,6 @@ pub(crate) async fn serve<A: HttpHandler>(
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[tokio::test]
@@ -456,9 +538,9 @@ mod tests {
         let activity = Arc::new(Activity::new());
         let (sender, pieces) = mpsc::channel(1);
         let outgoing = Outgoing::Pieces(pieces, None);
-        let mut body = ResponseBody::new(outgoing, Active(activity.clone()));
+        let mut body = ResponseBody::new(outgoing, Active(activity.clone()), WRITE_STALL);
         // A second's worth each time, for which the peer takes three.
-        let piece = Bytes::from(vec![0; dashboard::stall_guard::WRITE_RATE_MIN as usize]);
+        let piece = Bytes::from(vec![0; crate::stall_guard::WRITE_RATE_MIN as usize]);
         let (second, mut count) = (Duration::from_secs(1), 0);
         loop {
             sender.send(Ok(piece.clone())).await.unwrap();
@@ -484,7 +566,7 @@ mod tests {
         let activity = Activity { started: Instant::now() - old, ..Activity::new() };
         // Whole seconds left, counted from now or from the connection's start.
         let timeout = || {
-            let deadline = activity.deadline(read_timeout)?;
+            let deadline = activity.deadline(read_timeout, IDLE)?;
             let from =
                 activity.started + Duration::from_millis(activity.since.load(Ordering::Relaxed));
             Some(((deadline - from).as_secs(), from > activity.started))

@@ -3,6 +3,9 @@
 //!
 //! While every write finds room at the first try, no time is taken. From the first that does not,
 //! the peer has `timeout`, and beyond it a second for each [`WRITE_RATE_MIN`] bytes it has taken.
+//!
+//! A stream may linger at its end ([`StallGuard::with_linger`]): closing with unread bytes would
+//! reset the connection under the last response. Nothing of these bytes is kept.
 
 use std::{
     io,
@@ -52,6 +55,9 @@ pub struct StallGuard<S, P = ()> {
     timeout: Duration,
     stall: Option<Stall>,
     was_pending: bool,
+    linger: Option<Duration>,
+    /// When the peer's time to read the last bytes is over.
+    lingering: Option<Pin<Box<Sleep>>>,
 }
 
 /// A time in which the socket was never found ready at once.
@@ -64,12 +70,20 @@ struct Stall {
 impl<S, P: Progress> StallGuard<S, P> {
     /// `timeout`: how long the peer may take nothing.
     pub fn new(stream: S, progress: P, timeout: Duration) -> Self {
-        Self { stream, progress, timeout, stall: None, was_pending: false }
+        Self {
+            stream,
+            progress,
+            timeout,
+            stall: None,
+            was_pending: false,
+            linger: None,
+            lingering: None,
+        }
     }
 
-    /// The stream itself.
-    pub fn into_inner(self) -> S {
-        self.stream
+    /// After the end of its writes, reads and drops what the peer sends, for so long at most.
+    pub fn with_linger(self, linger: Option<Duration>) -> Self {
+        Self { linger, ..self }
     }
 
     fn wrote(
@@ -122,7 +136,7 @@ impl<S: AsyncRead + Unpin, P: Progress + Unpin> AsyncRead for StallGuard<S, P> {
     }
 }
 
-impl<S: AsyncWrite + Unpin, P: Progress + Unpin> AsyncWrite for StallGuard<S, P> {
+impl<S: AsyncRead + AsyncWrite + Unpin, P: Progress + Unpin> AsyncWrite for StallGuard<S, P> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -136,8 +150,23 @@ impl<S: AsyncWrite + Unpin, P: Progress + Unpin> AsyncWrite for StallGuard<S, P>
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Self { stream, linger, lingering, .. } = self.get_mut();
+        if lingering.is_none() {
+            ready!(Pin::new(&mut *stream).poll_shutdown(cx))?;
+        }
+        let Some(linger) = *linger else { return Poll::Ready(Ok(())) };
+        let end = lingering.get_or_insert_with(|| Box::pin(sleep(linger)));
+        let mut dropped = [0; 512];
+        while end.as_mut().poll(cx).is_pending() {
+            let mut buf = ReadBuf::new(&mut dropped);
+            // An error means that the peer is gone.
+            let read = ready!(Pin::new(&mut *stream).poll_read(cx, &mut buf));
+            if read.is_err() || buf.filled().is_empty() {
+                break;
+            }
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn poll_write_vectored(
@@ -174,6 +203,24 @@ mod tests {
         let error = guarded.write_all(&[0; 4096]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(start.elapsed() >= TIMEOUT);
+    }
+
+    #[tokio::test]
+    async fn stream_that_lingers_drops_what_the_peer_sends_until_its_end() {
+        let (ours, theirs) = guarded();
+        let mut ours = ours.with_linger(Some(TIMEOUT));
+        let start = Instant::now();
+        ours.shutdown().await.unwrap();
+        assert!(start.elapsed() >= TIMEOUT, "the peer may still read");
+        drop(theirs);
+
+        let (ours, mut theirs) = guarded();
+        let mut ours = ours.with_linger(Some(TIMEOUT * 1000));
+        let sender = tokio::spawn(async move {
+            theirs.write_all(&vec![0; 1 << 20]).await.unwrap();
+        });
+        ours.shutdown().await.unwrap();
+        sender.await.unwrap();
     }
 
     #[tokio::test]

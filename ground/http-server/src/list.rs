@@ -1,6 +1,6 @@
-//! Bodies of answers: whole ones, and lists that are made piece by piece as the client takes them.
+//! Lists that are made piece by piece as the client takes them.
 //!
-//! Bounds: every piece is charged to the pool `responses` before it is made and until it is
+//! Bounds: every piece is charged to the pool of responses before it is made and until it is
 //! written; hyper asks for the next one when the one before is nearly gone. A list waits
 //! [`TIMEOUT`] for a full pool and then breaks off, which the client sees as a truncated answer. It
 //! must never know the content of a piece.
@@ -13,9 +13,10 @@ use std::{
 };
 
 use budget::{Pool, PoolFull, Reservation};
-use bytes::Bytes;
-use hyper::body::{Frame, SizeHint};
+use hyper::body::{Body, Bytes, Frame};
 use tokio::time::{Instant, Sleep, sleep};
+
+use crate::response::with_reservation;
 
 /// Small pieces are put together up to this.
 const CHUNK_BYTES: usize = 32 << 10;
@@ -24,58 +25,16 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of checks of it.
 const RETRY: Duration = Duration::from_millis(2);
 
-/// Content of an answer.
-pub(crate) enum Body {
-    /// All of it, once.
-    Whole(Option<Bytes>),
-    /// Made as it is sent.
-    List(List),
-}
-
-impl Body {
-    /// A short text, small enough for the buffers of its connection.
-    pub(crate) fn short(text: impl Into<Bytes>) -> Self {
-        Self::Whole(Some(text.into()))
-    }
-
-    /// Bytes that are charged to the pool until they are written.
-    pub(crate) fn charged(bytes: Vec<u8>, responses: &Pool) -> Result<Self, PoolFull> {
-        let held = responses.try_reserve(bytes.capacity() as u64)?;
-        Ok(Self::Whole(Some(Bytes::from_owner(PooledBytes { bytes, _held: held }))))
-    }
-
-    /// A list; errors at once when there is no memory for its first piece.
-    pub(crate) fn list(
-        mut pieces: impl Pieces + 'static,
-        responses: &Pool,
-    ) -> Result<Self, PoolFull> {
-        let first = pieces.next_bytes().unwrap_or(0) as u64;
-        let first = responses.try_reserve(first.min(responses.cap_bytes()))?;
-        Ok(Self::list_with(first, pieces))
-    }
-
-    /// A list whose first piece is charged to an existing reservation.
-    pub(crate) fn list_with(held: Reservation, pieces: impl Pieces + 'static) -> Self {
-        Self::List(List {
-            pieces: Box::new(pieces),
-            responses: held.pool().clone(),
-            held: Some(held),
-            timeout: TIMEOUT,
-            waiting: None,
-        })
-    }
-}
-
 /// Something that is sent piece by piece.
-pub(crate) trait Pieces: Send {
+pub trait Pieces: Send {
     /// The most memory that making the next piece takes, in bytes; `None` when there is none.
     fn next_bytes(&mut self) -> Option<usize>;
     /// Appends the next piece to `out`; an error breaks the answer off.
     fn write(&mut self, out: &mut Vec<u8>) -> io::Result<()>;
 }
 
-/// A body of [`Pieces`], each charged to the pool `responses` before it is made.
-pub(crate) struct List {
+/// A body of [`Pieces`], each charged to the pool of responses before it is made.
+pub struct List {
     pieces: Box<dyn Pieces>,
     responses: Pool,
     held: Option<Reservation>,
@@ -85,6 +44,27 @@ pub(crate) struct List {
 }
 
 impl List {
+    /// A list whose first piece is charged to an existing reservation.
+    pub fn new(held: Reservation, pieces: impl Pieces + 'static) -> Self {
+        Self {
+            pieces: Box::new(pieces),
+            responses: held.pool().clone(),
+            held: Some(held),
+            timeout: TIMEOUT,
+            waiting: None,
+        }
+    }
+
+    /// A list of which the first piece finds room at once.
+    ///
+    /// # Errors
+    /// When there is no memory for its first piece.
+    pub fn reserve(mut pieces: impl Pieces + 'static, responses: &Pool) -> Result<Self, PoolFull> {
+        let first = pieces.next_bytes().unwrap_or(0) as u64;
+        let first = responses.try_reserve(first.min(responses.cap_bytes()))?;
+        Ok(Self::new(first, pieces))
+    }
+
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         let Some(bytes) = self.pieces.next_bytes() else { return Poll::Ready(None) };
         // The largest piece fits the pool with room to spare; if the operator made the pool as
@@ -117,7 +97,7 @@ impl List {
         }
         out.shrink_to_fit();
         held.shrink(held.bytes().saturating_sub(out.capacity() as u64));
-        Poll::Ready(Some(Ok(Bytes::from_owner(PooledBytes { bytes: out, _held: held }))))
+        Poll::Ready(Some(Ok(with_reservation(out, held))))
     }
 
     fn take(&mut self, wanted: u64) -> Option<Reservation> {
@@ -149,19 +129,7 @@ impl List {
     }
 }
 
-/// Bytes with their share of the pool, until hyper has written them.
-struct PooledBytes {
-    bytes: Vec<u8>,
-    _held: Reservation,
-}
-
-impl AsRef<[u8]> for PooledBytes {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-impl hyper::body::Body for Body {
+impl Body for List {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -169,25 +137,7 @@ impl hyper::body::Body for Body {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        match self.get_mut() {
-            Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Self::List(list) => {
-                list.poll(cx).map(|piece| piece.map(|bytes| bytes.map(Frame::data)))
-            }
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        matches!(self, Self::Whole(None))
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Whole(bytes) => {
-                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
-            }
-            Self::List(_) => SizeHint::default(),
-        }
+        self.get_mut().poll(cx).map(|piece| piece.map(|bytes| bytes.map(Frame::data)))
     }
 }
 
@@ -215,7 +165,7 @@ mod tests {
     #[tokio::test]
     async fn a_list_holds_one_piece_at_a_time() {
         let pool = Pool::standalone("responses", 100_000);
-        let mut body = Body::list(Lengths(vec![90_000, 80_000, 10, 20, 30]), &pool).unwrap();
+        let mut body = List::reserve(Lengths(vec![90_000, 80_000, 10, 20, 30]), &pool).unwrap();
         let mut lengths = Vec::new();
         while let Some(frame) = body.frame().await {
             let bytes = frame.unwrap().into_data().unwrap();
@@ -231,8 +181,9 @@ mod tests {
     async fn list_without_memory_waits_and_ends_with_an_error() {
         let pool = Pool::standalone("responses", 100_000);
         let held = pool.try_reserve(50_000).unwrap();
-        assert!(Body::list(Lengths(vec![60_000]), &pool).is_err(), "refused before it begins");
-        let mut body = Body::list(Lengths(vec![60_000, 10]), &pool).unwrap();
+        let refused = List::reserve(Lengths(vec![60_000]), &pool);
+        assert!(refused.is_err(), "refused before it begins");
+        let mut body = List::reserve(Lengths(vec![60_000, 10]), &pool).unwrap();
         assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap().len(), 10);
         let free = async {
             // It is looked for in vain at least once.
@@ -243,10 +194,8 @@ mod tests {
         let piece = frame.unwrap().unwrap().into_data().unwrap();
         assert_eq!(piece.len(), 60_000);
 
-        let mut other = Body::list(Lengths(vec![60_000, 10]), &pool).unwrap();
-        if let Body::List(list) = &mut other {
-            list.timeout = RETRY * 3;
-        }
+        let mut other = List::reserve(Lengths(vec![60_000, 10]), &pool).unwrap();
+        other.timeout = RETRY * 3;
         assert_eq!(other.frame().await.unwrap().unwrap().into_data().unwrap().len(), 10);
         let error = other.frame().await.unwrap().unwrap_err();
         assert!(error.to_string().contains("responses"), "{error}");

@@ -49,7 +49,7 @@ struct Inner {
 
 /// Why a connection was not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum AdmitError {
     /// There are as many connections as the limit allows.
     Limit,
     /// There is no memory for its buffers.
@@ -68,7 +68,7 @@ impl Connections {
     ///
     /// # Errors
     /// When no connection has been idle long enough, or the evicted one does not close in time.
-    pub async fn admit(&self, on_eviction: impl FnOnce()) -> Result<Slot, Refusal> {
+    pub async fn admit(&self, on_eviction: impl FnOnce()) -> Result<Slot, AdmitError> {
         let refusal = match self.take() {
             Ok(slot) => return Ok(slot),
             Err(refusal) => refusal,
@@ -88,13 +88,13 @@ impl Connections {
         timeout(LEAVE_TIME, taking).await.map_err(|_| refusal)
     }
 
-    fn take(&self) -> Result<Slot, Refusal> {
+    fn take(&self) -> Result<Slot, AdmitError> {
         let mut table = self.0.table();
         if table.is_full() {
-            return Err(Refusal::Limit);
+            return Err(AdmitError::Limit);
         }
         let reserved = self.0.buffers.try_reserve(self.0.buffer_bytes);
-        let reservation = reserved.map_err(Refusal::Memory)?;
+        let reservation = reserved.map_err(AdmitError::Memory)?;
         let (id, evicted) = table.open(Instant::now());
         drop(table);
         let entry = Entry { id, shared: self.0.clone() };
@@ -414,7 +414,7 @@ mod tests {
         let busy = connections.admit(|| panic!("there is room")).await.unwrap();
         let request = busy.requests().begin().unwrap();
         let refused = connections.admit(|| panic!("it is too young")).await;
-        assert_eq!(refused.unwrap_err(), Refusal::Limit);
+        assert_eq!(refused.unwrap_err(), AdmitError::Limit);
         tokio::time::sleep(IDLE_MIN).await;
         let mut evictions = 0;
         let requests = idle.requests();
@@ -442,7 +442,7 @@ mod tests {
         let connections = Connections::new(1, Pool::standalone("connections", 10), 5);
         let mut slot = connections.admit(|| {}).await.unwrap();
         tokio::time::sleep(IDLE_MIN).await;
-        assert_eq!(connections.admit(|| {}).await.unwrap_err(), Refusal::Limit);
+        assert_eq!(connections.admit(|| {}).await.unwrap_err(), AdmitError::Limit);
         slot.evicted().await;
         assert_eq!(connections.used(), 1);
         drop(slot);
