@@ -13,12 +13,12 @@ use std::sync::{Arc, Mutex};
 
 use candid::{Decode, Encode, Nat, Principal};
 use common::{MakeSandbox, Node, limits, subnet_config, user};
-use execution::{QueryRequest, QueryService};
+use execution::QueryService;
 use ic_management_canister_types::{
     CanisterInstallMode as Mode, UpgradeFlags, WasmMemoryPersistence,
 };
 use sandbox::{Pool, Sandbox, SandboxConfig};
-use state::{CanisterId, Reject, RequestId};
+use state::{CanisterId, QueryRequest, Reject, RequestId};
 use statesync::StateInstaller;
 
 fn main() -> ExitCode {
@@ -139,7 +139,7 @@ fn query_in(
         arg,
         sender_info: None,
     };
-    queries.query(&request).map(|reply| reply.bytes)
+    queries.query(request).map(|reply| reply.bytes)
 }
 
 fn none() -> Vec<u8> {
