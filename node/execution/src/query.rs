@@ -30,7 +30,7 @@ use sandbox::{
 };
 use state::{
     CanisterId, CanisterState, CanisterStatus, CertifiedReader, CertifiedState, Height, Ingress,
-    Memory, ModuleHash, QueryCounts, QueryRequest, Reject, SharedCanister, Time,
+    Memory, ModuleHash, NotTransformed, QueryCounts, QueryRequest, Reject, SharedCanister, Time,
 };
 
 use self::compiling::{Compilations, Failure};
@@ -57,17 +57,6 @@ pub struct QueryReply {
     pub time: Time,
     /// Instructions it took, those of its calls included.
     pub instructions: u64,
-}
-
-/// Why a response to an outcall was not transformed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotTransformed {
-    /// The canister's: it is the same on every node.
-    Reject(Reject),
-    /// This machine's: another attempt may find it over.
-    Trouble(String),
-    /// The same, and workers ended with it: attempts are dear.
-    Died(String),
 }
 
 /// Answers queries; clones share their workers. Calls block.

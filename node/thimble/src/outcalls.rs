@@ -8,8 +8,8 @@ use budget::{Pool, Reservation};
 use consensus::{OpenOutcall, Outcalls as Agreed};
 use execution::{Executor, QueryService};
 use ic_principal::Principal;
-use outcalls::{AnswerSink, Client, NotTransformed, Service, Transform};
-use state::{CanisterId, Height, OutcallAnswer, Outcalls};
+use outcalls::{AnswerSink, Client, Service, Transform};
+use state::{CanisterId, Height, NotTransformed, OutcallAnswer, Outcalls};
 
 use crate::config::Config;
 
@@ -86,11 +86,7 @@ impl Transform for Queries {
         method_name: &str,
         arg: &[u8],
     ) -> Result<Vec<u8>, NotTransformed> {
-        self.0.transform(asked, method_name, arg).map_err(|error| match error {
-            execution::NotTransformed::Reject(reject) => NotTransformed::Reject(reject),
-            execution::NotTransformed::Trouble(what) => NotTransformed::Trouble(what),
-            execution::NotTransformed::Died(what) => NotTransformed::Died(what),
-        })
+        self.0.transform(asked, method_name, arg)
     }
 }
 
