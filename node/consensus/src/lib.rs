@@ -55,5 +55,5 @@ pub use state_sync::{
 pub use subnet::{
     Arithmetic, Attempt, ChannelName, Channels, Engine, IdentityLayer, KeyError, KeyStore, Layer,
     LayeredRuntime, LimitsDiffer, Operation, Peering, Progress, SenderLayer, StartError, Subnet,
-    SubnetConfig, SubnetStatus, arithmetic,
+    SubnetConfig, SubnetStatus, Transport, arithmetic,
 };

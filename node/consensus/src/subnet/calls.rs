@@ -47,12 +47,13 @@ use state::{Height, IngressId, OutcallAnswer, SignedIngress, Time, Validity};
 
 use super::{
     block::{CallName, NameBounds},
+    deps::Log,
     journal::{Journal, JournaledCall},
     peers::{Meter, PeerScorer, Rate},
     wire::{self, BoundedVec},
 };
 use crate::{
-    BlockLog, FinalisedBlock, IngressPool, LogError, SubmitOutcome, WallClock, block_log::Replay,
+    FinalisedBlock, IngressPool, LogError, SubmitOutcome, WallClock, block_log::Replay,
     pool::Source,
 };
 
@@ -83,7 +84,7 @@ const ANSWER_BURST_BLOCKS: u64 = 16;
 /// Requests for calls of old blocks that wait, of all peers and of one.
 const OLD_WAITING: usize = 64;
 const OLD_WAITING_PER_PEER: usize = 8;
-/// PeerNumbers in the log that are remembered for peers that ask height by height.
+/// Positions in the log that are remembered for peers that ask height by height.
 const OLD_PLACES: usize = 8;
 
 #[derive(Serialize, Deserialize)]
@@ -224,9 +225,6 @@ pub(super) enum JournalError {
 /// The number of a peer whose clients' calls count, which is its part of the pool.
 pub(super) type PeerNumbers = Arc<dyn Fn(&PublicKey) -> Option<usize> + Send + Sync>;
 
-/// The block log, for peers that come late.
-pub(super) type Log = Arc<Mutex<BlockLog>>;
-
 /// Rate limits of each peer.
 struct Meters {
     offered_calls: Meter,
@@ -257,54 +255,44 @@ impl Meters {
     }
 }
 
+/// Dependencies of the tasks that carry calls.
+#[derive(Clone)]
+pub(super) struct Config<S> {
+    pub(super) pool: Arc<IngressPool>,
+    pub(super) envelopes: Arc<dyn Envelopes>,
+    pub(super) clock: Arc<dyn WallClock>,
+    pub(super) journal: Arc<Journal>,
+    pub(super) bounds: NameBounds,
+    pub(super) scorer: PeerScorer,
+    pub(super) sender: S,
+}
+
 /// See the module. Copies share everything.
 #[derive(Clone)]
 pub(super) struct Calls<S> {
-    pool: Arc<IngressPool>,
-    envelopes: Arc<dyn Envelopes>,
-    clock: Arc<dyn WallClock>,
+    config: Config<S>,
     store: Arc<Mutex<Store>>,
-    journal: Arc<Journal>,
-    bounds: NameBounds,
     arrived: Arc<Notify>,
     meters: Arc<Mutex<Meters>>,
-    scorer: PeerScorer,
-    sender: S,
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
-    pub(super) fn new(
-        (pool, envelopes, clock): (Arc<IngressPool>, Arc<dyn Envelopes>, Arc<dyn WallClock>),
-        journal: Arc<Journal>,
-        bounds: NameBounds,
-        scorer: PeerScorer,
-        sender: S,
-    ) -> Self {
-        Self {
-            pool,
-            envelopes,
-            clock,
-            store: Arc::default(),
-            journal,
-            bounds,
-            arrived: Arc::default(),
-            meters: Arc::new(Mutex::new(Meters::new(&bounds))),
-            scorer,
-            sender,
-        }
+    pub(super) fn new(config: Config<S>) -> Self {
+        let meters = Arc::new(Mutex::new(Meters::new(&config.bounds)));
+        Self { config, store: Arc::default(), arrived: Arc::default(), meters }
     }
 
     fn store_calls_max(&self) -> usize {
-        usize::try_from(STORE_BLOCKS.saturating_mul(self.bounds.calls)).unwrap_or(usize::MAX)
+        usize::try_from(STORE_BLOCKS.saturating_mul(self.config.bounds.calls)).unwrap_or(usize::MAX)
     }
 
     fn store_bytes_max(&self) -> u64 {
-        STORE_BLOCKS.saturating_mul(self.bounds.bytes.max(self.bounds.call_bytes))
+        STORE_BLOCKS.saturating_mul(self.config.bounds.bytes.max(self.config.bounds.call_bytes))
     }
 
     /// Largest message of an honest peer.
     fn message_bytes_max(&self) -> usize {
-        let call = usize::try_from(self.bounds.call_bytes).unwrap_or(usize::MAX / 2);
+        let call = usize::try_from(self.config.bounds.call_bytes).unwrap_or(usize::MAX / 2);
         (OFFER_BYTES + OFFER_CALLS_MAX * PER_CALL_BYTES).max(call + 2 * PER_CALL_BYTES)
     }
 
@@ -315,14 +303,14 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
             Duration::from_secs_f64(amount as f64 / per_second as f64)
         };
         loop {
-            let offered = self.pool.unannounced(OFFER_BYTES, OFFER_CALLS_MAX);
+            let offered = self.config.pool.unannounced(OFFER_BYTES, OFFER_CALLS_MAX);
             if offered.is_empty() {
                 work_available.notified().await;
                 continue;
             }
             let bytes: u64 = offered.iter().map(|call| call.envelope.len() as u64).sum();
-            let pause = pause(offered.len() as u64, self.bounds.calls)
-                .max(pause(bytes, self.bounds.bytes.max(self.bounds.call_bytes)))
+            let pause = pause(offered.len() as u64, self.config.bounds.calls)
+                .max(pause(bytes, self.config.bounds.bytes.max(self.config.bounds.call_bytes)))
                 .max(Duration::from_millis(5));
             // A peer that is not reached now asks when a block names the call.
             self.send(Recipients::All, &Message::Announce(BoundedVec(offered)));
@@ -342,7 +330,9 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         let bytes_max = self.message_bytes_max();
         while let Ok((from, message)) = receiver.recv().await {
             let Some(message) = wire::decode(message.as_ref(), bytes_max) else {
-                self.scorer.report_fault(&from, "a message about calls that does not decode");
+                self.config
+                    .scorer
+                    .report_fault(&from, "a message about calls that does not decode");
                 continue;
             };
             let now = clock.current();
@@ -364,7 +354,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     /// Whom the message is on its way to.
     fn send(&mut self, to: Recipients<PublicKey>, message: &Message) -> Vec<PublicKey> {
         match postcard::to_allocvec(message) {
-            Ok(bytes) => self.sender.send(to, bytes, false),
+            Ok(bytes) => self.config.sender.send(to, bytes, false),
             Err(error) => {
                 tracing::error!(%error, "a message about calls cannot be encoded");
                 Vec::new()
@@ -386,12 +376,12 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
                 && offered_bytes.spend(from, bytes, now)
         };
         if !within {
-            self.scorer.report_excess(from, "calls offered", now);
+            self.config.scorer.report_excess(from, "calls offered", now);
             return;
         }
         for signed in calls {
             if let Err(reason) = self.take_announced_call(place, signed) {
-                self.scorer.report_fault(
+                self.config.scorer.report_fault(
                     from,
                     &format!("it offers a call that no client may make: {reason}"),
                 );
@@ -406,22 +396,22 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         if OutcallAnswer::is_in(&signed) {
             return Err("answers to outcalls must not be offered".into());
         }
-        let (id, validity) = self.envelopes.claim(&signed)?;
+        let (id, validity) = self.config.envelopes.claim(&signed)?;
         // Clocks differ, and a call may have been under way for long.
-        if !validity.holds(self.clock.now()) {
+        if !validity.holds(self.config.clock.now()) {
             return Ok(());
         }
         // A full pool is not the peer's fault, and nothing is lost: a block that names the call
         // gets it.
-        let room = self.pool.would_take(Source::Peer(place), &id, signed.accounted_bytes());
+        let room = self.config.pool.would_take(Source::Peer(place), &id, signed.accounted_bytes());
         if room != Ok(SubmitOutcome::New) {
             return Ok(());
         }
-        self.envelopes.verify(&signed)?;
-        if self.pool.submit_from(Source::Peer(place), id, validity, signed).is_ok() {
+        self.config.envelopes.verify(&signed)?;
+        if self.config.pool.submit_from(Source::Peer(place), id, validity, signed).is_ok() {
             self.arrived.notify_waiters();
             // The leader may be waiting for calls to propose.
-            self.pool.notify_listener();
+            self.config.pool.notify_listener();
         }
         Ok(())
     }
@@ -430,7 +420,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         for RequestedIngress { digest, signed } in calls {
             // The rate for calls requested of this peer was granted with the request.
             if !self.meters.lock().given_bytes.spend(from, signed.envelope.len() as u64, now) {
-                self.scorer.report_excess(from, "calls given that were not asked for", now);
+                self.config.scorer.report_excess(from, "calls given that were not asked for", now);
                 return;
             }
             let wanted = {
@@ -439,7 +429,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
             };
             let Some(wanted) = wanted else { continue };
             if signed.digest() != digest {
-                self.scorer.report_fault(from, "it gives other bytes than those it states");
+                self.config.scorer.report_fault(from, "it gives other bytes than those it states");
                 return;
             }
             // Of a final block 2f+1 nodes said so.
@@ -451,7 +441,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     }
 
     fn verdict(&self, signed: &SignedIngress) -> Verdict {
-        self.envelopes.verify(signed)
+        self.config.envelopes.verify(signed)
     }
 
     fn answer_request(
@@ -468,7 +458,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
             asked_names.spend(to, names.len() as u64, now) && answered_bytes.spend(to, 0, now)
         };
         if !within {
-            self.scorer.report_excess(to, "requests for calls", now);
+            self.config.scorer.report_excess(to, "requests for calls", now);
             return;
         }
         let mut found = Vec::new();
@@ -504,7 +494,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
 
     /// A call that waits in the pool, for a block of this node's.
     pub(super) fn waiting(&self, name: &CallName) -> Option<GatheredCall> {
-        let (signed, validity) = self.pool.get(name)?;
+        let (signed, validity) = self.config.pool.get(name)?;
         Some(GatheredCall { signed, verdict: Some(Ok((name.id, validity))) })
     }
 
@@ -512,7 +502,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         let verified =
             |(signed, validity)| GatheredCall { signed, verdict: Some(Ok((name.id, validity))) };
         let stored = || self.store.lock().calls.get(&name.digest).cloned();
-        let kept = || self.journal.get(name).map(verified);
+        let kept = || self.config.journal.get(name).map(verified);
         self.waiting(name).or_else(kept).or_else(stored)
     }
 
@@ -599,7 +589,10 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
                 .map_err(JournalError::Invalid)?;
             kept.push(JournaledCall { name: *name, validity, height, signed });
         }
-        self.journal.append(kept).map_err(|error| JournalError::Unavailable(error.to_string()))
+        self.config
+            .journal
+            .append(kept)
+            .map_err(|error| JournalError::Unavailable(error.to_string()))
     }
 
     /// Whether a block of this time may name the call like this. The bytes are those of the digest.
@@ -633,7 +626,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     /// The block of this height and time that held these is in the block log. May wait for the
     /// disk.
     pub(super) fn drop_logged(&self, names: &[CallName], (height, time): (Height, Time)) {
-        if let Err(error) = self.journal.drop_through(height, time) {
+        if let Err(error) = self.config.journal.drop_through(height, time) {
             tracing::warn!(%error, "the journal of calls voted for cannot be shortened");
         }
         let mut store = self.store.lock();
@@ -786,7 +779,7 @@ mod tests {
     use state::{Ingress, RequestId};
 
     use super::*;
-    use crate::{SystemClock, subnet::key};
+    use crate::{BlockLog, SystemClock, subnet::key};
 
     type Context = deterministic::Context;
     type Out = simulated::Sender<PublicKey, Context>;
@@ -898,14 +891,15 @@ mod tests {
                     .unwrap();
             let log = Arc::new(Mutex::new(BlockLog::open(folder.path(), 1 << 20).unwrap()));
             let (sender, receiver) = ends.remove(0);
-            let journal = Arc::new(journal);
-            let calls = Calls::new(
-                (pool.clone(), Arc::new(Envelope), Arc::new(SystemClock)),
-                journal,
-                BOUNDS,
+            let calls = Calls::new(Config {
+                pool: pool.clone(),
+                envelopes: Arc::new(Envelope),
+                clock: Arc::new(SystemClock),
+                journal: Arc::new(journal),
+                bounds: BOUNDS,
                 scorer,
                 sender,
-            );
+            });
             let members = keys.clone();
             let places: PeerNumbers =
                 Arc::new(move |peer| members.iter().position(|member| member == peer));

@@ -17,6 +17,7 @@
 mod application;
 mod block;
 mod calls;
+mod deps;
 mod engine;
 #[cfg(test)]
 mod formats;
@@ -49,19 +50,14 @@ use std::{
 };
 
 use commonware_consensus::types::FixedEpocher;
-use commonware_cryptography::{Digestible as _, Signer as _, ed25519::PublicKey};
-use commonware_p2p::{Blocker, Provider, Receiver, Sender};
-use commonware_runtime::{Clock, Metrics, Spawner, Storage};
+use commonware_cryptography::{Digestible as _, Signer as _};
 use commonware_utils::sync::Mutex;
-use envelope::Envelopes;
 use futures::{
     SinkExt as _, StreamExt as _,
     channel::{mpsc, oneshot},
     future::BoxFuture,
 };
 use genesis::Summary;
-use limits::ConsensusLimits;
-use rand_core::CryptoRng;
 use state::{Fault, Height, SubnetKey, Time};
 use thiserror::Error;
 use tokio::sync::watch;
@@ -70,17 +66,16 @@ use zeroize::Zeroizing;
 pub(crate) use self::block::CallName;
 use self::{
     block::{Block, Digest},
-    calls::Log,
-    engine::{EngineOwned, Schemes, Setup, Timing},
+    deps::Deps,
+    engine::Schemes,
     journal::Journal,
-    published::{ExecutionProgress, ProgressReaders, ProgressWriters},
+    published::{ExecutionProgress, ProgressReaders},
     resharing::Resharing,
     shares::ExecutionResult,
     state_sync::{Command, FLOOR_DEPTH, Floor, SyncTarget},
-    storage_retry::StorageRetry,
 };
 pub use self::{
-    engine::{ChannelName, Channels, IdentityLayer, Peering, SenderLayer},
+    engine::{ChannelName, Channels, Engine, IdentityLayer, Peering, SenderLayer, Transport},
     greeting::LimitsDiffer,
     key::KeyError,
     published::Progress,
@@ -88,9 +83,8 @@ pub use self::{
     runtime::{Attempt, Layer, LayeredRuntime, Operation},
 };
 use crate::{
-    Certificate, ChunkRequest, Consensus, ConsensusDeps, ConsensusError, CountedQueries, Demand,
-    FetchedChunks, FinalisedBatch, FinalisedBlock, IngressPool, Outcalls, RecordedOutcome,
-    StateServer, Step, SyncProgress, WallClock,
+    Certificate, ChunkRequest, Consensus, ConsensusDeps, ConsensusError, Demand, FetchedChunks,
+    FinalisedBatch, FinalisedBlock, RecordedOutcome, Step, SyncProgress,
     block_log::Replay,
     certifier::{CertifyError, CommitteeSchedule},
     replay::was_recorded,
@@ -107,12 +101,6 @@ const EXECUTED_MAX: usize = 8;
 const CHECKPOINTS_KEPT: usize = 2;
 /// Blocks whose calls may wait on disk between a vote for them and their being in the block log.
 const JOURNAL_BLOCKS: u64 = 8;
-/// How far blocks are kept that only peers want.
-#[derive(Clone, Copy)]
-struct Retention {
-    rounds: u64,
-    block_bytes: u64,
-}
 
 /// Messages of the engine to the driver.
 enum Input {
@@ -132,8 +120,8 @@ enum Input {
 
 /// A finalised block whose receiver says when it is durable.
 struct DeliveredBlock {
-    pub(crate) block: FinalisedBlock,
-    pub(crate) durable: oneshot::Sender<()>,
+    block: FinalisedBlock,
+    durable_tx: oneshot::Sender<()>,
 }
 
 /// Configuration of a member.
@@ -212,14 +200,11 @@ pub enum StartError {
 
 /// See the module.
 pub struct Subnet {
-    clients: Clients,
-    published: Arc<ProgressReaders>,
+    deps: Arc<Deps>,
     execution_tx: watch::Sender<ExecutionProgress>,
-    resharing: Arc<Resharing>,
     input_rx: mpsc::Receiver<Input>,
     executed_tx: mpsc::Sender<ExecutionResult>,
     commands_tx: mpsc::Sender<Command>,
-    states: Option<Arc<dyn StateServer>>,
     /// The floor above the state that was offered last: the block from which consensus continues.
     floor: Option<Floor>,
     floor_path: PathBuf,
@@ -232,15 +217,7 @@ pub struct Subnet {
     unlogged: Option<DeliveredBlock>,
     /// The last two checkpoints.
     checkpoints: VecDeque<Height>,
-    retention: Retention,
     engine: Option<JoinHandle<()>>,
-}
-
-/// Where clients' messages come from, and what they are looked up in.
-struct Clients {
-    pool: Arc<IngressPool>,
-    log: Log,
-    envelopes: Arc<dyn Envelopes>,
 }
 
 /// A handle that reports the subnet's progress.
@@ -266,106 +243,6 @@ impl SubnetStatus {
     /// Who holds the subnet's key, and how far the next committee is.
     pub fn key(&self) -> Arc<Summary> {
         self.1.summary()
-    }
-}
-
-/// A member's engine that has everything but a runtime and a network. See [`Subnet::assemble`].
-pub struct Engine {
-    me: PublicKey,
-    genesis: Block,
-    resharing: Arc<Resharing>,
-    schemes: Schemes,
-    schedule: CommitteeSchedule,
-    agreed: Vec<(String, u64)>,
-    call_bytes: u64,
-    limits: ConsensusLimits,
-    epocher: FixedEpocher,
-    published: Arc<ProgressReaders>,
-    owned: EngineOwned,
-    pool: Arc<IngressPool>,
-    envelopes: Arc<dyn Envelopes>,
-    log: Log,
-    journal: Arc<Journal>,
-    input_tx: mpsc::Sender<Input>,
-    executed_rx: mpsc::Receiver<ExecutionResult>,
-    public_key: nidkg::PublicKey,
-    states: Option<Arc<dyn StateServer>>,
-    commands_rx: mpsc::Receiver<Command>,
-    floor: Option<Floor>,
-    clock: Arc<dyn WallClock>,
-    outcalls: Option<Arc<Outcalls>>,
-    queries: Option<Arc<dyn CountedQueries>>,
-}
-
-impl Engine {
-    /// Runs until the task is aborted, the subnet's [`Subnet`] is dropped, or a part of the engine
-    /// ends.
-    ///
-    /// `storage` begins the names of everything that is stored in the runtime's storage. `peers`
-    /// says whom the network is connected to, `blocker` cuts a peer off, `peering` hears whom
-    /// to connect to.
-    pub async fn run<E, S, R, P, B>(
-        self,
-        context: E,
-        storage: String,
-        channels: Channels<S, R>,
-        (peers, blocker): (P, B),
-        peering: Peering,
-    ) where
-        E: Clock + CryptoRng + Spawner + Storage + Metrics,
-        S: Sender<PublicKey = PublicKey>,
-        R: Receiver<PublicKey = PublicKey>,
-        P: Provider<PublicKey = PublicKey>,
-        B: Blocker<PublicKey = PublicKey>,
-    {
-        // An actor that panics, as it does when the disk fails it for good, ends the task that this
-        // runs in.
-        let context = LayeredRuntime::new(
-            context.child("machine"),
-            StorageRetry::new(context, self.pool.health().clone()),
-        );
-        engine::run(context, self.setup(storage, channels, (peers, blocker), peering)).await;
-    }
-
-    fn setup<S, R, P, B>(
-        self,
-        storage: String,
-        channels: Channels<S, R>,
-        (peers, blocker): (P, B),
-        peering: Peering,
-    ) -> Setup<S, R, P, B> {
-        Setup {
-            storage,
-            me: self.me,
-            genesis: self.genesis,
-            resharing: self.resharing,
-            schemes: self.schemes,
-            schedule: self.schedule,
-            agreed: self.agreed,
-            call_bytes: self.call_bytes,
-            timing: Timing::from_limits(&self.limits),
-            limits: self.limits,
-            epocher: self.epocher,
-            floor: self.floor,
-            published: self.published,
-            owned: self.owned,
-            pool: self.pool,
-            envelopes: self.envelopes,
-            log: self.log,
-            journal: self.journal,
-            channels,
-            peers,
-            blocker,
-            input_tx: self.input_tx,
-            executed_rx: self.executed_rx,
-            peering,
-            public_key: self.public_key,
-            states: self.states,
-            commands_rx: self.commands_rx,
-            clock: self.clock,
-            outcalls: self.outcalls,
-            queries: self.queries,
-        }
     }
 }
 
@@ -425,14 +302,15 @@ impl Subnet {
         let schemes = Schemes::new(key::verifier(&namespace, &public_key)?);
         let voted = config.keys.voted().map_err(StartError::Share)?;
         let silent_until = votes::silent_until(&disk, &config.directory, voted)?;
-        let resharing = Resharing::new(
-            (summary, logged, boundary),
-            config.keys,
-            config.arithmetic,
-            (namespace, me.as_ref().try_into().unwrap_or_default()),
-            epocher.clone(),
+        let resharing_config = resharing::Config {
+            keys: config.keys,
+            arithmetic: config.arithmetic,
+            namespace,
+            node_key: me.as_ref().try_into().unwrap_or_default(),
+            epocher: epocher.clone(),
             silent_until,
-        );
+        };
+        let resharing = Resharing::new(summary, logged, boundary, resharing_config);
         let entered = match resharing.enter() {
             // Everything but the keys was lost, and those are of a later epoch by now: it takes
             // over a state, and then has its share of that epoch.
@@ -464,51 +342,45 @@ impl Subnet {
                 .max(config.call_bytes.saturating_add(state::INGRESS_OVERHEAD_BYTES))
                 .saturating_mul(JOURNAL_BLOCKS),
         )?;
-        let retention = Retention {
-            rounds: limits.retention_rounds,
-            block_bytes: limits.retention_block_bytes,
-        };
-        let log = Arc::new(Mutex::new(log));
-        let (published, owned) = ProgressReaders::new(resume_from, logged);
-        let ProgressWriters { execution_tx, delivery_tx, certification_tx, state_sync_tx } = owned;
+        let (published, execution_tx, progress) = ProgressReaders::new(resume_from, logged);
         let (input_tx, input_rx) = mpsc::channel(INPUT_MAX);
         let (executed_tx, executed_rx) = mpsc::channel(EXECUTED_MAX);
         let (commands_tx, commands_rx) = mpsc::channel(COMMANDS_MAX);
-        let prepared = Engine {
+        let deps = Arc::new(Deps {
             me,
-            genesis,
-            resharing: resharing.clone(),
-            schemes,
-            schedule,
-            agreed: config.agreed,
-            call_bytes: config.call_bytes,
-            limits,
-            epocher,
-            published: published.clone(),
-            owned: EngineOwned { delivery_tx, certification_tx, state_sync_tx },
-            pool: pool.clone(),
-            envelopes: envelopes.clone(),
-            log: log.clone(),
-            journal: Arc::new(journal),
-            input_tx,
-            executed_rx,
             public_key,
-            states: states.clone(),
-            commands_rx,
-            floor,
+            limits,
+            call_bytes: config.call_bytes,
+            epocher,
+            pool,
+            envelopes,
+            log: Arc::new(Mutex::new(log)),
+            journal: Arc::new(journal),
             clock,
+            states,
             outcalls,
             queries,
+            published,
+            resharing,
+            schemes,
+            schedule,
+        });
+        let engine = Engine {
+            deps: deps.clone(),
+            genesis,
+            agreed: config.agreed,
+            floor,
+            progress,
+            input_tx,
+            executed_rx,
+            commands_rx,
         };
         let subnet = Self {
-            clients: Clients { pool, log, envelopes },
-            published,
+            deps,
             execution_tx,
-            resharing,
             input_rx,
             executed_tx,
             commands_tx,
-            states,
             floor: None,
             floor_path,
             replay: Some(replay),
@@ -516,15 +388,14 @@ impl Subnet {
             recorded: None,
             unlogged: None,
             checkpoints: VecDeque::new(),
-            retention,
             engine: None,
         };
-        Ok((subnet, prepared))
+        Ok((subnet, engine))
     }
 
     /// Reports the subnet's progress.
     pub fn status(&self) -> SubnetStatus {
-        SubnetStatus(self.published.clone(), self.resharing.clone())
+        SubnetStatus(self.deps.published.clone(), self.deps.resharing.clone())
     }
 
     fn hand_out(
@@ -536,7 +407,7 @@ impl Subnet {
         if block.height.0 != expected {
             return Err(ConsensusError::OutOfOrder { found: block.height.0, expected });
         }
-        let batch = block.batch(self.clients.envelopes.as_ref())?;
+        let batch = block.batch(self.deps.envelopes.as_ref())?;
         self.height = block.height;
         self.recorded.clone_from(&recorded);
         Ok(Step::Execute(FinalisedBatch { batch, recorded }))
@@ -551,9 +422,9 @@ impl Subnet {
             changed
         });
         if changed {
-            self.published.work_available.notify_waiters();
+            self.deps.published.work_available.notify_waiters();
         }
-        if self.clients.pool.closing() {
+        if self.deps.pool.closing() {
             return Ok(Step::Closing);
         }
         if let Some(replay) = &mut self.replay {
@@ -563,7 +434,7 @@ impl Subnet {
             self.replay = None;
         }
         loop {
-            if self.clients.pool.closing() {
+            if self.deps.pool.closing() {
                 return Ok(Step::Closing);
             }
             let input = match self.unlogged.take() {
@@ -572,18 +443,18 @@ impl Subnet {
             };
             match input {
                 Some(Input::Block(delivered)) => {
-                    if let Err(error) = self.clients.log.lock().append_block(&delivered.block) {
+                    if let Err(error) = self.deps.log.lock().append_block(&delivered.block) {
                         self.unlogged = Some(delivered);
                         return Err(error.into());
                     }
                     // The receiver is gone if the engine ended, which the next call detects.
-                    let _ = delivered.durable.send(());
+                    let _ = delivered.durable_tx.send(());
                     return self.hand_out(&delivered.block, None);
                 }
                 Some(Input::Certified(certificate)) => {
                     // A certificate may come before the blocks it covers: the log is held to what
                     // it has.
-                    let mut log = self.clients.log.lock();
+                    let mut log = self.deps.log.lock();
                     let covered = log.last().unwrap_or_default().min(certificate.height);
                     log.record_certified(covered)?;
                     return Ok(Step::Certified(certificate));
@@ -618,7 +489,7 @@ impl Subnet {
             return Err(ConsensusError::OutOfOrder { found: height.0, expected: self.height.0 });
         }
         if !was_recorded(self.recorded.take(), height, root)? {
-            let mut log = self.clients.log.lock();
+            let mut log = self.deps.log.lock();
             // While older blocks are handed out again nothing may be appended behind newer ones.
             if log.last() == Some(height) {
                 log.append_outcome(height, root, &faults)?;
@@ -626,7 +497,7 @@ impl Subnet {
         }
         self.execution_tx.send_modify(|progress| progress.set_executed(height));
         // When the log is replayed, only the newest height is signed.
-        if self.replay.is_none() || self.published.logged == height {
+        if self.replay.is_none() || self.deps.published.logged == height {
             let sent = self.executed_tx.send(ExecutionResult { height, root }).await;
             sent.map_err(|_| ConsensusError::EngineEnded)?;
         }
@@ -636,10 +507,10 @@ impl Subnet {
 
 impl Subnet {
     async fn fetch_chunks(&mut self, want: ChunkRequest) -> Result<FetchedChunks, ConsensusError> {
-        let (reply, fetched) = oneshot::channel();
-        let sent = self.commands_tx.send(Command::Fetch(want, reply)).await;
+        let (reply_tx, reply_rx) = oneshot::channel();
+        let sent = self.commands_tx.send(Command::Fetch(want, reply_tx)).await;
         sent.map_err(|_| ConsensusError::EngineEnded)?;
-        fetched.await.map_err(|_| ConsensusError::EngineEnded)
+        reply_rx.await.map_err(|_| ConsensusError::EngineEnded)
     }
 
     /// Blocks at and below this height are not needed: this node has two checkpoints above them,
@@ -650,12 +521,12 @@ impl Subnet {
             return None;
         }
         let (oldest, newest) = (self.checkpoints.front()?, self.checkpoints.back()?);
-        let shown = self.states.as_ref().and_then(|states| states.oldest());
+        let shown = self.deps.states.as_ref().and_then(|states| states.oldest());
         // A node begins after a state sync with a finalised block just below it.
         let needed =
             oldest.0.min(shown.map_or(u64::MAX, |shown| shown.0)).saturating_sub(FLOOR_DEPTH);
-        let too_old = newest.0.saturating_sub(self.retention.rounds);
-        let too_many = self.clients.log.lock().height_beyond(self.retention.block_bytes);
+        let too_old = newest.0.saturating_sub(self.deps.limits.retention_rounds);
+        let too_many = self.deps.log.lock().height_beyond(self.deps.limits.retention_block_bytes);
         Some(Height(needed.min(too_old.max(too_many.0))))
     }
 }
@@ -738,7 +609,7 @@ impl Consensus for Subnet {
         }
         if let Some(floor) = self.retention_floor() {
             self.execution_tx.send_modify(|progress| progress.floor = progress.floor.max(floor));
-            self.clients.log.lock().prune(floor)?;
+            self.deps.log.lock().prune(floor)?;
         }
         Ok(())
     }
@@ -753,12 +624,12 @@ impl Consensus for Subnet {
     fn installed(&mut self) -> Result<(), ConsensusError> {
         let Some(floor) = &self.floor else { return Ok(()) };
         let path = &self.floor_path;
-        let disk = self.clients.log.lock().disk().clone();
+        let disk = self.deps.log.lock().disk().clone();
         floor.write(&disk, path).map_err(ConsensusError::Floor)
     }
 
     fn certificates_pending(&self) -> u64 {
-        let progress = self.published.progress();
+        let progress = self.deps.published.progress();
         progress.executed.0.saturating_sub(progress.certified.0)
     }
 }

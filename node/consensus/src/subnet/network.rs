@@ -32,14 +32,13 @@ use commonware_stream::{
 use commonware_utils::{Hostname, NZU32, NZUsize, ordered::Map};
 use futures::channel::mpsc;
 use genesis::{NodeRecord, Summary};
-use limits::ConsensusLimits;
 use rand_core::CryptoRng;
 use state::Height;
 
 use super::{
     Engine, Input, StartError, Subnet, SubnetConfig,
-    block::Block,
-    engine::{Channels, IdentityLayer, SenderLayer, setup},
+    block::{Block, BlockBounds},
+    engine::{Channels, IdentityLayer, SenderLayer, Transport},
     key, namespace,
     peers::BLOCKED,
     runtime::{Layer, LayeredRuntime, MonotonicClock},
@@ -247,8 +246,8 @@ impl Drop for EndNotifier {
 }
 
 /// Largest message of the channels that carry blocks.
-fn block_message_bytes(members: usize, limits: &ConsensusLimits) -> usize {
-    marshal::max_payload_size::<Standard<Block>, Scheme>(members as u32, &setup::bounds(limits))
+fn block_message_bytes(members: usize, bounds: &BlockBounds) -> usize {
+    marshal::max_payload_size::<Standard<Block>, Scheme>(members as u32, bounds)
 }
 
 impl Subnet {
@@ -288,7 +287,7 @@ impl Subnet {
             usize::try_from(config.call_bytes).unwrap_or(usize::MAX / 2) + OVERHEAD_BYTES;
         let namespace = namespace(&config.genesis);
         let (mut subnet, prepared) = Self::assemble(deps, config, resume_from)?;
-        let block_bytes = block_message_bytes(genesis::NODES_MAX, &prepared.limits);
+        let block_bytes = block_message_bytes(genesis::NODES_MAX, &prepared.deps.block_bounds());
         let network = Network {
             key,
             namespace,
@@ -321,7 +320,7 @@ fn run<L: SenderLayer>(network: Network, prepared: Engine, layer: L) {
         let context = LayeredRuntime::new(context, monotonic);
         // Memory is taken for each: twice as many as there are leaves room to grow until the next
         // start.
-        let peers_max = (2 * distinct(&prepared.resharing.summary()).len()).max(PEERS_MIN);
+        let peers_max = (2 * distinct(&prepared.deps.resharing.summary()).len()).max(PEERS_MIN);
         let members = NonZeroUsize::new(peers_max).unwrap_or(NonZeroUsize::MIN);
         let handshake = Cups::<_, ChaCha20Poly1305>::new(
             WallClockHandshake::new(network.key.clone()),
@@ -372,7 +371,8 @@ fn run<L: SenderLayer>(network: Network, prepared: Engine, layer: L) {
         .layered(&layer);
         let network = connections.start();
         let node = context.child("node").spawn(move |context| {
-            prepared.run(context, String::new(), channels, (oracle.clone(), oracle), peering)
+            let transport = Transport { channels, peers: oracle.clone(), blocker: oracle, peering };
+            prepared.run(context, String::new(), transport)
         });
         // An actor that panics, as it does when the disk fails it, ends the node's task; without
         // connections a node would only seem to take part.

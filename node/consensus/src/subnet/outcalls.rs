@@ -144,12 +144,21 @@ struct CollectedShares {
 /// The id of a member among those of the epoch that runs.
 pub(super) type NodeIds = Arc<dyn Fn(&PublicKey) -> Option<Principal> + Send + Sync>;
 
+/// Dependencies of the task.
+pub(super) struct Config<S> {
+    pub(super) outcalls: Arc<Outcalls>,
+    /// Where answers wait that the subnet signed.
+    pub(super) pool: Arc<IngressPool>,
+    pub(super) schedule: CommitteeSchedule,
+    pub(super) me: PublicKey,
+    pub(super) node_ids: NodeIds,
+    pub(super) sender: S,
+    pub(super) scorer: PeerScorer,
+}
+
 /// See the module.
 pub(super) struct Agreement<S> {
-    outcalls: Arc<Outcalls>,
-    schedule: CommitteeSchedule,
-    me: PublicKey,
-    node_ids: NodeIds,
+    config: Config<S>,
     /// Whose shares are collected.
     committee: Option<(Height, Arc<SigningCommittee>)>,
     collected: BTreeMap<OutcallId, CollectedShares>,
@@ -158,33 +167,20 @@ pub(super) struct Agreement<S> {
     queue: SendQueue,
     /// The network took as much as it does at once, and there is more.
     has_more: bool,
-    sender: S,
-    scorer: PeerScorer,
     shares_heard: Meter,
     answers_heard: Meter,
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
-    pub(super) fn new(
-        (outcalls, pool): (Arc<Outcalls>, Arc<IngressPool>),
-        schedule: CommitteeSchedule,
-        (me, node_ids): (PublicKey, NodeIds),
-        sender: S,
-        scorer: PeerScorer,
-    ) -> Self {
-        outcalls.set_pool(pool);
+    pub(super) fn new(config: Config<S>) -> Self {
+        config.outcalls.set_pool(config.pool.clone());
         Self {
-            outcalls,
-            schedule,
-            me,
-            node_ids,
+            config,
             committee: None,
             collected: BTreeMap::new(),
             refused: BTreeSet::new(),
             queue: SendQueue::new(),
             has_more: false,
-            sender,
-            scorer,
             shares_heard: Meter::new(SHARES_RATE),
             answers_heard: Meter::new(ANSWERS_RATE),
         }
@@ -196,7 +192,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         clock: impl Clock,
         mut receiver: impl Receiver<PublicKey = PublicKey>,
     ) {
-        let outcalls = self.outcalls.clone();
+        let outcalls = self.config.outcalls.clone();
         let mut repeat_at = clock.current() + REPEAT;
         loop {
             let send_at = Some(clock.current() + SEND_INTERVAL).filter(|_| self.has_more);
@@ -223,7 +219,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
     /// Signs the answers that this node knows and has not signed, and sends the shares; all shares,
     /// if `again`.
     fn refresh(&mut self, again: bool) {
-        let newest = self.schedule.newest();
+        let newest = self.config.schedule.newest();
         if newest.as_ref().map(|(from, _)| *from) != self.committee.as_ref().map(|(from, _)| *from)
         {
             // A share of one committee is none of another.
@@ -231,10 +227,10 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
             self.refused.clear();
             self.committee = newest;
         }
-        let open = self.outcalls.open_requests();
-        let next = self.outcalls.next_id();
+        let open = self.config.outcalls.open_requests();
+        let next = self.config.outcalls.next_id();
         self.collected.retain(|id, _| open.contains_key(id) || *id >= next);
-        let me = (self.node_ids)(&self.me);
+        let me = (self.config.node_ids)(&self.config.me);
         self.queue.retain(|id| open.contains_key(id));
         for (id, request) in &open {
             let is_new = self.sign(*id);
@@ -264,13 +260,18 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
     fn send_shares(&mut self) -> bool {
         let Some((from, _)) = self.committee else { return true };
         while self.queue.next_share().is_some() {
-            let Some(sender) = check_capacity(&mut self.sender) else { return false };
+            let Some(sender) = check_capacity(&mut self.config.sender) else { return false };
             let mut shares = Vec::new();
             while shares.len() + SHARES_OF_ONE <= SHARES_MAX
                 && let Some(id) = self.queue.next_share()
             {
                 let committee = self.committee.as_ref().map(|(_, signers)| &**signers);
-                shares.extend(own_shares(&self.outcalls, committee, self.collected.get(&id), id));
+                shares.extend(own_shares(
+                    &self.config.outcalls,
+                    committee,
+                    self.collected.get(&id),
+                    id,
+                ));
                 self.queue.mark_share_sent(id);
             }
             if !shares.is_empty() {
@@ -283,7 +284,8 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
     /// Sends the answers that may be sent now. Returns whether all of them were.
     fn send_answers(&mut self) -> bool {
         while let Some(id) = self.queue.next_answer() {
-            let Some(bytes) = self.outcalls.with_stored_answer(id, |answer| answer.payload.len())
+            let Some(bytes) =
+                self.config.outcalls.with_stored_answer(id, |answer| answer.payload.len())
             else {
                 self.queue.forget_answer(id);
                 continue;
@@ -292,8 +294,9 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
             if !self.queue.has_room(needed) {
                 return true;
             }
-            let Some(sender) = check_capacity(&mut self.sender) else { return false };
-            self.outcalls
+            let Some(sender) = check_capacity(&mut self.config.sender) else { return false };
+            self.config
+                .outcalls
                 .with_stored_answer(id, |answer| send(sender, &MessageRef::Answer(answer)));
             self.queue.mark_answer_sent(id, needed);
         }
@@ -303,7 +306,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
     /// Signs the answer this node knows. Whether it did not yet.
     fn sign(&mut self, id: OutcallId) -> bool {
         let Some((_, signers)) = self.committee.clone() else { return false };
-        let (Some(own), Some(digest)) = (&signers.share, self.outcalls.digest(id)) else {
+        let (Some(own), Some(digest)) = (&signers.share, self.config.outcalls.digest(id)) else {
             return false;
         };
         let collected = self.collected.entry(id).or_default();
@@ -318,18 +321,18 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
     }
 
     fn divergence(&self, id: OutcallId) -> Option<OutcallAnswer> {
-        divergence(&self.outcalls, id)
+        divergence(&self.config.outcalls, id)
     }
 
     fn handle_message(&mut self, from: &PublicKey, bytes: &[u8], now: SystemTime) {
         let Some(message) = wire::decode(bytes, MESSAGE_BYTES_MAX) else {
-            self.scorer.report_fault(from, "a message about outcalls that does not decode");
+            self.config.scorer.report_fault(from, "a message about outcalls that does not decode");
             return;
         };
         match message {
             Message::Shares { from: begins, shares } => {
                 if !self.shares_heard.spend(from, shares.0.len() as u64, now) {
-                    self.scorer.report_excess(from, "shares of answers to outcalls", now);
+                    self.config.scorer.report_excess(from, "shares of answers to outcalls", now);
                     return;
                 }
                 if self.committee.as_ref().is_some_and(|(mine, _)| *mine == begins)
@@ -341,12 +344,13 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
             }
             Message::Answer(answer) => {
                 if !self.answers_heard.spend(from, bytes.len() as u64, now) {
-                    self.scorer.report_excess(from, "answers to outcalls", now);
+                    self.config.scorer.report_excess(from, "answers to outcalls", now);
                     return;
                 }
-                let asks = self.outcalls.open_request(answer.id).and_then(|request| request.node);
-                if let Some(asker) = asks.filter(|_| asks == (self.node_ids)(from))
-                    && self.outcalls.add_foreign_answer(answer, asker)
+                let asks =
+                    self.config.outcalls.open_request(answer.id).and_then(|request| request.node);
+                if let Some(asker) = asks.filter(|_| asks == (self.config.node_ids)(from))
+                    && self.config.outcalls.add_foreign_answer(answer, asker)
                 {
                     self.refresh(false);
                 }
@@ -361,8 +365,8 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
     }
 
     fn add_share(&mut self, place: NodeIndex, Share { id, digest, share }: Share) {
-        let is_open = self.outcalls.open_request(id).is_some();
-        let next = self.outcalls.next_id();
+        let is_open = self.config.outcalls.open_request(id).is_some();
+        let next = self.config.outcalls.next_id();
         let is_ahead = id >= next && id.0 - next.0 < AHEAD;
         if (!is_open && !is_ahead) || self.refused.contains(&place) {
             return;
@@ -400,9 +404,9 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         }
         let can_agree = collected.signed.is_some() || collected.can_agree(&signers);
         if let Some((digest, signature)) = collected.signed
-            && self.outcalls.digest(id) == Some(digest)
+            && self.config.outcalls.digest(id) == Some(digest)
         {
-            collected.submitted = self.outcalls.submit_signed(id, &signature);
+            collected.submitted = self.config.outcalls.submit_signed(id, &signature);
         }
         let refused = collected.refused.clone();
         self.refuse_members(&refused, &signers);
@@ -421,7 +425,8 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         }
         match combine_shares(&signers, &message, &collected.divergence) {
             Ok(signature) => {
-                collected.submitted = self.outcalls.submit_divergence(&divergence, &signature);
+                collected.submitted =
+                    self.config.outcalls.submit_divergence(&divergence, &signature);
             }
             Err(false_ones) => {
                 collected.refuse(&false_ones);
@@ -440,7 +445,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
             if let Some(Ok(member)) = key
                 && let Some(member) = member.iter().next()
             {
-                self.scorer.report_fault(member, "a false share of an answer to an outcall");
+                self.config.scorer.report_fault(member, "a false share of an answer to an outcall");
             }
         }
     }

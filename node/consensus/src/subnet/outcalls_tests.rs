@@ -90,17 +90,19 @@ impl Members {
             let quota = Quota::per_second(NZU32!(100_000));
             let ends = members.oracle.control(me.clone()).register(0, quota).await.unwrap();
             let all = keys.clone();
-            let ids: NodeIds =
+            let node_ids: NodeIds =
                 Arc::new(move |member| all.iter().position(|key| key == member).map(node_id));
             let cut = members.cut.clone();
             let scorer = PeerScorer::new(Arc::new(move |peer| cut.lock().push(peer.clone())));
-            let agreement = Agreement::new(
-                (outcalls.clone(), pool.clone()),
-                schedule.clone(),
-                (me.clone(), ids),
-                ends.0,
+            let agreement = Agreement::new(Config {
+                outcalls: outcalls.clone(),
+                pool: pool.clone(),
+                schedule: schedule.clone(),
+                me: me.clone(),
+                node_ids,
+                sender: ends.0,
                 scorer,
-            );
+            });
             let task = members.context.child("member").with_attribute("place", place);
             task.spawn(move |context| agreement.run(context, ends.1));
             members.outcalls.push(outcalls);
@@ -316,19 +318,7 @@ fn false_shares_make_no_answer_and_no_divergence() {
 #[test]
 fn collected_shares_are_bounded() {
     run(|members| async move {
-        let mut agreement = Agreement::new(
-            (members.outcalls[0].clone(), members.pools[0].clone()),
-            members.schedules[0].clone(),
-            (keys()[0].clone(), Arc::new(|_| None)),
-            members
-                .oracle
-                .control(keys()[0].clone())
-                .register(1, Quota::per_second(NZU32!(10)))
-                .await
-                .unwrap()
-                .0,
-            PeerScorer::new(Arc::new(|_| {})),
-        );
+        let mut agreement = idle(&members).await;
         members.open(&[3], None);
         agreement.refresh(false);
         let share = SignatureShare([1; 48]);
@@ -349,13 +339,15 @@ async fn idle(members: &Members) -> Agreement<impl Sender<PublicKey = PublicKey>
     let ends = members.oracle.control(keys()[0].clone()).register(1, quota).await.unwrap();
     let cut = members.cut.clone();
     let all = keys();
-    Agreement::new(
-        (members.outcalls[0].clone(), members.pools[0].clone()),
-        members.schedules[0].clone(),
-        (keys()[0].clone(), Arc::new(move |key| all.iter().position(|it| it == key).map(node_id))),
-        ends.0,
-        PeerScorer::new(Arc::new(move |peer| cut.lock().push(peer.clone()))),
-    )
+    Agreement::new(Config {
+        outcalls: members.outcalls[0].clone(),
+        pool: members.pools[0].clone(),
+        schedule: members.schedules[0].clone(),
+        me: keys()[0].clone(),
+        node_ids: Arc::new(move |key| all.iter().position(|it| it == key).map(node_id)),
+        sender: ends.0,
+        scorer: PeerScorer::new(Arc::new(move |peer| cut.lock().push(peer.clone()))),
+    })
 }
 
 #[test]
@@ -427,13 +419,15 @@ async fn received_messages(
     let (sender, from_others) = first.register(1, quota).await.unwrap();
     let (_, mut receiver) = second.register(1, quota).await.unwrap();
     let limits = Limits::derive(512 << 20).unwrap().consensus;
-    let mut agreement = Agreement::new(
-        (outcalls, Arc::new(IngressPool::new(&limits))),
-        members.schedules[0].clone(),
-        (keys()[0].clone(), Arc::new(|_| Some(node_id(0)))),
+    let mut agreement = Agreement::new(Config {
+        outcalls,
+        pool: Arc::new(IngressPool::new(&limits)),
+        schedule: members.schedules[0].clone(),
+        me: keys()[0].clone(),
+        node_ids: Arc::new(|_| Some(node_id(0))),
         sender,
-        PeerScorer::new(Arc::new(|_| {})),
-    );
+        scorer: PeerScorer::new(Arc::new(|_| {})),
+    });
     agreement.refresh(false);
     let task = members.context.child("first");
     let task = task.spawn(move |context| agreement.run(context, from_others));

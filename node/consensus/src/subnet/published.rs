@@ -94,9 +94,8 @@ pub(super) struct ProgressReaders {
     pub(super) work_available: Arc<Notify>,
 }
 
-/// The owners' side. Each is given to its owner when that is started.
+/// The side of the owners in the engine. Each is given to its owner when that is started.
 pub(super) struct ProgressWriters {
-    pub(super) execution_tx: watch::Sender<ExecutionProgress>,
     pub(super) delivery_tx: watch::Sender<DeliveryProgress>,
     pub(super) certification_tx: watch::Sender<CertificationProgress>,
     pub(super) state_sync_tx: watch::Sender<Option<SyncProgress>>,
@@ -105,7 +104,10 @@ pub(super) struct ProgressWriters {
 impl ProgressReaders {
     /// `logged` is the newest height in the block log, `executed` that of the state execution
     /// resumes from.
-    pub(super) fn new(executed: Height, logged: Height) -> (Arc<Self>, ProgressWriters) {
+    pub(super) fn new(
+        executed: Height,
+        logged: Height,
+    ) -> (Arc<Self>, watch::Sender<ExecutionProgress>, ProgressWriters) {
         let (execution_tx, execution_rx) =
             watch::channel(ExecutionProgress { executed, ..ExecutionProgress::default() });
         let (delivery_tx, delivery_rx) =
@@ -121,10 +123,8 @@ impl ProgressReaders {
             state_sync_rx,
             work_available: Arc::default(),
         };
-        (
-            Arc::new(published),
-            ProgressWriters { execution_tx, delivery_tx, certification_tx, state_sync_tx },
-        )
+        let writers = ProgressWriters { delivery_tx, certification_tx, state_sync_tx };
+        (Arc::new(published), execution_tx, writers)
     }
 
     pub(super) fn progress(&self) -> Progress {

@@ -26,17 +26,14 @@ use tokio::sync::watch;
 
 use super::{
     Input,
+    deps::Deps,
     greeting::{Greeting, LIMITS_MAX},
     lag::LagWatch,
     peers::{Meter, PeerScorer, Rate},
-    published::{CertificationProgress, ProgressReaders},
-    resharing::Resharing,
+    published::CertificationProgress,
     wire::{self, BoundedVec},
 };
-use crate::{
-    Certificate, Certifier,
-    certifier::{CertificateCheck, CommitteeSchedule},
-};
+use crate::{Certificate, Certifier, certifier::CertificateCheck};
 
 /// Time between two checks whether the newest state is certified.
 const REPEAT: Duration = Duration::from_millis(1_000);
@@ -95,49 +92,49 @@ pub(super) struct ExecutionResult {
     pub(super) root: [u8; 32],
 }
 
+/// Dependencies of the task.
+pub(super) struct Config<S> {
+    pub(super) deps: Arc<Deps>,
+    /// Limits that all members must have alike.
+    pub(super) agreed: Vec<(String, u64)>,
+    pub(super) certification_tx: watch::Sender<CertificationProgress>,
+    pub(super) sender: S,
+    pub(super) input_tx: mpsc::Sender<Input>,
+    pub(super) scorer: PeerScorer,
+}
+
 /// See the module.
 pub(super) struct Roots<S> {
-    certifier: Certifier,
-    schedule: CommitteeSchedule,
-    resharing: Arc<Resharing>,
-    greeting: Greeting,
-    published: Arc<ProgressReaders>,
+    deps: Arc<Deps>,
     certification_tx: watch::Sender<CertificationProgress>,
-    lag: LagWatch,
     sender: S,
     input_tx: mpsc::Sender<Input>,
+    scorer: PeerScorer,
+    certifier: Certifier,
+    greeting: Greeting,
+    lag: LagWatch,
     kept: BTreeMap<Height, Certificate>,
     newest: Option<(ExecutionResult, SignatureShare)>,
-    scorer: PeerScorer,
     /// By peers, to this node.
     limits_received: Meter,
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
-    pub(super) fn new(
-        (certifier, schedule): (Certifier, CommitteeSchedule),
-        resharing: Arc<Resharing>,
-        greeting: Greeting,
-        (published, certification_tx): (Arc<ProgressReaders>, watch::Sender<CertificationProgress>),
-        sender: S,
-        input_tx: mpsc::Sender<Input>,
-        scorer: PeerScorer,
-    ) -> Self {
-        let (kept, limits_received) = (BTreeMap::new(), Meter::new(LIMITS_RATE));
+    pub(super) fn new(config: Config<S>) -> Self {
+        let Config { deps, agreed, certification_tx, sender, input_tx, scorer } = config;
+        let heights_max = usize::try_from(deps.limits.certificates_kept).unwrap_or(usize::MAX);
         Self {
-            certifier,
-            schedule,
-            resharing,
-            greeting,
-            published,
-            certification_tx,
+            certifier: Certifier::with_schedule(deps.schedule.clone(), heights_max),
+            greeting: Greeting::new(deps.me.clone(), agreed),
             lag: LagWatch::default(),
+            kept: BTreeMap::new(),
+            newest: None,
+            limits_received: Meter::new(LIMITS_RATE),
+            deps,
+            certification_tx,
             sender,
             input_tx,
-            kept,
-            newest: None,
             scorer,
-            limits_received,
         }
     }
 
@@ -145,13 +142,13 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
     pub(super) async fn run(
         mut self,
         clock: impl Clock,
-        mut executed: mpsc::Receiver<ExecutionResult>,
+        mut executed_rx: mpsc::Receiver<ExecutionResult>,
         mut receiver: impl Receiver<PublicKey = PublicKey>,
     ) {
         let mut repeat_at = clock.current() + REPEAT;
         loop {
             let done = select! {
-                executed = executed.next() => match executed {
+                executed = executed_rx.next() => match executed {
                     Some(executed) => self.sign_result(executed).await,
                     None => return,
                 },
@@ -163,7 +160,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                     repeat_at = clock.current() + REPEAT;
                     self.repeat();
                     self.send_limits();
-                    self.lag.log_if_behind(self.published.progress(), clock.current());
+                    self.lag.log_if_behind(self.deps.published.progress(), clock.current());
                     Ok(())
                 },
             };
@@ -255,7 +252,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                         &Message::Limits { limits, ask: false },
                     );
                 }
-                let members = self.resharing.members();
+                let members = self.deps.resharing.members();
                 self.greeting.add_peer_limits(&from, limits.0, &members).map_err(Input::Differs)?;
             }
         }
@@ -264,7 +261,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
 
     /// A member's place in the committee of a height.
     fn place(&self, member: &PublicKey, height: Height) -> Option<usize> {
-        let signers = self.schedule.at(height)?;
+        let signers = self.deps.schedule.at(height)?;
         signers.members.iter().position(|key| key[..] == member[..])
     }
 
@@ -284,7 +281,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
 
     /// Sends its limits to members that did not send theirs.
     fn send_limits(&mut self) {
-        let missing = self.greeting.missing(self.resharing.members());
+        let missing = self.greeting.missing(self.deps.resharing.members());
         if !missing.is_empty() {
             let limits = BoundedVec(self.greeting.own_limits());
             self.send(Recipients::Some(missing), &Message::Limits { limits, ask: true });

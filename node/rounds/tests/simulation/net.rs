@@ -37,7 +37,7 @@ use zeroize::Zeroizing;
 
 use consensus::{
     Arithmetic, BlockLog, Channels, ConsensusDeps, ConsensusError, IngressPool, KeyStore,
-    LayeredRuntime, StateServer, Subnet, SubnetConfig,
+    LayeredRuntime, StateServer, Subnet, SubnetConfig, Transport,
 };
 use disk::SimulatedDisk;
 use rounds::{Driver, RoundError, Settings};
@@ -591,7 +591,13 @@ impl Net {
             let disk_layer = DiskLayer { clock: Arc::new(context.child("disk")), disk, faults };
             let disk_layer = LayeredRuntime::new(context.child("engine"), disk_layer);
             let engine = disk_layer.spawn(move |context| {
-                engine.run(context, storage, channels, (manager, control), Box::new(|_| ()))
+                let transport = Transport {
+                    channels,
+                    peers: manager,
+                    blocker: control,
+                    peering: Box::new(|_| ()),
+                };
+                engine.run(context, storage, transport)
             });
             let clock = context.child("end");
             let rounds = async move {

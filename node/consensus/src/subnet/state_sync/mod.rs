@@ -56,19 +56,9 @@ use tokio::sync::watch;
 pub(super) use self::floor::{Floor, path as floor_path};
 use self::{fetch::ChunkFetcher, serve::ChunkServer};
 use super::{
-    Input,
-    block::{Block, BlockBounds},
-    calls::Log,
-    engine::Mailbox,
-    peers::PeerScorer,
-    published::{Progress, ProgressReaders},
-    resharing::Resharing,
-    scheme::Scheme,
-    wire,
+    Input, block::Block, deps::Deps, engine::Mailbox, peers::PeerScorer, published::Progress, wire,
 };
-use crate::{
-    CHUNK_NAME_BYTES_MAX, ChunkRequest, FetchedChunks, StateOffer, StateServer, SyncProgress,
-};
+use crate::{CHUNK_NAME_BYTES_MAX, ChunkRequest, FetchedChunks, StateOffer, SyncProgress};
 
 /// A node that is behind asks whether the next block is kept anywhere, after this time without a
 /// block.
@@ -205,19 +195,11 @@ enum Stage {
     Fetching(Box<ChunkFetcher>),
 }
 
-/// Everything the task needs.
+/// Dependencies of the task.
 pub(super) struct Config<S> {
-    pub(super) me: PublicKey,
-    pub(super) resharing: Arc<Resharing>,
-    pub(super) public_key: nidkg::PublicKey,
-    pub(super) verifier: Arc<Scheme>,
-    pub(super) bounds: BlockBounds,
-    pub(super) published: Arc<ProgressReaders>,
+    pub(super) deps: Arc<Deps>,
     pub(super) state_sync_tx: watch::Sender<Option<SyncProgress>>,
     pub(super) marshal: Mailbox,
-    pub(super) log: Log,
-    pub(super) states: Option<Arc<dyn StateServer>>,
-    pub(super) bytes_per_second: u64,
     pub(super) sender: S,
     pub(super) input_tx: mpsc::Sender<Input>,
     pub(super) commands_rx: mpsc::Receiver<Command>,
@@ -246,8 +228,9 @@ pub(super) struct StateSync<S> {
 
 impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
     pub(super) fn new<E: Clock + Spawner>(context: &E, config: Config<S>) -> Self {
-        let serving = config.states.clone().map(|states| {
-            ChunkServer::start(context, states, config.sender.clone(), config.bytes_per_second)
+        let bytes_per_second = config.deps.limits.sync_bytes_per_second;
+        let serving = config.deps.states.clone().map(|states| {
+            ChunkServer::start(context, states, config.sender.clone(), bytes_per_second)
         });
         let mut state_sync = Self {
             peers: Vec::new(),
@@ -267,16 +250,16 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
 
     /// Who the peers are now.
     fn update_peers(&mut self) {
-        let mut peers = self.config.resharing.members();
+        let mut peers = self.config.deps.resharing.members();
         let members = peers.len();
-        let next = self.config.resharing.next_members();
+        let next = self.config.deps.resharing.next_members();
         peers.extend(
             next.into_iter().filter(|next| !peers[..members].contains(next)).collect::<Vec<_>>(),
         );
         if peers != self.peers {
             self.answered.clear();
             self.place =
-                peers.iter().position(|peer| *peer == self.config.me).unwrap_or(peers.len());
+                peers.iter().position(|peer| *peer == self.config.deps.me).unwrap_or(peers.len());
             (self.members, self.peers) = (members, peers);
         }
     }
@@ -369,11 +352,11 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
             return;
         }
         self.answered.insert(place, now);
-        let next = if next > self.config.published.delivery_rx.borrow().height {
+        let next = if next > self.config.deps.published.delivery_rx.borrow().height {
             BlockAvailability::Unknown
         } else {
             let block = self.config.marshal.get_block(EngineHeight::new(next.0)).await;
-            let logged = self.config.log.lock().first();
+            let logged = self.config.deps.log.lock().first();
             let kept = |block: &Block| {
                 block.ingress.is_empty() || logged.is_some_and(|first| first <= next)
             };
@@ -383,7 +366,7 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
                 BlockAvailability::Gone
             }
         };
-        let offered = self.config.states.as_ref().and_then(|states| states.offer());
+        let offered = self.config.deps.states.as_ref().and_then(|states| states.offer());
         let certificate = match offered {
             Some((height, certificate)) if self.find_floor(height).await => {
                 if let Some(serving) =
@@ -439,21 +422,27 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
     }
 
     fn verify<E: CryptoRng>(&self, rng: &mut E, offer: &WireOffer<'_>) -> Option<SyncTarget> {
-        let claim = self.config.states.as_ref()?.read_offer(offer.certificate)?;
+        let claim = self.config.deps.states.as_ref()?.read_offer(offer.certificate)?;
         let signature = Signature(claim.signature);
-        if !nidkg::verify(&self.config.public_key, &state_root_message(&claim.tree), &signature.0) {
+        if !nidkg::verify(
+            &self.config.deps.public_key,
+            &state_root_message(&claim.tree),
+            &signature.0,
+        ) {
             return None;
         }
-        let block =
-            Block::decode_cfg(bytes::Bytes::copy_from_slice(offer.block), &self.config.bounds)
-                .ok()?;
+        let block = Block::decode_cfg(
+            bytes::Bytes::copy_from_slice(offer.block),
+            &self.config.deps.block_bounds(),
+        )
+        .ok()?;
         let height = block.height.get();
         let fits = height <= claim.height.0 + 1 && height + FLOOR_DEPTH > claim.height.0;
         let finalization = floor::decode(offer.finalization)?;
         let holds = fits
             && height > 0
             && finalization.proposal.payload == block.digest()
-            && finalization.verify(rng, &*self.config.verifier, &Sequential);
+            && finalization.verify(rng, &*self.config.deps.schemes.lasting, &Sequential);
         let floor = Floor { state: claim.height, height: Height(height), finalization };
         holds.then_some(SyncTarget {
             offer: StateOffer { height: claim.height, root: claim.root },
@@ -503,7 +492,7 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
 
     /// Notices that this node is behind and gets no blocks.
     fn check_lag(&mut self, now: SystemTime) {
-        let published = &self.config.published;
+        let published = &self.config.deps.published;
         let reached = published.delivery_rx.borrow().height;
         let Progress { finalised, executed, .. } = published.progress();
         let faulty_max = (self.members.saturating_sub(1)) / 3;
