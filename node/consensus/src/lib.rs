@@ -17,13 +17,9 @@
 //! This crate must not know what a message means, how it is executed, or where canister memory is
 //! stored.
 
-#[doc(hidden)]
-pub mod adversary;
 mod block_log;
 mod certifier;
 mod clock;
-#[doc(hidden)]
-pub mod fuzz;
 mod outcalls;
 mod pool;
 mod replay;
@@ -57,3 +53,5 @@ pub use subnet::{
     LayeredRuntime, LimitsDiffer, Operation, Peering, Progress, SenderLayer, StartError, Subnet,
     SubnetConfig, SubnetStatus, Transport, arithmetic,
 };
+#[doc(hidden)]
+pub use subnet::{adversary, fuzz};

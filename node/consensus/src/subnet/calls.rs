@@ -88,7 +88,7 @@ const OLD_WAITING_PER_PEER: usize = 8;
 const OLD_PLACES: usize = 8;
 
 #[derive(Serialize, Deserialize)]
-enum Message {
+pub(super) enum Message {
     /// Calls that clients brought.
     Announce(BoundedVec<SignedIngress, OFFER_CALLS_MAX>),
     /// The calls of these names; in the block of this height, if it is known to be final.
@@ -98,15 +98,10 @@ enum Message {
 }
 
 #[derive(Serialize, Deserialize)]
-struct RequestedIngress {
+pub(super) struct RequestedIngress {
     /// As it was asked for.
     digest: [u8; 32],
     signed: SignedIngress,
-}
-
-/// Whether a message of this channel decodes.
-pub(super) fn decodes(bytes: &[u8]) -> bool {
-    wire::decode::<Message>(bytes, bytes.len()).is_some()
 }
 
 /// One message of each kind.
@@ -118,13 +113,11 @@ pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
     };
     let name = CallName { id: IngressId([6; 32]), digest: [7; 32], bytes: 300 };
     let names = BoundedVec(vec![name]);
-    [
+    wire::samples([
         ("offer", Message::Announce(BoundedVec(vec![signed.clone()]))),
         ("want", Message::Request { height: Some(Height(0x0102_0304)), names }),
         ("give", Message::Response(BoundedVec(vec![RequestedIngress { digest: [7; 32], signed }]))),
-    ]
-    .map(|(name, message)| (name, postcard::to_stdvec(&message).unwrap_or_default()))
-    .into()
+    ])
 }
 
 /// Result of verifying a call: its id and when it is valid, or why no block may contain it.
@@ -353,13 +346,8 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
 
     /// Whom the message is on its way to.
     fn send(&mut self, to: Recipients<PublicKey>, message: &Message) -> Vec<PublicKey> {
-        match postcard::to_allocvec(message) {
-            Ok(bytes) => self.config.sender.send(to, bytes, false),
-            Err(error) => {
-                tracing::error!(%error, "a message about calls cannot be encoded");
-                Vec::new()
-            }
-        }
+        let bytes = wire::encode(message, "a message about calls");
+        bytes.map_or_else(Vec::new, |bytes| self.config.sender.send(to, bytes, false))
     }
 
     fn take_announcement(

@@ -17,6 +17,7 @@ use commonware_cryptography::{
     ed25519::{PrivateKey, PublicKey},
 };
 use commonware_utils::{Participant, ordered::Set};
+use genesis::Summary;
 use nidkg::{Committee, SecretShare};
 use std::num::NonZeroU32;
 use thiserror::Error;
@@ -46,6 +47,11 @@ pub enum KeyError {
     /// Members out of order.
     #[error("members must be sorted by node key, each once: member {0} is not")]
     Order(usize),
+}
+
+/// Precedes everything that members of this subnet, and of no other, sign for the engine.
+pub fn namespace(genesis: &Summary) -> Vec<u8> {
+    [b"thimble-subnet-".as_slice(), genesis.committee().public_key.as_bytes()].concat()
 }
 
 fn decode_error(what: &'static str) -> impl Fn(Error) -> KeyError {

@@ -14,6 +14,7 @@
 //! log, synced, before its execution begins and before it is acknowledged to marshal; so everything
 //! that a certificate covers is in the logs of the 2f+1 nodes that signed it.
 
+pub mod adversary;
 mod application;
 mod block;
 mod calls;
@@ -21,6 +22,7 @@ mod deps;
 mod engine;
 #[cfg(test)]
 mod formats;
+pub mod fuzz;
 mod greeting;
 mod journal;
 mod key;
@@ -268,7 +270,7 @@ impl Subnet {
             deps;
         log.check_complete(resume_from)?;
         let me = key::node_key(&config.node_secret)?.public_key();
-        let namespace = namespace(&config.genesis);
+        let namespace = key::namespace(&config.genesis);
         let public_key = config.genesis.committee().public_key;
         let genesis = Block::genesis(public_key.as_bytes(), config.genesis_time);
         if log.last().is_some_and(|last| last < resume_from) {
@@ -529,58 +531,6 @@ impl Subnet {
         let too_many = self.deps.log.lock().height_beyond(self.deps.limits.retention_block_bytes);
         Some(Height(needed.min(too_old.max(too_many.0))))
     }
-}
-
-/// Items for [`crate::adversary`].
-pub(crate) mod forms {
-    use super::{KeyError, Summary, key, scheme};
-
-    pub(crate) use super::namespace;
-
-    pub(crate) fn vote_scheme(
-        namespace: &[u8],
-        summary: &Summary,
-        share: &nidkg::SecretShare,
-    ) -> Result<scheme::Inner, KeyError> {
-        let keys: Vec<_> =
-            summary.members().iter().map(|member| member.node_key().to_bytes()).collect();
-        let members = key::members(&keys)?;
-        Ok(key::scheme(namespace, &members, summary.committee(), Some(share))?.into_inner())
-    }
-}
-
-/// Items for [`crate::fuzz`].
-pub(crate) mod decoders {
-    use commonware_codec::{Decode as _, Encode as _};
-
-    use super::{block::Block, calls, engine, outcalls, shares, state_sync};
-
-    pub(crate) fn call_message(bytes: &[u8]) -> bool {
-        calls::decodes(bytes)
-    }
-
-    pub(crate) fn block(bytes: &[u8]) -> bool {
-        let bounds = engine::block_bounds(1_000);
-        let block = Block::decode_cfg(bytes::Bytes::copy_from_slice(bytes), &bounds);
-        block.is_ok_and(|block| block.encode() == bytes)
-    }
-
-    pub(crate) fn share_message(bytes: &[u8]) -> bool {
-        shares::decodes(bytes)
-    }
-
-    pub(crate) fn outcall_message(bytes: &[u8]) -> bool {
-        outcalls::decodes(bytes)
-    }
-
-    pub(crate) fn sync_message(bytes: &[u8]) -> bool {
-        state_sync::decodes(bytes)
-    }
-}
-
-/// Messages of this subnet and of no other.
-pub(crate) fn namespace(genesis: &Summary) -> Vec<u8> {
-    [b"thimble-subnet-".as_slice(), genesis.committee().public_key.as_bytes()].concat()
 }
 
 impl Consensus for Subnet {

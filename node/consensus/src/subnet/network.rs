@@ -39,7 +39,7 @@ use super::{
     Engine, Input, StartError, Subnet, SubnetConfig,
     block::{Block, BlockBounds},
     engine::{Channels, IdentityLayer, SenderLayer, Transport},
-    key, namespace,
+    key,
     peers::BLOCKED,
     runtime::{Layer, LayeredRuntime, MonotonicClock},
     scheme::Scheme,
@@ -285,7 +285,7 @@ impl Subnet {
         drop(TcpListener::bind(listen).map_err(|error| StartError::Listen { listen, error })?);
         let call_bytes =
             usize::try_from(config.call_bytes).unwrap_or(usize::MAX / 2) + OVERHEAD_BYTES;
-        let namespace = namespace(&config.genesis);
+        let namespace = key::namespace(&config.genesis);
         let (mut subnet, prepared) = Self::assemble(deps, config, resume_from)?;
         let block_bytes = block_message_bytes(genesis::NODES_MAX, &prepared.deps.block_bounds());
         let network = Network {

@@ -82,7 +82,7 @@ const ANSWERS_RATE: Rate =
 const ANSWER_OVERHEAD_BYTES: u64 = 64;
 
 #[derive(Serialize, Deserialize)]
-enum Message {
+pub(super) enum Message {
     /// Of the committee that begins to sign at `from`.
     Shares { from: Height, shares: BoundedVec<Share, SHARES_MAX> },
     /// The sender's answer to a request that it makes alone.
@@ -97,16 +97,11 @@ enum MessageRef<'a> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Share {
+pub(super) struct Share {
     id: OutcallId,
     /// Of the answer.
     digest: [u8; 32],
     share: SignatureShare,
-}
-
-/// Whether a message of this channel decodes.
-pub(super) fn decodes(bytes: &[u8]) -> bool {
-    wire::decode::<Message>(bytes, bytes.len()).is_some()
 }
 
 /// One message of each kind.
@@ -115,12 +110,10 @@ pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
     let share = Share { id: OutcallId(5), digest: [6; 32], share: SignatureShare([7; 48]) };
     let payload = state::Payload::Reply(vec![8; 20]);
     let answer = OutcallAnswer { id: OutcallId(9), until: state::Time(0x0102_0304), payload };
-    [
+    wire::samples([
         ("shares", Message::Shares { from: Height(0x0102_0304), shares: BoundedVec(vec![share]) }),
         ("answer", Message::Answer(answer)),
-    ]
-    .map(|(name, message)| (name, postcard::to_stdvec(&message).unwrap_or_default()))
-    .into()
+    ])
 }
 
 /// Shares of the members on one request.
@@ -463,9 +456,8 @@ fn send(sender: impl CheckedSender<PublicKey = PublicKey>, message: &MessageRef)
     if sender.recipients().is_empty() {
         return;
     }
-    match postcard::to_allocvec(message) {
-        Ok(bytes) => drop(sender.send(bytes, false)),
-        Err(error) => tracing::error!(%error, "a message about outcalls cannot be encoded"),
+    if let Some(bytes) = wire::encode(message, "a message about outcalls") {
+        sender.send(bytes, false);
     }
 }
 

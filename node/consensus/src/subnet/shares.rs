@@ -46,7 +46,7 @@ const LIMITS_RATE: Rate = Rate { per_second: 4, burst: 32 };
 const CERTIFICATES_KEPT: usize = 16;
 
 #[derive(Serialize, Deserialize)]
-enum Message {
+pub(super) enum Message {
     /// `again` when it was said before: its sender misses the certificate.
     Share {
         height: Height,
@@ -66,23 +66,16 @@ enum Message {
     },
 }
 
-/// Whether a message of this channel decodes.
-pub(super) fn decodes(bytes: &[u8]) -> bool {
-    wire::decode::<Message>(bytes, bytes.len()).is_some()
-}
-
 /// One message of each kind.
 #[cfg(test)]
 pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
     let (height, root) = (Height(0x0102_0304), [7; 32]);
     let limits = BoundedVec(vec![("a limit".to_owned(), 900), ("another".to_owned(), 1)]);
-    [
+    wire::samples([
         ("share", Message::Share { height, root, share: SignatureShare([8; 48]), again: true }),
         ("certificate", Message::Certificate { height, root, signature: Signature([9; 48]) }),
         ("limits", Message::Limits { limits, ask: true }),
-    ]
-    .map(|(name, message)| (name, postcard::to_stdvec(&message).unwrap_or_default()))
-    .into()
+    ])
 }
 
 /// Result of execution.
@@ -173,9 +166,8 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
     }
 
     fn send(&mut self, to: Recipients<PublicKey>, message: &Message) {
-        match postcard::to_allocvec(message) {
-            Ok(bytes) => drop(self.sender.send(to, bytes, true)),
-            Err(error) => tracing::error!(%error, "a share cannot be encoded"),
+        if let Some(bytes) = wire::encode(message, "a share") {
+            self.sender.send(to, bytes, true);
         }
     }
 

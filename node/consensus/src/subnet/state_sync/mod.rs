@@ -110,15 +110,13 @@ enum Message<'a> {
 pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
     let (height, name) = (Height(0x0102_0304), [1, 2, 3].as_slice());
     let offer = WireOffer { certificate: &[4; 5], block: &[6; 7], finalization: &[8; 9] };
-    [
+    wire::samples([
         ("ask", Message::Ask { next: height }),
         ("answer", Message::Answer { next: BlockAvailability::Gone, offer: Some(offer) }),
         ("get", Message::Get { height, name }),
         ("chunk", Message::Chunk { height, name, bytes: &[10; 11] }),
         ("not", Message::NotFound { height, name }),
-    ]
-    .map(|(name, message)| (name, postcard::to_stdvec(&message).unwrap_or_default()))
-    .into()
+    ])
 }
 
 /// Of the block that was asked for.
@@ -144,12 +142,8 @@ struct OwnOffer {
     finalization: Vec<u8>,
 }
 
-/// None where it cannot be encoded, which is a defect: nothing is sent then, because a peer is cut
-/// off for what does not decode.
 fn encode(message: &Message<'_>) -> Option<Vec<u8>> {
-    postcard::to_allocvec(message)
-        .inspect_err(|error| tracing::error!(%error, "a message about states cannot be encoded"))
-        .ok()
+    wire::encode(message, "a message about states")
 }
 
 /// Whether a message of this channel decodes, with the block and the finalization in it.
