@@ -41,7 +41,6 @@ use commonware_p2p::{Receiver, Recipients, Sender};
 use commonware_runtime::{Clock, Spawner};
 use commonware_utils::sync::{Mutex, Notify};
 use envelope::Envelopes;
-use futures::{StreamExt as _, channel::mpsc};
 use serde::{Deserialize, Serialize};
 use state::{Height, IngressId, OutcallAnswer, SignedIngress, Time, Validity};
 
@@ -49,6 +48,7 @@ use super::{
     block::{CallName, NameBounds},
     deps::Log,
     journal::{Journal, JournaledCall},
+    peer_queue::{PeerQueueReceiver, PeerQueueSender, peer_queue},
     peers::{Meter, PeerScorer, Rate},
     wire::{self, BoundedVec},
 };
@@ -317,7 +317,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         mut self,
         clock: impl Clock,
         places: PeerNumbers,
-        mut old: OldCallsSender,
+        mut old_tx: PeerQueueSender<OldCallsRequest>,
         mut receiver: impl Receiver<PublicKey = PublicKey>,
     ) {
         let bytes_max = self.message_bytes_max();
@@ -338,7 +338,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
                 }
                 Message::Response(calls) => self.take_response(&from, calls.0, now),
                 Message::Request { height, names } => {
-                    self.answer_request(&mut old, &from, height, names.0, now)
+                    self.answer_request(&mut old_tx, &from, height, names.0, now)
                 }
             }
         }
@@ -434,7 +434,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
 
     fn answer_request(
         &mut self,
-        old: &mut OldCallsSender,
+        old_tx: &mut PeerQueueSender<OldCallsRequest>,
         to: &PublicKey,
         height: Option<Height>,
         names: Vec<CallName>,
@@ -460,7 +460,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
             }
         }
         if let Some(height) = height.filter(|_| !absent.is_empty()) {
-            old.enqueue(to, height, absent);
+            old_tx.enqueue(to.clone(), OldCallsRequest { height, digests: absent });
         }
         self.send_response(to, found, now);
     }
@@ -624,17 +624,15 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     }
 
     /// Answers requests for calls of blocks that are long in the log. Reads the disk: meant for a
-    /// thread of its own. Ends with the last [`OldCallsSender`].
+    /// thread of its own. Ends with the sender of requests.
     pub(super) async fn serve_old(
         mut self,
         clock: impl Clock,
         log: Log,
-        mut requests: OldCallsReceiver,
+        mut old_rx: PeerQueueReceiver<OldCallsRequest>,
     ) {
         let mut reader = OldBlockReader { log, places: BTreeMap::new() };
-        while let Some(OldCallsRequest { to, height, digests }) = requests.queue.next().await {
-            requests.waiting.lock().entry(to.clone()).and_modify(|waiting| *waiting -= 1);
-            requests.waiting.lock().retain(|_, waiting| *waiting > 0);
+        while let Some((to, OldCallsRequest { height, digests })) = old_rx.next().await {
             let found = reader.calls(&to, height, &digests);
             self.send_response(&to, found, clock.current());
         }
@@ -642,46 +640,9 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
 }
 
 /// A request for calls of an old block.
-struct OldCallsRequest {
-    to: PublicKey,
+pub(super) struct OldCallsRequest {
     height: Height,
     digests: BTreeSet<[u8; 32]>,
-}
-
-type Waiting = Arc<Mutex<BTreeMap<PublicKey, usize>>>;
-
-/// Takes requests for calls of old blocks.
-pub(super) struct OldCallsSender {
-    queue: mpsc::Sender<OldCallsRequest>,
-    waiting: Waiting,
-}
-
-/// The other end.
-pub(super) struct OldCallsReceiver {
-    queue: mpsc::Receiver<OldCallsRequest>,
-    waiting: Waiting,
-}
-
-pub(super) fn old_calls() -> (OldCallsSender, OldCallsReceiver) {
-    let (queue, requests) = mpsc::channel(OLD_WAITING);
-    let waiting = Waiting::default();
-    (
-        OldCallsSender { queue, waiting: waiting.clone() },
-        OldCallsReceiver { queue: requests, waiting },
-    )
-}
-
-impl OldCallsSender {
-    /// Requests that do not fit are dropped: the peer repeats them.
-    fn enqueue(&mut self, to: &PublicKey, height: Height, digests: BTreeSet<[u8; 32]>) {
-        let mut waiting = self.waiting.lock();
-        let count = waiting.get(to).copied().unwrap_or_default();
-        if count < OLD_WAITING_PER_PEER
-            && self.queue.try_send(OldCallsRequest { to: to.clone(), height, digests }).is_ok()
-        {
-            waiting.insert(to.clone(), count + 1);
-        }
-    }
 }
 
 /// Reads old blocks for peers that are behind. Each asks height by height, so the place in the log
@@ -742,14 +703,14 @@ pub(super) fn start<E, S, R>(
     S: Sender<PublicKey = PublicKey>,
     R: Receiver<PublicKey = PublicKey>,
 {
-    let (old, requests) = old_calls();
+    let (old_tx, old_rx) = peer_queue(OLD_WAITING, OLD_WAITING_PER_PEER);
     context.child("calls").dedicated().spawn({
         let calls = calls.clone();
-        move |context| calls.serve(context, places, old, receiver)
+        move |context| calls.serve(context, places, old_tx, receiver)
     });
     context.child("old_calls").dedicated().spawn({
         let (calls, log) = (calls.clone(), log.clone());
-        move |context| calls.serve_old(context, log, requests)
+        move |context| calls.serve_old(context, log, old_rx)
     });
 }
 

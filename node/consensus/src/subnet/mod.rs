@@ -29,6 +29,7 @@ mod key;
 mod lag;
 mod network;
 mod outcalls;
+mod peer_queue;
 mod peers;
 mod published;
 mod queries;
