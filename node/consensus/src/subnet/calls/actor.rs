@@ -46,7 +46,7 @@ pub(in crate::subnet) enum JournalError {
 /// The number of a peer whose clients' calls count, which is its part of the pool.
 pub(in crate::subnet) type PeerNumbers = Arc<dyn Fn(&PublicKey) -> Option<usize> + Send + Sync>;
 
-/// See the module. Copies share everything.
+/// Carries calls between this node and its peers. Copies share everything.
 #[derive(Clone)]
 pub(in crate::subnet) struct Calls<S> {
     config: Config<S>,

@@ -19,11 +19,11 @@ use commonware_runtime::{Clock, Spawner};
 use commonware_utils::sync::Mutex;
 use state::Height;
 
-use super::{
-    super::peer_queue::{PeerQueueReceiver, PeerQueueSender, peer_queue},
-    Message, encode,
+use super::ingress::{Message, encode};
+use crate::{
+    StateServer,
+    subnet::peer_queue::{PeerQueueReceiver, PeerQueueSender, peer_queue},
 };
-use crate::StateServer;
 
 /// Requests of one peer that may wait.
 const ASKED_MAX: usize = 8;

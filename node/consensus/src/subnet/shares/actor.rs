@@ -1,12 +1,4 @@
-//! State roots: every node signs the result of execution, sends its share to the others, and
-//! combines the shares it receives.
-//!
-//! A share is normally sent once. Nodes execute at different speeds, so shares for heights this
-//! node has not reached are kept for a while. A node that misses shares (it was cut off, or all
-//! nodes stopped at once) repeats its own for the newest height until that is certified, and any
-//! node that has the certificate answers with it.
-//!
-//! Certificates need not come for every height: a later one covers what earlier states hold.
+//! The task of state roots.
 
 use std::{
     collections::BTreeMap,
@@ -19,21 +11,24 @@ use commonware_macros::select;
 use commonware_p2p::{Receiver, Recipients, Sender};
 use commonware_runtime::Clock;
 use futures::{SinkExt, StreamExt, channel::mpsc};
-use nidkg::{NodeIndex, Signature, SignatureShare};
-use serde::{Deserialize, Serialize};
+use nidkg::{NodeIndex, SignatureShare};
 use state::Height;
 use tokio::sync::watch;
 
-use super::{
-    Input,
-    deps::Deps,
-    greeting::{Greeting, LIMITS_MAX},
-    lag::LagWatch,
-    peers::{Meter, PeerScorer, Rate},
-    published::CertificationProgress,
-    wire::{self, BoundedVec},
+use super::{Config, ExecutionResult, Message};
+use crate::{
+    Certificate, Certifier,
+    certifier::CertificateCheck,
+    subnet::{
+        Input,
+        deps::Deps,
+        greeting::Greeting,
+        lag::LagWatch,
+        peers::{Meter, PeerScorer, Rate},
+        published::CertificationProgress,
+        wire::{self, BoundedVec},
+    },
 };
-use crate::{Certificate, Certifier, certifier::CertificateCheck};
 
 /// Time between two checks whether the newest state is certified.
 const REPEAT: Duration = Duration::from_millis(1_000);
@@ -45,59 +40,8 @@ const LIMITS_RATE: Rate = Rate { per_second: 4, burst: 32 };
 /// Certificates kept for those who ask.
 const CERTIFICATES_KEPT: usize = 16;
 
-#[derive(Serialize, Deserialize)]
-pub(super) enum Message {
-    /// `again` when it was said before: its sender misses the certificate.
-    Share {
-        height: Height,
-        root: [u8; 32],
-        share: SignatureShare,
-        again: bool,
-    },
-    Certificate {
-        height: Height,
-        root: [u8; 32],
-        signature: Signature,
-    },
-    /// With which limits the sender runs; `ask` when it wants to know the receiver's.
-    Limits {
-        limits: BoundedVec<(String, u64), LIMITS_MAX>,
-        ask: bool,
-    },
-}
-
-/// One message of each kind.
-#[cfg(test)]
-pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
-    let (height, root) = (Height(0x0102_0304), [7; 32]);
-    let limits = BoundedVec(vec![("a limit".to_owned(), 900), ("another".to_owned(), 1)]);
-    wire::samples([
-        ("share", Message::Share { height, root, share: SignatureShare([8; 48]), again: true }),
-        ("certificate", Message::Certificate { height, root, signature: Signature([9; 48]) }),
-        ("limits", Message::Limits { limits, ask: true }),
-    ])
-}
-
-/// Result of execution.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ExecutionResult {
-    pub(super) height: Height,
-    pub(super) root: [u8; 32],
-}
-
-/// Dependencies of the task.
-pub(super) struct Config<S> {
-    pub(super) deps: Arc<Deps>,
-    /// Limits that all members must have alike.
-    pub(super) agreed: Vec<(String, u64)>,
-    pub(super) certification_tx: watch::Sender<CertificationProgress>,
-    pub(super) sender: S,
-    pub(super) input_tx: mpsc::Sender<Input>,
-    pub(super) scorer: PeerScorer,
-}
-
-/// See the module.
-pub(super) struct Roots<S> {
+/// Signs this node's state roots, and collects the shares of others.
+pub(in crate::subnet) struct Roots<S> {
     deps: Arc<Deps>,
     certification_tx: watch::Sender<CertificationProgress>,
     sender: S,
@@ -113,7 +57,7 @@ pub(super) struct Roots<S> {
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
-    pub(super) fn new(config: Config<S>) -> Self {
+    pub(in crate::subnet) fn new(config: Config<S>) -> Self {
         let Config { deps, agreed, certification_tx, sender, input_tx, scorer } = config;
         let heights_max = usize::try_from(deps.limits.certificates_kept).unwrap_or(usize::MAX);
         Self {
@@ -132,7 +76,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
     }
 
     /// Ends when the node does, or with the reason why it must.
-    pub(super) async fn run(
+    pub(in crate::subnet) async fn run(
         mut self,
         clock: impl Clock,
         mut executed_rx: mpsc::Receiver<ExecutionResult>,

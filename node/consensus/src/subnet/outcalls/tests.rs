@@ -5,13 +5,22 @@ use commonware_cryptography::Signer as _;
 use commonware_p2p::simulated::{Link, Network, Oracle};
 use commonware_runtime::{Quota, Runner as _, Spawner as _, Supervisor as _, deterministic};
 use commonware_utils::{NZU32, NZUsize, Probability, sync::Mutex};
+use ic_principal::Principal;
 use limits::Limits;
-use nidkg::{Committee, SecretShare};
+use nidkg::{Committee, SecretShare, SignatureShare};
 use rand::{SeedableRng as _, rngs::StdRng};
 use state::{Payload, Time};
 
 use super::*;
-use crate::{OpenOutcall, TakenCall, subnet::key};
+use crate::{
+    IngressPool, OpenOutcall, TakenCall,
+    certifier::CommitteeSchedule,
+    subnet::{
+        key,
+        outcalls::{NodeIds, send_queue},
+        peers::PeerScorer,
+    },
+};
 
 type Context = deterministic::Context;
 
