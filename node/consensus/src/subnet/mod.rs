@@ -87,10 +87,10 @@ pub use self::{
 };
 use crate::{
     Certificate, ChunkRequest, Consensus, ConsensusDeps, ConsensusError, Demand, FetchedChunks,
-    FinalisedBatch, FinalisedBlock, RecordedOutcome, Step, SyncProgress,
+    FinalisedBlock, Step, SyncProgress,
     block_log::Replay,
     certifier::{CertifyError, CommitteeSchedule},
-    replay::was_recorded,
+    replay::BatchSequence,
 };
 
 /// Blocks and certificates that wait for the driver.
@@ -212,10 +212,7 @@ pub struct Subnet {
     floor: Option<Floor>,
     floor_path: PathBuf,
     replay: Option<Replay>,
-    /// Height of the last batch handed out.
-    height: Height,
-    /// Recorded result of the batch handed out last.
-    recorded: Option<RecordedOutcome>,
+    batches: BatchSequence,
     /// A block that the log did not take.
     unlogged: Option<DeliveredBlock>,
     /// The last two checkpoints.
@@ -378,6 +375,7 @@ impl Subnet {
             executed_rx,
             commands_rx,
         };
+        let batches = BatchSequence::new(deps.envelopes.clone(), resume_from);
         let subnet = Self {
             deps,
             execution_tx,
@@ -387,8 +385,7 @@ impl Subnet {
             floor: None,
             floor_path,
             replay: Some(replay),
-            height: resume_from,
-            recorded: None,
+            batches,
             unlogged: None,
             checkpoints: VecDeque::new(),
             engine: None,
@@ -399,21 +396,6 @@ impl Subnet {
     /// Reports the subnet's progress.
     pub fn status(&self) -> SubnetStatus {
         SubnetStatus(self.deps.published.clone(), self.deps.resharing.clone())
-    }
-
-    fn hand_out(
-        &mut self,
-        block: &FinalisedBlock,
-        recorded: Option<RecordedOutcome>,
-    ) -> Result<Step, ConsensusError> {
-        let expected = self.height.0 + 1;
-        if block.height.0 != expected {
-            return Err(ConsensusError::OutOfOrder { found: block.height.0, expected });
-        }
-        let batch = block.batch(self.deps.envelopes.as_ref())?;
-        self.height = block.height;
-        self.recorded.clone_from(&recorded);
-        Ok(Step::Execute(FinalisedBatch { batch, recorded }))
     }
 }
 
@@ -432,7 +414,7 @@ impl Subnet {
         }
         if let Some(replay) = &mut self.replay {
             if let Some(logged) = replay.next_block()? {
-                return self.hand_out(&logged.block, logged.recorded);
+                return self.batches.hand_out(&logged.block, logged.recorded).map(Step::Execute);
             }
             self.replay = None;
         }
@@ -452,7 +434,7 @@ impl Subnet {
                     }
                     // The receiver is gone if the engine ended, which the next call detects.
                     let _ = delivered.durable_tx.send(());
-                    return self.hand_out(&delivered.block, None);
+                    return self.batches.hand_out(&delivered.block, None).map(Step::Execute);
                 }
                 Some(Input::Certified(certificate)) => {
                     // A certificate may come before the blocks it covers: the log is held to what
@@ -463,11 +445,11 @@ impl Subnet {
                     return Ok(Step::Certified(certificate));
                 }
                 Some(Input::Failed(source)) => {
-                    return Err(ConsensusError::Certify { height: self.height.0, source });
+                    return Err(ConsensusError::Certify { height: self.batches.height.0, source });
                 }
                 Some(Input::Behind(behind)) => {
                     let SyncTarget { offer, floor } = *behind;
-                    if offer.height > self.height {
+                    if offer.height > self.batches.height {
                         self.floor = Some(floor);
                         return Ok(Step::Behind(offer));
                     }
@@ -488,10 +470,7 @@ impl Subnet {
         root: [u8; 32],
         faults: Vec<Fault>,
     ) -> Result<(), ConsensusError> {
-        if height != self.height {
-            return Err(ConsensusError::OutOfOrder { found: height.0, expected: self.height.0 });
-        }
-        if !was_recorded(self.recorded.take(), height, root)? {
+        if !self.batches.was_recorded(height, root)? {
             let mut log = self.deps.log.lock();
             // While older blocks are handed out again nothing may be appended behind newer ones.
             if log.last() == Some(height) {
