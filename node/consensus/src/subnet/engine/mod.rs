@@ -4,22 +4,10 @@
 //! Generic in the runtime and the network, so that the fault tests run exactly this under a
 //! simulated clock, network and disk.
 //!
-//! ```text
-//!  peers: votes, certificates, fetches        backfill, broadcast      calls        roots     sync
-//!            |                                       |                   |            |         |
-//!  [`epochs`] one simplex engine per epoch <-> [`chain`] marshal    [`Calls`]    [`Roots`]  [`StateSync`]
-//!            | proposes, votes (Application)         | final blocks      |            |         |
-//!            |                                       v deliveries (4)    |            |         |
-//!            |<--------- durable (4) --------- [`delivery`] <-- gathers -+            |         |
-//!                                                    |                                |         |
-//!                                                    v input (8 and one per sender)   v         v
-//!                                                  the driver: executes, appends to the block log
-//!                                                    | executed (8) -> Roots    commands (2) -> StateSync
-//! ```
-//!
-//! Every channel is bounded; the number is how many messages it holds. Senders wait on a full
-//! channel, except marshal, which never has more than [`PENDING_MAX`] blocks under way. State that
-//! needs no message is published (see [`super::published`]).
+//! The channels between the tasks are drawn in `docs/internals/consensus-channels.md`. Each is
+//! bounded. Senders wait on a full channel, except marshal, which never has more than
+//! [`PENDING_MAX`] blocks under way. State that needs no message is published (see
+//! [`super::published`]).
 //!
 //! Finalised blocks are handed out in height order, each once its calls are present; the next
 //! blocks wait behind it, at most [`PENDING_MAX`] of them, in storage otherwise. A block is
