@@ -79,7 +79,8 @@ impl SingleNode {
     pub fn new(
         deps: ConsensusDeps,
         certifier: Certifier,
-        (resume_from, time): (Height, Time),
+        resume_from: Height,
+        time: Time,
         random: Box<dyn RandomSource>,
     ) -> Result<Self, ConsensusError> {
         deps.log.check_complete(resume_from)?;
@@ -434,7 +435,7 @@ mod tests {
             queries: None,
         };
         let certifier = Certifier::new(committee, share, 4);
-        let node = SingleNode::new(deps, certifier, (Height(resume), Time(0)), random).unwrap();
+        let node = SingleNode::new(deps, certifier, Height(resume), Time(0), random).unwrap();
         (node, pool)
     }
 

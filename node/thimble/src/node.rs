@@ -771,7 +771,7 @@ fn agreement(
         let random = Box::new(SystemRandom);
         let newest = wiring.log.last().filter(|last| *last > height).unwrap_or(height);
         let order = clock::ordered_after(&config.data_dir, newest)?;
-        let node = SingleNode::new(wiring, certifier, (height, time), random)?;
+        let node = SingleNode::new(wiring, certifier, height, time, random)?;
         return Ok((Box::new(node.set_time_back(order)), None));
     };
     let listen = config.p2p.listen.context(

@@ -196,7 +196,8 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         &self,
         rng: &mut impl CryptoRng,
         block: &Block,
-        (round, parent_view): (Round, View),
+        round: Round,
+        parent_view: View,
         parent: &Block,
     ) -> bool {
         let begins = parent_view == View::zero();
@@ -288,7 +289,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         // Who executes slowly does not help the chain away from itself; so the shares of state
         // roots come from 2f+1 nodes that are close together.
         self.wait_for_execution().await;
-        if !self.is_seed_for(clock, block, (context.round, context.parent.0), parent) {
+        if !self.is_seed_for(clock, block, context.round, context.parent.0, parent) {
             return Err("its seed is not that of its parent's round".into());
         }
         if !block.ingress.is_empty() {
@@ -297,7 +298,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         }
         self.deps
             .resharing
-            .check_payload(clock, (context.round.epoch(), &context.leader), block)
+            .check_payload(clock, context.round.epoch(), &context.leader, block)
             .await?;
         // Too far ahead is not wrong for ever: the vote waits until the clock gets there.
         loop {
@@ -358,7 +359,8 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
         let now = self.deps.clock.now();
         let time = Time(now.0.max(parent.inner().time.0 + 1));
         let ingress = self.deps.pool.offer(
-            (now, time),
+            now,
+            time,
             self.deps.limits.block_ingress_bytes,
             self.deps.limits.block_ingress_messages,
             &taken.calls,

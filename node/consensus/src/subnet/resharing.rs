@@ -333,7 +333,8 @@ impl Resharing {
     pub(super) async fn check_payload<E: Clock + Spawner + CryptoRng>(
         self: &Arc<Self>,
         context: &E,
-        (epoch, leader): (Epoch, &PublicKey),
+        epoch: Epoch,
+        leader: &PublicKey,
         block: &Block,
     ) -> Result<(), String> {
         let Some(payload) = &block.payload else { return Ok(()) };
@@ -607,7 +608,7 @@ mod tests {
                 summary.deal(&engine, NodeIndex(0), &share, &mut StdRng::seed_from_u64(1)).unwrap()
             };
             let verdict = resharing
-                .check_payload(&context, (Epoch::zero(), &members[0]), &block(dealing))
+                .check_payload(&context, Epoch::zero(), &members[0], &block(dealing))
                 .await;
             assert_eq!(verdict, Ok(()));
             assert_eq!(asked.load(SeqCst), FAILING + 1);
@@ -622,7 +623,7 @@ mod tests {
             let block = block(b"nothing of the key".to_vec());
             let next = Epoch::new(1);
             let early =
-                async { resharing.check_payload(&context, (next, &members[0]), &block).await };
+                async { resharing.check_payload(&context, next, &members[0], &block).await };
             select! {
                 verdict = early => panic!("judged by another epoch's committee: {verdict:?}"),
                 () = context.sleep(Duration::from_secs(30)) => {},
@@ -633,7 +634,7 @@ mod tests {
                 summary.close_epoch();
                 inner.summary = Arc::new(summary);
             }
-            let verdict = resharing.check_payload(&context, (next, &members[0]), &block).await;
+            let verdict = resharing.check_payload(&context, next, &members[0], &block).await;
             assert!(verdict.is_err(), "it is judged, and is nothing of the key");
         });
     }

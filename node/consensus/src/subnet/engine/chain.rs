@@ -92,7 +92,8 @@ where
         self,
         context: &E,
         opened: ChainStorage<E>,
-        (backfilled, spread): ((S, R), (S, R)),
+        backfilled: (S, R),
+        spread: (S, R),
         application: Application<T>,
     ) -> (Mailbox, MarshalFloor, ChainTask)
     where

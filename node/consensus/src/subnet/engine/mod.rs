@@ -200,9 +200,9 @@ impl Engine {
         };
         let (deliveries_tx, deliveries_rx) = mpsc::channel(PENDING_MAX);
         let application = Application { deps: deps.clone(), calls: calls.clone(), deliveries_tx };
-        let carriers = (channels.backfill, channels.broadcast);
-        let (marshal, processed, ended) =
-            chain.start(&context, opened, carriers, application.clone()).await;
+        let (marshal, processed, ended) = chain
+            .start(&context, opened, channels.backfill, channels.broadcast, application.clone())
+            .await;
 
         let processed = processed.processed().map_or(0, |processed| processed.height().get());
         let Some((epoch, root)) = resume(processed, floor, &deps, &marshal).await else { return };
