@@ -124,7 +124,7 @@ pub struct PoolStatus {
     pub bytes: u64,
 }
 
-/// See the module. Shared by the gateway (which submits) and the block maker (which takes).
+/// Calls that no block holds yet. Shared by the gateway, which submits, and the block maker.
 pub struct IngressPool {
     bytes_max: u64,
     messages_max: u64,

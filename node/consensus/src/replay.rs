@@ -16,7 +16,7 @@ use crate::{
     FinalisedBlock, RecordedOutcome, Step, block_log::Replay,
 };
 
-/// See the module.
+/// Replays the block log.
 pub struct LogReplay {
     /// Held open so that no other process writes to it meanwhile.
     _log: BlockLog,

@@ -55,7 +55,7 @@ impl RandomSource for SystemRandom {
     }
 }
 
-/// See the module.
+/// A node that makes its blocks alone.
 pub struct SingleNode {
     pool: Arc<IngressPool>,
     log: BlockLog,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use budget::{Pool, Reservation};
-use consensus::{OpenOutcall, Outcalls as Agreed};
+use consensus::{OpenOutcall, OutcallAnswers};
 use execution::{Executor, QueryService};
 use ic_principal::Principal;
 use outcalls::{AnswerSink, Client, Service, Transform};
@@ -19,7 +19,7 @@ pub(crate) struct NodeOutcalls {
     /// Makes requests.
     pub(crate) service: Service,
     /// Brings the members to one answer.
-    pub(crate) agreed: Arc<Agreed>,
+    pub(crate) agreed: Arc<OutcallAnswers>,
 }
 
 /// Refuses outcalls in a budget without memory for them.
@@ -48,7 +48,7 @@ pub(crate) fn open(
     let limits = &config.limits.outcalls;
     let client = Client::new(config.outcalls.allowed()?).map_err(anyhow::Error::msg);
     let client = client.context("the certificates of outcalls.extra_roots")?;
-    let agreed = Arc::new(Agreed::new(room.clone()));
+    let agreed = Arc::new(OutcallAnswers::new(room.clone()));
     let parts: (Arc<dyn Transform>, Arc<dyn AnswerSink>) =
         (Arc::new(Queries(executor.queries())), Arc::new(ToAgreement(agreed.clone())));
     let service = Service::new(client, parts, (limits.clone(), room), me);
@@ -90,7 +90,7 @@ impl Transform for Queries {
     }
 }
 
-struct ToAgreement(Arc<Agreed>);
+struct ToAgreement(Arc<OutcallAnswers>);
 
 impl AnswerSink for ToAgreement {
     fn answer(&self, answer: OutcallAnswer, held: Reservation) {

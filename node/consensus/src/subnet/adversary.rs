@@ -9,7 +9,7 @@ use genesis::Summary;
 use nidkg::SecretShare;
 
 pub use super::key::namespace;
-use super::key::{self, KeyError};
+use super::key::{self, EngineKeyError};
 
 /// Signs votes as the engine does, byte for byte.
 pub type VoteScheme = vrf::Scheme<PublicKey, MinSig>;
@@ -22,7 +22,7 @@ pub fn vote_scheme(
     namespace: &[u8],
     summary: &Summary,
     share: &SecretShare,
-) -> Result<VoteScheme, KeyError> {
+) -> Result<VoteScheme, EngineKeyError> {
     let keys: Vec<_> =
         summary.members().iter().map(|member| member.node_key().to_bytes()).collect();
     let members = key::members(&keys)?;

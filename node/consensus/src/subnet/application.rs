@@ -76,7 +76,7 @@ struct UnexecutedContents {
     reporters: BTreeSet<Principal>,
 }
 
-/// See the module.
+/// Makes and judges blocks for the engine of an epoch, and takes final ones from marshal.
 #[derive(Clone)]
 pub(super) struct Application<S> {
     pub(super) deps: Arc<Deps>,

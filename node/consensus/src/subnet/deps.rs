@@ -16,7 +16,7 @@ use super::{
     resharing::Resharing,
 };
 use crate::{
-    BlockLog, CountedQueries, IngressPool, Outcalls, StateServer, WallClock,
+    BlockLog, CountedQueries, IngressPool, OutcallAnswers, StateServer, WallClock,
     certifier::CommitteeSchedule,
 };
 
@@ -44,7 +44,7 @@ pub(super) struct Deps {
     /// State sync server and client. None disables state sync.
     pub(super) states: Option<Arc<dyn StateServer>>,
     /// None where the subnet makes no outcalls.
-    pub(super) outcalls: Option<Arc<Outcalls>>,
+    pub(super) outcalls: Option<Arc<OutcallAnswers>>,
     /// Queries that this node counted.
     pub(super) queries: Option<Arc<dyn CountedQueries>>,
     pub(super) published: Arc<ProgressReaders>,

@@ -78,10 +78,12 @@ use self::{
     state_sync::{Command, FLOOR_DEPTH, Floor, SyncTarget},
 };
 pub use self::{
-    engine::{ChannelName, Channels, Engine, IdentityLayer, Peering, SenderLayer, Transport},
+    engine::{
+        ChannelName, Channels, ConsensusEngine, IdentityLayer, Peering, SenderLayer, Transport,
+    },
     greeting::LimitsDiffer,
-    key::KeyError,
-    published::Progress,
+    key::EngineKeyError,
+    published::SubnetProgress,
     resharing::{Arithmetic, KeyStore, arithmetic},
     runtime::{Attempt, Layer, LayeredRuntime, Operation},
 };
@@ -158,7 +160,7 @@ pub struct SubnetConfig {
 pub enum StartError {
     /// Keys that do not fit each other.
     #[error(transparent)]
-    Key(#[from] KeyError),
+    Key(#[from] EngineKeyError),
     /// Not an address.
     #[error("`{0}` is no address of a peer: write HOST:PORT")]
     Address(String),
@@ -201,7 +203,7 @@ pub enum StartError {
     Records(#[from] disk::records::RecordError),
 }
 
-/// See the module.
+/// A member of a subnet, as the round loop drives it.
 pub struct Subnet {
     deps: Arc<Deps>,
     execution_tx: watch::Sender<ExecutionProgress>,
@@ -226,7 +228,7 @@ pub struct SubnetStatus(Arc<ProgressReaders>, Arc<Resharing>);
 
 impl SubnetStatus {
     /// Heights that are final, executed and certified here.
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> SubnetProgress {
         self.0.progress()
     }
 
@@ -263,7 +265,7 @@ impl Subnet {
         deps: ConsensusDeps,
         config: SubnetConfig,
         resume_from: Height,
-    ) -> Result<(Self, Engine), StartError> {
+    ) -> Result<(Self, ConsensusEngine), StartError> {
         let ConsensusDeps { pool, mut log, clock, envelopes, limits, states, outcalls, queries } =
             deps;
         log.check_complete(resume_from)?;
@@ -365,7 +367,7 @@ impl Subnet {
             schemes,
             schedule,
         });
-        let engine = Engine {
+        let engine = ConsensusEngine {
             deps: deps.clone(),
             genesis,
             agreed: config.agreed,

@@ -36,7 +36,7 @@ use rand_core::CryptoRng;
 use state::Height;
 
 use super::{
-    Engine, Input, StartError, Subnet, SubnetConfig,
+    ConsensusEngine, Input, StartError, Subnet, SubnetConfig,
     block::{Block, BlockBounds},
     engine::{Channels, IdentityLayer, SenderLayer, Transport},
     key,
@@ -308,7 +308,7 @@ impl Subnet {
 }
 
 /// Runs the engine until it ends. Blocks the calling thread.
-fn run<L: SenderLayer>(network: Network, prepared: Engine, layer: L) {
+fn run<L: SenderLayer>(network: Network, prepared: ConsensusEngine, layer: L) {
     let config = runtime::Config::new()
         .with_worker_threads(2)
         .with_max_blocking_threads(4)

@@ -38,7 +38,7 @@ const FINALIZATIONS_KEPT: usize = 16;
 
 /// How far a node is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct SubnetProgress {
     /// Newest height known to be final.
     pub finalised: Height,
     /// Newest height executed here.
@@ -127,8 +127,8 @@ impl ProgressReaders {
         (Arc::new(published), execution_tx, writers)
     }
 
-    pub(super) fn progress(&self) -> Progress {
-        Progress {
+    pub(super) fn progress(&self) -> SubnetProgress {
+        SubnetProgress {
             executed: self.execution_rx.borrow().executed,
             certified: self.certification_rx.borrow().certified,
             ..self.consensus.inner.lock().progress
@@ -198,7 +198,7 @@ pub(super) struct ConsensusProgress {
 #[derive(Default)]
 struct EngineObservations {
     /// Executed and certified heights are not in it.
-    progress: Progress,
+    progress: SubnetProgress,
     seeds: BTreeMap<Round, Seed>,
     finalizations: BTreeMap<Round, Opening>,
 }

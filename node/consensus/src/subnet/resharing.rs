@@ -84,7 +84,7 @@ pub(super) struct Config {
     pub(super) silent_until: Option<u64>,
 }
 
-/// See the module.
+/// The committee of the epoch that runs, and of the next.
 pub(super) struct Resharing {
     inner: Mutex<Inner>,
     /// Who is asked for every second.

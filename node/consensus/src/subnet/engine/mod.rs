@@ -75,7 +75,7 @@ fn page_cache() -> CacheRef {
 
 /// A member's engine that has everything but a runtime and a network. See
 /// [`super::Subnet::assemble`].
-pub struct Engine {
+pub struct ConsensusEngine {
     pub(super) deps: Arc<Deps>,
     pub(super) genesis: Block,
     /// Limits that all members must have alike.
@@ -91,7 +91,7 @@ pub struct Engine {
     pub(super) commands_rx: futures::channel::mpsc::Receiver<Command>,
 }
 
-impl Engine {
+impl ConsensusEngine {
     /// Runs until the task is aborted, the subnet's [`super::Subnet`] is dropped, or a part of the
     /// engine ends.
     ///

@@ -21,7 +21,7 @@ use super::{
     send_queue::SendQueue,
 };
 use crate::{
-    Outcalls,
+    OutcallAnswers,
     certifier::SigningCommittee,
     subnet::{
         key,
@@ -360,14 +360,14 @@ fn send(sender: impl CheckedSender<PublicKey = PublicKey>, message: &MessageRef)
     }
 }
 
-fn divergence(outcalls: &Outcalls, id: OutcallId) -> Option<OutcallAnswer> {
+fn divergence(outcalls: &OutcallAnswers, id: OutcallId) -> Option<OutcallAnswer> {
     let open = outcalls.open_request(id)?;
     Some(OutcallAnswer::no_consensus(id, open.until))
 }
 
 /// What this node signed of a request.
 fn own_shares(
-    outcalls: &Outcalls,
+    outcalls: &OutcallAnswers,
     committee: Option<&SigningCommittee>,
     collected: Option<&CollectedShares>,
     id: OutcallId,

@@ -61,7 +61,7 @@ struct Members {
     context: Context,
     oracle: Oracle<PublicKey, Context>,
     key: nidkg::PublicKey,
-    outcalls: Vec<Arc<Outcalls>>,
+    outcalls: Vec<Arc<OutcallAnswers>>,
     pools: Vec<Arc<IngressPool>>,
     schedules: Vec<CommitteeSchedule>,
     rooms: Vec<Pool>,
@@ -92,7 +92,7 @@ impl Members {
         };
         for (place, me) in keys.iter().enumerate() {
             let room = Pool::standalone("outcalls", 1 << 20);
-            let outcalls = Arc::new(Outcalls::new(room.clone()));
+            let outcalls = Arc::new(OutcallAnswers::new(room.clone()));
             let limits = Limits::derive(512 << 20).unwrap().consensus;
             let pool = Arc::new(IngressPool::new(&limits));
             let schedule = CommitteeSchedule::new(Height(1), signers(1, place));
@@ -420,7 +420,7 @@ fn message_ref_encodes_like_message() {
 /// messages at once. Returns the messages that the second member receives.
 async fn received_messages(
     members: &Members,
-    outcalls: Arc<Outcalls>,
+    outcalls: Arc<OutcallAnswers>,
     time: Duration,
 ) -> Vec<Message> {
     let quota = Quota::per_second(NZU32!(256)).allow_burst(NZU32!(4));
@@ -455,9 +455,9 @@ async fn received_messages(
 }
 
 /// Outcalls of the first member, which found the same answer to all these requests.
-fn outcalls_with(ids: &[u64], node: Option<Principal>) -> Arc<Outcalls> {
+fn outcalls_with(ids: &[u64], node: Option<Principal>) -> Arc<OutcallAnswers> {
     let room = Pool::standalone("outcalls", 1 << 20);
-    let outcalls = Arc::new(Outcalls::new(room.clone()));
+    let outcalls = Arc::new(OutcallAnswers::new(room.clone()));
     let one = OpenOutcall { until: UNTIL, node, reply_bytes_max: 100 };
     let open = ids.iter().map(|id| (OutcallId(*id), one)).collect();
     outcalls.set_open(OutcallId(ids.len() as u64), open);

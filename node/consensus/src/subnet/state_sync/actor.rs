@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     CHUNK_NAME_BYTES_MAX, FetchedChunks, StateOffer,
-    subnet::{Input, block::Block, published::Progress, wire},
+    subnet::{Input, block::Block, published::SubnetProgress, wire},
 };
 
 /// A node that is behind asks whether the next block is kept anywhere, after this time without a
@@ -356,7 +356,7 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
     fn check_lag(&mut self, now: SystemTime) {
         let published = &self.config.deps.published;
         let reached = published.delivery_rx.borrow().height;
-        let Progress { finalised, executed, .. } = published.progress();
+        let SubnetProgress { finalised, executed, .. } = published.progress();
         let faulty_max = (self.members.saturating_sub(1)) / 3;
         let ahead = finalised.max(published.signed_by(faulty_max + 1));
         if reached != self.reached.0 || ahead <= reached {

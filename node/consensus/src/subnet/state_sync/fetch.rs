@@ -53,7 +53,7 @@ struct Peer {
     chunks: u64,
 }
 
-/// See the module.
+/// A state that is being fetched.
 pub(super) struct ChunkFetcher {
     pub(super) offer: StateOffer,
     want: ChunkRequest,

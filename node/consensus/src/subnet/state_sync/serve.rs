@@ -39,7 +39,7 @@ struct Job {
     name: Vec<u8>,
 }
 
-/// Takes requests. See the module.
+/// Takes peers' requests for chunks, and has them served by a task.
 pub(super) struct ChunkServer {
     jobs_tx: PeerQueueSender<Job>,
     states: Arc<dyn StateServer>,
