@@ -466,37 +466,6 @@ impl Subnet {
         }
     }
 
-    async fn record_execution(
-        &mut self,
-        height: Height,
-        root: [u8; 32],
-        faults: Vec<Fault>,
-    ) -> Result<(), ConsensusError> {
-        if !self.batches.was_recorded(height, root)? {
-            let mut log = self.deps.log.lock();
-            // While older blocks are handed out again nothing may be appended behind newer ones.
-            if log.last() == Some(height) {
-                log.append_outcome(height, root, &faults)?;
-            }
-        }
-        self.execution_tx.send_modify(|progress| progress.set_executed(height));
-        // When the log is replayed, only the newest height is signed.
-        if self.replay.is_none() || self.deps.published.logged == height {
-            let sent = self.executed_tx.send(ExecutionResult { height, root }).await;
-            sent.map_err(|_| ConsensusError::EngineEnded)?;
-        }
-        Ok(())
-    }
-}
-
-impl Subnet {
-    async fn fetch_chunks(&mut self, want: ChunkRequest) -> Result<FetchedChunks, ConsensusError> {
-        let (reply_tx, reply_rx) = oneshot::channel();
-        let sent = self.commands_tx.send(Command::Fetch(want, reply_tx)).await;
-        sent.map_err(|_| ConsensusError::EngineEnded)?;
-        reply_rx.await.map_err(|_| ConsensusError::EngineEnded)
-    }
-
     /// Blocks at and below this height are not needed: this node has two checkpoints above them,
     /// and so has every state that is served to others. Blocks above are kept for peers as far as
     /// the limits allow.
@@ -527,7 +496,20 @@ impl Consensus for Subnet {
         faults: Vec<Fault>,
     ) -> BoxFuture<'_, Result<Vec<Certificate>, ConsensusError>> {
         Box::pin(async move {
-            self.record_execution(height, root, faults).await?;
+            if !self.batches.was_recorded(height, root)? {
+                let mut log = self.deps.log.lock();
+                // While older blocks are handed out again nothing may be appended behind newer
+                // ones.
+                if log.last() == Some(height) {
+                    log.append_outcome(height, root, &faults)?;
+                }
+            }
+            self.execution_tx.send_modify(|progress| progress.set_executed(height));
+            // When the log is replayed, only the newest height is signed.
+            if self.replay.is_none() || self.deps.published.logged == height {
+                let sent = self.executed_tx.send(ExecutionResult { height, root }).await;
+                sent.map_err(|_| ConsensusError::EngineEnded)?;
+            }
             Ok(Vec::new())
         })
     }
@@ -550,7 +532,12 @@ impl Consensus for Subnet {
         &mut self,
         want: ChunkRequest,
     ) -> BoxFuture<'_, Result<FetchedChunks, ConsensusError>> {
-        Box::pin(self.fetch_chunks(want))
+        Box::pin(async move {
+            let (reply_tx, reply_rx) = oneshot::channel();
+            let sent = self.commands_tx.send(Command::Fetch(want, reply_tx)).await;
+            sent.map_err(|_| ConsensusError::EngineEnded)?;
+            reply_rx.await.map_err(|_| ConsensusError::EngineEnded)
+        })
     }
 
     fn installed(&mut self) -> Result<(), ConsensusError> {

@@ -38,24 +38,13 @@ use state::Height;
 use super::{
     ConsensusEngine, Input, StartError, Subnet, SubnetConfig,
     block::{Block, BlockBounds},
-    engine::{Channels, IdentityLayer, SenderLayer, Transport},
+    engine::{ChannelName, Channels, IdentityLayer, SenderLayer, Transport},
     key,
     peers::BLOCKED,
     runtime::{Layer, LayeredRuntime, MonotonicClock},
     scheme::Scheme,
 };
 use crate::ConsensusDeps;
-
-/// Numbers of the network's channels, in the order of [`Channels`].
-const VOTES: u64 = 0;
-const CERTIFICATES: u64 = 1;
-const RESOLVER: u64 = 2;
-const BROADCAST: u64 = 3;
-const BACKFILL: u64 = 4;
-const CALLS: u64 = 5;
-const ROOTS: u64 = 6;
-const SYNC: u64 = 7;
-const OUTCALLS: u64 = 8;
 
 /// Largest message other than a call: names, shares, headers.
 const OVERHEAD_BYTES: usize = 4 << 10;
@@ -356,17 +345,19 @@ fn run<L: SenderLayer>(network: Network, prepared: ConsensusEngine, layer: L) {
             let nonzero = |n| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN);
             Quota::per_second(nonzero(per_second)).allow_burst(nonzero(burst))
         };
+        let mut register =
+            |channel: ChannelName, quota| connections.register(channel as u64, quota);
         let channels = Channels {
-            votes: connections.register(VOTES, small),
-            certificates: connections.register(CERTIFICATES, small),
-            resolver: connections.register(RESOLVER, small),
-            broadcast: connections.register(BROADCAST, large(64, 16)),
-            backfill: connections.register(BACKFILL, large(512, 32)),
-            calls: connections.register(CALLS, large(512, 16)),
-            roots: connections.register(ROOTS, small),
+            votes: register(ChannelName::Votes, small),
+            certificates: register(ChannelName::Certificates, small),
+            resolver: register(ChannelName::Resolver, small),
+            broadcast: register(ChannelName::Broadcast, large(64, 16)),
+            backfill: register(ChannelName::Backfill, large(512, 32)),
+            calls: register(ChannelName::Calls, large(512, 16)),
+            roots: register(ChannelName::Roots, small),
             // Chunks of a quarter of a megabyte, a few of each peer at once.
-            sync: connections.register(SYNC, large(256, 8)),
-            outcalls: connections.register(OUTCALLS, large(256, 4)),
+            sync: register(ChannelName::Sync, large(256, 8)),
+            outcalls: register(ChannelName::Outcalls, large(256, 4)),
         }
         .layered(&layer);
         let network = connections.start();

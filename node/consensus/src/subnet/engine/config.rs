@@ -37,7 +37,7 @@ pub struct Channels<S, R> {
     pub outcalls: (S, R),
 }
 
-/// Names one of [`Channels`].
+/// Names one of [`Channels`]; as a number, its number in the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "see the fields of `Channels`")]
 pub enum ChannelName {
