@@ -531,11 +531,6 @@ impl IngressPool {
         inner.woken = false;
     }
 
-    /// Waits until the pool closes, or `timeout` passed. Whether it is closed.
-    pub fn wait_for_closing(&self, timeout: Duration) -> bool {
-        self.stop.wait(timeout)
-    }
-
     /// Ends one [`Self::wait`] early.
     pub fn wake(&self) {
         self.lock().woken = true;

@@ -149,11 +149,6 @@ impl SingleNode {
         self.clock.next_block_time(self.time)
     }
 
-    /// Batches of an earlier run are still being handed out.
-    pub fn replaying(&self) -> bool {
-        self.replay.is_some()
-    }
-
     fn next_logged(&mut self) -> Result<Option<FinalisedBatch>, ConsensusError> {
         let Some(replay) = &mut self.replay else {
             return Ok(None);
