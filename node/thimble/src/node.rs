@@ -615,8 +615,11 @@ fn open(
     let settings = Settings::new(data.clone(), recovered_at, limits);
     let queries = executor.queries();
     let driver = Driver::new(
-        (consensus, executor),
-        (MachineClock::since(watch.record.started), Volume(data.clone()), observer),
+        consensus,
+        executor,
+        MachineClock::since(watch.record.started),
+        Volume(data.clone()),
+        observer,
         ingress.clone(),
         settings,
     )

@@ -581,8 +581,9 @@ impl Net {
             SlowConsensus { subnet, clock: clock.child("slow"), slow: member.slow.clone() };
         let files = self.real.then(|| Files { disk: disk.clone(), folder: folder.join("replica") });
         let replica = FaultyReplica { inner: replica, faults: faults.clone(), files };
-        let machine = (SimulatedClock(clock), FaultyDiskProbe(faults.clone()), probe);
-        let driver = Driver::new((consensus, replica), machine, pool.clone(), settings);
+        let (clock, disk_probe) = (SimulatedClock(clock), FaultyDiskProbe(faults.clone()));
+        let driver =
+            Driver::new(consensus, replica, clock, disk_probe, probe, pool.clone(), settings);
         let channels = falsify(channels, &member.falsifier);
         let (found, manager) = (self.found.clone(), self.oracle.manager());
         let (disk, faults, is_wanted) =
