@@ -169,7 +169,7 @@ pub struct LoggedBlock {
     pub recorded: Option<RecordedOutcome>,
 }
 
-/// See the module.
+/// Final blocks on disk, in segments, with their recorded outcomes.
 pub struct BlockLog {
     disk: SharedDisk,
     folder: PathBuf,

@@ -195,7 +195,7 @@ pub struct ClockStatus {
     pub block_time_ahead: Duration,
 }
 
-/// See the module.
+/// Block times from the clocks of the machine.
 pub struct BlockClock<C> {
     clocks: C,
     state: Mutex<State>,

@@ -17,13 +17,9 @@
 //! This crate must not know what a message means, how it is executed, or where canister memory is
 //! stored.
 
-#[doc(hidden)]
-pub mod adversary;
 mod block_log;
 mod certifier;
 mod clock;
-#[doc(hidden)]
-pub mod fuzz;
 mod outcalls;
 mod pool;
 mod replay;
@@ -38,7 +34,7 @@ pub use clock::{
     BlockClock, ClockReading, ClockStatus, Clocks, JUMP_BOUND, Jump, MachineClocks, STEADY_FOR,
     SystemClock, WallClock,
 };
-pub use outcalls::{OpenOutcall, Outcalls};
+pub use outcalls::{OpenOutcall, OutcallAnswers};
 pub use pool::{
     HELD_FOR, IngressPool, NextHeld, PoolRefusal, PoolStatus, SubmitOutcome, TakenCall,
 };
@@ -53,7 +49,9 @@ pub use state_sync::{
     StateServer, SyncProgress,
 };
 pub use subnet::{
-    Arithmetic, Attempt, ChannelName, Channels, Engine, IdentityLayer, KeyError, KeyStore, Layer,
-    LayeredRuntime, LimitsDiffer, Operation, Peering, Progress, SenderLayer, StartError, Subnet,
-    SubnetConfig, SubnetStatus, arithmetic,
+    Arithmetic, Attempt, ChannelName, Channels, ConsensusEngine, EngineKeyError, IdentityLayer,
+    KeyStore, Layer, LayeredRuntime, LimitsDiffer, Operation, Peering, SenderLayer, StartError,
+    Subnet, SubnetConfig, SubnetProgress, SubnetStatus, Transport, arithmetic,
 };
+#[doc(hidden)]
+pub use subnet::{adversary, fuzz};

@@ -51,8 +51,8 @@ impl OpenOutcall {
     }
 }
 
-/// See the module. Shared by who makes requests and who agrees.
-pub struct Outcalls {
+/// Open requests and their answers. Shared by the task that makes requests and the one that agrees.
+pub struct OutcallAnswers {
     inner: Mutex<Inner>,
     /// Memory of the answers of others that this node keeps.
     room: Pool,
@@ -145,7 +145,7 @@ struct AskerUsage {
     oldest: BTreeMap<u64, (OutcallId, u64)>,
 }
 
-impl Outcalls {
+impl OutcallAnswers {
     /// No request is open. `room` is the pool of the outcalls.
     pub fn new(room: Pool) -> Self {
         Self {
@@ -380,7 +380,7 @@ mod tests {
         Principal::from_slice(&[number])
     }
 
-    fn stored_ids(outcalls: &Outcalls) -> Vec<u64> {
+    fn stored_ids(outcalls: &OutcallAnswers) -> Vec<u64> {
         let open = outcalls.open_requests();
         let is_kept = |id: &&OutcallId| outcalls.with_stored_answer(**id, |_| ()).is_some();
         open.keys().filter(is_kept).map(|id| id.0).collect()
@@ -389,7 +389,7 @@ mod tests {
     #[test]
     fn single_node_signs_first_answer_to_an_open_request() {
         let room = Pool::standalone("outcalls", 1_000);
-        let outcalls = Outcalls::new(room.clone());
+        let outcalls = OutcallAnswers::new(room.clone());
         let pool = Arc::new(IngressPool::new(&Limits::derive(512 << 20).unwrap().consensus));
         let (committee, share) = single_node_key();
         let key = committee.public_key;
@@ -416,7 +416,7 @@ mod tests {
     #[test]
     fn closed_request_drops_its_signed_answer() {
         let room = Pool::standalone("outcalls", 1_000);
-        let outcalls = Outcalls::new(room.clone());
+        let outcalls = OutcallAnswers::new(room.clone());
         let pool = Arc::new(IngressPool::new(&Limits::derive(512 << 20).unwrap().consensus));
         outcalls.set_pool(pool.clone());
         outcalls.set_open(OutcallId(3), open([1, 2]));
@@ -440,7 +440,7 @@ mod tests {
 
     #[test]
     fn an_answer_over_the_bounds_of_its_request_is_not_signed() {
-        let outcalls = Outcalls::new(Pool::standalone("outcalls", 100_000));
+        let outcalls = OutcallAnswers::new(Pool::standalone("outcalls", 100_000));
         outcalls.set_open(OutcallId(3), open([1, 2]));
         assert!(!outcalls.add_foreign_answer(answer(1, &[1; 81]), asker(1)));
         let mut reject = OutcallAnswer::timed_out();
@@ -456,7 +456,7 @@ mod tests {
     #[test]
     fn foreign_answers_use_at_most_a_quarter_of_the_pool() {
         let room = Pool::standalone("outcalls", 400);
-        let outcalls = Outcalls::new(room.clone());
+        let outcalls = OutcallAnswers::new(room.clone());
         let pool = Arc::new(IngressPool::new(&Limits::derive(512 << 20).unwrap().consensus));
         outcalls.set_pool(pool.clone());
         outcalls.set_open(OutcallId(9), open(1..9));
@@ -485,7 +485,7 @@ mod tests {
 
     #[test]
     fn pool_room_is_shared_fairly_between_askers() {
-        let outcalls = Outcalls::new(Pool::standalone("outcalls", 400));
+        let outcalls = OutcallAnswers::new(Pool::standalone("outcalls", 400));
         outcalls.set_open(OutcallId(20), open(1..20));
         let adopt = |id, bytes, number| {
             assert!(outcalls.add_foreign_answer(answer(id, &vec![1; bytes]), asker(number)));
@@ -509,7 +509,7 @@ mod tests {
     #[test]
     fn own_request_evicts_oldest_foreign_answers() {
         let room = Pool::standalone("outcalls", 400);
-        let outcalls = Outcalls::new(room.clone());
+        let outcalls = OutcallAnswers::new(room.clone());
         outcalls.set_open(OutcallId(9), open(1..9));
         (1..5).for_each(|id| assert!(outcalls.add_foreign_answer(answer(id, &[1; 25]), asker(1))));
         outcalls.answer(answer(5, &[1; 60]), room.try_reserve(60).unwrap());
@@ -532,7 +532,7 @@ mod tests {
         let bytes = none.payload.len();
         for (found, has_room) in [(bytes as usize + 50, true), (10, false)] {
             let room = Pool::standalone("outcalls", found as u64);
-            let outcalls = Outcalls::new(room.clone());
+            let outcalls = OutcallAnswers::new(room.clone());
             let limits = Limits::derive(512 << 20).unwrap().consensus;
             outcalls.set_pool(Arc::new(IngressPool::new(&limits)));
             let reply_bytes_max = 1_000;

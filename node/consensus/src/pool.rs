@@ -124,7 +124,7 @@ pub struct PoolStatus {
     pub bytes: u64,
 }
 
-/// See the module. Shared by the gateway (which submits) and the block maker (which takes).
+/// Calls that no block holds yet. Shared by the gateway, which submits, and the block maker.
 pub struct IngressPool {
     bytes_max: u64,
     messages_max: u64,
@@ -551,11 +551,6 @@ impl IngressPool {
         inner.woken = false;
     }
 
-    /// Waits until the pool closes, or `timeout` passed. Whether it is closed.
-    pub fn wait_for_closing(&self, timeout: Duration) -> bool {
-        self.stop.wait(timeout)
-    }
-
     /// Ends one [`Self::wait`] early.
     pub fn wake(&self) {
         self.lock().woken = true;
@@ -612,7 +607,8 @@ impl IngressPool {
     /// expired by `now` are dropped.
     pub(crate) fn offer(
         &self,
-        (now, time): (Time, Time),
+        now: Time,
+        time: Time,
         bytes_max: u64,
         messages_max: u64,
         skip: &BTreeSet<IngressId>,
@@ -919,7 +915,7 @@ mod tests {
         let pool = pool(9, 100_000);
         (1..=4).for_each(|id| submit_answer(&pool, id, &room));
         submit(&pool, call(1, 0, 9)).unwrap();
-        let offered = pool.offer((Time(0), Time(0)), 100_000, 4, &BTreeSet::new());
+        let offered = pool.offer(Time(0), Time(0), 100_000, 4, &BTreeSet::new());
         assert_eq!(offered.len(), 3);
         assert_eq!(pool.take(Time(0), 100_000, 4).len(), 3);
     }
@@ -943,7 +939,7 @@ mod tests {
         let pool = pool(10, 100_000);
         let early = Validity { from: Time(5), until: Time(9) };
         pool.submit(IngressId([1; 32]), early, call(1, 0, 9).signed).unwrap();
-        let offered = |time| pool.offer((Time(0), Time(time)), 1_000, 10, &BTreeSet::new()).len();
+        let offered = |time| pool.offer(Time(0), Time(time), 1_000, 10, &BTreeSet::new()).len();
         assert_eq!([4, 5, 9, 10].map(offered), [0, 1, 1, 0]);
     }
 
@@ -974,7 +970,7 @@ mod tests {
         assert_eq!(pool.next_held(PATIENCE), NextHeld::Call(first));
         assert!(pool.waiting(&first).is_some());
         assert!(!pool.has_more_than(&BTreeSet::from([second])), "it is no reason for a block");
-        let offered = pool.offer((Time(0), Time(0)), 10_000, 10, &BTreeSet::new());
+        let offered = pool.offer(Time(0), Time(0), 10_000, 10, &BTreeSet::new());
         assert_eq!(offered.iter().map(|name| name.id).collect::<Vec<_>>(), [second]);
         assert_eq!(taken(&pool), [2]);
 

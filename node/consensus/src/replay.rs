@@ -13,18 +13,15 @@ use state::{Fault, Height};
 
 use crate::{
     BlockLog, Certificate, Consensus, ConsensusDeps, ConsensusError, Demand, FinalisedBatch,
-    RecordedOutcome, Step, block_log::Replay,
+    FinalisedBlock, RecordedOutcome, Step, block_log::Replay,
 };
 
-/// See the module.
+/// Replays the block log.
 pub struct LogReplay {
     /// Held open so that no other process writes to it meanwhile.
     _log: BlockLog,
-    envelopes: Arc<dyn Envelopes>,
     replay: Replay,
-    /// Height of the last batch handed out.
-    height: Height,
-    recorded: Option<RecordedOutcome>,
+    batches: BatchSequence,
 }
 
 impl LogReplay {
@@ -36,13 +33,16 @@ impl LogReplay {
         let ConsensusDeps { log, envelopes, .. } = deps;
         log.check_complete(resume_from)?;
         let replay = log.read_from(resume_from)?;
-        Ok(Self { _log: log, envelopes, replay, height: resume_from, recorded: None })
+        Ok(Self { _log: log, replay, batches: BatchSequence::new(envelopes, resume_from) })
     }
 }
 
 impl Consensus for LogReplay {
     fn next(&mut self, _: Demand) -> BoxFuture<'_, Result<Step, ConsensusError>> {
-        Box::pin(async move { self.hand_out() })
+        Box::pin(async move {
+            let Some(logged) = self.replay.next_block()? else { return Ok(Step::Closing) };
+            self.batches.hand_out(&logged.block, logged.recorded).map(Step::Execute)
+        })
     }
 
     fn executed(
@@ -51,7 +51,7 @@ impl Consensus for LogReplay {
         root: [u8; 32],
         _: Vec<Fault>,
     ) -> BoxFuture<'_, Result<Vec<Certificate>, ConsensusError>> {
-        Box::pin(async move { self.compare(height, root) })
+        Box::pin(async move { self.batches.was_recorded(height, root).map(|_| Vec::new()) })
     }
 
     /// The log stays as it is: the next start prunes it.
@@ -64,46 +64,54 @@ impl Consensus for LogReplay {
     }
 }
 
-impl LogReplay {
-    fn hand_out(&mut self) -> Result<Step, ConsensusError> {
-        let Some(logged) = self.replay.next_block()? else {
-            return Ok(Step::Closing);
-        };
-        let expected = self.height.0 + 1;
-        if logged.block.height.0 != expected {
-            return Err(ConsensusError::OutOfOrder { found: logged.block.height.0, expected });
-        }
-        let batch = logged.block.batch(self.envelopes.as_ref())?;
-        self.height = logged.block.height;
-        self.recorded.clone_from(&logged.recorded);
-        Ok(Step::Execute(FinalisedBatch { batch, recorded: logged.recorded }))
+/// Batches in order of height, with the results that were recorded of them.
+pub(crate) struct BatchSequence {
+    envelopes: Arc<dyn Envelopes>,
+    /// Height of the last batch handed out.
+    pub(crate) height: Height,
+    /// Its recorded result.
+    recorded: Option<RecordedOutcome>,
+}
+
+impl BatchSequence {
+    /// The batches above `height`.
+    pub(crate) fn new(envelopes: Arc<dyn Envelopes>, height: Height) -> Self {
+        Self { envelopes, height, recorded: None }
     }
 
-    fn compare(
+    /// The batch of the next block.
+    pub(crate) fn hand_out(
+        &mut self,
+        block: &FinalisedBlock,
+        recorded: Option<RecordedOutcome>,
+    ) -> Result<FinalisedBatch, ConsensusError> {
+        let expected = self.height.0 + 1;
+        if block.height.0 != expected {
+            return Err(ConsensusError::OutOfOrder { found: block.height.0, expected });
+        }
+        let batch = block.batch(self.envelopes.as_ref())?;
+        self.height = block.height;
+        self.recorded.clone_from(&recorded);
+        Ok(FinalisedBatch { batch, recorded })
+    }
+
+    /// Whether the outcome of the last batch was recorded before. Errors: it was, with another
+    /// root, or the batch of this height is not the last.
+    pub(crate) fn was_recorded(
         &mut self,
         height: Height,
         root: [u8; 32],
-    ) -> Result<Vec<Certificate>, ConsensusError> {
+    ) -> Result<bool, ConsensusError> {
         if height != self.height {
             return Err(ConsensusError::OutOfOrder { found: height.0, expected: self.height.0 });
         }
-        was_recorded(self.recorded.take(), height, root)?;
-        Ok(Vec::new())
-    }
-}
-
-/// Whether the outcome of a batch was recorded before. Errors: it was, with another root.
-pub(crate) fn was_recorded(
-    recorded: Option<RecordedOutcome>,
-    height: Height,
-    root: [u8; 32],
-) -> Result<bool, ConsensusError> {
-    match recorded {
-        Some(recorded) if recorded.root != root => Err(ConsensusError::Diverged {
-            height: height.0,
-            found: hex::encode(root),
-            recorded: hex::encode(recorded.root),
-        }),
-        recorded => Ok(recorded.is_some()),
+        match self.recorded.take() {
+            Some(recorded) if recorded.root != root => Err(ConsensusError::Diverged {
+                height: height.0,
+                found: hex::encode(root),
+                recorded: hex::encode(recorded.root),
+            }),
+            recorded => Ok(recorded.is_some()),
+        }
     }
 }

@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use crate::{
     BlockLog, Certificate, CertifyError, ChunkRequest, FetchedChunks, IngressPool, LimitsDiffer,
-    LogError, Outcalls, StateOffer, StateServer, WallClock,
+    LogError, OutcallAnswers, StateOffer, StateServer, WallClock,
 };
 
 /// Recorded result of an earlier execution of the batch.
@@ -85,7 +85,7 @@ pub struct ConsensusDeps {
     /// State sync server and client. `None` disables state sync.
     pub states: Option<Arc<dyn StateServer>>,
     /// Where answers to outcalls come from. None: this node makes no requests, and the subnet none.
-    pub outcalls: Option<Arc<Outcalls>>,
+    pub outcalls: Option<Arc<OutcallAnswers>>,
     /// Queries that this node counted. None: it reports none.
     pub queries: Option<Arc<dyn CountedQueries>>,
 }

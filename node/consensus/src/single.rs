@@ -16,7 +16,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use envelope::Envelopes;
 use futures::future::BoxFuture;
 use lifecycle::Cause;
 use limits::ConsensusLimits;
@@ -27,7 +26,7 @@ use state::{Fault, Height, Time};
 use crate::{
     BlockLog, Certificate, Certifier, Consensus, ConsensusDeps, ConsensusError, CountedQueries,
     Demand, FinalisedBatch, FinalisedBlock, IngressPool, RecordedOutcome, Step, WallClock,
-    block_log::Replay, replay::was_recorded,
+    block_log::Replay, replay::BatchSequence,
 };
 
 const RANDOMNESS_DOMAIN: &[u8] = b"\x11thimble-randomness";
@@ -56,22 +55,18 @@ impl RandomSource for SystemRandom {
     }
 }
 
-/// See the module.
+/// A node that makes its blocks alone.
 pub struct SingleNode {
     pool: Arc<IngressPool>,
     log: BlockLog,
     certifier: Certifier,
     clock: Arc<dyn WallClock>,
     random: Box<dyn RandomSource>,
-    envelopes: Arc<dyn Envelopes>,
     limits: ConsensusLimits,
     queries: Option<Arc<dyn CountedQueries>>,
     replay: Option<Replay>,
-    /// Height of the last batch handed out.
-    height: Height,
+    batches: BatchSequence,
     time: Time,
-    /// Recorded result of the batch handed out last.
-    recorded: Option<RecordedOutcome>,
     /// Hash of the subnet's newest signature; zeros before there is one.
     signature_hash: [u8; 32],
     /// The block after this height is set back: see [`Self::set_time_back`].
@@ -84,7 +79,8 @@ impl SingleNode {
     pub fn new(
         deps: ConsensusDeps,
         certifier: Certifier,
-        (resume_from, time): (Height, Time),
+        resume_from: Height,
+        time: Time,
         random: Box<dyn RandomSource>,
     ) -> Result<Self, ConsensusError> {
         deps.log.check_complete(resume_from)?;
@@ -101,13 +97,11 @@ impl SingleNode {
             certifier,
             clock,
             random,
-            envelopes,
             limits,
             queries,
             replay: Some(replay),
-            height: resume_from,
+            batches: BatchSequence::new(envelopes, resume_from),
             time,
-            recorded: None,
             signature_hash: [0; 32],
             set_back_after: None,
         })
@@ -139,13 +133,13 @@ impl SingleNode {
     /// Time of the next block. The order to set it back is compared with the height, which
     /// advances only when a block has been recorded: an attempt that fails does not use it up.
     fn next_time(&self) -> Time {
-        if self.set_back_after == Some(self.height) {
+        if self.set_back_after == Some(self.batches.height) {
             let window = Self::ingress_window(&self.limits).as_nanos();
             let window = u64::try_from(window).unwrap_or(u64::MAX);
             let back = Time(self.clock.now().0.saturating_add(window));
             if back < self.time {
                 tracing::warn!(
-                    height = self.height.0 + 1,
+                    height = self.batches.height.0 + 1,
                     seconds = (self.time.0 - back.0) / 1_000_000_000,
                     "block time is set back by an operator's order"
                 );
@@ -153,11 +147,6 @@ impl SingleNode {
             }
         }
         self.clock.next_block_time(self.time)
-    }
-
-    /// Batches of an earlier run are still being handed out.
-    pub fn replaying(&self) -> bool {
-        self.replay.is_some()
     }
 
     fn next_logged(&mut self) -> Result<Option<FinalisedBatch>, ConsensusError> {
@@ -168,10 +157,6 @@ impl SingleNode {
             self.replay = None;
             return Ok(None);
         };
-        let expected = self.height.0 + 1;
-        if logged.block.height.0 != expected {
-            return Err(ConsensusError::OutOfOrder { found: logged.block.height.0, expected });
-        }
         self.hand_out(&logged.block, logged.recorded).map(Some)
     }
 
@@ -180,13 +165,10 @@ impl SingleNode {
         block: &FinalisedBlock,
         recorded: Option<RecordedOutcome>,
     ) -> Result<FinalisedBatch, ConsensusError> {
-        let batch = block.batch(self.envelopes.as_ref())?;
-        debug_assert_eq!(block.height.0, self.height.0 + 1, "the block after the last one");
-        self.height = block.height;
+        let batch = self.batches.hand_out(block, recorded)?;
         self.time = block.time;
         self.clock.set_newest_block_time(block.time);
-        self.recorded.clone_from(&recorded);
-        Ok(FinalisedBatch { batch, recorded })
+        Ok(batch)
     }
 
     /// Randomness of the next block. Waits for the random source as long as it fails; none when the
@@ -261,7 +243,7 @@ impl SingleNode {
             self.limits.block_ingress_bytes,
             self.limits.block_ingress_messages,
         );
-        let height = Height(self.height.0 + 1);
+        let height = Height(self.batches.height.0 + 1);
         let block = FinalisedBlock {
             height,
             time,
@@ -288,13 +270,10 @@ impl SingleNode {
         root: [u8; 32],
         faults: Vec<Fault>,
     ) -> Result<Vec<Certificate>, ConsensusError> {
-        if height != self.height {
-            return Err(ConsensusError::OutOfOrder { found: height.0, expected: self.height.0 });
-        }
         // While older batches are handed out again nothing may be appended behind newer ones; what
         // is computed again needs no note.
         let again = self.replay.is_some() && self.log.last() != Some(height);
-        if !was_recorded(self.recorded.take(), height, root)? && !again {
+        if !self.batches.was_recorded(height, root)? && !again {
             self.log.append_outcome(height, root, &faults)?;
         }
         self.log.record_certified(height)?;
@@ -338,6 +317,7 @@ impl Consensus for SingleNode {
 mod tests {
     use std::path::Path;
 
+    use envelope::Envelopes;
     use ic_principal::Principal;
     use nidkg::SecretShare;
     use rand::{SeedableRng, rngs::StdRng};
@@ -450,7 +430,7 @@ mod tests {
             queries: None,
         };
         let certifier = Certifier::new(committee, share, 4);
-        let node = SingleNode::new(deps, certifier, (Height(resume), Time(0)), random).unwrap();
+        let node = SingleNode::new(deps, certifier, Height(resume), Time(0), random).unwrap();
         (node, pool)
     }
 

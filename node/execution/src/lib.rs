@@ -66,7 +66,7 @@ pub use config::{ExecutorConfig, FatalError, RoundResult};
 pub use cycles::CostSchedule;
 pub use executor::Executor;
 pub use placement::Placement;
-pub use query::{EndedQueries, NotTransformed, QueryReply, QueryRequest, QueryService};
+pub use query::{EndedQueries, QueryReply, QueryService};
 pub use query_stats::QueryTally;
 pub use retry::{
     ATTEMPTS_BEFORE_VERDICT, Closing, ExecutionPoint, LocalFault, Persistent, RetryPolicy,

@@ -30,7 +30,7 @@ use sandbox::{
 };
 use state::{
     CanisterId, CanisterState, CanisterStatus, CertifiedReader, CertifiedState, Height, Ingress,
-    Memory, ModuleHash, QueryCounts, Reject, SenderInfo, SharedCanister, Time,
+    Memory, ModuleHash, NotTransformed, QueryCounts, QueryRequest, Reject, SharedCanister, Time,
 };
 
 use self::compiling::{Compilations, Failure};
@@ -46,21 +46,6 @@ use crate::reject;
 /// Times that one execution finds its artefact removed from the cache.
 const COMPILATIONS_MAX: u32 = 3;
 
-/// A query whose sender was authenticated.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QueryRequest {
-    /// Authenticated sender of the query.
-    pub sender: Principal,
-    /// The callee; `aaaaa-aa` is the management canister.
-    pub canister_id: CanisterId,
-    /// Name of a query or composite query method, or of a query of the management canister.
-    pub method_name: String,
-    /// Argument of the method, as the sender encoded it.
-    pub arg: Vec<u8>,
-    /// Verified sender information, if the query carried any.
-    pub sender_info: Option<SenderInfo>,
-}
-
 /// Result of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueryReply {
@@ -72,17 +57,6 @@ pub struct QueryReply {
     pub time: Time,
     /// Instructions it took, those of its calls included.
     pub instructions: u64,
-}
-
-/// Why a response to an outcall was not transformed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotTransformed {
-    /// The canister's: it is the same on every node.
-    Reject(Reject),
-    /// This machine's: another attempt may find it over.
-    Trouble(String),
-    /// The same, and workers ended with it: attempts are dear.
-    Died(String),
 }
 
 /// Answers queries; clones share their workers. Calls block.
@@ -138,15 +112,6 @@ struct Session<'a> {
     repeatable: bool,
     /// Whether workers died of a message, or with it.
     died: bool,
-}
-
-/// A query or call within a session.
-struct QueryCall {
-    caller: Principal,
-    caller_info: Option<SenderInfo>,
-    canister_id: CanisterId,
-    method_name: String,
-    arg: Vec<u8>,
 }
 
 impl QueryService {
@@ -245,7 +210,7 @@ impl QueryService {
     ///
     /// # Errors
     /// The reject for the client: the canister's, or the reason why it could not be called.
-    pub fn query(&self, request: &QueryRequest) -> Result<QueryReply, Reject> {
+    pub fn query(&self, request: QueryRequest) -> Result<QueryReply, Reject> {
         let state = self.reader.latest().ok_or_else(reject::no_certified_state)?;
         let (height, time) = (state.height(), state.time());
         if request.canister_id == Principal::management_canister() {
@@ -261,7 +226,7 @@ impl QueryService {
         let asked_before = self.cache.as_ref().and_then(|cache| {
             let canister = state.canister(&request.canister_id)?;
             // Whether it may still be asked is part of its state.
-            Some((cache, QueryCache::key(request)?, canister))
+            Some((cache, QueryCache::key(&request)?, canister))
         });
         if let Some((cache, key, canister)) = &asked_before
             && let Some((reply, instructions)) = cache.get(key, canister)
@@ -281,14 +246,7 @@ impl QueryService {
         let permit = self.acquire(request.canister_id)?;
         let mut session = self.begin(&state, &permit, request.canister_id);
         session.tally = self.tally.as_deref();
-        let method_call = QueryCall {
-            caller: request.sender,
-            caller_info: request.sender_info.clone(),
-            canister_id: request.canister_id,
-            method_name: request.method_name.clone(),
-            arg: request.arg.clone(),
-        };
-        let result = session.evaluate(method_call, 0);
+        let result = session.evaluate(request, 0);
         self.record_deadline(&session);
         let bytes = result?;
         if let Some((cache, key, canister)) = &asked_before
@@ -323,14 +281,14 @@ impl QueryService {
             }
             let permit = self.acquire(canister_id)?;
             let mut session = self.begin(&state, &permit, canister_id);
-            let method_call = QueryCall {
-                caller: Principal::management_canister(),
-                caller_info: None,
+            let request = QueryRequest {
+                sender: Principal::management_canister(),
+                sender_info: None,
                 canister_id,
                 method_name: method_name.to_owned(),
                 arg: arg.to_vec(),
             };
-            let result = session.evaluate(method_call, 0);
+            let result = session.evaluate(request, 0);
             self.record_deadline(&session);
             died = session.died;
             result
@@ -460,11 +418,11 @@ impl Session<'_> {
     /// Evaluates a query or composite query and the calls it makes, and counts each for its
     /// canister. A query that began no execution does not count: the method does not exist, the
     /// canister is stopped or cannot pay, this machine has a fault.
-    fn evaluate(&mut self, method_call: QueryCall, depth: u64) -> Result<Vec<u8>, Reject> {
-        let (id, request_bytes) = (method_call.canister_id, method_call.arg.len() as u64);
+    fn evaluate(&mut self, request: QueryRequest, depth: u64) -> Result<Vec<u8>, Reject> {
+        let (id, request_bytes) = (request.canister_id, request.arg.len() as u64);
         let (before, counted) = (self.instructions, self.counted);
         let mut began = false;
-        let result = self.evaluate_method(method_call, depth, &mut began);
+        let result = self.evaluate_method(request, depth, &mut began);
         let all = self.instructions - before;
         // Those of methods that it called were counted for their canisters.
         let own = all - (self.counted - counted);
@@ -482,17 +440,17 @@ impl Session<'_> {
 
     fn evaluate_method(
         &mut self,
-        method_call: QueryCall,
+        request: QueryRequest,
         depth: u64,
         began: &mut bool,
     ) -> Result<Vec<u8>, Reject> {
-        let id = method_call.canister_id;
+        let id = request.canister_id;
         let canister = self.state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))?;
         if canister.status == CanisterStatus::Stopped {
             return Err(reject::stopped_for_queries(&id));
         }
         check_callable(self.core, &canister)?;
-        let (entry, composite) = find_method(&canister, &method_call.method_name)?;
+        let (entry, composite) = find_method(&canister, &request.method_name)?;
         self.repeatable &= !composite;
         // Only the canister that was asked can show what is certified of it, and only before it
         // calls anyone.
@@ -503,24 +461,23 @@ impl Session<'_> {
                 b"certified_data".to_vec(),
             ]])
         });
-        let invocation = Invocation {
-            caller: method_call.caller,
-            caller_info: method_call.caller_info,
-            arg: method_call.arg,
+        let callback_base = Invocation {
+            caller: request.sender,
+            caller_info: request.sender_info,
             already_responded: false,
             keeps_changes: false,
             growable_bytes: self.core.limits().subnet.memory_capacity_bytes,
             ..Invocation::system(entry, self.core.query_limits())
         };
-        let caller = invocation.caller;
-        let callback_base = Invocation { arg: Vec::new(), ..invocation.clone() };
+        let invocation = Invocation { arg: request.arg, ..callback_base.clone() };
         let outcome = self.execute(&canister, invocation, certificate, None)?;
         *began = true;
         let token = outcome.keep_token;
         let result = if composite {
             self.drive(&canister, callback_base, outcome, depth)
         } else {
-            respond(&canister, &caller, outcome).unwrap_or_else(|| Err(reject::did_not_reply(&id)))
+            respond(&canister, &callback_base.caller, outcome)
+                .unwrap_or_else(|| Err(reject::did_not_reply(&id)))
         };
         if let Some(token) = token {
             self.core.sandbox.release(Lane::Query(self.lane), token);
@@ -542,9 +499,9 @@ impl Session<'_> {
         if let Some(response) = respond(canister, &base.caller, outcome) {
             return response;
         }
-        while let Some(call) = calls.pop_front() {
+        while let Some(mut call) = calls.pop_front() {
             self.check_bounds()?;
-            let answer = self.answer(canister, &call, depth)?;
+            let answer = self.answer(canister, &mut call, depth)?;
             let reject_code = answer.as_ref().err().map_or(0, |reject| reject.code as u32);
             let (kind, (fun, env), arg) = match answer {
                 Ok(bytes) => (CallbackKind::Reply, call.on_reply, bytes),
@@ -580,11 +537,12 @@ impl Session<'_> {
         Err(reject::did_not_reply(&canister.id))
     }
 
-    /// Answer to a call of a composite query; the outer error ends the whole query.
+    /// Answer to a call of a composite query, whose name and argument it takes; the outer error ends
+    /// the whole query.
     fn answer(
         &mut self,
         canister: &SharedCanister,
-        call: &Call,
+        call: &mut Call,
         depth: u64,
     ) -> Result<Result<Vec<u8>, Reject>, Reject> {
         if call.callee == Principal::management_canister()
@@ -608,14 +566,14 @@ impl Session<'_> {
                 ),
             ));
         }
-        let method_call = QueryCall {
-            caller: canister.id,
-            caller_info: None,
+        let request = QueryRequest {
+            sender: canister.id,
+            sender_info: None,
             canister_id: call.callee,
-            method_name: call.method_name.clone(),
-            arg: call.arg.clone(),
+            method_name: std::mem::take(&mut call.method_name),
+            arg: std::mem::take(&mut call.arg),
         };
-        let answer = self.evaluate(method_call, depth + 1);
+        let answer = self.evaluate(request, depth + 1);
         // A bound of the whole query was reached below: no caller in the chain may continue. The
         // nesting depth is a bound of the single call: its caller gets the error.
         match answer {

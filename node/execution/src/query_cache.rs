@@ -16,9 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use budget::{Pool, Reservation};
 use sha2::{Digest, Sha256};
-use state::{CanisterState, SharedCanister};
-
-use crate::query::QueryRequest;
+use state::{CanisterState, QueryRequest, SharedCanister};
 
 /// Cost of an entry in addition to its reply: two map entries, and its share of the state record
 /// that its weak reference keeps allocated (not what that holds).

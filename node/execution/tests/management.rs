@@ -772,14 +772,14 @@ fn subnet_admins_make_canisters_for_nothing_and_manage_those_of_others() {
     assert!(node.executor.state().get(&others).is_none());
 
     let list = |node: &Node, sender: u8| {
-        let query = execution::QueryRequest {
+        let query = state::QueryRequest {
             sender: user(sender),
             canister_id: aaaaa(),
             method_name: "list_canisters".into(),
             arg: candid::encode_args(()).unwrap(),
             sender_info: None,
         };
-        node.executor.queries().query(&query)
+        node.executor.queries().query(query)
     };
     assert_eq!(list(&node, 1).unwrap_err().error_code.0, 406);
     let listed = list(&node, 8).unwrap();

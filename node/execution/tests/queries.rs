@@ -4,10 +4,10 @@
 mod common;
 
 use common::{CallOp, Node, Op, Spec, decode, encode, user};
-use execution::{QueryReply, QueryRequest};
+use execution::QueryReply;
 use ic_management_canister_types as ic;
 use ic_principal::Principal;
-use state::{Ingress, Reject, RequestId, Time};
+use state::{Ingress, QueryRequest, Reject, RequestId, Time};
 
 fn ask(node: &Node, id: Principal, method: &str, arg: Vec<u8>) -> Result<QueryReply, Reject> {
     let request = QueryRequest {
@@ -17,7 +17,7 @@ fn ask(node: &Node, id: Principal, method: &str, arg: Vec<u8>) -> Result<QueryRe
         arg,
         sender_info: None,
     };
-    node.executor.queries().query(&request)
+    node.executor.queries().query(request)
 }
 
 fn composite(callee: Principal, method: &str, program: &[Op]) -> CallOp {

@@ -6,11 +6,11 @@ mod common;
 use std::sync::Arc;
 
 use common::{CallOp, Node, Op, Spec, config, encode, limits, subnet_config, user};
-use execution::{ExecutorConfig, QueryReply, QueryRequest, QueryTally};
+use execution::{ExecutorConfig, QueryReply, QueryTally};
 use ic_management_canister_types as ic;
 use ic_principal::Principal;
 use limits::Limits;
-use state::{CanisterId, NodeInfo, QueryCounts, QueryReport, QueryTotals, Reject};
+use state::{CanisterId, NodeInfo, QueryCounts, QueryReport, QueryRequest, QueryTotals, Reject};
 
 /// Rounds of a period.
 const PERIOD: u64 = 10;
@@ -51,7 +51,7 @@ impl Counting {
             arg: encode(program),
             sender_info: None,
         };
-        self.node.executor.queries().query(&request)
+        self.node.executor.queries().query(request)
     }
 
     fn rounds(&mut self, count: u64) {

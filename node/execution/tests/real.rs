@@ -13,12 +13,12 @@ use std::sync::{Arc, Mutex};
 
 use candid::{Decode, Encode, Nat, Principal};
 use common::{MakeSandbox, Node, limits, subnet_config, user};
-use execution::{QueryRequest, QueryService};
+use execution::QueryService;
 use ic_management_canister_types::{
     CanisterInstallMode as Mode, UpgradeFlags, WasmMemoryPersistence,
 };
 use sandbox::{Pool, Sandbox, SandboxConfig};
-use state::{CanisterId, Reject, RequestId};
+use state::{CanisterId, QueryRequest, Reject, RequestId};
 use statesync::StateInstaller;
 
 fn main() -> ExitCode {
@@ -139,7 +139,7 @@ fn query_in(
         arg,
         sender_info: None,
     };
-    queries.query(&request).map(|reply| reply.bytes)
+    queries.query(request).map(|reply| reply.bytes)
 }
 
 fn none() -> Vec<u8> {
@@ -385,7 +385,7 @@ fn slow_queries_are_ended_and_others_are_served() {
     });
     is_ended(queries.inspect(&call).unwrap_err());
     let transformed = queries.transform((slow, state::Height(0)), "endless", &none());
-    assert!(matches!(transformed, Err(execution::NotTransformed::Died(_))), "{transformed:?}");
+    assert!(matches!(transformed, Err(state::NotTransformed::Died(_))), "{transformed:?}");
     // A worker that was ended for its query is not a faulty worker.
     real.query(other, "get", none()).unwrap();
     assert_eq!(queries.ended(), execution::EndedQueries { wall_clock: 6, wait: 0 });

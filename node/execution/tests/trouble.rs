@@ -10,12 +10,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use common::{CallOp, Node, Op, Spec, encode, limits, user};
 use disk::{SharedDisk, SimulatedDisk};
-use execution::{Closing, FatalError, LocalFault, QueryRequest};
+use execution::{Closing, FatalError, LocalFault};
 use ic_management_canister_types::{CanisterInstallMode, TakeCanisterSnapshotArgs};
 use ic_principal::Principal;
 use limits::Limits;
 use state::state_heap::StateHeap;
-use state::{Batch, CanisterId, Fault, RejectCode};
+use state::{Batch, CanisterId, Fault, QueryRequest, RejectCode};
 
 const MIB: u64 = 1 << 20;
 
@@ -85,7 +85,7 @@ fn a_query_that_was_cut_off_says_which_limit_it_met() {
         arg: encode(&[Op::Pause, Op::Reply(b"old".to_vec())]),
         sender_info: None,
     };
-    let asked = std::thread::spawn(move || (queries.query(&request), queries, request));
+    let asked = std::thread::spawn(move || (queries.query(request.clone()), queries, request));
     gate.wait();
     for round in 0..20 {
         let batch = write(&mut node, &ids, round);
@@ -97,7 +97,7 @@ fn a_query_that_was_cut_off_says_which_limit_it_met() {
     assert!(reject.message.contains("pages.pin_seconds"), "{}", reject.message);
     // The next one finds the newest state.
     request.arg = encode(&[Op::Reply(b"new".to_vec())]);
-    assert_eq!(queries.query(&request).unwrap().bytes, b"new");
+    assert_eq!(queries.query(request).unwrap().bytes, b"new");
 }
 
 #[test]
@@ -112,9 +112,9 @@ fn a_query_is_executed_again_when_its_worker_dies_but_not_for_ever() {
         sender_info: None,
     };
     node.sandbox.deaths.store(1, Relaxed);
-    assert_eq!(queries.query(&request(b"one")).unwrap().bytes, b"one");
+    assert_eq!(queries.query(request(b"one")).unwrap().bytes, b"one");
     node.sandbox.deaths.store(2, Relaxed);
-    let reject = queries.query(&request(b"two")).unwrap_err();
+    let reject = queries.query(request(b"two")).unwrap_err();
     assert_eq!(reject.code, RejectCode::SysTransient, "{}", reject.message);
     assert!(reject.message.contains("worker process ended 2 times"), "{}", reject.message);
     assert!(!reject.message.contains("Error from Canister"), "{}", reject.message);
@@ -142,7 +142,7 @@ fn a_damaged_module_on_disk_is_trouble_of_the_node_and_is_named() {
         sender_info: None,
     };
     let preparations = node.sandbox.preparations.load(Relaxed);
-    let reject = node.executor.queries().query(&request).unwrap_err();
+    let reject = node.executor.queries().query(request).unwrap_err();
     assert_eq!(reject.code, RejectCode::SysTransient, "{}", reject.message);
     for words in ["stored copy of the module is damaged", path.to_str().unwrap()] {
         assert!(reject.message.contains(words), "{}", reject.message);

@@ -18,13 +18,14 @@ use std::{
 
 use budget::Pool;
 use gateway::{
-    CertifiedView, Gateway, GatewayConfig, Health, Node, QueryRequest, Refusal, RequestFacts,
-    SubmitOutcome, Waiters,
+    CertifiedView, Gateway, GatewayConfig, Health, Node, Refusal, RequestFacts, Waiters,
 };
 use ic_agent::{Identity, identity};
 use ic_principal::Principal;
 use ic_transport_types::EnvelopeContent;
-use state::{CanisterId, Height, Ingress, Reject, RequestId, SignedIngress, Time, Validity};
+use state::{
+    CanisterId, Height, Ingress, QueryRequest, Reject, RequestId, SignedIngress, Time, Validity,
+};
 use support::{SubnetKey, call, canister, ed25519, gateway_limits, now, query, receive, sign};
 
 struct AtOnce;
@@ -54,14 +55,14 @@ impl CertifiedView for AtOnce {
 }
 
 impl Node for AtOnce {
-    fn submit(&self, _: Ingress, _: SignedIngress, _: Validity) -> Result<SubmitOutcome, Refusal> {
-        Ok(SubmitOutcome::Accepted)
+    fn submit(&self, _: Ingress, _: SignedIngress, _: Validity) -> Result<(), Refusal> {
+        Ok(())
     }
     fn inspect(&self, _: &Ingress) -> Result<(), Reject> {
         Ok(())
     }
-    fn query(&self, query: &QueryRequest) -> Result<Vec<u8>, Reject> {
-        Ok(query.arg.clone())
+    fn query(&self, query: QueryRequest) -> Result<Vec<u8>, Reject> {
+        Ok(query.arg)
     }
     fn latest(&self) -> Option<Arc<dyn CertifiedView>> {
         Some(Arc::new(AtOnce))

@@ -8,37 +8,11 @@ use std::sync::Arc;
 
 use ic_principal::Principal;
 use state::{
-    CanisterFacts, CanisterId, ErrorCode, Height, Ingress, Reject, RequestId, SenderInfo,
+    CanisterFacts, CanisterId, ErrorCode, Height, Ingress, QueryRequest, Reject, RequestId,
     SignedIngress, Status, Time, Validity, certified::CertifiedStateOf,
 };
 
 use crate::report::Report;
-
-/// A query whose envelope was authenticated.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QueryRequest {
-    /// Sender that was authenticated; the anonymous principal for an unsigned query.
-    pub sender: Principal,
-    /// Callee; `aaaaa-aa` is the management canister.
-    pub canister_id: CanisterId,
-    /// From the URL, checked against the content; the subnet's id for the subnet form.
-    pub effective_canister_id: Principal,
-    /// Name of the query method.
-    pub method_name: String,
-    /// Bytes of the argument as sent, not decoded.
-    pub arg: Vec<u8>,
-    /// Verified sender information, if the query carried any.
-    pub sender_info: Option<SenderInfo>,
-}
-
-/// Outcome of an ingress message that was not refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SubmitOutcome {
-    /// It waits for a block.
-    Accepted,
-    /// The very same message already waits for a block.
-    Duplicate,
-}
 
 /// Kind of a request, as far as [`Node::check_load`] needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,18 +190,18 @@ pub trait Node: Send + Sync + 'static {
         let _ = kind;
         Ok(())
     }
-    /// Puts an authenticated call into the ingress pool; `signed` is the same in canonical form,
-    /// `validity` when it may be in a block. Must not block.
+    /// Puts an authenticated call into the ingress pool, unless it is there or in the state already;
+    /// `signed` is the same in canonical form, `validity` when it may be in a block. Must not block.
     fn submit(
         &self,
         ingress: Ingress,
         signed: SignedIngress,
         validity: Validity,
-    ) -> Result<SubmitOutcome, Refusal>;
+    ) -> Result<(), Refusal>;
     /// The non-replicated check of a call before it is submitted. May block.
     fn inspect(&self, ingress: &Ingress) -> Result<(), Reject>;
     /// Runs a query on the newest certified state. May block.
-    fn query(&self, query: &QueryRequest) -> Result<Vec<u8>, Reject>;
+    fn query(&self, query: QueryRequest) -> Result<Vec<u8>, Reject>;
     /// The newest certified state; `None` until there is one.
     fn latest(&self) -> Option<Arc<dyn CertifiedView>>;
     /// This node's clock, for expiries and the timestamps of query signatures.

@@ -23,11 +23,11 @@ use envelope::{
 };
 use http_server::ErrorResponse;
 use hyper::{Response, StatusCode};
-use state::{Ingress, Reject, RequestId, SignedIngress, Validity};
+use state::{Ingress, QueryRequest, Reject, RequestId, SignedIngress, Validity};
 
 use crate::{
     answer::{self, Body},
-    api::{NO_QUERY_WORKER, QueryRequest, Refusal},
+    api::{NO_QUERY_WORKER, Refusal},
     paths::{self, PathError, Scope},
     service::{JobKind, ReceivedBody, Service, no_query_worker},
 };
@@ -349,7 +349,6 @@ impl Service {
         let query = QueryRequest {
             sender: authenticated.sender,
             canister_id: call.canister_id,
-            effective_canister_id: effective.id(),
             method_name: call.method_name,
             arg: call.arg,
             sender_info: authenticated.sender_info,
@@ -357,7 +356,7 @@ impl Service {
         let service = self.clone();
         let ran = self.on_thread(JobKind::Query(effective.id()), move || {
             let _reservation = reservation;
-            match (service.node.query(&query), without_destination) {
+            match (service.node.query(query), without_destination) {
                 (Err(reject), _) if reject.error_code == NO_QUERY_WORKER => {
                     let status = StatusCode::TOO_MANY_REQUESTS;
                     QueryThreadOutcome::Answered(Err(no_query_worker(service.query_wait, status)))

@@ -44,7 +44,7 @@ mod web;
 
 pub use api::{
     CertifiedView, Health, HeapProfileError, NO_QUERY_WORKER, Node, Outcome, PublicMetadata,
-    QUERY_OVERDUE, QueryRequest, Refusal, RequestFacts, RequestKind, SubmitOutcome,
+    QUERY_OVERDUE, Refusal, RequestFacts, RequestKind,
 };
 pub use latencies::{Latencies, LatencyWindow};
 pub use listener::{

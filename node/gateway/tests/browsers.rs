@@ -14,10 +14,11 @@ use std::{
 
 use budget::Pool;
 use candid::{CandidType, Decode, Encode, Func, define_function};
-use gateway::{HttpGatewayConfig, QueryRequest};
+use gateway::HttpGatewayConfig;
 use ic_http_certification::HttpRequest;
 use limits::HttpGatewayLimits;
 use serde_bytes::ByteBuf;
+use state::QueryRequest;
 use support::{TestResponse, World, canister, receive};
 use testing::until_async;
 

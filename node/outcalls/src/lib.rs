@@ -39,7 +39,7 @@ use rustls_pki_types::{CertificateDer, pem::PemObject as _};
 
 pub use client::Client;
 pub use failure::Failure;
-pub use service::{AnswerSink, NotTransformed, Service, Transform};
+pub use service::{AnswerSink, Service, Transform};
 
 /// Requests that an operator allows beyond those to public addresses by HTTPS.
 #[derive(Clone, Debug, Default)]

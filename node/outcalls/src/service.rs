@@ -19,7 +19,8 @@ use ic_management_canister_types::HttpRequestResult;
 use ic_principal::Principal;
 use limits::OutcallLimits;
 use state::{
-    CanisterId, Height, Outcall, OutcallAnswer, OutcallId, OutcallTransform, Reject, StateArc,
+    CanisterId, Height, NotTransformed, Outcall, OutcallAnswer, OutcallId, OutcallTransform,
+    Reject, StateArc,
 };
 use tokio::{
     sync::Notify,
@@ -47,17 +48,6 @@ const SHARE_DENOMINATOR: u64 = 4;
 const ROOM_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Transforms that run or wait for a query worker: each holds a thread.
 const TRANSFORMS_MAX: usize = 2;
-
-/// Why a response was not transformed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotTransformed {
-    /// The canister's reject, which is an answer.
-    Reject(Reject),
-    /// This machine's failure, which is not an answer.
-    Trouble(String),
-    /// The same, and query workers ended with it.
-    Died(String),
-}
 
 /// Runs query methods of canisters.
 pub trait Transform: Send + Sync {

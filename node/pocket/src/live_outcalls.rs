@@ -17,8 +17,8 @@ use anyhow::Result;
 use budget::{Pool, Reservation};
 use execution::QueryService;
 use limits::OutcallLimits;
-use outcalls::{AccessPolicy, Client, NotTransformed, Service, Transform};
-use state::{CanisterId, Height, Outcall, OutcallAnswer, OutcallId, StateArc};
+use outcalls::{AccessPolicy, Client, Service, Transform};
+use state::{CanisterId, Height, NotTransformed, Outcall, OutcallAnswer, OutcallId, StateArc};
 use tokio::{runtime::Handle, task::JoinHandle};
 
 use crate::{bounds::Bounds, instance::Command, outcalls::Answers, replica::Replica};
@@ -85,11 +85,7 @@ impl Transform for Queries {
         method_name: &str,
         arg: &[u8],
     ) -> Result<Vec<u8>, NotTransformed> {
-        self.0.transform(asked, method_name, arg).map_err(|error| match error {
-            execution::NotTransformed::Reject(reject) => NotTransformed::Reject(reject),
-            execution::NotTransformed::Trouble(what) => NotTransformed::Trouble(what),
-            execution::NotTransformed::Died(what) => NotTransformed::Died(what),
-        })
+        self.0.transform(asked, method_name, arg)
     }
 }
 

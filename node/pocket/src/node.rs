@@ -6,8 +6,8 @@ use std::sync::{
 };
 
 use execution::Placement as _;
-use gateway::{CertifiedView, Health, Node, QueryRequest, Refusal, SubmitOutcome, report::Report};
-use state::{CanisterId, Height, Ingress, Reject, SignedIngress, Time, Validity};
+use gateway::{CertifiedView, Health, Node, Refusal, report::Report};
+use state::{CanisterId, Height, Ingress, QueryRequest, Reject, SignedIngress, Time, Validity};
 
 use crate::{
     instance::Command,
@@ -36,12 +36,7 @@ impl InstanceNode {
 }
 
 impl Node for InstanceNode {
-    fn submit(
-        &self,
-        ingress: Ingress,
-        _: SignedIngress,
-        _: Validity,
-    ) -> Result<SubmitOutcome, Refusal> {
+    fn submit(&self, ingress: Ingress, _: SignedIngress, _: Validity) -> Result<(), Refusal> {
         if let Some(message) = self.failure() {
             return Err(Refusal::Unavailable { message });
         }
@@ -51,18 +46,18 @@ impl Node for InstanceNode {
             .latest()
             .is_some_and(|state| state.request(&ingress.request_id).is_some())
         {
-            return Ok(SubmitOutcome::Duplicate);
+            return Ok(());
         }
         match self.shared.waiting.add(ingress) {
             Ok(true) => {}
-            Ok(false) => return Ok(SubmitOutcome::Duplicate),
+            Ok(false) => return Ok(()),
             Err(message) => {
                 return Err(Refusal::Full { message, retry_after_seconds: RETRY_AFTER_SECONDS });
             }
         }
         match self.commands.try_send(Command::Wake) {
             // Where something waits already, the instance is awake.
-            Ok(()) | Err(TrySendError::Full(_)) => Ok(SubmitOutcome::Accepted),
+            Ok(()) | Err(TrySendError::Full(_)) => Ok(()),
             Err(TrySendError::Disconnected(_)) => {
                 Err(Refusal::Unavailable { message: "the instance was deleted".to_owned() })
             }
@@ -73,18 +68,9 @@ impl Node for InstanceNode {
         self.views.queries.inspect(ingress)
     }
 
-    fn query(&self, query: &QueryRequest) -> Result<Vec<u8>, Reject> {
+    fn query(&self, query: QueryRequest) -> Result<Vec<u8>, Reject> {
         self.activity.record_use();
-        self.views
-            .queries
-            .query(&execution::QueryRequest {
-                sender: query.sender,
-                canister_id: query.canister_id,
-                method_name: query.method_name.clone(),
-                arg: query.arg.clone(),
-                sender_info: query.sender_info.clone(),
-            })
-            .map(|reply| reply.bytes)
+        self.views.queries.query(query).map(|reply| reply.bytes)
     }
 
     fn latest(&self) -> Option<Arc<dyn CertifiedView>> {

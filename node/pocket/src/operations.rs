@@ -10,7 +10,7 @@ use http_server::with_reservation;
 use hyper::StatusCode;
 use ic_principal::Principal;
 use serde::Serialize;
-use state::{Ingress, NodeInfo, RequestId, SenderInfo, Status, Time};
+use state::{Ingress, NodeInfo, QueryRequest, RequestId, SenderInfo, Status, Time};
 
 use crate::{
     bounds::{Bounds, STABLE_ANSWER_TIMES},
@@ -468,14 +468,14 @@ impl Instance {
 
     pub(crate) fn query(&mut self, call: RawCanisterCall) -> Outcome {
         let Call { ingress, .. } = self.read_call(call, true)?;
-        let request = execution::QueryRequest {
+        let request = QueryRequest {
             sender: ingress.sender,
             canister_id: ingress.canister_id,
             method_name: ingress.method_name,
             arg: ingress.arg,
             sender_info: ingress.sender_info,
         };
-        json(&match self.replica.views().queries.query(&request) {
+        json(&match self.replica.views().queries.query(request) {
             Ok(reply) => RawResult::Ok(Base64(reply.bytes)),
             Err(reject) => RawResult::Err(RejectResponse::new(&reject, false, self.client())),
         })

@@ -26,14 +26,16 @@ use std::{
 };
 
 use budget::{Pool, Reservation};
-use execution::{NotTransformed, Placement as _};
+use execution::Placement as _;
 use http_server::with_reservation;
 use ic_management_canister_types::{HttpHeader, HttpRequestResult};
 use ic_principal::Principal;
 use limits::OutcallLimits;
 use outcalls::reply::{self, ResponseStep};
 use serde::{Deserialize, Serialize};
-use state::{Outcall, OutcallAnswer, OutcallId, Payload, Reject, RejectCode, StateArc, Time};
+use state::{
+    NotTransformed, Outcall, OutcallAnswer, OutcallId, Payload, Reject, RejectCode, StateArc, Time,
+};
 
 use crate::{
     instance::Instance,

@@ -132,8 +132,11 @@ pub struct Driver<C, R, K, D, O> {
 impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C, R, K, D, O> {
     /// Puts a loop together. `pool` is the one that `consensus` makes blocks of.
     pub fn new(
-        (consensus, replica): (C, R),
-        (clock, disk, observer): (K, D, O),
+        consensus: C,
+        replica: R,
+        clock: K,
+        disk: D,
+        observer: O,
         pool: Arc<IngressPool>,
         settings: Settings,
     ) -> Self {

@@ -351,8 +351,11 @@ impl Setup {
             certificates_kept: 1,
         };
         let driver = Driver::new(
-            (consensus, replica),
-            (clock.clone(), FreeSpace(self.free), observer),
+            consensus,
+            replica,
+            clock.clone(),
+            FreeSpace(self.free),
+            observer,
             pool.clone(),
             settings,
         );

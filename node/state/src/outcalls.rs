@@ -233,6 +233,17 @@ impl Outcalls {
     }
 }
 
+/// Why a response was not transformed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotTransformed {
+    /// The canister's reject, which is an answer: it is the same on every node.
+    Reject(Reject),
+    /// This machine's failure, which is not an answer: another attempt may find it over.
+    Trouble(String),
+    /// The same, and query workers ended with it: attempts are dear.
+    Died(String),
+}
+
 /// The result of a request, as the subnet's members agree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutcallAnswer {

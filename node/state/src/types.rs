@@ -131,6 +131,21 @@ impl Ingress {
     }
 }
 
+/// A query whose sender was authenticated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueryRequest {
+    /// Sender that was authenticated; the anonymous principal for an unsigned query.
+    pub sender: Principal,
+    /// Callee; `aaaaa-aa` is the management canister.
+    pub canister_id: Principal,
+    /// Name of a query or composite query method, or of a query of the management canister.
+    pub method_name: String,
+    /// Argument of the method, as the sender encoded it.
+    pub arg: Vec<u8>,
+    /// Verified sender information, if the query carried any.
+    pub sender_info: Option<SenderInfo>,
+}
+
 /// Names a call in blocks: commits to what is asked and to where it was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct IngressId(pub [u8; 32]);

@@ -13,16 +13,15 @@ use budget::Level;
 use consensus::{ClockStatus, IngressPool, PoolRefusal, SubnetStatus};
 use execution::QueryService;
 use gateway::{
-    CertifiedView, Health, HeapProfileError, Node, QueryRequest, Refusal, RequestKind,
-    SubmitOutcome,
+    CertifiedView, Health, HeapProfileError, Node, Refusal, RequestKind,
     report::{self, Report},
 };
 use genesis::NodeRecord;
 use ic_principal::Principal;
 use lifecycle::Reason;
 use state::{
-    CanisterId, CanisterState, CanisterStatus, CertifiedReader, Height, Ingress, IngressId, Reject,
-    SignedIngress, Time, Validity,
+    CanisterId, CanisterState, CanisterStatus, CertifiedReader, Height, Ingress, IngressId,
+    QueryRequest, Reject, SignedIngress, Time, Validity,
 };
 
 use crate::{
@@ -153,16 +152,15 @@ impl Node for Adapter {
         ingress: Ingress,
         signed: SignedIngress,
         validity: Validity,
-    ) -> Result<SubmitOutcome, Refusal> {
+    ) -> Result<(), Refusal> {
         // A call the state knows already is not ordered a second time; its certificate can be had
         // at once.
         if self.reader.latest().is_some_and(|state| state.request(&ingress.request_id).is_some()) {
-            return Ok(SubmitOutcome::Duplicate);
+            return Ok(());
         }
         let id = IngressId::new(&ingress.request_id, &ingress.effective_canister_id);
         match self.pool.submit(id, validity, signed) {
-            Ok(consensus::SubmitOutcome::New) => Ok(SubmitOutcome::Accepted),
-            Ok(consensus::SubmitOutcome::Already) => Ok(SubmitOutcome::Duplicate),
+            Ok(_) => Ok(()),
             Err(refusal @ PoolRefusal::Closed(_)) => {
                 Err(Refusal::Unavailable { message: self.for_clients(&refusal.to_string()) })
             }
@@ -177,18 +175,11 @@ impl Node for Adapter {
         self.queries.inspect(ingress).map_err(|reject| with_hint(reject, &ingress.canister_id))
     }
 
-    fn query(&self, query: &QueryRequest) -> Result<Vec<u8>, Reject> {
+    fn query(&self, query: QueryRequest) -> Result<Vec<u8>, Reject> {
         self.watch.queries.fetch_add(1, Relaxed);
-        self.queries
-            .query(&execution::QueryRequest {
-                sender: query.sender,
-                canister_id: query.canister_id,
-                method_name: query.method_name.clone(),
-                arg: query.arg.clone(),
-                sender_info: query.sender_info.clone(),
-            })
-            .map(|reply| reply.bytes)
-            .map_err(|reject| with_hint(reject, &query.canister_id))
+        let canister_id = query.canister_id;
+        let answered = self.queries.query(query).map(|reply| reply.bytes);
+        answered.map_err(|reject| with_hint(reject, &canister_id))
     }
 
     fn latest(&self) -> Option<Arc<dyn CertifiedView>> {

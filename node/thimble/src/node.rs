@@ -30,7 +30,7 @@ use prometheus_client::registry::Registry;
 use rounds::{Driver, DriverExit, ExecutorQueries, MachineClock, Settings, States, Volume};
 use sandbox::{BudgetedSandbox, ModuleSource, SandboxConfig, StoredModule, UploadedModule};
 use state::{
-    BlobStore, CanisterId, Height, ModuleHash, StateStore, SubnetInfo, SubnetKey, SubnetType, Time,
+    BlobStore, CanisterId, Height, ModuleHash, StateStore, SubnetInfo, SubnetType, Time,
     state_heap::StateHeap,
 };
 use tokio::signal::unix::{SignalKind, signal};
@@ -570,13 +570,9 @@ fn open(
             let replay = LogReplay::new(wiring, height)?;
             (Box::new(replay::CountingReplay::new(replay, *print, tally.clone())), None)
         }
-        Role::Member(start) => agreement(
-            (config, *start),
-            &keys,
-            (wiring, named(pool::NIDKG_TABLES)?),
-            executor.subnet_key().cloned(),
-            (height, executor.time()),
-        )?,
+        Role::Member(start) => {
+            agreement(config, *start, &keys, wiring, named(pool::NIDKG_TABLES)?, &executor)?
+        }
     };
     let in_heap = Arc::new(StateHeapBytes::default());
     let disk =
@@ -619,8 +615,11 @@ fn open(
     let settings = Settings::new(data.clone(), recovered_at, limits);
     let queries = executor.queries();
     let driver = Driver::new(
-        (consensus, executor),
-        (MachineClock::since(watch.record.started), Volume(data.clone()), observer),
+        consensus,
+        executor,
+        MachineClock::since(watch.record.started),
+        Volume(data.clone()),
+        observer,
         ingress.clone(),
         settings,
     )
@@ -758,20 +757,21 @@ pub(crate) fn several(keys: &Keys) -> bool {
 
 /// A subnet of one decides by itself; several connect to each other and agree.
 fn agreement(
-    (config, start): (&Config, StartSubnet),
+    config: &Config,
+    start: StartSubnet,
     keys: &Keys,
-    (wiring, tables): (ConsensusDeps, Pool),
-    key: Option<SubnetKey>,
-    (height, time): (Height, Time),
+    wiring: ConsensusDeps,
+    tables: Pool,
+    executor: &Executor,
 ) -> Result<(Box<dyn Consensus>, Option<Agreement>)> {
-    let limits = &config.limits;
+    let (limits, height) = (&config.limits, executor.height());
     let Some(origin) = keys.origin.as_ref().filter(|_| several(keys)) else {
         let kept = limits.consensus.certificates_kept as usize;
         let certifier = Certifier::new(keys.committee.clone(), keys.share_again()?, kept);
         let random = Box::new(SystemRandom);
         let newest = wiring.log.last().filter(|last| *last > height).unwrap_or(height);
         let order = clock::ordered_after(&config.data_dir, newest)?;
-        let node = SingleNode::new(wiring, certifier, (height, time), random)?;
+        let node = SingleNode::new(wiring, certifier, height, executor.time(), random)?;
         return Ok((Box::new(node.set_time_back(order)), None));
     };
     let listen = config.p2p.listen.context(
@@ -784,7 +784,7 @@ fn agreement(
     let subnet = SubnetConfig {
         node_secret: Zeroizing::new(keys.node.to_bytes()),
         genesis: keys.genesis_summary()?,
-        key,
+        key: executor.subnet_key().cloned(),
         keys: Box::new(KeyFiles::new(&config.data_dir, arithmetic.clone())),
         arithmetic: consensus::arithmetic(arithmetic),
         agreed: config.agreed()?,

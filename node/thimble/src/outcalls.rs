@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use budget::{Pool, Reservation};
-use consensus::{OpenOutcall, Outcalls as Agreed};
+use consensus::{OpenOutcall, OutcallAnswers};
 use execution::{Executor, QueryService};
 use ic_principal::Principal;
-use outcalls::{AnswerSink, Client, NotTransformed, Service, Transform};
-use state::{CanisterId, Height, OutcallAnswer, Outcalls};
+use outcalls::{AnswerSink, Client, Service, Transform};
+use state::{CanisterId, Height, NotTransformed, OutcallAnswer, Outcalls};
 
 use crate::config::Config;
 
@@ -19,7 +19,7 @@ pub(crate) struct NodeOutcalls {
     /// Makes requests.
     pub(crate) service: Service,
     /// Brings the members to one answer.
-    pub(crate) agreed: Arc<Agreed>,
+    pub(crate) agreed: Arc<OutcallAnswers>,
 }
 
 /// Refuses outcalls in a budget without memory for them.
@@ -48,7 +48,7 @@ pub(crate) fn open(
     let limits = &config.limits.outcalls;
     let client = Client::new(config.outcalls.allowed()?).map_err(anyhow::Error::msg);
     let client = client.context("the certificates of outcalls.extra_roots")?;
-    let agreed = Arc::new(Agreed::new(room.clone()));
+    let agreed = Arc::new(OutcallAnswers::new(room.clone()));
     let parts: (Arc<dyn Transform>, Arc<dyn AnswerSink>) =
         (Arc::new(Queries(executor.queries())), Arc::new(ToAgreement(agreed.clone())));
     let service = Service::new(client, parts, (limits.clone(), room), me);
@@ -86,15 +86,11 @@ impl Transform for Queries {
         method_name: &str,
         arg: &[u8],
     ) -> Result<Vec<u8>, NotTransformed> {
-        self.0.transform(asked, method_name, arg).map_err(|error| match error {
-            execution::NotTransformed::Reject(reject) => NotTransformed::Reject(reject),
-            execution::NotTransformed::Trouble(what) => NotTransformed::Trouble(what),
-            execution::NotTransformed::Died(what) => NotTransformed::Died(what),
-        })
+        self.0.transform(asked, method_name, arg)
     }
 }
 
-struct ToAgreement(Arc<Agreed>);
+struct ToAgreement(Arc<OutcallAnswers>);
 
 impl AnswerSink for ToAgreement {
     fn answer(&self, answer: OutcallAnswer, held: Reservation) {

@@ -93,7 +93,7 @@ impl RetryPolicy for NodeRetryPolicy {
             }
             self.pool.health().refuse_with(Cause::Round, reason);
         }
-        if self.pool.wait_for_closing(wait_after(trouble.attempt)) { Err(Closing) } else { Ok(()) }
+        if self.pool.stop().wait(wait_after(trouble.attempt)) { Err(Closing) } else { Ok(()) }
     }
 
     fn resolved(&self, trouble: &LocalFault) {

@@ -126,19 +126,20 @@ impl Node {
         )))
     }
 
-    /// Takes a message of a client. `held` is the memory of `bytes`.
+    /// Takes a message of a client, which `bytes` decode to. `held` is their memory.
     ///
     /// In a task of its own: a message that was written is passed on, also when the connection that
     /// brought it ends meanwhile.
     pub(crate) async fn publish(
         self: &Arc<Self>,
         shard: Shard,
+        message: WakuMessage,
         bytes: Bytes,
         held: Reservation,
     ) -> Result<AcceptedMessage, RejectReason> {
         let node = self.clone();
         let taking = tokio::spawn(async move {
-            let taken = node.publish_inner(shard, bytes, held).await;
+            let taken = node.publish_inner(shard, &message, bytes, held).await;
             node.count(Source::Client, &taken);
             taken
         });
@@ -148,10 +149,10 @@ impl Node {
     async fn publish_inner(
         &self,
         shard: Shard,
+        message: &WakuMessage,
         bytes: Bytes,
         held: Reservation,
     ) -> Result<AcceptedMessage, RejectReason> {
-        let message = WakuMessage::decode(bytes.clone())?;
         self.check_size(&bytes)?;
         let least = self.settings.min_relay_peers;
         if least > 0 && self.router().reachable(shard, self.now()) < least {
@@ -160,7 +161,7 @@ impl Node {
         self.wait_for_room(shard, message.content_topic.as_str()).await?;
         let id = message_id(&bytes);
         let (hash, AppendOutcome { message: stored, known, .. }) =
-            self.append(Source::Client, shard, &message, bytes, held).await?;
+            self.append(Source::Client, shard, message, bytes, held).await?;
         if known {
             // It was passed on when it first arrived. This copy may be other bytes with the same
             // hash, which are not in the log: a peer that fetched them by their id would get

@@ -35,20 +35,18 @@ use commonware_utils::{
 };
 use futures::StreamExt as _;
 use ic_principal::Principal;
-use limits::ConsensusLimits;
 use rand_core::CryptoRng;
 use state::{Height, IngressId, Time};
 
 use super::{
-    block::{Block, CallName, Digest, KeyPayload, NameBounds, Opening},
+    block::{Block, CallName, Digest, KeyPayload, Opening},
     calls::{Calls, GatheredCall, JournalError},
+    deps::Deps,
     engine::PENDING_MAX,
-    published::{ExecutionProgress, ProgressReaders, wait_for_change},
+    published::{ExecutionProgress, wait_for_change},
     queries::{self, BlockQueryReport},
-    resharing::Resharing,
     scheme::{HasSeed as _, Scheme, Seed},
 };
-use crate::{CountedQueries, IngressPool, WallClock};
 
 /// How long a proposal waits for execution before it declines. Declining hands the lead on at once,
 /// so lagging nodes would pass it round in circles.
@@ -78,24 +76,13 @@ struct UnexecutedContents {
     reporters: BTreeSet<Principal>,
 }
 
-/// See the module.
+/// Makes and judges blocks for the engine of an epoch, and takes final ones from marshal.
 #[derive(Clone)]
 pub(super) struct Application<S> {
-    pub(super) published: Arc<ProgressReaders>,
-    pub(super) pool: Arc<IngressPool>,
+    pub(super) deps: Arc<Deps>,
     pub(super) calls: Calls<S>,
-    pub(super) resharing: Arc<Resharing>,
-    pub(super) limits: ConsensusLimits,
-    /// Bounds of the calls that a block may name.
-    pub(super) names: NameBounds,
-    /// Verifies seeds of any epoch.
-    pub(super) verifier: Arc<Scheme>,
     /// Has room for what marshal hands out before earlier blocks are acknowledged.
     pub(super) deliveries_tx: mpsc::Sender<(Digested<Block>, Exact)>,
-    /// Block times go by it.
-    pub(super) clock: Arc<dyn WallClock>,
-    /// Queries that this node counted.
-    pub(super) queries: Option<Arc<dyn CountedQueries>>,
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Application<S> {
@@ -103,13 +90,13 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
     /// not count: a chain of blocks that were agreed on in rounds whose finalisation was missed
     /// becomes final by the next block only, so that block must not wait for it.
     fn execution_keeps_up(&self, execution: &ExecutionProgress) -> bool {
-        let finalised = self.published.progress().finalised;
-        finalised.0.saturating_sub(execution.executed.0) <= self.limits.execution_lag_blocks
+        let finalised = self.deps.published.progress().finalised;
+        finalised.0.saturating_sub(execution.executed.0) <= self.deps.limits.execution_lag_blocks
     }
 
     /// Waits until execution is close enough behind agreement.
     async fn wait_for_execution(&self) {
-        let mut execution_rx = self.published.execution_rx.clone();
+        let mut execution_rx = self.deps.published.execution_rx.clone();
         loop {
             let now = *execution_rx.borrow_and_update();
             if self.execution_keeps_up(&now) {
@@ -132,7 +119,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
             taken.reporters.extend(block.queries.as_ref().map(|report| report.0.node));
         };
         take(parent);
-        let executed = self.published.execution_rx.borrow().executed;
+        let executed = self.deps.published.execution_rx.borrow().executed;
         // Blocks final here left the pool; those between them and the parent are read from the
         // chain.
         while let Some(block) = ancestors.next().await {
@@ -141,7 +128,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
             }
             take(block.inner());
         }
-        self.published.add_unexecuted(executed, &mut taken.calls);
+        self.deps.published.add_unexecuted(executed, &mut taken.calls);
         taken
     }
 
@@ -152,19 +139,19 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         height: EngineHeight,
         taken: &UnexecutedContents,
     ) -> Option<BlockQueryReport> {
-        if self.resharing.is_last(height) {
+        if self.deps.resharing.is_last(height) {
             return None;
         }
-        let report = self.queries.as_ref()?.report(Height(height.get()))?;
+        let report = self.deps.queries.as_ref()?.report(Height(height.get()))?;
         (!taken.reporters.contains(&report.node)).then_some(BlockQueryReport(report))
     }
 
     /// Whether a block is due before the idle interval is over.
     fn has_work(&self, taken: &BTreeSet<IngressId>, now: Time) -> bool {
-        let demand = self.published.execution_rx.borrow().demand;
+        let demand = self.deps.published.execution_rx.borrow().demand;
         demand.more
             || demand.next_timer.is_some_and(|timer| timer <= now)
-            || self.pool.has_more_than(taken)
+            || self.deps.pool.has_more_than(taken)
     }
 
     /// The seed a block built on `parent` in this round must carry, and the finalization that shows
@@ -178,7 +165,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
     ) -> Option<(Option<Seed>, Option<Opening>)> {
         let until = clock.current() + SEED_TIMEOUT;
         loop {
-            let came = self.published.consensus.notified();
+            let came = self.deps.published.consensus.notified();
             tokio::pin!(came);
             came.as_mut().enable();
             if parent_view == View::zero() {
@@ -187,11 +174,11 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
                 if round.epoch().previous().is_none() {
                     return Some((None, None));
                 }
-                if let Some(opening) = self.published.consensus.opening(&parent.digest()) {
+                if let Some(opening) = self.deps.published.consensus.opening(&parent.digest()) {
                     return Some((Some(opening.seed()), Some(opening)));
                 }
             } else if let Some(seed) =
-                self.published.consensus.seed(Round::new(round.epoch(), parent_view))
+                self.deps.published.consensus.seed(Round::new(round.epoch(), parent_view))
             {
                 return Some((Some(seed), None));
             }
@@ -209,7 +196,8 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         &self,
         rng: &mut impl CryptoRng,
         block: &Block,
-        (round, parent_view): (Round, View),
+        round: Round,
+        parent_view: View,
         parent: &Block,
     ) -> bool {
         let begins = parent_view == View::zero();
@@ -218,8 +206,8 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
             (Some(seed), None) => {
                 !begins
                     && seed.round == Round::new(round.epoch(), parent_view)
-                    && (self.published.consensus.seed(seed.round).as_ref() == Some(seed)
-                        || self.verifier.is_seed(seed))
+                    && (self.deps.published.consensus.seed(seed.round).as_ref() == Some(seed)
+                        || self.deps.schemes.lasting.is_seed(seed))
             }
             // A leader has no choice among rounds that were given up, or in which something else
             // was agreed on.
@@ -228,7 +216,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
                     && Some(opening.epoch()) == round.epoch().previous()
                     && opening.proposal.payload == parent.digest()
                     && opening.seed() == *seed
-                    && opening.verify(rng, &*self.verifier, &Sequential)
+                    && opening.verify(rng, &*self.deps.schemes.lasting, &Sequential)
             }
             (None, Some(_)) => false,
         }
@@ -293,27 +281,28 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         }
         // Of the names alone: whatever envelopes this node was sent, and before anything is
         // fetched.
-        block.check_names(&self.names)?;
+        block.check_names(&self.deps.name_bounds())?;
         if block.queries.is_some() {
-            self.resharing.wait_for_epoch(clock, context.round.epoch()).await;
-            queries::check_report(&self.resharing, &context.leader, block)?;
+            self.deps.resharing.wait_for_epoch(clock, context.round.epoch()).await;
+            queries::check_report(&self.deps.resharing, &context.leader, block)?;
         }
         // Who executes slowly does not help the chain away from itself; so the shares of state
         // roots come from 2f+1 nodes that are close together.
         self.wait_for_execution().await;
-        if !self.is_seed_for(clock, block, (context.round, context.parent.0), parent) {
+        if !self.is_seed_for(clock, block, context.round, context.parent.0, parent) {
             return Err("its seed is not that of its parent's round".into());
         }
         if !block.ingress.is_empty() {
             let calls = self.calls.gather(clock, &block.ingress, None, Some(&context.leader)).await;
             self.journal_calls(clock, block, calls).await?;
         }
-        self.resharing
-            .check_payload(clock, (context.round.epoch(), &context.leader), block)
+        self.deps
+            .resharing
+            .check_payload(clock, context.round.epoch(), &context.leader, block)
             .await?;
         // Too far ahead is not wrong for ever: the vote waits until the clock gets there.
         loop {
-            let ahead = time_until(self.clock.now(), block.time).saturating_sub(DRIFT);
+            let ahead = time_until(self.deps.clock.now(), block.time).saturating_sub(DRIFT);
             if ahead.is_zero() {
                 return Ok(());
             }
@@ -345,20 +334,20 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
         let (seed, opening) =
             self.seed_for(&clock, context.round, context.parent.0, parent.inner()).await?;
         let taken = self.unexecuted_contents(parent.inner(), ancestry).await;
-        let idle = Duration::from_millis(self.limits.idle_round_millis);
+        let idle = Duration::from_millis(self.deps.limits.idle_round_millis);
         // A clock that is behind the others' does not make this node wait for longer.
         let latest = clock.current() + idle;
         loop {
-            let work = self.published.work_available.notified();
+            let work = self.deps.published.work_available.notified();
             tokio::pin!(work);
             work.as_mut().enable();
-            let now = self.clock.now();
+            let now = self.deps.clock.now();
             let idle_left = idle.saturating_sub(time_until(parent.inner().time, now));
             let left = latest.duration_since(clock.current()).unwrap_or_default().min(idle_left);
             if left.is_zero() || self.has_work(&taken.calls, now) {
                 break;
             }
-            let timer = self.published.execution_rx.borrow().demand.next_timer;
+            let timer = self.deps.published.execution_rx.borrow().demand.next_timer;
             let wake = timer
                 .filter(|timer| *timer > now)
                 .map_or(left, |timer| time_until(now, timer).min(left));
@@ -367,12 +356,13 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
                 () = clock.sleep(wake) => {},
             }
         }
-        let now = self.clock.now();
+        let now = self.deps.clock.now();
         let time = Time(now.0.max(parent.inner().time.0 + 1));
-        let ingress = self.pool.offer(
-            (now, time),
-            self.limits.block_ingress_bytes,
-            self.limits.block_ingress_messages,
+        let ingress = self.deps.pool.offer(
+            now,
+            time,
+            self.deps.limits.block_ingress_bytes,
+            self.deps.limits.block_ingress_messages,
             &taken.calls,
         );
         let height = parent.height().next();
@@ -390,7 +380,7 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
             }
             _ => Vec::new(),
         };
-        let payload = self.resharing.payload(height, &taken.payloads);
+        let payload = self.deps.resharing.payload(height, &taken.payloads);
         let queries = self.query_report(height, &taken);
         let parent = parent.digest();
         let block = Block { parent, height, time, seed, opening, ingress, payload, queries };
@@ -421,7 +411,7 @@ impl<S: Clone + Send + Sync + 'static> Reporter for Application<S> {
     fn report(&mut self, update: Update<Block>) -> Feedback {
         match update {
             Update::Tip(_, height, _) => {
-                self.published.consensus.finalised_to(Height(height.get()))
+                self.deps.published.consensus.finalised_to(Height(height.get()))
             }
             Update::Block(block, ack) => match self.deliveries_tx.try_send((block, ack)) {
                 Ok(()) => {}

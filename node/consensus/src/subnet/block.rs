@@ -125,7 +125,7 @@ impl Read for KeyPayload {
     }
 }
 
-/// See the module.
+/// A block, by what members agree on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Block {
     pub(super) parent: Digest,

@@ -30,7 +30,7 @@ pub struct LimitsDiffer {
     pub differences: String,
 }
 
-/// See the module.
+/// This node's limits, and the members that it compared them with.
 pub(super) struct Greeting {
     me: PublicKey,
     own: BTreeMap<String, u64>,

@@ -78,8 +78,8 @@ pub(super) fn samples() -> (u64, Vec<(&'static str, Vec<u8>)>) {
     (KIND.version.into(), samples.into())
 }
 
-/// See the module. Readers never wait for the disk: what is kept and the file have a lock each, and
-/// only who writes takes the file's, before the other.
+/// The calls of blocks that this node voted for. Readers never wait for the disk: what is kept and
+/// the file have a lock each, and only who writes takes the file's, before the other.
 pub(super) struct Journal {
     disk: SharedDisk,
     path: PathBuf,

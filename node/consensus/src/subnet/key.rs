@@ -17,6 +17,7 @@ use commonware_cryptography::{
     ed25519::{PrivateKey, PublicKey},
 };
 use commonware_utils::{Participant, ordered::Set};
+use genesis::Summary;
 use nidkg::{Committee, SecretShare};
 use std::num::NonZeroU32;
 use thiserror::Error;
@@ -29,7 +30,7 @@ const POINT: usize = 96;
 
 /// Why the engine cannot sign with what it was given.
 #[derive(Debug, Error)]
-pub enum KeyError {
+pub enum EngineKeyError {
     /// Bytes that are not a valid key.
     #[error("{what} of the subnet key does not decode: {reason}")]
     Decode {
@@ -48,30 +49,35 @@ pub enum KeyError {
     Order(usize),
 }
 
-fn decode_error(what: &'static str) -> impl Fn(Error) -> KeyError {
-    move |error| KeyError::Decode { what, reason: error.to_string() }
+/// Precedes everything that members of this subnet, and of no other, sign for the engine.
+pub fn namespace(genesis: &Summary) -> Vec<u8> {
+    [b"thimble-subnet-".as_slice(), genesis.committee().public_key.as_bytes()].concat()
+}
+
+fn decode_error(what: &'static str) -> impl Fn(Error) -> EngineKeyError {
+    move |error| EngineKeyError::Decode { what, reason: error.to_string() }
 }
 
 /// This node's signing key, as peers know it.
-pub(super) fn node_key(secret: &[u8; 32]) -> Result<PrivateKey, KeyError> {
+pub(super) fn node_key(secret: &[u8; 32]) -> Result<PrivateKey, EngineKeyError> {
     PrivateKey::decode(Copying(secret)).map_err(decode_error("the node key"))
 }
 
 /// Members in the order of their places, which is that of their keys: place and share have one
 /// number.
-pub(super) fn members(keys: &[[u8; 32]]) -> Result<Set<PublicKey>, KeyError> {
+pub(super) fn members(keys: &[[u8; 32]]) -> Result<Set<PublicKey>, EngineKeyError> {
     let decode = |key: &[u8; 32]| {
         PublicKey::decode(Copying(key)).map_err(decode_error("a member's node key"))
     };
     let keys = keys.iter().map(decode).collect::<Result<Vec<_>, _>>()?;
     if let Some(place) = keys.windows(2).position(|pair| pair[0] >= pair[1]) {
-        return Err(KeyError::Order(place + 1));
+        return Err(EngineKeyError::Order(place + 1));
     }
     Ok(Set::from_iter_dedup(keys))
 }
 
 /// Verifies certificates of all epochs, as the key stays, and signs none.
-pub(super) fn verifier(namespace: &[u8], key: &nidkg::PublicKey) -> Result<Scheme, KeyError> {
+pub(super) fn verifier(namespace: &[u8], key: &nidkg::PublicKey) -> Result<Scheme, EngineKeyError> {
     let identity =
         DecodeExt::decode(Copying(key.as_bytes())).map_err(decode_error("the public key"))?;
     Ok(Scheme::certificate_verifier(namespace, identity))
@@ -83,13 +89,13 @@ pub(super) fn scheme(
     members: &Set<PublicKey>,
     committee: &Committee,
     share: Option<&SecretShare>,
-) -> Result<Scheme, KeyError> {
+) -> Result<Scheme, EngineKeyError> {
     let places = u32::try_from(committee.shares.len()).unwrap_or(u32::MAX);
-    let limit = NonZeroU32::new(places).ok_or(KeyError::Mismatch("an empty committee"))?;
+    let limit = NonZeroU32::new(places).ok_or(EngineKeyError::Mismatch("an empty committee"))?;
     if members.len() != committee.shares.len() {
-        return Err(KeyError::Mismatch("the list of members"));
+        return Err(EngineKeyError::Mismatch("the list of members"));
     }
-    let coefficients = committee.coefficients().map_err(|error| KeyError::Decode {
+    let coefficients = committee.coefficients().map_err(|error| EngineKeyError::Decode {
         what: "the public polynomial",
         reason: error.to_string(),
     })?;
@@ -109,12 +115,12 @@ pub(super) fn scheme(
             commonware_codec::Encode::encode(point).as_ref() == key.as_bytes()
         };
     if !same(sharing.public(), &committee.public_key) {
-        return Err(KeyError::Mismatch("the subnet's public key"));
+        return Err(EngineKeyError::Mismatch("the subnet's public key"));
     }
     for (place, key) in committee.shares.iter().enumerate() {
         let point = sharing.partial_public(Participant::new(place as u32));
         if !point.is_ok_and(|point| same(&point, key)) {
-            return Err(KeyError::Mismatch("the public key of a share"));
+            return Err(EngineKeyError::Mismatch("the public key of a share"));
         }
     }
     let Some(share) = share else {
@@ -124,5 +130,5 @@ pub(super) fn scheme(
     let private = Private::decode(Copying(&*secret)).map_err(decode_error("the secret share"))?;
     let share = Share::new(Participant::new(share.index.0), private);
     Scheme::signer(namespace, members.clone(), sharing, share)
-        .ok_or(KeyError::Mismatch("the secret share"))
+        .ok_or(EngineKeyError::Mismatch("the secret share"))
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use state::Height;
 
-use super::published::Progress;
+use super::published::SubnetProgress;
 
 /// Blocks behind at which a node says so.
 const BEHIND: u64 = 20;
@@ -24,10 +24,10 @@ pub(super) struct LagWatch {
 
 impl LagWatch {
     /// To be called every second or so.
-    pub(super) fn log_if_behind(&mut self, progress: Progress, now: SystemTime) {
+    pub(super) fn log_if_behind(&mut self, progress: SubnetProgress, now: SystemTime) {
         if self.is_due(progress, now) {
             self.logged = Some(now);
-            let Progress { finalised, executed, .. } = progress;
+            let SubnetProgress { finalised, executed, .. } = progress;
             tracing::warn!(
                 behind = finalised.0.saturating_sub(executed.0),
                 executed = executed.0,
@@ -37,8 +37,8 @@ impl LagWatch {
         }
     }
 
-    fn is_due(&mut self, progress: Progress, now: SystemTime) -> bool {
-        let Progress { finalised, executed, .. } = progress;
+    fn is_due(&mut self, progress: SubnetProgress, now: SystemTime) -> bool {
+        let SubnetProgress { finalised, executed, .. } = progress;
         if executed > self.executed || finalised.0 <= executed.0 + 1 {
             (self.executed, self.moved) = (executed, Some(now));
         }
@@ -60,8 +60,12 @@ mod tests {
         SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + seconds)
     }
 
-    fn progress(finalised: u64, executed: u64) -> Progress {
-        Progress { finalised: Height(finalised), executed: Height(executed), ..Progress::default() }
+    fn progress(finalised: u64, executed: u64) -> SubnetProgress {
+        SubnetProgress {
+            finalised: Height(finalised),
+            executed: Height(executed),
+            ..SubnetProgress::default()
+        }
     }
 
     #[test]

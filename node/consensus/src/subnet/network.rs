@@ -32,31 +32,19 @@ use commonware_stream::{
 use commonware_utils::{Hostname, NZU32, NZUsize, ordered::Map};
 use futures::channel::mpsc;
 use genesis::{NodeRecord, Summary};
-use limits::ConsensusLimits;
 use rand_core::CryptoRng;
 use state::Height;
 
 use super::{
-    Engine, Input, StartError, Subnet, SubnetConfig,
-    block::Block,
-    engine::{Channels, IdentityLayer, SenderLayer, setup},
-    key, namespace,
+    ConsensusEngine, Input, StartError, Subnet, SubnetConfig,
+    block::{Block, BlockBounds},
+    engine::{ChannelName, Channels, IdentityLayer, SenderLayer, Transport},
+    key,
     peers::BLOCKED,
     runtime::{Layer, LayeredRuntime, MonotonicClock},
     scheme::Scheme,
 };
 use crate::ConsensusDeps;
-
-/// Numbers of the network's channels, in the order of [`Channels`].
-const VOTES: u64 = 0;
-const CERTIFICATES: u64 = 1;
-const RESOLVER: u64 = 2;
-const BROADCAST: u64 = 3;
-const BACKFILL: u64 = 4;
-const CALLS: u64 = 5;
-const ROOTS: u64 = 6;
-const SYNC: u64 = 7;
-const OUTCALLS: u64 = 8;
 
 /// Largest message other than a call: names, shares, headers.
 const OVERHEAD_BYTES: usize = 4 << 10;
@@ -247,8 +235,8 @@ impl Drop for EndNotifier {
 }
 
 /// Largest message of the channels that carry blocks.
-fn block_message_bytes(members: usize, limits: &ConsensusLimits) -> usize {
-    marshal::max_payload_size::<Standard<Block>, Scheme>(members as u32, &setup::bounds(limits))
+fn block_message_bytes(members: usize, bounds: &BlockBounds) -> usize {
+    marshal::max_payload_size::<Standard<Block>, Scheme>(members as u32, bounds)
 }
 
 impl Subnet {
@@ -286,9 +274,9 @@ impl Subnet {
         drop(TcpListener::bind(listen).map_err(|error| StartError::Listen { listen, error })?);
         let call_bytes =
             usize::try_from(config.call_bytes).unwrap_or(usize::MAX / 2) + OVERHEAD_BYTES;
-        let namespace = namespace(&config.genesis);
+        let namespace = key::namespace(&config.genesis);
         let (mut subnet, prepared) = Self::assemble(deps, config, resume_from)?;
-        let block_bytes = block_message_bytes(genesis::NODES_MAX, &prepared.limits);
+        let block_bytes = block_message_bytes(genesis::NODES_MAX, &prepared.deps.block_bounds());
         let network = Network {
             key,
             namespace,
@@ -309,7 +297,7 @@ impl Subnet {
 }
 
 /// Runs the engine until it ends. Blocks the calling thread.
-fn run<L: SenderLayer>(network: Network, prepared: Engine, layer: L) {
+fn run<L: SenderLayer>(network: Network, prepared: ConsensusEngine, layer: L) {
     let config = runtime::Config::new()
         .with_worker_threads(2)
         .with_max_blocking_threads(4)
@@ -321,7 +309,7 @@ fn run<L: SenderLayer>(network: Network, prepared: Engine, layer: L) {
         let context = LayeredRuntime::new(context, monotonic);
         // Memory is taken for each: twice as many as there are leaves room to grow until the next
         // start.
-        let peers_max = (2 * distinct(&prepared.resharing.summary()).len()).max(PEERS_MIN);
+        let peers_max = (2 * distinct(&prepared.deps.resharing.summary()).len()).max(PEERS_MIN);
         let members = NonZeroUsize::new(peers_max).unwrap_or(NonZeroUsize::MIN);
         let handshake = Cups::<_, ChaCha20Poly1305>::new(
             WallClockHandshake::new(network.key.clone()),
@@ -357,22 +345,25 @@ fn run<L: SenderLayer>(network: Network, prepared: Engine, layer: L) {
             let nonzero = |n| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN);
             Quota::per_second(nonzero(per_second)).allow_burst(nonzero(burst))
         };
+        let mut register =
+            |channel: ChannelName, quota| connections.register(channel as u64, quota);
         let channels = Channels {
-            votes: connections.register(VOTES, small),
-            certificates: connections.register(CERTIFICATES, small),
-            resolver: connections.register(RESOLVER, small),
-            broadcast: connections.register(BROADCAST, large(64, 16)),
-            backfill: connections.register(BACKFILL, large(512, 32)),
-            calls: connections.register(CALLS, large(512, 16)),
-            roots: connections.register(ROOTS, small),
+            votes: register(ChannelName::Votes, small),
+            certificates: register(ChannelName::Certificates, small),
+            resolver: register(ChannelName::Resolver, small),
+            broadcast: register(ChannelName::Broadcast, large(64, 16)),
+            backfill: register(ChannelName::Backfill, large(512, 32)),
+            calls: register(ChannelName::Calls, large(512, 16)),
+            roots: register(ChannelName::Roots, small),
             // Chunks of a quarter of a megabyte, a few of each peer at once.
-            sync: connections.register(SYNC, large(256, 8)),
-            outcalls: connections.register(OUTCALLS, large(256, 4)),
+            sync: register(ChannelName::Sync, large(256, 8)),
+            outcalls: register(ChannelName::Outcalls, large(256, 4)),
         }
         .layered(&layer);
         let network = connections.start();
         let node = context.child("node").spawn(move |context| {
-            prepared.run(context, String::new(), channels, (oracle.clone(), oracle), peering)
+            let transport = Transport { channels, peers: oracle.clone(), blocker: oracle, peering };
+            prepared.run(context, String::new(), transport)
         });
         // An actor that panics, as it does when the disk fails it, ends the node's task; without
         // connections a node would only seem to take part.

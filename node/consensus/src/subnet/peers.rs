@@ -46,7 +46,7 @@ struct Bucket {
     at: SystemTime,
 }
 
-/// See the module.
+/// Amounts that each peer has left at a rate.
 pub(super) struct Meter {
     rate: Rate,
     peers: BTreeMap<PublicKey, Bucket>,

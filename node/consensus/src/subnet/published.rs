@@ -38,7 +38,7 @@ const FINALIZATIONS_KEPT: usize = 16;
 
 /// How far a node is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct SubnetProgress {
     /// Newest height known to be final.
     pub finalised: Height,
     /// Newest height executed here.
@@ -94,9 +94,8 @@ pub(super) struct ProgressReaders {
     pub(super) work_available: Arc<Notify>,
 }
 
-/// The owners' side. Each is given to its owner when that is started.
+/// The side of the owners in the engine. Each is given to its owner when that is started.
 pub(super) struct ProgressWriters {
-    pub(super) execution_tx: watch::Sender<ExecutionProgress>,
     pub(super) delivery_tx: watch::Sender<DeliveryProgress>,
     pub(super) certification_tx: watch::Sender<CertificationProgress>,
     pub(super) state_sync_tx: watch::Sender<Option<SyncProgress>>,
@@ -105,7 +104,10 @@ pub(super) struct ProgressWriters {
 impl ProgressReaders {
     /// `logged` is the newest height in the block log, `executed` that of the state execution
     /// resumes from.
-    pub(super) fn new(executed: Height, logged: Height) -> (Arc<Self>, ProgressWriters) {
+    pub(super) fn new(
+        executed: Height,
+        logged: Height,
+    ) -> (Arc<Self>, watch::Sender<ExecutionProgress>, ProgressWriters) {
         let (execution_tx, execution_rx) =
             watch::channel(ExecutionProgress { executed, ..ExecutionProgress::default() });
         let (delivery_tx, delivery_rx) =
@@ -121,14 +123,12 @@ impl ProgressReaders {
             state_sync_rx,
             work_available: Arc::default(),
         };
-        (
-            Arc::new(published),
-            ProgressWriters { execution_tx, delivery_tx, certification_tx, state_sync_tx },
-        )
+        let writers = ProgressWriters { delivery_tx, certification_tx, state_sync_tx };
+        (Arc::new(published), execution_tx, writers)
     }
 
-    pub(super) fn progress(&self) -> Progress {
-        Progress {
+    pub(super) fn progress(&self) -> SubnetProgress {
+        SubnetProgress {
             executed: self.execution_rx.borrow().executed,
             certified: self.certification_rx.borrow().certified,
             ..self.consensus.inner.lock().progress
@@ -198,7 +198,7 @@ pub(super) struct ConsensusProgress {
 #[derive(Default)]
 struct EngineObservations {
     /// Executed and certified heights are not in it.
-    progress: Progress,
+    progress: SubnetProgress,
     seeds: BTreeMap<Round, Seed>,
     finalizations: BTreeMap<Round, Opening>,
 }

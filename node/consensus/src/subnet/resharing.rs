@@ -72,18 +72,24 @@ enum VerdictError {
     Unavailable(String),
 }
 
-/// See the module.
+/// How a node takes part.
+pub(super) struct Config {
+    pub(super) keys: Box<dyn KeyStore>,
+    pub(super) arithmetic: Arithmetic,
+    /// Precedes everything that members sign for the engine.
+    pub(super) namespace: Vec<u8>,
+    pub(super) node_key: [u8; 32],
+    pub(super) epocher: FixedEpocher,
+    /// Up to this epoch the node does not know how it voted.
+    pub(super) silent_until: Option<u64>,
+}
+
+/// The committee of the epoch that runs, and of the next.
 pub(super) struct Resharing {
     inner: Mutex<Inner>,
     /// Who is asked for every second.
     known: Mutex<Option<MemberKeys>>,
-    keys: Box<dyn KeyStore>,
-    arithmetic: Arithmetic,
-    namespace: Vec<u8>,
-    node_key: [u8; 32],
-    epocher: FixedEpocher,
-    /// Up to this epoch the node does not know how it voted.
-    silent_until: Option<u64>,
+    config: Config,
 }
 
 struct Inner {
@@ -149,12 +155,10 @@ impl Resharing {
     /// `summary` is that of the state at `height`, `boundary` names the last block of the epoch
     /// before it.
     pub(super) fn new(
-        (summary, height, boundary): (Summary, Height, Digest),
-        keys: Box<dyn KeyStore>,
-        arithmetic: Arithmetic,
-        (namespace, node_key): (Vec<u8>, [u8; 32]),
-        epocher: FixedEpocher,
-        silent_until: Option<u64>,
+        summary: Summary,
+        height: Height,
+        boundary: Digest,
+        config: Config,
     ) -> Arc<Self> {
         let inner = Inner {
             summary: Arc::new(summary),
@@ -163,20 +167,11 @@ impl Resharing {
             dealing: None,
             checked: VecDeque::new(),
         };
-        Arc::new(Self {
-            inner: Mutex::new(inner),
-            known: Mutex::default(),
-            keys,
-            arithmetic,
-            namespace,
-            node_key,
-            epocher,
-            silent_until,
-        })
+        Arc::new(Self { inner: Mutex::new(inner), known: Mutex::default(), config })
     }
 
     fn engine(&self) -> Result<Engine, String> {
-        (self.arithmetic)()
+        (self.config.arithmetic)()
     }
 
     pub(super) fn summary(&self) -> Arc<Summary> {
@@ -190,7 +185,7 @@ impl Resharing {
 
     /// Whether it is the last block of its epoch.
     pub(super) fn is_last(&self, height: EngineHeight) -> bool {
-        self.epocher.containing(height).is_some_and(|bounds| bounds.last() == height)
+        self.config.epocher.containing(height).is_some_and(|bounds| bounds.last() == height)
     }
 
     fn with_member_keys<T>(&self, take: impl FnOnce(&MemberKeys) -> T) -> T {
@@ -225,7 +220,7 @@ impl Resharing {
     /// is not a member.
     pub(super) fn enter(&self) -> Result<EpochParticipation, StartError> {
         let summary = self.summary();
-        if self.silent_until.is_some_and(|epoch| summary.epoch() <= epoch) {
+        if self.config.silent_until.is_some_and(|epoch| summary.epoch() <= epoch) {
             tracing::warn!(
                 epoch = summary.epoch(),
                 "this node lost its record of how it voted in this epoch: it follows without a \
@@ -233,7 +228,7 @@ impl Resharing {
             );
             return self.enter_with(None);
         }
-        let share = self.keys.share(&summary).map_err(StartError::Share)?;
+        let share = self.config.keys.share(&summary).map_err(StartError::Share)?;
         self.enter_with(share)
     }
 
@@ -245,17 +240,17 @@ impl Resharing {
     fn enter_with(&self, share: Option<SecretShare>) -> Result<EpochParticipation, StartError> {
         let summary = self.summary();
         let first = EngineHeight::new(self.inner.lock().height.get() + 1);
-        let epoch = self.epocher.containing(first).map(|bounds| bounds.epoch());
+        let epoch = self.config.epocher.containing(first).map(|bounds| bounds.epoch());
         if epoch.map(Epoch::get) != Some(summary.epoch()) {
             return Err(StartError::Epoch { height: first.get(), stored: summary.epoch() });
         }
         let epoch = Epoch::new(summary.epoch());
-        let from = self.epocher.first(epoch).map_or(first, |first| first);
+        let from = self.config.epocher.first(epoch).map_or(first, |first| first);
         let keys: Vec<_> =
             summary.members().iter().map(|member| member.node_key().to_bytes()).collect();
         let committee = summary.committee().clone();
         let scheme =
-            key::scheme(&self.namespace, &key::members(&keys)?, &committee, share.as_ref())?;
+            key::scheme(&self.config.namespace, &key::members(&keys)?, &committee, share.as_ref())?;
         Ok(EpochParticipation {
             epoch,
             from: Height(from.get()),
@@ -266,7 +261,7 @@ impl Resharing {
 
     /// Whether this node is a member.
     pub(super) fn is_member(&self) -> bool {
-        self.summary().place_of(&self.node_key).is_some()
+        self.summary().place_of(&self.config.node_key).is_some()
     }
 
     /// The id of a member.
@@ -283,9 +278,9 @@ impl Resharing {
             summary
                 .next_members()
                 .iter()
-                .any(|member| member.node_key().to_bytes() == self.node_key)
+                .any(|member| member.node_key().to_bytes() == self.config.node_key)
         };
-        summary.place_of(&self.node_key).is_some() || next()
+        summary.place_of(&self.config.node_key).is_some() || next()
     }
 
     /// The payload for a block of this node. `before` holds the payloads of its ancestors that are
@@ -302,7 +297,7 @@ impl Resharing {
             let inner = self.inner.lock();
             (inner.summary.clone(), inner.height, inner.dealing.clone())
         };
-        let me = summary.place_of(&self.node_key)?;
+        let me = summary.place_of(&self.config.node_key)?;
         let coming: Vec<_> = before
             .iter()
             .filter(|(height, _)| *height > known)
@@ -315,7 +310,7 @@ impl Resharing {
             .filter(|(epoch, _)| *epoch == summary.epoch())
             .filter(|_| summary.wants_dealing(me) && summary.dealings_missing() > coming.len())
             .map(|(_, dealing)| dealing);
-        let payload = dealing.or_else(|| self.keys.membership_change(&summary));
+        let payload = dealing.or_else(|| self.config.keys.membership_change(&summary));
         payload.map(|bytes| KeyPayload { leader: me.0, bytes: bytes.into() })
     }
 
@@ -338,7 +333,8 @@ impl Resharing {
     pub(super) async fn check_payload<E: Clock + Spawner + CryptoRng>(
         self: &Arc<Self>,
         context: &E,
-        (epoch, leader): (Epoch, &PublicKey),
+        epoch: Epoch,
+        leader: &PublicKey,
         block: &Block,
     ) -> Result<(), String> {
         let Some(payload) = &block.payload else { return Ok(()) };
@@ -480,7 +476,8 @@ impl Resharing {
         context: &E,
     ) -> Result<(), String> {
         let summary = self.summary();
-        let Some(me) = summary.place_of(&self.node_key).filter(|me| summary.wants_dealing(*me))
+        let Some(me) =
+            summary.place_of(&self.config.node_key).filter(|me| summary.wants_dealing(*me))
         else {
             return Ok(());
         };
@@ -490,7 +487,7 @@ impl Resharing {
         let this = self.clone();
         let of = summary.epoch();
         let dealt = context.child("deal").shared(true).spawn(move |mut context| async move {
-            let share = this.keys.share(&summary)?.ok_or("this node has no share")?;
+            let share = this.config.keys.share(&summary)?.ok_or("this node has no share")?;
             let engine = this.engine()?;
             summary
                 .deal(&engine, me, &share, &mut seed(&mut context))
@@ -581,15 +578,16 @@ mod tests {
         };
         let keys: Vec<_> =
             secrets.iter().map(|secret| key::node_key(secret).unwrap().public_key()).collect();
-        let me = bytes(&keys[0]);
-        let resharing = Resharing::new(
-            (summary, Height(0), Block::genesis(b"test", Time(1)).digest()),
-            Box::new(OneShare(shares[0].to_bytes(), NodeIndex(0))),
+        let config = Config {
+            keys: Box::new(OneShare(shares[0].to_bytes(), NodeIndex(0))),
             arithmetic,
-            (b"test".to_vec(), me),
-            FixedEpocher::new(NZU64!(10)),
-            None,
-        );
+            namespace: b"test".to_vec(),
+            node_key: bytes(&keys[0]),
+            epocher: FixedEpocher::new(NZU64!(10)),
+            silent_until: None,
+        };
+        let boundary = Block::genesis(b"test", Time(1)).digest();
+        let resharing = Resharing::new(summary, Height(0), boundary, config);
         (resharing, asked, keys)
     }
 
@@ -604,13 +602,13 @@ mod tests {
         deterministic::Runner::timed(Duration::from_secs(600)).start(|context| async move {
             let (resharing, asked, members) = member();
             let dealing = {
-                let (summary, keys) = (resharing.summary(), &resharing.keys);
+                let (summary, keys) = (resharing.summary(), &resharing.config.keys);
                 let share = keys.share(&summary).unwrap().unwrap();
                 let engine = Engine::new(config()).unwrap();
                 summary.deal(&engine, NodeIndex(0), &share, &mut StdRng::seed_from_u64(1)).unwrap()
             };
             let verdict = resharing
-                .check_payload(&context, (Epoch::zero(), &members[0]), &block(dealing))
+                .check_payload(&context, Epoch::zero(), &members[0], &block(dealing))
                 .await;
             assert_eq!(verdict, Ok(()));
             assert_eq!(asked.load(SeqCst), FAILING + 1);
@@ -625,7 +623,7 @@ mod tests {
             let block = block(b"nothing of the key".to_vec());
             let next = Epoch::new(1);
             let early =
-                async { resharing.check_payload(&context, (next, &members[0]), &block).await };
+                async { resharing.check_payload(&context, next, &members[0], &block).await };
             select! {
                 verdict = early => panic!("judged by another epoch's committee: {verdict:?}"),
                 () = context.sleep(Duration::from_secs(30)) => {},
@@ -636,7 +634,7 @@ mod tests {
                 summary.close_epoch();
                 inner.summary = Arc::new(summary);
             }
-            let verdict = resharing.check_payload(&context, (next, &members[0]), &block).await;
+            let verdict = resharing.check_payload(&context, next, &members[0], &block).await;
             assert!(verdict.is_err(), "it is judged, and is nothing of the key");
         });
     }

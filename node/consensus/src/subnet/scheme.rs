@@ -43,7 +43,7 @@ type Signature = vrf::Signature<MinSig>;
 /// before.
 const ROUNDS_KEPT: usize = 4;
 
-/// See the module.
+/// Keys of one epoch, with the seeds of recent rounds. Copies share what they remember.
 #[derive(Clone, Debug)]
 pub(super) struct Scheme {
     inner: Inner,

@@ -54,6 +54,22 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for BoundedVec
     }
 }
 
+/// The bytes of a message. None where it cannot be encoded, which is a defect: nothing is sent then,
+/// because a peer is cut off for what does not decode.
+pub(super) fn encode(message: &impl Serialize, what: &str) -> Option<Vec<u8>> {
+    postcard::to_allocvec(message)
+        .inspect_err(|error| tracing::error!(%error, "{what} cannot be encoded"))
+        .ok()
+}
+
+/// Encoded messages of a channel, with their names.
+#[cfg(test)]
+pub(super) fn samples<const N: usize>(
+    messages: [(&'static str, impl Serialize); N],
+) -> Vec<(&'static str, Vec<u8>)> {
+    messages.map(|(name, message)| (name, postcard::to_stdvec(&message).unwrap_or_default())).into()
+}
+
 /// What a peer's message says, if it is no longer than `bytes_max` and nothing follows it.
 pub(super) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8], bytes_max: usize) -> Option<T> {
     if bytes.len() > bytes_max {

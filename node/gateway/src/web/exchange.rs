@@ -8,7 +8,7 @@ use http_server::{ErrorResponse, HttpHandler as _, Outgoing, with_reservation};
 use hyper::{Response, StatusCode};
 use ic_http_certification::HttpResponse;
 use ic_principal::Principal;
-use state::{Reject, RejectCode, RequestId};
+use state::{QueryRequest, Reject, RejectCode, RequestId};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use super::{
@@ -23,7 +23,7 @@ use super::{
     },
 };
 use crate::{
-    api::{NO_QUERY_WORKER, Outcome, PublicMetadata, QUERY_OVERDUE, QueryRequest},
+    api::{NO_QUERY_WORKER, Outcome, PublicMetadata, QUERY_OVERDUE},
     service::{JobKind, no_query_worker},
 };
 
@@ -211,7 +211,6 @@ impl Exchange {
         let query = QueryRequest {
             sender: Principal::anonymous(),
             canister_id: canister,
-            effective_canister_id: canister,
             method_name: method.to_owned(),
             arg: argument,
             sender_info: None,
@@ -220,7 +219,7 @@ impl Exchange {
         let most = self.web.rooms.reply_bytes();
         let wait = service.query_wait;
         let asked = service.on_thread(JobKind::Query(canister), move || {
-            let reply = node.query(&query).map_err(|reject| not_executed(&reject, wait))?;
+            let reply = node.query(query).map_err(|reject| not_executed(&reject, wait))?;
             guard_reply(reply, share, most)
         });
         let answer = asked.await.map_err(|mut refused| {

@@ -22,7 +22,7 @@ use budget::Pool;
 use ed25519_dalek::SigningKey;
 use gateway::{
     CertifiedView, Gateway, GatewayConfig, GatewayHandle, Health, Latencies, Node, PublicMetadata,
-    QueryConcurrency, QueryRequest, Refusal, RequestFacts, SubmitOutcome, Waiters, report::Report,
+    QueryConcurrency, Refusal, RequestFacts, Waiters, report::Report,
 };
 use ic_agent::{Agent, Identity};
 use ic_principal::Principal;
@@ -30,7 +30,8 @@ use limits::GatewayLimits;
 use prometheus_client::registry::Registry;
 pub use signing::*;
 use state::{
-    ErrorCode, Height, Ingress, Reject, RejectCode, RequestId, SignedIngress, Time, Validity,
+    ErrorCode, Height, Ingress, QueryRequest, Reject, RejectCode, RequestId, SignedIngress, Time,
+    Validity,
 };
 
 #[derive(Clone, Debug)]
@@ -240,7 +241,7 @@ impl Node for ScriptNode {
         ingress: Ingress,
         signed: SignedIngress,
         validity: Validity,
-    ) -> Result<SubmitOutcome, Refusal> {
+    ) -> Result<(), Refusal> {
         self.0.submitted.fetch_add(1, Ordering::SeqCst);
         let sent = envelope::Envelope::decode(
             &signed.envelope,
@@ -266,7 +267,7 @@ impl Node for ScriptNode {
         if self.0.at_once.load(Ordering::SeqCst) {
             self.0.certify();
         }
-        Ok(SubmitOutcome::Accepted)
+        Ok(())
     }
 
     fn inspect(&self, ingress: &Ingress) -> Result<(), Reject> {
@@ -274,12 +275,12 @@ impl Node for ScriptNode {
         if ingress.method_name == "inspected_away" { Err(reject()) } else { Ok(()) }
     }
 
-    fn query(&self, query: &QueryRequest) -> Result<Vec<u8>, Reject> {
+    fn query(&self, query: QueryRequest) -> Result<Vec<u8>, Reject> {
         self.0.queries.fetch_add(1, Ordering::SeqCst);
         *self.0.last_query.lock().unwrap() = Some(query.clone());
         let pages = self.0.pages.lock().unwrap().clone();
         if let Some(pages) = pages {
-            return pages(query);
+            return pages(&query);
         }
         match query.method_name.as_str() {
             "reject" => Err(reject()),
@@ -292,7 +293,7 @@ impl Node for ScriptNode {
                 }
                 Ok(Vec::new())
             }
-            _ => Ok(query.arg.clone()),
+            _ => Ok(query.arg),
         }
     }
 

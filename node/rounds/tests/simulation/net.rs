@@ -37,7 +37,7 @@ use zeroize::Zeroizing;
 
 use consensus::{
     Arithmetic, BlockLog, Channels, ConsensusDeps, ConsensusError, IngressPool, KeyStore,
-    LayeredRuntime, StateServer, Subnet, SubnetConfig,
+    LayeredRuntime, StateServer, Subnet, SubnetConfig, Transport,
 };
 use disk::SimulatedDisk;
 use rounds::{Driver, RoundError, Settings};
@@ -581,8 +581,9 @@ impl Net {
             SlowConsensus { subnet, clock: clock.child("slow"), slow: member.slow.clone() };
         let files = self.real.then(|| Files { disk: disk.clone(), folder: folder.join("replica") });
         let replica = FaultyReplica { inner: replica, faults: faults.clone(), files };
-        let machine = (SimulatedClock(clock), FaultyDiskProbe(faults.clone()), probe);
-        let driver = Driver::new((consensus, replica), machine, pool.clone(), settings);
+        let (clock, disk_probe) = (SimulatedClock(clock), FaultyDiskProbe(faults.clone()));
+        let driver =
+            Driver::new(consensus, replica, clock, disk_probe, probe, pool.clone(), settings);
         let channels = falsify(channels, &member.falsifier);
         let (found, manager) = (self.found.clone(), self.oracle.manager());
         let (disk, faults, is_wanted) =
@@ -591,7 +592,13 @@ impl Net {
             let disk_layer = DiskLayer { clock: Arc::new(context.child("disk")), disk, faults };
             let disk_layer = LayeredRuntime::new(context.child("engine"), disk_layer);
             let engine = disk_layer.spawn(move |context| {
-                engine.run(context, storage, channels, (manager, control), Box::new(|_| ()))
+                let transport = Transport {
+                    channels,
+                    peers: manager,
+                    blocker: control,
+                    peering: Box::new(|_| ()),
+                };
+                engine.run(context, storage, transport)
             });
             let clock = context.child("end");
             let rounds = async move {

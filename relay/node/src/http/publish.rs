@@ -5,9 +5,10 @@
 //! count: clients of this interface are the operator's. Bounds: the request's body, and the pool
 //! `receiving` for the encoded message.
 
+use bytes::Bytes;
 use http_server::{ErrorResponse, Outgoing};
 use hyper::{Response, StatusCode};
-use protocol::StatusCode as Status;
+use protocol::{StatusCode as Status, WakuMessage};
 use serde::Deserialize;
 
 use super::{
@@ -194,7 +195,10 @@ impl Service {
             .node
             .shard_for(pubsub_topic.as_deref(), &content_topic)
             .map_err(|rejected| self.node.refused(rejected))?;
-        Ok(self.node.publish(shard, bytes.into(), held).await?)
+        let bytes = Bytes::from(bytes);
+        let message =
+            WakuMessage::decode(bytes.clone()).map_err(|error| self.node.refused(error.into()))?;
+        Ok(self.node.publish(shard, message, bytes, held).await?)
     }
 }
 

@@ -6,7 +6,7 @@ use budget::Reservation;
 use bytes::Bytes;
 use libp2p::PeerId;
 use protocol::{
-    StatusCode, Text,
+    StatusCode, Text, WakuMessage,
     light_push::{REQUEST_BYTES_MAX, Reply, ReplyV2, Request, RequestV2},
 };
 
@@ -14,7 +14,6 @@ use super::{ServeOutcome, reply, request, status_of, text};
 use crate::{
     counters::Reason,
     governor::WorkKind,
-    ingest::RejectReason,
     latencies,
     network::{stream_slots::Stream, streams::Frame},
     node::Node,
@@ -114,12 +113,12 @@ async fn take(
             return (StatusCode::TooManyRequests, text(full.to_string()), None);
         }
     };
-    let taken = match content_topic_of(&message) {
-        Ok(content_topic) => match node.shard_for(pubsub_topic, content_topic.as_str()) {
-            Ok(shard) => node.publish(shard, message, held).await,
+    let taken = match WakuMessage::decode(message.clone()) {
+        Ok(decoded) => match node.shard_for(pubsub_topic, decoded.content_topic.as_str()) {
+            Ok(shard) => node.publish(shard, decoded, message, held).await,
             Err(rejected) => Err(node.refused(rejected)),
         },
-        Err(rejected) => Err(node.refused(rejected)),
+        Err(error) => Err(node.refused(error.into())),
     };
     match taken {
         Ok(accepted) => {
@@ -127,8 +126,4 @@ async fn take(
         }
         Err(rejected) => (status_of(&rejected), text(rejected.to_string()), None),
     }
-}
-
-fn content_topic_of(message: &Bytes) -> Result<Text, RejectReason> {
-    Ok(protocol::WakuMessage::decode(message.clone())?.content_topic.to_owned_text())
 }

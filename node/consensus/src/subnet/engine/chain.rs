@@ -11,7 +11,7 @@ use commonware_consensus::{
         resolver::p2p as backfill,
     },
     simplex::types::Finalization,
-    types::{FixedEpocher, ViewDelta},
+    types::ViewDelta,
 };
 use commonware_cryptography::{Digested, certificate::Verifier as _, ed25519::PublicKey};
 use commonware_p2p::{Blocker, Provider, Receiver, Sender};
@@ -28,10 +28,11 @@ use rand_core::CryptoRng;
 use super::{
     super::{
         application::Application,
-        block::{Block, BlockBounds, Digest},
+        block::{Block, Digest},
+        deps::Deps,
         scheme::Scheme,
     },
-    MAILBOX, Mailbox, PENDING_MAX, Schemes,
+    MAILBOX, Mailbox, PENDING_MAX,
 };
 
 /// Finalizations by height, on disk.
@@ -47,12 +48,9 @@ pub(super) struct Chain<'a, P, B> {
     /// Begins the names of everything this node stores.
     pub(super) storage: &'a str,
     pub(super) cache: CacheRef,
-    pub(super) bounds: BlockBounds,
-    pub(super) me: PublicKey,
+    pub(super) deps: &'a Deps,
     pub(super) peers: P,
     pub(super) blocker: B,
-    pub(super) schemes: Schemes,
-    pub(super) epocher: FixedEpocher,
     /// Genesis, or the finalization to begin above.
     pub(super) start: Start<Scheme, Digest, Digested<Block>>,
 }
@@ -82,7 +80,7 @@ where
         );
         let blocks = prunable::Archive::init(
             context.child("blocks"),
-            archive(self.storage, "blocks", &self.cache, self.bounds),
+            archive(self.storage, "blocks", &self.cache, self.deps.block_bounds()),
         );
         Ok(ChainStorage { certificates: certificates.await?, blocks: blocks.await? })
     }
@@ -94,7 +92,8 @@ where
         self,
         context: &E,
         opened: ChainStorage<E>,
-        (backfilled, spread): ((S, R), (S, R)),
+        backfilled: (S, R),
+        spread: (S, R),
         application: Application<T>,
     ) -> (Mailbox, MarshalFloor, ChainTask)
     where
@@ -103,10 +102,11 @@ where
         R: Receiver<PublicKey = PublicKey>,
         T: Clone + Send + Sync + 'static,
     {
+        let (deps, bounds) = (self.deps, self.deps.block_bounds());
         let resolver = backfill::init(
             context.child("backfill"),
             backfill::Config {
-                public_key: self.me.clone(),
+                public_key: deps.me.clone(),
                 peer_provider: self.peers.clone(),
                 blocker: self.blocker,
                 mailbox_size: NZUsize!(MAILBOX),
@@ -120,11 +120,11 @@ where
         let (broadcast, buffer) = buffered::Engine::new(
             context.child("broadcast"),
             buffered::Config {
-                public_key: self.me,
+                public_key: deps.me.clone(),
                 mailbox_size: NZUsize!(MAILBOX),
                 deque_size: 4,
                 priority: false,
-                codec_config: self.bounds,
+                codec_config: bounds,
                 peer_provider: self.peers,
                 strategy: Sequential,
             },
@@ -135,8 +135,8 @@ where
             opened.certificates,
             opened.blocks,
             marshal::Config {
-                provider: self.schemes,
-                epocher: self.epocher,
+                provider: deps.schemes.clone(),
+                epocher: deps.epocher.clone(),
                 start: self.start,
                 partition_prefix: format!("{}marshal", self.storage),
                 mailbox_size: NZUsize!(MAILBOX),
@@ -146,7 +146,7 @@ where
                 replay_buffer: NZUsize!(64 << 10),
                 key_write_buffer: NZUsize!(16 << 10),
                 value_write_buffer: NZUsize!(64 << 10),
-                block_codec_config: self.bounds,
+                block_codec_config: bounds,
                 max_repair: NZUsize!(16),
                 max_pending_acks: NZUsize!(PENDING_MAX),
                 strategy: Sequential,

@@ -18,29 +18,25 @@ use super::{
         DeliveredBlock, Input, StartError,
         block::{Block, Digest},
         calls::Calls,
-        published::{DeliveryProgress, ProgressReaders},
-        resharing::Resharing,
+        deps::Deps,
+        published::DeliveryProgress,
     },
-    Mailbox, Peering, Schemes,
+    Mailbox, Peering,
 };
-use crate::{FinalisedBlock, IngressPool, certifier::CommitteeSchedule};
+use crate::FinalisedBlock;
 
 /// Between two tries to take up a share.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Hands finalised blocks to the driver.
 pub(super) struct Delivery<S> {
-    pub(super) published: Arc<ProgressReaders>,
+    pub(super) deps: Arc<Deps>,
     pub(super) delivery_tx: watch::Sender<DeliveryProgress>,
-    pub(super) pool: Arc<IngressPool>,
     pub(super) calls: Calls<S>,
     pub(super) input_tx: futures::channel::mpsc::Sender<Input>,
     pub(super) marshal: Mailbox,
     /// Marshal keeps no blocks below.
     pub(super) pruned: Height,
-    pub(super) resharing: Arc<Resharing>,
-    pub(super) schemes: Schemes,
-    pub(super) schedule: CommitteeSchedule,
     pub(super) peering: Peering,
 }
 
@@ -59,7 +55,7 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
                 return;
             }
             ack.acknowledge();
-            let floor = self.published.execution_rx.borrow().floor;
+            let floor = self.deps.published.execution_rx.borrow().floor;
             if floor > self.pruned {
                 self.marshal.prune(EngineHeight::new(floor.0));
                 self.pruned = floor;
@@ -76,19 +72,19 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
         block: &Block,
     ) -> Option<()> {
         let height = Height(block.height.get());
-        if height <= self.published.logged {
+        if height <= self.deps.published.logged {
             // Durable before a restart.
             return Some(());
         }
         let calls = self.calls.gather(context, &block.ingress, Some(height), None).await;
         let ingress: Vec<_> = calls.into_iter().map(|call| call.signed).collect();
         let of_users = ingress.iter().filter(|signed| !OutcallAnswer::is_in(signed)).count() as u64;
-        let epoch = self.resharing.summary().epoch();
-        let key = self.resharing.apply(context, block).await.ok()?;
+        let epoch = self.deps.resharing.summary().epoch();
+        let key = self.deps.resharing.apply(context, block).await.ok()?;
         let names = block.ingress.iter().map(|name| name.id).collect();
-        let executed = self.published.execution_rx.borrow().executed;
+        let executed = self.deps.published.execution_rx.borrow().executed;
         self.delivery_tx.send_modify(|progress| progress.add_block(height, names, executed));
-        let (durable, written) = oneshot::channel();
+        let (durable_tx, durable_rx) = oneshot::channel();
         let block_of_calls = FinalisedBlock {
             height,
             time: block.time,
@@ -102,11 +98,11 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
             queries: block.queries.clone().map(|report| Box::new(report.0)),
         };
         self.input_tx
-            .send(Input::Block(DeliveredBlock { block: block_of_calls, durable }))
+            .send(Input::Block(DeliveredBlock { block: block_of_calls, durable_tx }))
             .await
             .ok()?;
-        written.await.ok()?;
-        self.pool.remove(&block.ingress, of_users);
+        durable_rx.await.ok()?;
+        self.deps.pool.remove(&block.ingress, of_users);
         let (calls, names, time) = (self.calls.clone(), block.ingress.clone(), block.time);
         let forgotten = context
             .child("forget")
@@ -114,7 +110,7 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
             .spawn(move |_| async move { calls.drop_logged(&names, (height, time)) });
         forgotten.await.ok()?;
         // Before anybody executes the next block.
-        if self.resharing.summary().epoch() != epoch && !self.enter(context, height).await {
+        if self.deps.resharing.summary().epoch() != epoch && !self.enter(context, height).await {
             let _ = self.input_tx.send(Input::Left(height)).await;
             return None;
         }
@@ -123,10 +119,10 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
 
     /// Takes part in the epoch that begins, if this node does.
     async fn enter(&mut self, context: &(impl Clock + Spawner), last: Height) -> bool {
-        let member = self.schedule.at(last).is_some_and(|signers| signers.share.is_some());
-        let summary = self.resharing.summary();
+        let member = self.deps.schedule.at(last).is_some_and(|signers| signers.share.is_some());
+        let summary = self.deps.resharing.summary();
         let entered = loop {
-            let resharing = self.resharing.clone();
+            let resharing = self.deps.resharing.clone();
             let entered = context
                 .child("enter")
                 .shared(true)
@@ -146,7 +142,7 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
                 Err(_) => return false,
             }
         };
-        if !self.resharing.is_current_or_next_member() && member {
+        if !self.deps.resharing.is_current_or_next_member() && member {
             tracing::info!(
                 epoch = summary.epoch(),
                 "this node is no longer a member of the subnet"
@@ -178,9 +174,9 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
                 " stays"
             }
         );
-        self.schemes.insert(entered.epoch, entered.scheme);
-        self.schedule.begin(entered.from, entered.signers);
-        self.pool.set_node_count(summary.members().len());
+        self.deps.schemes.insert(entered.epoch, entered.scheme);
+        self.deps.schedule.begin(entered.from, entered.signers);
+        self.deps.pool.set_node_count(summary.members().len());
         (self.peering)(&summary);
         true
     }

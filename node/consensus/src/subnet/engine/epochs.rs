@@ -8,7 +8,7 @@ use commonware_consensus::{
         self, Engine, Floor as EngineFloor, ForwardPolicy, SkipBudget, SkipPolicy,
         elector::RoundRobin,
     },
-    types::{Epoch, Epocher as _, FixedEpocher, Height as EngineHeight, ViewDelta},
+    types::{Epoch, Epocher as _, Height as EngineHeight, ViewDelta},
 };
 use std::{sync::Arc, time::Duration};
 
@@ -25,15 +25,12 @@ use rand_core::CryptoRng;
 
 use super::{
     super::{
-        application::Application,
-        block::Digest,
-        published::{Observer, ProgressReaders},
-        recent_speakers::RecentSpeakers,
-        resharing::Resharing,
-        scheme::Scheme,
+        application::Application, block::Digest, deps::Deps, published::Observer,
+        recent_speakers::RecentSpeakers, scheme::Scheme,
     },
-    MAILBOX, Mailbox, Schemes, Timing,
+    MAILBOX, Mailbox,
     chain::ChainTask,
+    config::Timing,
 };
 
 /// The three consensus channels, of which each epoch's engine has subchannels.
@@ -84,11 +81,8 @@ where
     pub(super) storage: String,
     pub(super) cache: CacheRef,
     pub(super) blocker: B,
-    pub(super) schemes: Schemes,
-    pub(super) epocher: FixedEpocher,
+    pub(super) deps: Arc<Deps>,
     pub(super) timing: Timing,
-    pub(super) published: Arc<ProgressReaders>,
-    pub(super) resharing: Arc<Resharing>,
     pub(super) application: Application<S>,
     pub(super) marshal: Mailbox,
     pub(super) channels: Subchannels<S>,
@@ -117,17 +111,17 @@ where
         loop {
             let Some(mut engine) = self.start_engine(&context, epoch, root).await else { return };
             context.child("dealing").spawn({
-                let resharing = self.resharing.clone();
+                let resharing = self.deps.resharing.clone();
                 move |context| resharing.deal(context)
             });
-            let Some(last) = self.epocher.last(epoch) else { return };
+            let Some(last) = self.deps.epocher.last(epoch) else { return };
             let Some(boundary) = self.wait_for_epoch_end(epoch, last, &mut engine).await else {
                 return;
             };
             engine.abort();
             // The leader of the next epoch's first round shows how this one ended.
             if let Some(finalization) = self.marshal.get_finalization(last).await {
-                self.published.consensus.finalised(finalization);
+                self.deps.published.consensus.finalised(finalization);
             }
             // Its storage can be open once only.
             let _ = engine.await;
@@ -147,12 +141,12 @@ where
     where
         E: Clock + CryptoRng + Spawner + Storage + Metrics,
     {
-        let scheme = self.schemes.get(epoch);
+        let scheme = self.deps.schemes.get(epoch);
         let application = Inline::new(
             context.child("application").with_attribute("epoch", epoch),
             self.application.clone(),
             self.marshal.clone(),
-            self.epocher.clone(),
+            self.deps.epocher.clone(),
         );
         let engine = Engine::new(
             context.child("engine").with_attribute("epoch", epoch),
@@ -162,7 +156,7 @@ where
                 blocker: self.blocker.clone(),
                 automaton: application.clone(),
                 relay: application.clone(),
-                reporter: Reporters::from((application, Observer(self.published.clone()))),
+                reporter: Reporters::from((application, Observer(self.deps.published.clone()))),
                 track_historical_votes: false,
                 strategy: Sequential,
                 partition: votes_partition(&self.storage, epoch),

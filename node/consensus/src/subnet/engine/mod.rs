@@ -4,22 +4,10 @@
 //! Generic in the runtime and the network, so that the fault tests run exactly this under a
 //! simulated clock, network and disk.
 //!
-//! ```text
-//!  peers: votes, certificates, fetches        backfill, broadcast      calls        roots     sync
-//!            |                                       |                   |            |         |
-//!  [`epochs`] one simplex engine per epoch <-> [`chain`] marshal    [`Calls`]    [`Roots`]  [`StateSync`]
-//!            | proposes, votes (Application)         | final blocks      |            |         |
-//!            |                                       v deliveries (4)    |            |         |
-//!            |<--------- durable (4) --------- [`delivery`] <-- gathers -+            |         |
-//!                                                    |                                |         |
-//!                                                    v input (8 and one per sender)   v         v
-//!                                                  the driver: executes, appends to the block log
-//!                                                    | executed (8) -> Roots    commands (2) -> StateSync
-//! ```
-//!
-//! Every channel is bounded; the number is how many messages it holds. Senders wait on a full
-//! channel, except marshal, which never has more than [`PENDING_MAX`] blocks under way. State that
-//! needs no message is published (see [`super::published`]).
+//! The channels between the tasks are drawn in `docs/internals/consensus-channels.md`. Each is
+//! bounded. Senders wait on a full channel, except marshal, which never has more than
+//! [`PENDING_MAX`] blocks under way. State that needs no message is published (see
+//! [`super::published`]).
 //!
 //! Finalised blocks are handed out in height order, each once its calls are present; the next
 //! blocks wait behind it, at most [`PENDING_MAX`] of them, in storage otherwise. A block is
@@ -27,9 +15,9 @@
 //! durable.
 
 mod chain;
+mod config;
 mod delivery;
 mod epochs;
-pub(super) mod setup;
 
 use std::sync::Arc;
 
@@ -37,7 +25,7 @@ use commonware_consensus::{
     Epochable as _,
     marshal::{Start, core::Mailbox as MarshalMailbox, standard::Standard},
     simplex::Floor as EngineFloor,
-    types::{Epoch, Epocher as _, FixedEpocher, Height as EngineHeight},
+    types::{Epoch, Epocher as _, Height as EngineHeight},
 };
 use commonware_cryptography::{Digested, Digestible as _, ed25519::PublicKey};
 use commonware_p2p::{Blocker, Provider, Receiver, Sender};
@@ -47,29 +35,30 @@ use commonware_utils::{NZU16, NZUsize, channel::mpsc};
 use rand_core::CryptoRng;
 use state::Height;
 
-pub use self::setup::{ChannelName, Channels, IdentityLayer, Peering, SenderLayer};
-pub(super) use self::setup::{EngineOwned, Schemes, Setup, Timing, block_bounds};
+pub use self::config::{ChannelName, Channels, IdentityLayer, Peering, SenderLayer, Transport};
+pub(super) use self::config::{Schemes, block_bounds};
 use self::{
     chain::Chain,
+    config::Timing,
     delivery::Delivery,
     epochs::{Epochs, Subchannels, Tasks},
 };
 use super::{
     Input,
     application::Application,
-    block::{Block, NameBounds},
+    block::{Block, Digest},
     calls::{self, Calls},
-    greeting::Greeting,
-    outcalls::{Agreement, NodeIds},
+    deps::Deps,
+    outcalls::{self, Agreement, NodeIds},
     peers::{self, PeerScorer},
-    published::ProgressReaders,
+    published::ProgressWriters,
     recent_speakers::RecentSpeakers,
-    resharing::Resharing,
+    runtime::LayeredRuntime,
     scheme::Scheme,
-    shares::Roots,
-    state_sync::{Config as StateSyncConfig, Floor, StateSync},
+    shares::{self, ExecutionResult, Roots},
+    state_sync::{self, Command, Floor, StateSync},
+    storage_retry::StorageRetry,
 };
-use crate::{Certifier, IngressPool, Outcalls, certifier::CommitteeSchedule};
 
 /// Finalised blocks handed out and not yet durable.
 pub(super) const PENDING_MAX: usize = 4;
@@ -84,218 +73,223 @@ fn page_cache() -> CacheRef {
     CacheRef::new(NZU16!(4084), NZUsize!(128))
 }
 
-/// Runs until the task is aborted or one of the actors ends: carries calls and state roots, starts
-/// the chain, finds the block from which consensus resumes, and runs one epoch after the other.
-#[expect(
-    clippy::too_many_lines,
-    reason = "wiring: every part is made once, in the order in which they need each other"
-)]
-pub(super) async fn run<E, S, R, P, B>(mut context: E, mut setup: Setup<S, R, P, B>)
-where
-    E: Clock + CryptoRng + Spawner + Storage + Metrics,
-    S: Sender<PublicKey = PublicKey>,
-    R: Receiver<PublicKey = PublicKey>,
-    P: Provider<PublicKey = PublicKey>,
-    B: Blocker<PublicKey = PublicKey>,
-{
-    (setup.peering)(&setup.resharing.summary());
-    let scorer = PeerScorer::new(peers::block_with(setup.blocker.clone()));
-    let (published, resharing, schemes) =
-        (setup.published.clone(), setup.resharing.clone(), setup.schemes.clone());
-    let (cache, bounds) = (page_cache(), setup::bounds(&setup.limits));
-    let names = NameBounds {
-        calls: setup.limits.block_ingress_messages,
-        bytes: setup.limits.block_ingress_bytes,
-        call_bytes: setup.call_bytes,
-    };
+/// A member's engine that has everything but a runtime and a network. See
+/// [`super::Subnet::assemble`].
+pub struct ConsensusEngine {
+    pub(super) deps: Arc<Deps>,
+    pub(super) genesis: Block,
+    /// Limits that all members must have alike.
+    pub(super) agreed: Vec<(String, u64)>,
+    /// A finalised block to begin with instead of genesis, after the state below it was installed.
+    pub(super) floor: Option<Floor>,
+    pub(super) progress: ProgressWriters,
+    /// Finalised blocks and certificates, for the driver.
+    pub(super) input_tx: futures::channel::mpsc::Sender<Input>,
+    /// Results of the driver.
+    pub(super) executed_rx: futures::channel::mpsc::Receiver<ExecutionResult>,
+    /// The driver's commands for state sync.
+    pub(super) commands_rx: futures::channel::mpsc::Receiver<Command>,
+}
 
-    let calls = Calls::new(
-        (setup.pool.clone(), setup.envelopes, setup.clock.clone()),
-        setup.journal,
-        names,
-        scorer.clone(),
-        setup.channels.calls.0,
-    );
-    share_pool(&setup.pool, &resharing, &published, &setup.input_tx);
-    let work_available = published.work_available.clone();
-    context.child("announce").spawn({
-        let calls = calls.clone();
-        move |context| calls.gossip_ingress(context, work_available)
-    });
-    let places: calls::PeerNumbers = Arc::new({
-        let resharing = resharing.clone();
-        move |peer| resharing.peer(peer)
-    });
-    calls::start(&context, &calls, places, &setup.log, setup.channels.calls.1);
-
-    let heights_max = usize::try_from(setup.limits.certificates_kept).unwrap_or(usize::MAX);
-    let roots = Roots::new(
-        (Certifier::with_schedule(setup.schedule.clone(), heights_max), setup.schedule.clone()),
-        resharing.clone(),
-        Greeting::new(setup.me.clone(), setup.agreed),
-        (published.clone(), setup.owned.certification_tx),
-        setup.channels.roots.0,
-        setup.input_tx.clone(),
-        scorer.clone(),
-    );
-    let (executed_rx, roots_rx) = (setup.executed_rx, setup.channels.roots.1);
-    let roots = context
-        .child("roots")
-        .dedicated()
-        .spawn(move |context| roots.run(context, executed_rx, roots_rx));
-
-    start_outcalls(
-        &context,
-        setup.outcalls.map(|outcalls| (outcalls, setup.pool.clone())),
-        (setup.schedule.clone(), setup.me.clone(), resharing.clone()),
-        setup.channels.outcalls,
-        scorer.clone(),
-    );
-
-    let floor = verified_floor(&mut context, setup.floor, &schemes);
-    if let Some(floor) = &floor {
-        published.consensus.finalised(floor.finalization.clone());
+impl ConsensusEngine {
+    /// Runs until the task is aborted, the subnet's [`super::Subnet`] is dropped, or a part of the
+    /// engine ends.
+    ///
+    /// `storage` begins the names of everything that is stored in the runtime's storage.
+    pub async fn run<E, S, R, P, B>(
+        self,
+        context: E,
+        storage: String,
+        transport: Transport<S, R, P, B>,
+    ) where
+        E: Clock + CryptoRng + Spawner + Storage + Metrics,
+        S: Sender<PublicKey = PublicKey>,
+        R: Receiver<PublicKey = PublicKey>,
+        P: Provider<PublicKey = PublicKey>,
+        B: Blocker<PublicKey = PublicKey>,
+    {
+        // An actor that panics, as it does when the disk fails it for good, ends the task that this
+        // runs in.
+        let context = LayeredRuntime::new(
+            context.child("machine"),
+            StorageRetry::new(context, self.deps.pool.health().clone()),
+        );
+        self.run_on(context, storage, transport).await;
     }
-    let chain = Chain {
-        storage: &setup.storage,
-        cache: cache.clone(),
-        bounds,
-        me: setup.me.clone(),
-        peers: setup.peers,
-        blocker: setup.blocker.clone(),
-        schemes: schemes.clone(),
-        epocher: setup.epocher.clone(),
-        start: chain_start(floor.as_ref(), setup.genesis),
-    };
-    let opened = match chain.open(&context).await {
-        Ok(opened) => opened,
-        Err(error) => {
-            tracing::error!(%error, "the engine's storage cannot be opened");
-            return;
-        }
-    };
-    let sync_bytes_per_second = setup.limits.sync_bytes_per_second;
-    let (deliveries_tx, deliveries_rx) = mpsc::channel(PENDING_MAX);
-    let application = Application {
-        published: published.clone(),
-        pool: setup.pool.clone(),
-        calls: calls.clone(),
-        resharing: resharing.clone(),
-        limits: setup.limits,
-        names,
-        verifier: schemes.lasting.clone(),
-        deliveries_tx,
-        clock: setup.clock,
-        queries: setup.queries,
-    };
-    let carriers = (setup.channels.backfill, setup.channels.broadcast);
-    let (marshal, processed, ended) =
-        chain.start(&context, opened, carriers, application.clone()).await;
 
-    let processed = processed.processed().map_or(0, |processed| processed.height().get());
-    let Some((epoch, root)) =
-        resume(processed, floor, &published, &resharing, &setup.epocher, &marshal).await
-    else {
-        return;
-    };
-    let state_sync = StateSync::new(
-        &context,
-        StateSyncConfig {
-            me: setup.me.clone(),
-            resharing: resharing.clone(),
-            public_key: setup.public_key,
-            verifier: schemes.lasting.clone(),
-            bounds,
-            published: published.clone(),
-            state_sync_tx: setup.owned.state_sync_tx,
-            marshal: marshal.clone(),
-            log: setup.log,
-            states: setup.states,
-            bytes_per_second: sync_bytes_per_second,
-            sender: setup.channels.sync.0,
-            input_tx: setup.input_tx.clone(),
-            commands_rx: setup.commands_rx,
-            scorer,
-        },
-    );
-    let sync_rx = setup.channels.sync.1;
-    context.child("state_sync").spawn(move |context| state_sync.run(context, sync_rx));
-    let delivery = Delivery {
-        published: published.clone(),
-        delivery_tx: setup.owned.delivery_tx,
-        pool: setup.pool,
-        calls,
-        input_tx: setup.input_tx,
-        marshal: marshal.clone(),
-        pruned: Height(0),
-        resharing: resharing.clone(),
-        schemes: schemes.clone(),
-        schedule: setup.schedule,
-        peering: setup.peering,
-    };
-    let (durable_tx, durable_rx) = mpsc::channel(PENDING_MAX);
-    let delivery: Handle<()> = context
-        .child("delivery")
-        .spawn(move |context| delivery.run(context, deliveries_rx, durable_tx));
-    let epochs = Epochs {
-        storage: setup.storage,
-        cache,
-        blocker: setup.blocker,
-        schemes,
-        epocher: setup.epocher,
-        timing: setup.timing,
-        published,
-        resharing,
-        application,
-        marshal,
-        channels: Subchannels::start(
+    /// Carries calls and state roots, starts the chain, finds the block from which consensus
+    /// resumes, and runs one epoch after the other.
+    #[expect(
+        clippy::too_many_lines,
+        reason = "wiring: every part is made once, in the order in which they need each other"
+    )]
+    async fn run_on<E, S, R, P, B>(
+        self,
+        mut context: E,
+        storage: String,
+        transport: Transport<S, R, P, B>,
+    ) where
+        E: Clock + CryptoRng + Spawner + Storage + Metrics,
+        S: Sender<PublicKey = PublicKey>,
+        R: Receiver<PublicKey = PublicKey>,
+        P: Provider<PublicKey = PublicKey>,
+        B: Blocker<PublicKey = PublicKey>,
+    {
+        let Self { deps, genesis, agreed, floor, progress, input_tx, executed_rx, commands_rx } =
+            self;
+        let Transport { channels, peers, blocker, mut peering } = transport;
+        peering(&deps.resharing.summary());
+        let scorer = PeerScorer::new(peers::block_with(blocker.clone()));
+        let cache = page_cache();
+
+        let calls = Calls::new(calls::Config {
+            pool: deps.pool.clone(),
+            envelopes: deps.envelopes.clone(),
+            clock: deps.clock.clone(),
+            journal: deps.journal.clone(),
+            bounds: deps.name_bounds(),
+            scorer: scorer.clone(),
+            sender: channels.calls.0,
+        });
+        share_pool(&deps, &input_tx);
+        let work_available = deps.published.work_available.clone();
+        context.child("announce").spawn({
+            let calls = calls.clone();
+            move |context| calls.gossip_ingress(context, work_available)
+        });
+        let places: calls::PeerNumbers = Arc::new({
+            let resharing = deps.resharing.clone();
+            move |peer| resharing.peer(peer)
+        });
+        calls::start(&context, &calls, places, &deps.log, channels.calls.1);
+
+        let roots = Roots::new(shares::Config {
+            deps: deps.clone(),
+            agreed,
+            certification_tx: progress.certification_tx,
+            sender: channels.roots.0,
+            input_tx: input_tx.clone(),
+            scorer: scorer.clone(),
+        });
+        let roots_rx = channels.roots.1;
+        let roots = context
+            .child("roots")
+            .dedicated()
+            .spawn(move |context| roots.run(context, executed_rx, roots_rx));
+
+        start_outcalls(&context, &deps, channels.outcalls, scorer.clone());
+
+        let floor = verified_floor(&mut context, floor, &deps.schemes);
+        if let Some(floor) = &floor {
+            deps.published.consensus.finalised(floor.finalization.clone());
+        }
+        let chain = Chain {
+            storage: &storage,
+            cache: cache.clone(),
+            deps: &deps,
+            peers,
+            blocker: blocker.clone(),
+            start: chain_start(floor.as_ref(), genesis),
+        };
+        let opened = match chain.open(&context).await {
+            Ok(opened) => opened,
+            Err(error) => {
+                tracing::error!(%error, "the engine's storage cannot be opened");
+                return;
+            }
+        };
+        let (deliveries_tx, deliveries_rx) = mpsc::channel(PENDING_MAX);
+        let application = Application { deps: deps.clone(), calls: calls.clone(), deliveries_tx };
+        let (marshal, processed, ended) = chain
+            .start(&context, opened, channels.backfill, channels.broadcast, application.clone())
+            .await;
+
+        let processed = processed.processed().map_or(0, |processed| processed.height().get());
+        let Some((epoch, root)) = resume(processed, floor, &deps, &marshal).await else { return };
+        let state_sync = StateSync::new(
             &context,
-            setup.channels.votes,
-            setup.channels.certificates,
-            setup.channels.resolver,
-        ),
-        speakers: RecentSpeakers::new(context.child("presence"), setup.me, setup.timing.skip),
-        tasks: Tasks { chain: ended, roots, delivery },
-        durable_rx,
-    };
-    epochs.run(context, epoch, root).await;
+            state_sync::Config {
+                deps: deps.clone(),
+                state_sync_tx: progress.state_sync_tx,
+                marshal: marshal.clone(),
+                sender: channels.sync.0,
+                input_tx: input_tx.clone(),
+                commands_rx,
+                scorer,
+            },
+        );
+        let sync_rx = channels.sync.1;
+        context.child("state_sync").spawn(move |context| state_sync.run(context, sync_rx));
+        let delivery = Delivery {
+            deps: deps.clone(),
+            delivery_tx: progress.delivery_tx,
+            calls,
+            input_tx,
+            marshal: marshal.clone(),
+            pruned: Height(0),
+            peering,
+        };
+        let (durable_tx, durable_rx) = mpsc::channel(PENDING_MAX);
+        let delivery: Handle<()> = context
+            .child("delivery")
+            .spawn(move |context| delivery.run(context, deliveries_rx, durable_tx));
+        let timing = Timing::from_limits(&deps.limits);
+        let epochs = Epochs {
+            storage,
+            cache,
+            blocker,
+            timing,
+            application,
+            marshal,
+            channels: Subchannels::start(
+                &context,
+                channels.votes,
+                channels.certificates,
+                channels.resolver,
+            ),
+            speakers: RecentSpeakers::new(context.child("presence"), deps.me.clone(), timing.skip),
+            tasks: Tasks { chain: ended, roots, delivery },
+            durable_rx,
+            deps,
+        };
+        epochs.run(context, epoch, root).await;
+    }
 }
 
 /// Agrees on answers to outcalls, if the subnet makes outcalls. Otherwise messages of peers are
 /// dropped with the channel.
-fn start_outcalls<E, S, R>(
-    context: &E,
-    outcalls: Option<(Arc<Outcalls>, Arc<IngressPool>)>,
-    (schedule, me, resharing): (CommitteeSchedule, PublicKey, Arc<Resharing>),
-    (sender, receiver): (S, R),
-    scorer: PeerScorer,
-) where
+fn start_outcalls<E, S, R>(context: &E, deps: &Deps, (sender, receiver): (S, R), scorer: PeerScorer)
+where
     E: Clock + Spawner,
     S: Sender<PublicKey = PublicKey>,
     R: Receiver<PublicKey = PublicKey>,
 {
-    let Some(outcalls) = outcalls else { return };
+    let Some(outcalls) = deps.outcalls.clone() else { return };
+    let resharing = deps.resharing.clone();
     let node_ids: NodeIds = Arc::new(move |member| resharing.node_id(member));
-    let agreement = Agreement::new(outcalls, schedule, (me, node_ids), sender, scorer);
+    let agreement = Agreement::new(outcalls::Config {
+        outcalls,
+        pool: deps.pool.clone(),
+        schedule: deps.schedule.clone(),
+        me: deps.me.clone(),
+        node_ids,
+        sender,
+        scorer,
+    });
     let task = context.child("outcalls").dedicated();
     task.spawn(move |context| agreement.run(context, receiver));
 }
 
 /// Makes the pool wake the proposer when a call arrives, and the driver when it closes.
-fn share_pool(
-    pool: &Arc<IngressPool>,
-    resharing: &Resharing,
-    published: &ProgressReaders,
-    out: &futures::channel::mpsc::Sender<Input>,
-) {
-    let (work, out, closing) =
-        (published.work_available.clone(), out.clone(), Arc::downgrade(pool));
-    pool.share_among(resharing.summary().members().len(), move || {
+fn share_pool(deps: &Deps, input_tx: &futures::channel::mpsc::Sender<Input>) {
+    let (work, input_tx) = (deps.published.work_available.clone(), input_tx.clone());
+    let closing = Arc::downgrade(&deps.pool);
+    deps.pool.share_among(deps.resharing.summary().members().len(), move || {
         // `notify_one` is kept for a task that looks away at the moment.
         work.notify_waiters();
         work.notify_one();
         if closing.upgrade().is_none_or(|pool| pool.closing()) {
-            let _ = out.clone().try_send(Input::Wake);
+            let _ = input_tx.clone().try_send(Input::Wake);
         }
     });
 }
@@ -318,10 +312,7 @@ fn verified_floor(
     })
 }
 
-fn chain_start(
-    floor: Option<&Floor>,
-    genesis: Block,
-) -> Start<Scheme, super::block::Digest, Digested<Block>> {
+fn chain_start(floor: Option<&Floor>, genesis: Block) -> Start<Scheme, Digest, Digested<Block>> {
     match floor {
         Some(floor) => Start::Floor(floor.finalization.clone()),
         None => {
@@ -336,13 +327,11 @@ fn chain_start(
 async fn resume(
     processed: u64,
     floor: Option<Floor>,
-    published: &ProgressReaders,
-    resharing: &Resharing,
-    epocher: &FixedEpocher,
+    deps: &Deps,
     marshal: &Mailbox,
-) -> Option<(Epoch, EngineFloor<Scheme, super::block::Digest>)> {
-    let next = EngineHeight::new(processed.max(published.logged.0) + 1);
-    let Some(epoch) = epocher.containing(next).map(|bounds| bounds.epoch()) else {
+) -> Option<(Epoch, EngineFloor<Scheme, Digest>)> {
+    let next = EngineHeight::new(processed.max(deps.published.logged.0) + 1);
+    let Some(epoch) = deps.epocher.containing(next).map(|bounds| bounds.epoch()) else {
         tracing::error!(height = next.get(), "no epoch contains the next height");
         return None;
     };
@@ -353,13 +342,13 @@ async fn resume(
         {
             EngineFloor::Finalized(finalization)
         }
-        _ => EngineFloor::Genesis(resharing.boundary()),
+        _ => EngineFloor::Genesis(deps.resharing.boundary()),
     };
     // The first block of an epoch carries the finalization of the last one of the epoch before.
-    if let Some(before) = epoch.previous().and_then(|before| epocher.last(before))
+    if let Some(before) = epoch.previous().and_then(|before| deps.epocher.last(before))
         && let Some(finalization) = marshal.get_finalization(before).await
     {
-        published.consensus.finalised(finalization);
+        deps.published.consensus.finalised(finalization);
     }
     Some((epoch, root))
 }

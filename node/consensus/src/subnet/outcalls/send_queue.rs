@@ -15,7 +15,7 @@ const ANSWERS_BYTES: u64 = 3 * OUTCALL_RESPONSE_BYTES;
 /// Greatest number of answers that this node sends between two repetitions.
 pub(super) const ANSWERS_MAX: u64 = 64;
 
-/// See the module. Bounded by the requests that are open.
+/// Requests whose shares or answers are due. Bounded by the requests that are open.
 pub(super) struct SendQueue {
     new: BTreeSet<OutcallId>,
     again: RoundRobinQueue,

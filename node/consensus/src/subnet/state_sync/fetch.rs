@@ -53,11 +53,11 @@ struct Peer {
     chunks: u64,
 }
 
-/// See the module.
+/// A state that is being fetched.
 pub(super) struct ChunkFetcher {
     pub(super) offer: StateOffer,
     want: ChunkRequest,
-    reply: Option<(oneshot::Sender<FetchedChunks>, SystemTime)>,
+    reply_tx: Option<(oneshot::Sender<FetchedChunks>, SystemTime)>,
     flight: BTreeMap<Vec<u8>, (usize, SystemTime)>,
     arrived: Vec<(ChunkSource, Vec<u8>, Vec<u8>)>,
     peers: Vec<Peer>,
@@ -81,7 +81,7 @@ impl ChunkFetcher {
         Self {
             offer,
             want: ChunkRequest::default(),
-            reply: None,
+            reply_tx: None,
             flight: BTreeMap::new(),
             arrived: Vec::new(),
             peers: answered.iter().map(peer).collect(),
@@ -97,7 +97,7 @@ impl ChunkFetcher {
     pub(super) fn set_request(
         &mut self,
         want: ChunkRequest,
-        reply: oneshot::Sender<FetchedChunks>,
+        reply_tx: oneshot::Sender<FetchedChunks>,
         now: SystemTime,
     ) {
         for ChunkSource(place) in &want.faulty_sources {
@@ -106,10 +106,10 @@ impl ChunkFetcher {
             }
         }
         self.want = want;
-        if self.reply.is_none() {
+        if self.reply_tx.is_none() {
             self.moved += after(self.given, now);
         }
-        self.reply = Some((reply, now));
+        self.reply_tx = Some((reply_tx, now));
     }
 
     /// Which chunks to ask whom for.
@@ -223,17 +223,18 @@ impl ChunkFetcher {
         let untried = |(place, peer): (usize, &Peer)| {
             place != self.me && !peer.faulty && !peer.gone && peer.silent == 0
         };
-        let nothing = self.reply.is_some()
+        let nothing = self.reply_tx.is_some()
             && after(self.moved, now) >= NOTHING
             && !self.peers.iter().enumerate().any(untried);
-        let away = self.reply.is_none() && after(self.given, now) >= AWAY;
+        let away = self.reply_tx.is_none() && after(self.given, now) >= AWAY;
         let over = self.arrived.is_empty() && (deserted || nothing || away);
-        let due = self.reply.as_ref().is_some_and(|(_, since)| after(*since, now) >= ANSWER);
+        let due = self.reply_tx.as_ref().is_some_and(|(_, since)| after(*since, now) >= ANSWER);
         if (over || due || !self.arrived.is_empty())
-            && let Some((reply, _)) = self.reply.take()
+            && let Some((reply_tx, _)) = self.reply_tx.take()
         {
             self.given = now;
-            let _ = reply.send(FetchedChunks { chunks: std::mem::take(&mut self.arrived), over });
+            let _ =
+                reply_tx.send(FetchedChunks { chunks: std::mem::take(&mut self.arrived), over });
         }
         if after(self.last_logged, now) >= LOG_INTERVAL {
             self.last_logged = now;
@@ -290,14 +291,14 @@ mod tests {
         faulty_sources: Vec<ChunkSource>,
         now: u64,
     ) -> oneshot::Receiver<FetchedChunks> {
-        let (reply, fetched) = oneshot::channel();
+        let (reply_tx, reply_rx) = oneshot::channel();
         let want = ChunkRequest {
             chunks: (0..chunks).map(name).collect(),
             faulty_sources,
             ..ChunkRequest::default()
         };
-        fetching.set_request(want, reply, at(now));
-        fetched
+        fetching.set_request(want, reply_tx, at(now));
+        reply_rx
     }
 
     /// Who is asked for what now.
@@ -367,10 +368,10 @@ mod tests {
         for number in 0..40 {
             let since = now;
             // One at a time, as where each chunk names the next.
-            let (reply, mut fetched) = oneshot::channel();
+            let (reply_tx, mut reply_rx) = oneshot::channel();
             fetching.set_request(
                 ChunkRequest { chunks: vec![name(number)], ..ChunkRequest::default() },
-                reply,
+                reply_tx,
                 at(now),
             );
             loop {
@@ -381,14 +382,14 @@ mod tests {
                     fetching.reply_to_driver(at(now)),
                     "given up at {now} ms with {number} chunks"
                 );
-                match (&mut fetched).now_or_never().map(Result::unwrap) {
+                match (&mut reply_rx).now_or_never().map(Result::unwrap) {
                     Some(fetched) if !fetched.chunks.is_empty() => break,
                     Some(_) => {
-                        let (reply, again) = oneshot::channel();
-                        fetched = again;
+                        let (reply_tx, again_rx) = oneshot::channel();
+                        reply_rx = again_rx;
                         let want =
                             ChunkRequest { chunks: vec![name(number)], ..ChunkRequest::default() };
-                        fetching.set_request(want, reply, at(now));
+                        fetching.set_request(want, reply_tx, at(now));
                     }
                     None => {}
                 }

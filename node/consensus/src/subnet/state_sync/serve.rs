@@ -17,11 +17,13 @@ use commonware_macros::select;
 use commonware_p2p::{Recipients, Sender};
 use commonware_runtime::{Clock, Spawner};
 use commonware_utils::sync::Mutex;
-use futures::{StreamExt as _, channel::mpsc};
 use state::Height;
 
-use super::{Message, encode};
-use crate::StateServer;
+use super::ingress::{Message, encode};
+use crate::{
+    StateServer,
+    subnet::peer_queue::{PeerQueueReceiver, PeerQueueSender, peer_queue},
+};
 
 /// Requests of one peer that may wait.
 const ASKED_MAX: usize = 8;
@@ -33,18 +35,13 @@ const LEASE_IDLE: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_secs(5);
 
 struct Job {
-    to: PublicKey,
     height: Height,
     name: Vec<u8>,
 }
 
-/// How many requests of each peer wait.
-type Waiting = Arc<Mutex<BTreeMap<PublicKey, usize>>>;
-
-/// Takes requests. See the module.
+/// Takes peers' requests for chunks, and has them served by a task.
 pub(super) struct ChunkServer {
-    jobs: mpsc::Sender<Job>,
-    waiting: Waiting,
+    jobs_tx: PeerQueueSender<Job>,
     states: Arc<dyn StateServer>,
     leases: Leases,
 }
@@ -56,18 +53,16 @@ impl ChunkServer {
         sender: S,
         bytes_per_second: u64,
     ) -> Self {
-        let (jobs, queue) = mpsc::channel(WAITING_MAX);
-        let waiting = Waiting::default();
+        let (jobs_tx, jobs_rx) = peer_queue(WAITING_MAX, ASKED_MAX);
         let leases = Leases::default();
         let worker = Worker {
             states: states.clone(),
             sender,
-            waiting: waiting.clone(),
             leases: leases.clone(),
             bytes_per_second: bytes_per_second.max(1),
         };
-        context.child("serving").spawn(move |context| worker.run(context, queue));
-        Self { jobs, waiting, states, leases }
+        context.child("serving").spawn(move |context| worker.run(context, jobs_rx));
+        Self { jobs_tx, states, leases }
     }
 
     /// A peer that needs a state was offered this one: it is kept until the peer had time to ask
@@ -77,12 +72,7 @@ impl ChunkServer {
     }
 
     pub(super) fn enqueue(&mut self, to: PublicKey, height: Height, name: &[u8]) {
-        let mut waiting = self.waiting.lock();
-        let count = waiting.get(&to).copied().unwrap_or_default();
-        let job = Job { to: to.clone(), height, name: name.to_vec() };
-        if count < ASKED_MAX && self.jobs.try_send(job).is_ok() {
-            waiting.insert(to, count + 1);
-        }
+        self.jobs_tx.enqueue(to, Job { height, name: name.to_vec() });
     }
 }
 
@@ -115,18 +105,17 @@ fn renew_lease(
 struct Worker<S> {
     states: Arc<dyn StateServer>,
     sender: S,
-    waiting: Waiting,
     leases: Leases,
     bytes_per_second: u64,
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Worker<S> {
-    async fn run<E: Clock + Spawner>(mut self, context: E, mut queue: mpsc::Receiver<Job>) {
+    async fn run<E: Clock + Spawner>(mut self, context: E, mut jobs_rx: PeerQueueReceiver<Job>) {
         loop {
             let look_at = context.current() + LOOK;
             select! {
-                job = queue.next() => match job {
-                    Some(job) => self.serve(&context, job).await,
+                job = jobs_rx.next() => match job {
+                    Some((to, job)) => self.serve(&context, to, job).await,
                     None => return,
                 },
                 () = context.sleep_until(look_at) => {
@@ -137,15 +126,8 @@ impl<S: Sender<PublicKey = PublicKey>> Worker<S> {
         }
     }
 
-    async fn serve<E: Clock + Spawner>(&mut self, context: &E, job: Job) {
-        let Job { to, height, name } = job;
-        {
-            let mut waiting = self.waiting.lock();
-            match waiting.get_mut(&to) {
-                Some(count) if *count > 1 => *count -= 1,
-                _ => drop(waiting.remove(&to)),
-            }
-        }
+    async fn serve<E: Clock + Spawner>(&mut self, context: &E, to: PublicKey, job: Job) {
+        let Job { height, name } = job;
         let now = context.current();
         renew_lease(&self.leases, self.states.as_ref(), &to, height, now);
         let states = self.states.clone();

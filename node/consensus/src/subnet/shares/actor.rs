@@ -1,12 +1,4 @@
-//! State roots: every node signs the result of execution, sends its share to the others, and
-//! combines the shares it receives.
-//!
-//! A share is normally sent once. Nodes execute at different speeds, so shares for heights this
-//! node has not reached are kept for a while. A node that misses shares (it was cut off, or all
-//! nodes stopped at once) repeats its own for the newest height until that is certified, and any
-//! node that has the certificate answers with it.
-//!
-//! Certificates need not come for every height: a later one covers what earlier states hold.
+//! The task of state roots.
 
 use std::{
     collections::BTreeMap,
@@ -19,23 +11,23 @@ use commonware_macros::select;
 use commonware_p2p::{Receiver, Recipients, Sender};
 use commonware_runtime::Clock;
 use futures::{SinkExt, StreamExt, channel::mpsc};
-use nidkg::{NodeIndex, Signature, SignatureShare};
-use serde::{Deserialize, Serialize};
+use nidkg::{NodeIndex, SignatureShare};
 use state::Height;
 use tokio::sync::watch;
 
-use super::{
-    Input,
-    greeting::{Greeting, LIMITS_MAX},
-    lag::LagWatch,
-    peers::{Meter, PeerScorer, Rate},
-    published::{CertificationProgress, ProgressReaders},
-    resharing::Resharing,
-    wire::{self, BoundedVec},
-};
+use super::{Config, ExecutionResult, Message};
 use crate::{
     Certificate, Certifier,
-    certifier::{CertificateCheck, CommitteeSchedule},
+    certifier::CertificateCheck,
+    subnet::{
+        Input,
+        deps::Deps,
+        greeting::Greeting,
+        lag::LagWatch,
+        peers::{Meter, PeerScorer, Rate},
+        published::CertificationProgress,
+        wire::{self, BoundedVec},
+    },
 };
 
 /// Time between two checks whether the newest state is certified.
@@ -48,110 +40,52 @@ const LIMITS_RATE: Rate = Rate { per_second: 4, burst: 32 };
 /// Certificates kept for those who ask.
 const CERTIFICATES_KEPT: usize = 16;
 
-#[derive(Serialize, Deserialize)]
-enum Message {
-    /// `again` when it was said before: its sender misses the certificate.
-    Share {
-        height: Height,
-        root: [u8; 32],
-        share: SignatureShare,
-        again: bool,
-    },
-    Certificate {
-        height: Height,
-        root: [u8; 32],
-        signature: Signature,
-    },
-    /// With which limits the sender runs; `ask` when it wants to know the receiver's.
-    Limits {
-        limits: BoundedVec<(String, u64), LIMITS_MAX>,
-        ask: bool,
-    },
-}
-
-/// Whether a message of this channel decodes.
-pub(super) fn decodes(bytes: &[u8]) -> bool {
-    wire::decode::<Message>(bytes, bytes.len()).is_some()
-}
-
-/// One message of each kind.
-#[cfg(test)]
-pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
-    let (height, root) = (Height(0x0102_0304), [7; 32]);
-    let limits = BoundedVec(vec![("a limit".to_owned(), 900), ("another".to_owned(), 1)]);
-    [
-        ("share", Message::Share { height, root, share: SignatureShare([8; 48]), again: true }),
-        ("certificate", Message::Certificate { height, root, signature: Signature([9; 48]) }),
-        ("limits", Message::Limits { limits, ask: true }),
-    ]
-    .map(|(name, message)| (name, postcard::to_stdvec(&message).unwrap_or_default()))
-    .into()
-}
-
-/// Result of execution.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ExecutionResult {
-    pub(super) height: Height,
-    pub(super) root: [u8; 32],
-}
-
-/// See the module.
-pub(super) struct Roots<S> {
-    certifier: Certifier,
-    schedule: CommitteeSchedule,
-    resharing: Arc<Resharing>,
-    greeting: Greeting,
-    published: Arc<ProgressReaders>,
+/// Signs this node's state roots, and collects the shares of others.
+pub(in crate::subnet) struct Roots<S> {
+    deps: Arc<Deps>,
     certification_tx: watch::Sender<CertificationProgress>,
-    lag: LagWatch,
     sender: S,
     input_tx: mpsc::Sender<Input>,
+    scorer: PeerScorer,
+    certifier: Certifier,
+    greeting: Greeting,
+    lag: LagWatch,
     kept: BTreeMap<Height, Certificate>,
     newest: Option<(ExecutionResult, SignatureShare)>,
-    scorer: PeerScorer,
     /// By peers, to this node.
     limits_received: Meter,
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
-    pub(super) fn new(
-        (certifier, schedule): (Certifier, CommitteeSchedule),
-        resharing: Arc<Resharing>,
-        greeting: Greeting,
-        (published, certification_tx): (Arc<ProgressReaders>, watch::Sender<CertificationProgress>),
-        sender: S,
-        input_tx: mpsc::Sender<Input>,
-        scorer: PeerScorer,
-    ) -> Self {
-        let (kept, limits_received) = (BTreeMap::new(), Meter::new(LIMITS_RATE));
+    pub(in crate::subnet) fn new(config: Config<S>) -> Self {
+        let Config { deps, agreed, certification_tx, sender, input_tx, scorer } = config;
+        let heights_max = usize::try_from(deps.limits.certificates_kept).unwrap_or(usize::MAX);
         Self {
-            certifier,
-            schedule,
-            resharing,
-            greeting,
-            published,
-            certification_tx,
+            certifier: Certifier::with_schedule(deps.schedule.clone(), heights_max),
+            greeting: Greeting::new(deps.me.clone(), agreed),
             lag: LagWatch::default(),
+            kept: BTreeMap::new(),
+            newest: None,
+            limits_received: Meter::new(LIMITS_RATE),
+            deps,
+            certification_tx,
             sender,
             input_tx,
-            kept,
-            newest: None,
             scorer,
-            limits_received,
         }
     }
 
     /// Ends when the node does, or with the reason why it must.
-    pub(super) async fn run(
+    pub(in crate::subnet) async fn run(
         mut self,
         clock: impl Clock,
-        mut executed: mpsc::Receiver<ExecutionResult>,
+        mut executed_rx: mpsc::Receiver<ExecutionResult>,
         mut receiver: impl Receiver<PublicKey = PublicKey>,
     ) {
         let mut repeat_at = clock.current() + REPEAT;
         loop {
             let done = select! {
-                executed = executed.next() => match executed {
+                executed = executed_rx.next() => match executed {
                     Some(executed) => self.sign_result(executed).await,
                     None => return,
                 },
@@ -163,7 +97,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                     repeat_at = clock.current() + REPEAT;
                     self.repeat();
                     self.send_limits();
-                    self.lag.log_if_behind(self.published.progress(), clock.current());
+                    self.lag.log_if_behind(self.deps.published.progress(), clock.current());
                     Ok(())
                 },
             };
@@ -176,9 +110,8 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
     }
 
     fn send(&mut self, to: Recipients<PublicKey>, message: &Message) {
-        match postcard::to_allocvec(message) {
-            Ok(bytes) => drop(self.sender.send(to, bytes, true)),
-            Err(error) => tracing::error!(%error, "a share cannot be encoded"),
+        if let Some(bytes) = wire::encode(message, "a share") {
+            self.sender.send(to, bytes, true);
         }
     }
 
@@ -255,7 +188,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                         &Message::Limits { limits, ask: false },
                     );
                 }
-                let members = self.resharing.members();
+                let members = self.deps.resharing.members();
                 self.greeting.add_peer_limits(&from, limits.0, &members).map_err(Input::Differs)?;
             }
         }
@@ -264,7 +197,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
 
     /// A member's place in the committee of a height.
     fn place(&self, member: &PublicKey, height: Height) -> Option<usize> {
-        let signers = self.schedule.at(height)?;
+        let signers = self.deps.schedule.at(height)?;
         signers.members.iter().position(|key| key[..] == member[..])
     }
 
@@ -284,7 +217,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
 
     /// Sends its limits to members that did not send theirs.
     fn send_limits(&mut self) {
-        let missing = self.greeting.missing(self.resharing.members());
+        let missing = self.greeting.missing(self.deps.resharing.members());
         if !missing.is_empty() {
             let limits = BoundedVec(self.greeting.own_limits());
             self.send(Recipients::Some(missing), &Message::Limits { limits, ask: true });

@@ -1,34 +1,18 @@
-//! Parts of one node's engine: its channels, its keys by epoch, its timeouts, its bounds.
+//! Configuration of one node's engine: its network, its keys by epoch, its timeouts, its bounds.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use commonware_consensus::types::{Epoch, FixedEpocher};
+use commonware_consensus::types::Epoch;
 use commonware_cryptography::{
     certificate::{Provider as SchemeProvider, Scoped},
     ed25519::PublicKey,
 };
 use commonware_p2p::Sender;
 use commonware_utils::sync::Mutex;
-use envelope::Envelopes;
 use genesis::{PAYLOAD_BYTES_MAX, Summary};
 use limits::ConsensusLimits;
-use tokio::sync::watch;
 
-use super::super::{
-    Input,
-    block::{Block, BlockBounds},
-    calls::Log,
-    journal::Journal,
-    published::{CertificationProgress, DeliveryProgress, ProgressReaders},
-    resharing::Resharing,
-    scheme::Scheme,
-    shares::ExecutionResult,
-    state_sync::{Command, Floor},
-};
-use crate::{
-    CountedQueries, IngressPool, Outcalls, StateServer, SyncProgress, WallClock,
-    certifier::CommitteeSchedule,
-};
+use super::super::{block::BlockBounds, scheme::Scheme};
 
 /// The channels of a node: a sender and a receiver each, over one network, numbered from 0 in this
 /// order.
@@ -53,7 +37,7 @@ pub struct Channels<S, R> {
     pub outcalls: (S, R),
 }
 
-/// Names one of [`Channels`].
+/// Names one of [`Channels`]; as a number, its number in the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "see the fields of `Channels`")]
 pub enum ChannelName {
@@ -117,7 +101,7 @@ impl<S: Sender<PublicKey = PublicKey>, R> Channels<S, R> {
 pub(in crate::subnet) struct Schemes {
     known: Arc<Mutex<BTreeMap<Epoch, Arc<Scheme>>>>,
     /// Verifies the subnet's signatures of any epoch.
-    pub(super) lasting: Arc<Scheme>,
+    pub(in crate::subnet) lasting: Arc<Scheme>,
 }
 
 /// Epochs whose rounds this node can take part in: the one that runs and the one before.
@@ -179,65 +163,20 @@ impl Timing {
     }
 }
 
-/// The published values that the engine's tasks own.
-pub(in crate::subnet) struct EngineOwned {
-    pub(in crate::subnet) delivery_tx: watch::Sender<DeliveryProgress>,
-    pub(in crate::subnet) certification_tx: watch::Sender<CertificationProgress>,
-    pub(in crate::subnet) state_sync_tx: watch::Sender<Option<SyncProgress>>,
-}
-
-/// Everything one node's engine is made of.
-pub(in crate::subnet) struct Setup<S, R, P, B> {
-    /// Begins the names of everything this node stores.
-    pub(in crate::subnet) storage: String,
-    pub(in crate::subnet) me: PublicKey,
-    pub(in crate::subnet) genesis: Block,
-    pub(in crate::subnet) resharing: Arc<Resharing>,
-    pub(in crate::subnet) schemes: Schemes,
-    pub(in crate::subnet) schedule: CommitteeSchedule,
-    pub(in crate::subnet) agreed: Vec<(String, u64)>,
-    /// Most bytes of an envelope.
-    pub(in crate::subnet) call_bytes: u64,
-    pub(in crate::subnet) limits: ConsensusLimits,
-    pub(in crate::subnet) timing: Timing,
-    pub(in crate::subnet) epocher: FixedEpocher,
-    /// A finalised block to begin with instead of genesis, after the state below it was installed.
-    pub(in crate::subnet) floor: Option<Floor>,
-    pub(in crate::subnet) published: Arc<ProgressReaders>,
-    pub(in crate::subnet) owned: EngineOwned,
-    pub(in crate::subnet) pool: Arc<IngressPool>,
-    pub(in crate::subnet) envelopes: Arc<dyn Envelopes>,
-    pub(in crate::subnet) log: Log,
-    pub(in crate::subnet) journal: Arc<Journal>,
-    pub(in crate::subnet) channels: Channels<S, R>,
-    pub(in crate::subnet) peers: P,
-    pub(in crate::subnet) blocker: B,
-    /// Finalised blocks and certificates, for the driver.
-    pub(in crate::subnet) input_tx: futures::channel::mpsc::Sender<Input>,
-    /// Results of the driver.
-    pub(in crate::subnet) executed_rx: futures::channel::mpsc::Receiver<ExecutionResult>,
-    /// Of the subnet.
-    pub(in crate::subnet) public_key: nidkg::PublicKey,
-    pub(in crate::subnet) states: Option<Arc<dyn StateServer>>,
-    /// The driver's commands for state sync.
-    pub(in crate::subnet) commands_rx: futures::channel::mpsc::Receiver<Command>,
-    /// Sets the peers of the network, by epoch.
-    pub(in crate::subnet) peering: Peering,
-    /// Clock of block times and the validity of calls. Everything else uses the runtime's clock,
-    /// which never jumps.
-    pub(in crate::subnet) clock: Arc<dyn WallClock>,
-    /// None where the subnet makes no outcalls.
-    pub(in crate::subnet) outcalls: Option<Arc<Outcalls>>,
-    /// Queries that this node counted.
-    pub(in crate::subnet) queries: Option<Arc<dyn CountedQueries>>,
+/// The network of one node, as its engine uses it.
+pub struct Transport<S, R, P, B> {
+    /// Messages between members.
+    pub channels: Channels<S, R>,
+    /// Says whom the network is connected to.
+    pub peers: P,
+    /// Cuts a peer off.
+    pub blocker: B,
+    /// Sets the peers of the network.
+    pub peering: Peering,
 }
 
 /// Sets the peers of the network. Called with every epoch.
 pub type Peering = Box<dyn FnMut(&Summary) + Send>;
-
-pub(in crate::subnet) fn bounds(limits: &ConsensusLimits) -> BlockBounds {
-    block_bounds(usize::try_from(limits.block_ingress_messages).unwrap_or(usize::MAX))
-}
 
 /// Bounds of a block that names at most `ingress` calls.
 pub(in crate::subnet) fn block_bounds(ingress: usize) -> BlockBounds {

@@ -8,15 +8,11 @@ use commonware_cryptography::{bls12381::primitives::variant::MinSig, ed25519::Pu
 use genesis::Summary;
 use nidkg::SecretShare;
 
-use crate::{KeyError, subnet::forms};
+pub use super::key::namespace;
+use super::key::{self, EngineKeyError};
 
 /// Signs votes as the engine does, byte for byte.
 pub type VoteScheme = vrf::Scheme<PublicKey, MinSig>;
-
-/// Precedes everything that members of this subnet sign for the engine.
-pub fn namespace(genesis: &Summary) -> Vec<u8> {
-    forms::namespace(genesis)
-}
 
 /// The scheme of a member in the epoch of this summary.
 ///
@@ -26,6 +22,9 @@ pub fn vote_scheme(
     namespace: &[u8],
     summary: &Summary,
     share: &SecretShare,
-) -> Result<VoteScheme, KeyError> {
-    forms::vote_scheme(namespace, summary, share)
+) -> Result<VoteScheme, EngineKeyError> {
+    let keys: Vec<_> =
+        summary.members().iter().map(|member| member.node_key().to_bytes()).collect();
+    let members = key::members(&keys)?;
+    Ok(key::scheme(namespace, &members, summary.committee(), Some(share))?.into_inner())
 }

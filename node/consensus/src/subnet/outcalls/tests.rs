@@ -5,13 +5,22 @@ use commonware_cryptography::Signer as _;
 use commonware_p2p::simulated::{Link, Network, Oracle};
 use commonware_runtime::{Quota, Runner as _, Spawner as _, Supervisor as _, deterministic};
 use commonware_utils::{NZU32, NZUsize, Probability, sync::Mutex};
+use ic_principal::Principal;
 use limits::Limits;
-use nidkg::{Committee, SecretShare};
+use nidkg::{Committee, SecretShare, SignatureShare};
 use rand::{SeedableRng as _, rngs::StdRng};
 use state::{Payload, Time};
 
 use super::*;
-use crate::{OpenOutcall, TakenCall, subnet::key};
+use crate::{
+    IngressPool, OpenOutcall, TakenCall,
+    certifier::CommitteeSchedule,
+    subnet::{
+        key,
+        outcalls::{NodeIds, send_queue},
+        peers::PeerScorer,
+    },
+};
 
 type Context = deterministic::Context;
 
@@ -52,7 +61,7 @@ struct Members {
     context: Context,
     oracle: Oracle<PublicKey, Context>,
     key: nidkg::PublicKey,
-    outcalls: Vec<Arc<Outcalls>>,
+    outcalls: Vec<Arc<OutcallAnswers>>,
     pools: Vec<Arc<IngressPool>>,
     schedules: Vec<CommitteeSchedule>,
     rooms: Vec<Pool>,
@@ -83,24 +92,26 @@ impl Members {
         };
         for (place, me) in keys.iter().enumerate() {
             let room = Pool::standalone("outcalls", 1 << 20);
-            let outcalls = Arc::new(Outcalls::new(room.clone()));
+            let outcalls = Arc::new(OutcallAnswers::new(room.clone()));
             let limits = Limits::derive(512 << 20).unwrap().consensus;
             let pool = Arc::new(IngressPool::new(&limits));
             let schedule = CommitteeSchedule::new(Height(1), signers(1, place));
             let quota = Quota::per_second(NZU32!(100_000));
             let ends = members.oracle.control(me.clone()).register(0, quota).await.unwrap();
             let all = keys.clone();
-            let ids: NodeIds =
+            let node_ids: NodeIds =
                 Arc::new(move |member| all.iter().position(|key| key == member).map(node_id));
             let cut = members.cut.clone();
             let scorer = PeerScorer::new(Arc::new(move |peer| cut.lock().push(peer.clone())));
-            let agreement = Agreement::new(
-                (outcalls.clone(), pool.clone()),
-                schedule.clone(),
-                (me.clone(), ids),
-                ends.0,
+            let agreement = Agreement::new(Config {
+                outcalls: outcalls.clone(),
+                pool: pool.clone(),
+                schedule: schedule.clone(),
+                me: me.clone(),
+                node_ids,
+                sender: ends.0,
                 scorer,
-            );
+            });
             let task = members.context.child("member").with_attribute("place", place);
             task.spawn(move |context| agreement.run(context, ends.1));
             members.outcalls.push(outcalls);
@@ -316,19 +327,7 @@ fn false_shares_make_no_answer_and_no_divergence() {
 #[test]
 fn collected_shares_are_bounded() {
     run(|members| async move {
-        let mut agreement = Agreement::new(
-            (members.outcalls[0].clone(), members.pools[0].clone()),
-            members.schedules[0].clone(),
-            (keys()[0].clone(), Arc::new(|_| None)),
-            members
-                .oracle
-                .control(keys()[0].clone())
-                .register(1, Quota::per_second(NZU32!(10)))
-                .await
-                .unwrap()
-                .0,
-            PeerScorer::new(Arc::new(|_| {})),
-        );
+        let mut agreement = idle(&members).await;
         members.open(&[3], None);
         agreement.refresh(false);
         let share = SignatureShare([1; 48]);
@@ -349,13 +348,15 @@ async fn idle(members: &Members) -> Agreement<impl Sender<PublicKey = PublicKey>
     let ends = members.oracle.control(keys()[0].clone()).register(1, quota).await.unwrap();
     let cut = members.cut.clone();
     let all = keys();
-    Agreement::new(
-        (members.outcalls[0].clone(), members.pools[0].clone()),
-        members.schedules[0].clone(),
-        (keys()[0].clone(), Arc::new(move |key| all.iter().position(|it| it == key).map(node_id))),
-        ends.0,
-        PeerScorer::new(Arc::new(move |peer| cut.lock().push(peer.clone()))),
-    )
+    Agreement::new(Config {
+        outcalls: members.outcalls[0].clone(),
+        pool: members.pools[0].clone(),
+        schedule: members.schedules[0].clone(),
+        me: keys()[0].clone(),
+        node_ids: Arc::new(move |key| all.iter().position(|it| it == key).map(node_id)),
+        sender: ends.0,
+        scorer: PeerScorer::new(Arc::new(move |peer| cut.lock().push(peer.clone()))),
+    })
 }
 
 #[test]
@@ -419,7 +420,7 @@ fn message_ref_encodes_like_message() {
 /// messages at once. Returns the messages that the second member receives.
 async fn received_messages(
     members: &Members,
-    outcalls: Arc<Outcalls>,
+    outcalls: Arc<OutcallAnswers>,
     time: Duration,
 ) -> Vec<Message> {
     let quota = Quota::per_second(NZU32!(256)).allow_burst(NZU32!(4));
@@ -427,13 +428,15 @@ async fn received_messages(
     let (sender, from_others) = first.register(1, quota).await.unwrap();
     let (_, mut receiver) = second.register(1, quota).await.unwrap();
     let limits = Limits::derive(512 << 20).unwrap().consensus;
-    let mut agreement = Agreement::new(
-        (outcalls, Arc::new(IngressPool::new(&limits))),
-        members.schedules[0].clone(),
-        (keys()[0].clone(), Arc::new(|_| Some(node_id(0)))),
+    let mut agreement = Agreement::new(Config {
+        outcalls,
+        pool: Arc::new(IngressPool::new(&limits)),
+        schedule: members.schedules[0].clone(),
+        me: keys()[0].clone(),
+        node_ids: Arc::new(|_| Some(node_id(0))),
         sender,
-        PeerScorer::new(Arc::new(|_| {})),
-    );
+        scorer: PeerScorer::new(Arc::new(|_| {})),
+    });
     agreement.refresh(false);
     let task = members.context.child("first");
     let task = task.spawn(move |context| agreement.run(context, from_others));
@@ -452,9 +455,9 @@ async fn received_messages(
 }
 
 /// Outcalls of the first member, which found the same answer to all these requests.
-fn outcalls_with(ids: &[u64], node: Option<Principal>) -> Arc<Outcalls> {
+fn outcalls_with(ids: &[u64], node: Option<Principal>) -> Arc<OutcallAnswers> {
     let room = Pool::standalone("outcalls", 1 << 20);
-    let outcalls = Arc::new(Outcalls::new(room.clone()));
+    let outcalls = Arc::new(OutcallAnswers::new(room.clone()));
     let one = OpenOutcall { until: UNTIL, node, reply_bytes_max: 100 };
     let open = ids.iter().map(|id| (OutcallId(*id), one)).collect();
     outcalls.set_open(OutcallId(ids.len() as u64), open);

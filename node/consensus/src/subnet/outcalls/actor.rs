@@ -1,34 +1,4 @@
-//! Outcalls between members: shares of the subnet's signature on each member's answers.
-//!
-//! ```text
-//! this node's answer -> share, sent to all -> shares of 2f+1 members on one answer -> pool -> block
-//!                                          -> no answer can get 2f+1 -> shares on that -> block
-//! ```
-//!
-//! Each member signs its first answer to a request, and repeats the share every second while the
-//! request is open, so that lost messages are replaced. When no answer can reach the threshold any
-//! more, whatever the unheard members say, a member signs that too: a separate form of answer, the
-//! same on all members. Both may occur together, where a member sends different shares to different
-//! peers; the one in a block first counts.
-//!
-//! A request that one member makes alone is answered by that member: it sends its answer to all
-//! members, and they sign that it is that member's answer, if it is within the bounds of the
-//! request, whether they have room to keep it or not. It sends shares first, then as many answers
-//! as others accept of it in that time; answers that the network did not take follow as soon as it
-//! does, and those whose turn did not come are next ([`send_queue`]).
-//!
-//! A member whose share is invalid is cut off for a while, and its shares do not count while the
-//! committee is the same.
-//!
-//! Shares are valid for one committee; when another begins, all of them are made anew. A member
-//! that lacks an answer that a block names requests it, as for a call.
-//!
-//! # Bounds
-//!
-//! Shares are kept of requests that are open, of [`AHEAD`] numbers beyond (members execute at
-//! different times), and of each member one on an answer and one on a divergence. A message has
-//! [`SHARES_MAX`] shares or one answer. Per peer and second, shares and bytes of answers are metered
-//! ([`super::peers`]).
+//! The task that agrees on answers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,39 +10,36 @@ use commonware_cryptography::ed25519::PublicKey;
 use commonware_macros::select;
 use commonware_p2p::{CheckedSender, LimitedSender, Receiver, Recipients, Sender};
 use commonware_runtime::Clock;
-use ic_principal::Principal;
 use limits::OUTCALL_RESPONSE_BYTES;
-use nidkg::{NodeIndex, SignatureShare};
-use serde::{Deserialize, Serialize};
+use nidkg::NodeIndex;
 use state::{Height, OutcallAnswer, OutcallId};
 
-mod send_queue;
-
-use send_queue::SendQueue;
-
 use super::{
-    key,
-    peers::{Meter, PeerScorer, Rate},
-    wire::{self, BoundedVec},
+    Config, Message,
+    collected::{CollectedShares, combine_shares},
+    ingress::{MessageRef, SHARES_MAX, Share},
+    send_queue::SendQueue,
 };
 use crate::{
-    IngressPool,
-    certifier::{CommitteeSchedule, SigningCommittee},
-    outcalls::Outcalls,
+    OutcallAnswers,
+    certifier::SigningCommittee,
+    subnet::{
+        key,
+        peers::{Meter, Rate},
+        wire::{self, BoundedVec},
+    },
 };
 
 /// Between two times at which what was said is said again.
 const REPEAT: Duration = Duration::from_millis(1_000);
 /// Until more is sent, where the network took as much as it does at once.
 const SEND_INTERVAL: Duration = Duration::from_millis(20);
-/// Shares in one message.
-const SHARES_MAX: usize = 256;
 /// Shares of this node on one request: on an answer, and on a divergence.
 const SHARES_OF_ONE: usize = 2;
 /// Largest message in bytes: the largest answer, the overhead of its encoding, and numbers.
 const MESSAGE_BYTES_MAX: usize = OUTCALL_RESPONSE_BYTES as usize + 2_048;
 /// Shares of requests that this node does not know yet are kept for this range of numbers.
-const AHEAD: u64 = 64;
+pub(super) const AHEAD: u64 = 64;
 /// Each member sends two shares on each request every second, and there may be thousands.
 const SHARES_RATE: Rate = Rate { per_second: 10_000, burst: 20_000 };
 /// A member that asks alone sends its answers every second until they are agreed on.
@@ -81,75 +48,9 @@ const ANSWERS_RATE: Rate =
 /// Encoded bytes of an answer in addition to its payload.
 const ANSWER_OVERHEAD_BYTES: u64 = 64;
 
-#[derive(Serialize, Deserialize)]
-enum Message {
-    /// Of the committee that begins to sign at `from`.
-    Shares { from: Height, shares: BoundedVec<Share, SHARES_MAX> },
-    /// The sender's answer to a request that it makes alone.
-    Answer(OutcallAnswer),
-}
-
-/// A [`Message`] as it is sent, without a copy of what it says.
-#[derive(Serialize)]
-enum MessageRef<'a> {
-    Shares { from: Height, shares: &'a BoundedVec<Share, SHARES_MAX> },
-    Answer(&'a OutcallAnswer),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Share {
-    id: OutcallId,
-    /// Of the answer.
-    digest: [u8; 32],
-    share: SignatureShare,
-}
-
-/// Whether a message of this channel decodes.
-pub(super) fn decodes(bytes: &[u8]) -> bool {
-    wire::decode::<Message>(bytes, bytes.len()).is_some()
-}
-
-/// One message of each kind.
-#[cfg(test)]
-pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
-    let share = Share { id: OutcallId(5), digest: [6; 32], share: SignatureShare([7; 48]) };
-    let payload = state::Payload::Reply(vec![8; 20]);
-    let answer = OutcallAnswer { id: OutcallId(9), until: state::Time(0x0102_0304), payload };
-    [
-        ("shares", Message::Shares { from: Height(0x0102_0304), shares: BoundedVec(vec![share]) }),
-        ("answer", Message::Answer(answer)),
-    ]
-    .map(|(name, message)| (name, postcard::to_stdvec(&message).unwrap_or_default()))
-    .into()
-}
-
-/// Shares of the members on one request.
-#[derive(Default)]
-struct CollectedShares {
-    /// On answers, one of each member.
-    answers: BTreeMap<NodeIndex, ([u8; 32], SignatureShare)>,
-    /// That there is no agreement, one of each member.
-    divergence: BTreeMap<NodeIndex, SignatureShare>,
-    /// Whose share turned out false; nothing of them counts.
-    refused: BTreeSet<NodeIndex>,
-    /// Whose share on an answer was verified.
-    verified: BTreeSet<NodeIndex>,
-    /// The answer that the subnet signed, and its signature. It is in the pool once this node knows
-    /// the answer itself.
-    signed: Option<([u8; 32], [u8; 48])>,
-    /// Something that the subnet signed is or was in the pool.
-    submitted: bool,
-}
-
-/// The id of a member among those of the epoch that runs.
-pub(super) type NodeIds = Arc<dyn Fn(&PublicKey) -> Option<Principal> + Send + Sync>;
-
-/// See the module.
-pub(super) struct Agreement<S> {
-    outcalls: Arc<Outcalls>,
-    schedule: CommitteeSchedule,
-    me: PublicKey,
-    node_ids: NodeIds,
+/// Agrees with the other members on answers.
+pub(in crate::subnet) struct Agreement<S> {
+    config: Config<S>,
     /// Whose shares are collected.
     committee: Option<(Height, Arc<SigningCommittee>)>,
     collected: BTreeMap<OutcallId, CollectedShares>,
@@ -158,45 +59,32 @@ pub(super) struct Agreement<S> {
     queue: SendQueue,
     /// The network took as much as it does at once, and there is more.
     has_more: bool,
-    sender: S,
-    scorer: PeerScorer,
     shares_heard: Meter,
     answers_heard: Meter,
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
-    pub(super) fn new(
-        (outcalls, pool): (Arc<Outcalls>, Arc<IngressPool>),
-        schedule: CommitteeSchedule,
-        (me, node_ids): (PublicKey, NodeIds),
-        sender: S,
-        scorer: PeerScorer,
-    ) -> Self {
-        outcalls.set_pool(pool);
+    pub(in crate::subnet) fn new(config: Config<S>) -> Self {
+        config.outcalls.set_pool(config.pool.clone());
         Self {
-            outcalls,
-            schedule,
-            me,
-            node_ids,
+            config,
             committee: None,
             collected: BTreeMap::new(),
             refused: BTreeSet::new(),
             queue: SendQueue::new(),
             has_more: false,
-            sender,
-            scorer,
             shares_heard: Meter::new(SHARES_RATE),
             answers_heard: Meter::new(ANSWERS_RATE),
         }
     }
 
     /// Ends with the network.
-    pub(super) async fn run(
+    pub(in crate::subnet) async fn run(
         mut self,
         clock: impl Clock,
         mut receiver: impl Receiver<PublicKey = PublicKey>,
     ) {
-        let outcalls = self.outcalls.clone();
+        let outcalls = self.config.outcalls.clone();
         let mut repeat_at = clock.current() + REPEAT;
         loop {
             let send_at = Some(clock.current() + SEND_INTERVAL).filter(|_| self.has_more);
@@ -223,7 +111,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
     /// Signs the answers that this node knows and has not signed, and sends the shares; all shares,
     /// if `again`.
     fn refresh(&mut self, again: bool) {
-        let newest = self.schedule.newest();
+        let newest = self.config.schedule.newest();
         if newest.as_ref().map(|(from, _)| *from) != self.committee.as_ref().map(|(from, _)| *from)
         {
             // A share of one committee is none of another.
@@ -231,10 +119,10 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
             self.refused.clear();
             self.committee = newest;
         }
-        let open = self.outcalls.open_requests();
-        let next = self.outcalls.next_id();
+        let open = self.config.outcalls.open_requests();
+        let next = self.config.outcalls.next_id();
         self.collected.retain(|id, _| open.contains_key(id) || *id >= next);
-        let me = (self.node_ids)(&self.me);
+        let me = (self.config.node_ids)(&self.config.me);
         self.queue.retain(|id| open.contains_key(id));
         for (id, request) in &open {
             let is_new = self.sign(*id);
@@ -264,13 +152,18 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
     fn send_shares(&mut self) -> bool {
         let Some((from, _)) = self.committee else { return true };
         while self.queue.next_share().is_some() {
-            let Some(sender) = check_capacity(&mut self.sender) else { return false };
+            let Some(sender) = check_capacity(&mut self.config.sender) else { return false };
             let mut shares = Vec::new();
             while shares.len() + SHARES_OF_ONE <= SHARES_MAX
                 && let Some(id) = self.queue.next_share()
             {
                 let committee = self.committee.as_ref().map(|(_, signers)| &**signers);
-                shares.extend(own_shares(&self.outcalls, committee, self.collected.get(&id), id));
+                shares.extend(own_shares(
+                    &self.config.outcalls,
+                    committee,
+                    self.collected.get(&id),
+                    id,
+                ));
                 self.queue.mark_share_sent(id);
             }
             if !shares.is_empty() {
@@ -283,7 +176,8 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
     /// Sends the answers that may be sent now. Returns whether all of them were.
     fn send_answers(&mut self) -> bool {
         while let Some(id) = self.queue.next_answer() {
-            let Some(bytes) = self.outcalls.with_stored_answer(id, |answer| answer.payload.len())
+            let Some(bytes) =
+                self.config.outcalls.with_stored_answer(id, |answer| answer.payload.len())
             else {
                 self.queue.forget_answer(id);
                 continue;
@@ -292,8 +186,9 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
             if !self.queue.has_room(needed) {
                 return true;
             }
-            let Some(sender) = check_capacity(&mut self.sender) else { return false };
-            self.outcalls
+            let Some(sender) = check_capacity(&mut self.config.sender) else { return false };
+            self.config
+                .outcalls
                 .with_stored_answer(id, |answer| send(sender, &MessageRef::Answer(answer)));
             self.queue.mark_answer_sent(id, needed);
         }
@@ -303,7 +198,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
     /// Signs the answer this node knows. Whether it did not yet.
     fn sign(&mut self, id: OutcallId) -> bool {
         let Some((_, signers)) = self.committee.clone() else { return false };
-        let (Some(own), Some(digest)) = (&signers.share, self.outcalls.digest(id)) else {
+        let (Some(own), Some(digest)) = (&signers.share, self.config.outcalls.digest(id)) else {
             return false;
         };
         let collected = self.collected.entry(id).or_default();
@@ -318,18 +213,18 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
     }
 
     fn divergence(&self, id: OutcallId) -> Option<OutcallAnswer> {
-        divergence(&self.outcalls, id)
+        divergence(&self.config.outcalls, id)
     }
 
     fn handle_message(&mut self, from: &PublicKey, bytes: &[u8], now: SystemTime) {
         let Some(message) = wire::decode(bytes, MESSAGE_BYTES_MAX) else {
-            self.scorer.report_fault(from, "a message about outcalls that does not decode");
+            self.config.scorer.report_fault(from, "a message about outcalls that does not decode");
             return;
         };
         match message {
             Message::Shares { from: begins, shares } => {
                 if !self.shares_heard.spend(from, shares.0.len() as u64, now) {
-                    self.scorer.report_excess(from, "shares of answers to outcalls", now);
+                    self.config.scorer.report_excess(from, "shares of answers to outcalls", now);
                     return;
                 }
                 if self.committee.as_ref().is_some_and(|(mine, _)| *mine == begins)
@@ -341,12 +236,13 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
             }
             Message::Answer(answer) => {
                 if !self.answers_heard.spend(from, bytes.len() as u64, now) {
-                    self.scorer.report_excess(from, "answers to outcalls", now);
+                    self.config.scorer.report_excess(from, "answers to outcalls", now);
                     return;
                 }
-                let asks = self.outcalls.open_request(answer.id).and_then(|request| request.node);
-                if let Some(asker) = asks.filter(|_| asks == (self.node_ids)(from))
-                    && self.outcalls.add_foreign_answer(answer, asker)
+                let asks =
+                    self.config.outcalls.open_request(answer.id).and_then(|request| request.node);
+                if let Some(asker) = asks.filter(|_| asks == (self.config.node_ids)(from))
+                    && self.config.outcalls.add_foreign_answer(answer, asker)
                 {
                     self.refresh(false);
                 }
@@ -361,8 +257,8 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
     }
 
     fn add_share(&mut self, place: NodeIndex, Share { id, digest, share }: Share) {
-        let is_open = self.outcalls.open_request(id).is_some();
-        let next = self.outcalls.next_id();
+        let is_open = self.config.outcalls.open_request(id).is_some();
+        let next = self.config.outcalls.next_id();
         let is_ahead = id >= next && id.0 - next.0 < AHEAD;
         if (!is_open && !is_ahead) || self.refused.contains(&place) {
             return;
@@ -400,9 +296,9 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         }
         let can_agree = collected.signed.is_some() || collected.can_agree(&signers);
         if let Some((digest, signature)) = collected.signed
-            && self.outcalls.digest(id) == Some(digest)
+            && self.config.outcalls.digest(id) == Some(digest)
         {
-            collected.submitted = self.outcalls.submit_signed(id, &signature);
+            collected.submitted = self.config.outcalls.submit_signed(id, &signature);
         }
         let refused = collected.refused.clone();
         self.refuse_members(&refused, &signers);
@@ -421,7 +317,8 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         }
         match combine_shares(&signers, &message, &collected.divergence) {
             Ok(signature) => {
-                collected.submitted = self.outcalls.submit_divergence(&divergence, &signature);
+                collected.submitted =
+                    self.config.outcalls.submit_divergence(&divergence, &signature);
             }
             Err(false_ones) => {
                 collected.refuse(&false_ones);
@@ -440,7 +337,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
             if let Some(Ok(member)) = key
                 && let Some(member) = member.iter().next()
             {
-                self.scorer.report_fault(member, "a false share of an answer to an outcall");
+                self.config.scorer.report_fault(member, "a false share of an answer to an outcall");
             }
         }
     }
@@ -458,20 +355,19 @@ fn send(sender: impl CheckedSender<PublicKey = PublicKey>, message: &MessageRef)
     if sender.recipients().is_empty() {
         return;
     }
-    match postcard::to_allocvec(message) {
-        Ok(bytes) => drop(sender.send(bytes, false)),
-        Err(error) => tracing::error!(%error, "a message about outcalls cannot be encoded"),
+    if let Some(bytes) = wire::encode(message, "a message about outcalls") {
+        sender.send(bytes, false);
     }
 }
 
-fn divergence(outcalls: &Outcalls, id: OutcallId) -> Option<OutcallAnswer> {
+fn divergence(outcalls: &OutcallAnswers, id: OutcallId) -> Option<OutcallAnswer> {
     let open = outcalls.open_request(id)?;
     Some(OutcallAnswer::no_consensus(id, open.until))
 }
 
 /// What this node signed of a request.
 fn own_shares(
-    outcalls: &Outcalls,
+    outcalls: &OutcallAnswers,
     committee: Option<&SigningCommittee>,
     collected: Option<&CollectedShares>,
     id: OutcallId,
@@ -485,100 +381,6 @@ fn own_shares(
     shares.map(|(digest, share)| Share { id, digest, share }).collect()
 }
 
-impl CollectedShares {
-    fn is_signed_by(&self, place: NodeIndex) -> bool {
-        self.answers.contains_key(&place) || self.divergence.contains_key(&place)
-    }
-
-    /// Moves shares on the divergence that arrived before this node knew its digest.
-    fn reclassify_divergence(&mut self, divergence: &OutcallAnswer) {
-        let digest = divergence.digest();
-        let moved: Vec<_> = self.answers.iter().filter(|(_, it)| it.0 == digest).collect();
-        let moved: Vec<_> = moved.into_iter().map(|(place, it)| (*place, it.1)).collect();
-        for (place, share) in moved {
-            self.answers.remove(&place);
-            self.divergence.entry(place).or_insert(share);
-        }
-    }
-
-    fn refuse(&mut self, places: &[NodeIndex]) {
-        for place in places {
-            self.answers.remove(place);
-            self.divergence.remove(place);
-            self.refused.insert(*place);
-        }
-    }
-
-    /// How many said each thing.
-    fn counts(&self) -> BTreeMap<[u8; 32], usize> {
-        let mut counts = BTreeMap::new();
-        for (digest, _) in self.answers.values() {
-            *counts.entry(*digest).or_default() += 1;
-        }
-        counts
-    }
-
-    /// The answer that enough members signed, with the subnet's signature.
-    fn signed_answer(&mut self, signers: &SigningCommittee) -> Option<([u8; 32], [u8; 48])> {
-        let threshold = signers.committee.threshold as usize;
-        loop {
-            let counts = self.counts();
-            let (digest, _) = counts.into_iter().find(|(_, count)| *count >= threshold)?;
-            let of_it = self.answers.iter().filter(|(_, it)| it.0 == digest);
-            let shares = of_it.map(|(place, it)| (*place, it.1)).collect();
-            match combine_shares(signers, &OutcallAnswer::message(&digest), &shares) {
-                Ok(signature) => return Some((digest, signature)),
-                Err(false_ones) if false_ones.is_empty() => return None,
-                Err(false_ones) => self.refuse(&false_ones),
-            }
-        }
-    }
-
-    /// Whether enough members may still sign the same answer, whatever the unheard members say.
-    /// Before it returns false, every share is verified.
-    fn can_agree(&mut self, signers: &SigningCommittee) -> bool {
-        let (members, threshold) =
-            (signers.committee.shares.len(), signers.committee.threshold as usize);
-        let possible = |collected: &Self| {
-            let most = collected.counts().into_values().max().unwrap_or_default();
-            let heard = collected.answers.len() + collected.refused.len();
-            most + members.saturating_sub(heard) >= threshold
-        };
-        if possible(self) {
-            return true;
-        }
-        let unverified: Vec<_> =
-            self.answers.iter().filter(|(place, _)| !self.verified.contains(place)).collect();
-        let is_false = |(place, it): &(&NodeIndex, &([u8; 32], SignatureShare))| {
-            let message = OutcallAnswer::message(&it.0);
-            signers.committee.verify_share(**place, &message, &it.1).is_err()
-        };
-        let false_ones: Vec<_> =
-            unverified.into_iter().filter(is_false).map(|(place, _)| *place).collect();
-        self.refuse(&false_ones);
-        self.verified = self.answers.keys().copied().collect();
-        possible(self)
-    }
-}
-
-/// The subnet's signature out of shares, or whose share is false.
-fn combine_shares(
-    signers: &SigningCommittee,
-    message: &[u8],
-    shares: &BTreeMap<NodeIndex, SignatureShare>,
-) -> Result<[u8; 48], Vec<NodeIndex>> {
-    // Verified together first: one check in place of one for each.
-    if let Ok(signature) = nidkg::combine(&signers.committee, shares)
-        && nidkg::verify(&signers.committee.public_key, message, &signature.0)
-    {
-        return Ok(signature.0);
-    }
-    let is_false = |(place, share): &(&NodeIndex, &SignatureShare)| {
-        signers.committee.verify_share(**place, message, share).is_err()
-    };
-    Err(shares.iter().filter(is_false).map(|(place, _)| *place).collect())
-}
-
 #[cfg(test)]
-#[path = "outcalls_tests.rs"]
+#[path = "tests.rs"]
 mod tests;
