@@ -17,13 +17,13 @@ use serde::Serialize;
 use testnet::machine;
 
 use crate::{
+    Stop,
     compare::{median, split},
     drive::{self, Start},
     options::Workload,
     plan::{self, Case, Phase},
     report::{Report, Unit},
     settings::Settings,
-    stop::{Stop, until_done},
     table::table,
     to_stdout, write_json,
 };
@@ -248,7 +248,7 @@ struct Bench {
 /// Runs all parts and prints the table. Exit status: 0 when every goal that was measured is met, 1
 /// otherwise, 130 after Ctrl-C.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    until_done("bench-relay", async |stop| run_all(&options, &stop).await).await
+    cli::until_done("bench-relay", async |stop| run_all(&options, &stop).await).await
 }
 
 /// A node of the bench.

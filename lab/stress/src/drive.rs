@@ -20,6 +20,7 @@ use tokio::{
 };
 
 use crate::{
+    Stop,
     clients::Clients,
     gather::{MeasuredPhase, Moment, NodeMoment, RunData, build_report},
     net::Members,
@@ -30,7 +31,6 @@ use crate::{
     report::Report,
     settings::Load,
     shared::RunContext,
-    stop::Stop,
     store_client::{LookupOutcome, StoreLookup},
     tally::{ReceiverTally, lock},
     target::Target,

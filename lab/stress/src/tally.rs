@@ -3,12 +3,11 @@
 //! Bounds: one bit for each message, sender and receiver; a sequence number that was never issued
 //! is damage and allocates nothing. Must never know: connections, payload bytes and the clock.
 
-use std::sync::{
-    Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use hdrhistogram::Histogram;
+
+pub(crate) use cli::lock;
 
 use crate::payload::{Damage, Header};
 
@@ -18,11 +17,6 @@ pub(crate) const SEQUENCES_MAX: u64 = 1 << 27;
 pub(crate) const LATE_NANOS: u64 = 10_000_000_000;
 /// Longest latency of a histogram, in microseconds.
 const MICROS_MAX: u64 = 120_000_000;
-
-/// A lock whose holder cannot have left anything half done.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Latencies in microseconds, up to two minutes, to two digits.
 pub(crate) fn histogram() -> Histogram<u32> {
