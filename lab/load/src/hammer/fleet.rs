@@ -8,7 +8,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -16,6 +16,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use candid::Principal;
+use cli::lock;
 use ic_agent::{Agent, Identity};
 use ic_management_canister_types::CanisterInstallMode;
 
@@ -670,10 +671,6 @@ fn last_retry_after() -> Option<Duration> {
 
 fn unreadable(text: String) -> Failure {
     Failure::new(Class::Protocol, text)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use super::{
     fleet::{Action, By, Fleet, Job, Space},
     options::{Mode, Parameters},
     pattern::{PAGE_BYTES, mix},
-    schedule::{Limit, Order, Runner, Shape, Source},
+    schedule::{Limit, Order, Runner, Shape, Source, grace_is_over},
     stats::{Kind, KindStats, Phase, Wrong},
 };
 
@@ -108,7 +108,7 @@ impl Modes<'_> {
         let mut report = ModeReport::new(mode);
         let opened = tokio::select! {
             opened = self.fleet.reset() => opened.map_err(|error| format!("the canisters could not be made ready: {error:#}")),
-            () = self.runner.stop.stopped() => Err("stopped".into()),
+            () = self.runner.stop.requested() => Err("stopped".into()),
         };
         if let Err(text) = opened {
             report.incomplete = Some(text);
@@ -117,7 +117,7 @@ impl Modes<'_> {
         report.incomplete = self.work(mode, &mut report).await.err();
         let checked = tokio::select! {
             checked = self.fleet.check_counters() => checked,
-            () = async { self.runner.stop.stopped().await; tokio::time::sleep(Duration::from_secs(5)).await } => {
+            () = grace_is_over(&self.runner.stop, Duration::from_secs(5)) => {
                 report.incomplete.get_or_insert_with(|| "stopped before the counters were compared".into());
                 Vec::new()
             }
@@ -254,7 +254,7 @@ impl Modes<'_> {
         report.phases.push(phase);
         match failure {
             Some(text) => Err(text),
-            None if self.runner.stop.is_set() => Err("stopped".into()),
+            None if self.runner.stop.is_requested() => Err("stopped".into()),
             None if given_up > 0 => {
                 Err(format!("{name}: the node refused {given_up} operations to the end"))
             }
@@ -310,7 +310,7 @@ impl Modes<'_> {
                 }));
             }
         }
-        if jobs.is_empty() || self.runner.stop.is_set() {
+        if jobs.is_empty() || self.runner.stop.is_requested() {
             return;
         }
         let count = jobs.len() as u64;
@@ -394,7 +394,7 @@ impl Modes<'_> {
         expected: ProbeExpectation,
         job: Job,
     ) {
-        if self.runner.stop.is_set() {
+        if self.runner.stop.is_requested() {
             return;
         }
         let order = Order {

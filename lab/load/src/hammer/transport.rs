@@ -65,8 +65,8 @@ impl BackOff {
     }
 
     pub(crate) fn wait(&self, told: Duration) -> Duration {
-        let mut random = self.random.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        told.max(Duration::from_millis(10)).mul_f64(random.gen_range(1.0..1.5))
+        let factor = cli::lock(&self.random).gen_range(1.0..1.5);
+        told.max(Duration::from_millis(10)).mul_f64(factor)
     }
 }
 
@@ -126,14 +126,14 @@ impl HttpService for Http {
 
 /// A call's answer as the synchronous endpoint gives it.
 #[derive(Deserialize)]
-struct CallAnswer {
-    status: String,
+pub(crate) struct CallAnswer {
+    pub(crate) status: String,
     #[serde(default, with = "serde_bytes")]
-    certificate: Vec<u8>,
+    pub(crate) certificate: Vec<u8>,
     #[serde(default)]
     reject_code: u8,
     #[serde(default)]
-    reject_message: String,
+    pub(crate) reject_message: String,
     #[serde(default)]
     error_code: Option<String>,
 }

@@ -9,17 +9,16 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use candid::Principal;
+use candid::{Principal, types::leb128};
 use ic_agent::{
     Agent, AgentError, Certificate, Identity, RequestId,
     agent::RequestStatusResponse,
     hash_tree::{Label, LookupResult},
 };
-use serde::Deserialize;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::lines::Outcome;
-use crate::hammer::transport::{self, BackOff, Http};
+use crate::hammer::transport::{self, BackOff, CallAnswer, Http};
 
 /// Of a call, and of a certificate's age.
 pub(super) const EXPIRY: Duration = Duration::from_secs(20);
@@ -68,22 +67,11 @@ pub(super) async fn connect(urls: &[String], identity: Arc<dyn Identity>) -> Res
 /// What a certificate signs, and when.
 pub(super) fn root_of(certificate: &Certificate) -> Result<(u64, String), String> {
     let time = match certificate.tree.lookup_path([b"time".as_slice()]) {
-        LookupResult::Found(bytes) => leb128(bytes),
+        LookupResult::Found(mut bytes) => leb128::decode_nat(&mut bytes).ok(),
         _ => None,
     };
-    let time = time.ok_or("the certificate has no time")?;
+    let time = time.and_then(|time| time.try_into().ok()).ok_or("the certificate has no time")?;
     Ok((time, hex::encode(certificate.tree.digest())))
-}
-
-fn leb128(bytes: &[u8]) -> Option<u64> {
-    let mut value = 0_u64;
-    for (index, byte) in bytes.iter().enumerate().take(10) {
-        value |= u64::from(byte & 0x7f).checked_shl(7 * index as u32)?;
-        if byte & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
 }
 
 /// A verified certificate of the time alone.
@@ -114,15 +102,6 @@ enum EndpointResponse {
     Refused(String, Duration),
     /// It is unknown whether it has taken the call.
     Nothing(String),
-}
-
-#[derive(Deserialize)]
-struct Answer {
-    status: String,
-    #[serde(default, with = "serde_bytes")]
-    certificate: Vec<u8>,
-    #[serde(default)]
-    reject_message: String,
 }
 
 /// Has a call done; `first` is the endpoint to begin with.
@@ -224,7 +203,7 @@ async fn send(
         }
         _ => return EndpointResponse::Nothing(format!("{status}: {}", text())),
     }
-    let answer: Answer = match serde_cbor::from_slice(&bytes) {
+    let answer: CallAnswer = match serde_cbor::from_slice(&bytes) {
         Ok(answer) => answer,
         Err(error) => return EndpointResponse::Nothing(error.to_string()),
     };
@@ -301,19 +280,5 @@ fn unverified(error: &AgentError) -> EndpointResponse {
             EndpointResponse::Outcome(Outcome::Wrong { text: error.to_string() }, vec![])
         }
         other => EndpointResponse::Nothing(other.to_string()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_leb128() {
-        assert_eq!(leb128(&[0x80, 0x80, 0x01]), Some(16384));
-        assert_eq!(leb128(&[0x05]), Some(5));
-        assert_eq!(leb128(&[]), None);
-        assert_eq!(leb128(&[0x80]), None);
-        assert_eq!(leb128(&[0xff; 12]), None);
     }
 }

@@ -170,7 +170,7 @@ struct Finding {
 }
 
 /// Summary of a run.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Report {
     seed: u64,
     builds: Vec<PathBuf>,
@@ -265,24 +265,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         run.builds.iter().map(|build| build.display().to_string()).collect::<Vec<_>>().join(", "),
         run.folder.display()
     ));
-    let mut report = Report {
-        seed,
-        builds: run.builds.clone(),
-        seconds: 0.0,
-        lives: 0,
-        cases: Tally::new(),
-        kills: 0,
-        disk_faults: 0,
-        member_changes: 0,
-        replays: 0,
-        roots_compared: 0,
-        restarts_with_other_memory: 0,
-        acknowledged: 0,
-        longest_update_millis: 0,
-        longest_stall_millis: 0,
-        findings: vec![],
-        not_run: vec![],
-    };
+    let mut report = Report { seed, builds: run.builds.clone(), ..Report::default() };
     let done = tokio::select! {
         done = attack(&run, &mut report) => Some(done),
         _ = interrupts.next() => None,
@@ -302,11 +285,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
 }
 
 fn builds(options: &Options) -> Result<Vec<PathBuf>> {
-    let usual = || -> Result<PathBuf> {
-        Ok(std::env::current_exe().context("finding this program")?.with_file_name("thimble"))
-    };
     let named = match options.node.as_slice() {
-        [] => vec![usual()?],
+        [] => vec![cli::this_program()?.with_file_name("thimble")],
         named => named.to_vec(),
     };
     named

@@ -166,8 +166,8 @@ impl Session {
         let memory = node.memory_bytes.to_string();
         let mut command = Command::new(cli::this_program()?);
         if net.backend == Backend::Vm {
-            let words = ["net", "machine", "--index", &index.to_string(), "--dir"];
-            command.args(words).arg(place.dir());
+            let index = index.to_string();
+            command.args(["net", "machine", "--index", &index, "--dir"]).arg(place.dir());
             return Ok(command);
         }
         command
