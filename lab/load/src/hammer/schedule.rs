@@ -210,7 +210,8 @@ impl Running {
 impl Runner {
     /// Runs operations of `source` as ordered and returns what was counted.
     pub(crate) async fn run(&self, order: Order, source: Source) -> Phase {
-        let phase = Arc::new(Mutex::new(Phase::new(&order.name)));
+        let (name, preparation) = (order.name.clone(), order.preparation);
+        let phase = Arc::new(Mutex::new(Phase { name, preparation, ..Phase::default() }));
         let started = Instant::now();
         let end = match (order.preparation, order.limit) {
             (true, _) => Some(started + PREPARATION_MAX),
@@ -254,8 +255,7 @@ impl Runner {
             clear_line();
         }
         let mut phase = lock(&phase).clone();
-        phase.preparation = order.preparation;
-        phase.finish(started);
+        phase.seconds = started.elapsed().as_secs_f64();
         phase
     }
 }
