@@ -14,10 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Result, anyhow, bail};
 use candid::Principal;
 use cli::lock;
-use ic_agent::{Agent, Identity};
+use ic_agent::{Agent, agent::AgentBuilder};
 use ic_management_canister_types::CanisterInstallMode;
 
 use super::{
@@ -26,7 +26,7 @@ use super::{
     pattern::{HEAP_PAGES, PAGE_BYTES, mix},
     protocol::{self, Info, ReadReply, Route},
     stats::{Kind, Outcome},
-    transport::{self, BackOff, Http, TRAFFIC, Traffic},
+    transport::{self, BackOff, Endpoint, Http, TRAFFIC, Traffic},
 };
 use demo::client;
 
@@ -88,12 +88,6 @@ impl Job {
     pub(crate) fn signed(self) -> Self {
         Self { signed: true, ..self }
     }
-}
-
-struct Endpoint {
-    url: String,
-    agent: Agent,
-    http: Arc<Http>,
 }
 
 /// Counts acknowledged, and counts whose outcome is unknown.
@@ -196,42 +190,27 @@ pub(crate) struct Fleet {
 impl Fleet {
     /// Connects, and creates the canisters or finds the given ones.
     pub(crate) async fn open(parameters: &Parameters) -> Result<Self> {
-        let identity: Arc<dyn Identity> = Arc::new(client::identity()?);
-        let mut endpoints = Vec::new();
         let in_flight = parameters.concurrency.max(parameters.outstanding);
-        let mut node = String::new();
-        for (index, url) in parameters.urls.iter().enumerate() {
+        let http = |index: u64| -> Result<Http> {
             let client = client::http()
                 .pool_max_idle_per_host(in_flight)
                 .timeout(parameters.timeout())
                 .build()?;
-            let back_off = BackOff::new(mix(parameters.seed ^ (index as u64 + 1)));
-            let http = Arc::new(Http { client, back_off });
-            let agent = Agent::builder()
-                .with_url(url)
-                .with_arc_identity(identity.clone())
-                .with_arc_http_middleware(http.clone())
+            Ok(Http { client, back_off: BackOff::new(mix(parameters.seed ^ (index + 1))) })
+        };
+        let identity = Arc::new(client::identity()?);
+        let adjusted = |agent: AgentBuilder| {
+            agent
                 .with_max_concurrent_requests(in_flight + 8)
                 // A node remembers a call until then; a client that sends thousands of calls a
                 // second should sign for a short time.
                 .with_ingress_expiry(Duration::from_secs(60))
                 .with_max_polling_time(parameters.timeout())
-                .build()?;
-            client::wait_until_healthy(&agent, url, HEALTHY_WITHIN).await?;
-            if let Some(first) = endpoints.first() {
-                let first: &Endpoint = first;
-                ensure!(
-                    first.agent.read_root_key() == agent.read_root_key(),
-                    "{url} has another root key than {}: they are not nodes of one subnet",
-                    first.url
-                );
-            }
-            if index == 0 {
-                node = agent.status().await?.impl_version.unwrap_or_else(|| "unknown".into());
-            }
-            endpoints.push(Endpoint { url: url.clone(), agent, http });
-        }
-        let agent = &endpoints.first().context("there is no --url")?.agent;
+        };
+        let urls = &parameters.urls;
+        let endpoints = transport::connect(urls, HEALTHY_WITHIN, identity, http, adjusted).await?;
+        let agent = &endpoints[0].agent;
+        let node = agent.status().await?.impl_version.unwrap_or_else(|| "unknown".into());
         let owned = parameters.given.is_empty();
         let mut ids = parameters.given.clone();
         if owned {
@@ -327,16 +306,11 @@ impl Fleet {
         let id = self.canisters[canister].id;
         let endpoint = &self.endpoints[endpoint];
         for _ in 0..INFO_TRIES {
-            let traffic = Traffic::default();
-            let asked = TRAFFIC
-                .scope(traffic, async {
-                    let reply = endpoint.agent.query(&id, "info").with_arg(Vec::new()).call().await;
-                    reply.map_err(|error| {
-                        Failure::agent(&error, TRAFFIC.with(|traffic| traffic.retry_after.get()))
-                    })
-                })
-                .await;
-            match asked {
+            let asked = async {
+                let reply = endpoint.agent.query(&id, "info").with_arg(Vec::new()).call().await;
+                reply.map_err(|error| Failure::agent(&error, last_retry_after()))
+            };
+            match TRAFFIC.scope(Traffic::default(), asked).await {
                 Ok(reply) => {
                     return Info::decode(&reply).map_err(|text| anyhow!("canister {id}: {text}"));
                 }
@@ -630,15 +604,7 @@ impl Fleet {
         if job.signed && every != 1 {
             let verify = every > 0 && index.is_multiple_of(every);
             let call = (method, argument);
-            return transport::update_signed(
-                &endpoint.agent,
-                &endpoint.http,
-                &endpoint.url,
-                canister,
-                call,
-                verify,
-            )
-            .await;
+            return transport::update_signed(endpoint, canister, call, verify).await;
         }
         let reply =
             endpoint.agent.update(&canister, method).with_arg(argument).call_and_wait().await;

@@ -8,17 +8,19 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use candid::{Principal, types::leb128};
 use ic_agent::{
-    Agent, AgentError, Certificate, Identity, RequestId,
-    agent::RequestStatusResponse,
+    AgentError, Certificate, Identity, RequestId,
+    agent::{AgentBuilder, RequestStatusResponse},
     hash_tree::{Label, LookupResult},
 };
 use tokio::time::{Instant, sleep, timeout};
 
 use super::lines::Outcome;
 use crate::hammer::transport::{self, BackOff, CallAnswer, Http};
+
+pub(super) use crate::hammer::transport::Endpoint;
 
 /// Of a call, and of a certificate's age.
 pub(super) const EXPIRY: Duration = Duration::from_secs(20);
@@ -31,37 +33,14 @@ const ASK_AGAIN: Duration = Duration::from_millis(100);
 const ASKS_PER_ENDPOINT: u32 = 20;
 const HEALTHY_WITHIN: Duration = Duration::from_secs(30);
 
-/// A node, as a client sees it.
-pub(super) struct Endpoint {
-    pub(super) url: String,
-    pub(super) agent: Agent,
-    http: Arc<Http>,
-}
-
 /// Connects to all of them with one identity and one root key.
 pub(super) async fn connect(urls: &[String], identity: Arc<dyn Identity>) -> Result<Vec<Endpoint>> {
-    ensure!(!urls.is_empty(), "there is no endpoint");
-    let mut endpoints: Vec<Endpoint> = Vec::new();
-    for (index, url) in urls.iter().enumerate() {
+    let http = |index: u64| -> Result<Http> {
         let client = demo::client::http().timeout(ANSWER_TIMEOUT).build()?;
-        let http = Arc::new(Http { client, back_off: BackOff::new(index as u64) });
-        let agent = Agent::builder()
-            .with_url(url)
-            .with_arc_identity(identity.clone())
-            .with_arc_http_middleware(http.clone())
-            .with_ingress_expiry(EXPIRY)
-            .build()?;
-        demo::client::wait_until_healthy(&agent, url, HEALTHY_WITHIN).await?;
-        if let Some(first) = endpoints.first() {
-            ensure!(
-                first.agent.read_root_key() == agent.read_root_key(),
-                "{url} has another root key than {}: they are not nodes of one subnet",
-                first.url
-            );
-        }
-        endpoints.push(Endpoint { url: url.trim_end_matches('/').to_owned(), agent, http });
-    }
-    Ok(endpoints)
+        Ok(Http { client, back_off: BackOff::new(index) })
+    };
+    let adjusted = |agent: AgentBuilder| agent.with_ingress_expiry(EXPIRY);
+    transport::connect(urls, HEALTHY_WITHIN, identity, http, adjusted).await
 }
 
 /// What a certificate signs, and when.

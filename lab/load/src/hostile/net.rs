@@ -37,12 +37,8 @@ pub(super) struct ProcessProfile {
 impl ProcessProfile {
     pub(super) fn any(builds: &[PathBuf], turn: usize, random: &mut ChaCha8Rng) -> Self {
         let (main, thread) = *STACKS.choose(random).unwrap_or(&STACKS[0]);
-        Self {
-            build: builds[turn % builds.len()].clone(),
-            main_stack_kib: main,
-            thread_stack_kib: thread,
-            prelude: String::new(),
-        }
+        let build = builds[turn % builds.len()].clone();
+        Self { build, main_stack_kib: main, thread_stack_kib: thread, prelude: String::new() }
     }
 
     /// The smallest and the largest stack in turn.
@@ -74,6 +70,16 @@ impl ProcessProfile {
         );
         command.args(["-c", &script]).arg(&self.build).stdin(Stdio::null());
         command
+    }
+
+    /// Runs this build with `words`, its output in `log`; it must succeed.
+    pub(super) async fn run(&self, words: &[&str], log: &Path) -> Result<()> {
+        let mut command = self.command();
+        command.args(words);
+        let good = finished(command, COMMAND_WITHIN, log).await?;
+        let said = fs::read_to_string(log).unwrap_or_default();
+        ensure!(good, "thimble {} failed:\n{said}", words.join(" "));
+        Ok(())
     }
 
     pub(super) fn description(&self) -> String {
@@ -267,21 +273,11 @@ impl Plan {
         Ok(vec![Member::new(self.folder.join("node0"), profile, arguments)?])
     }
 
-    /// One command of the ceremony.
-    async fn step(&self, profile: &ProcessProfile, words: &[&str]) -> Result<()> {
-        let mut command = profile.command();
-        command.args(words);
-        let log = self.folder.join("ceremony.log");
-        let good = finished(command, COMMAND_WITHIN, &log).await?;
-        let said = fs::read_to_string(&log).unwrap_or_default();
-        ensure!(good, "thimble {} failed:\n{said}", words.join(" "));
-        Ok(())
-    }
-
     /// Four nodes that hold the ceremony; not started. Builds take turns.
     pub(super) async fn four(&self, random: &mut ChaCha8Rng) -> Result<Vec<Member>> {
         let configuration = self.write_configuration()?;
         let path = |name: &str| self.folder.join(name).display().to_string();
+        let log = self.folder.join("ceremony.log");
         let paths = |prefix: &str, suffix: &str| {
             [0, 1, 2, 3].map(|node| path(&format!("{prefix}{node}{suffix}")))
         };
@@ -292,7 +288,7 @@ impl Plan {
             (paths("node", ""), paths("node", ".json"), paths("deal", ".json"));
         for (node, profile) in profiles.iter().enumerate() {
             let keys = ["keygen", "--data-dir", &data[node], "--address", &addresses[node]];
-            self.step(profile, &[&keys[..], &["--out", &records[node]]].concat()).await?;
+            profile.run(&[&keys[..], &["--out", &records[node]]].concat(), &log).await?;
         }
         let (plan, genesis) = (path("plan.json"), path("genesis.json"));
         let named = |flag, files: &'_ [String; 4]| -> Vec<String> {
@@ -301,19 +297,19 @@ impl Plan {
         let nodes = named("--node", &records);
         let mut words = vec!["genesis", "plan", "--out", &plan];
         words.extend(nodes.iter().map(String::as_str));
-        self.step(&profiles[0], &words).await?;
+        profiles[0].run(&words, &log).await?;
         for (node, profile) in profiles.iter().enumerate() {
             let deal = ["genesis", "deal", "--data-dir", &data[node], "--plan", &plan];
-            self.step(profile, &[&deal[..], &["--out", &dealings[node]]].concat()).await?;
+            profile.run(&[&deal[..], &["--out", &dealings[node]]].concat(), &log).await?;
         }
         let files = named("--dealing", &dealings);
         let mut words = vec!["genesis", "assemble", "--plan", &plan, "--out", &genesis];
         words.extend(files.iter().map(String::as_str));
-        self.step(&profiles[0], &words).await?;
+        profiles[0].run(&words, &log).await?;
         let mut members = Vec::new();
         for (node, profile) in profiles.into_iter().enumerate() {
             let join = ["join", "--data-dir", &data[node], "--genesis", &genesis];
-            self.step(&profile, &join).await?;
+            profile.run(&join, &log).await?;
             let mut arguments = self.arguments(&configuration, &self.memory);
             arguments.extend(["--p2p-listen".to_owned(), addresses[node].clone()]);
             let profile = match &self.byzantine {
