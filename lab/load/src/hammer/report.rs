@@ -134,13 +134,13 @@ fn mode_table(out: &mut String, mode: &ModeReport) {
 }
 
 /// A phase and what it counted of one kind of operation.
-type Counted<'a> = (&'a Phase, Kind, &'a KindStats);
+type Row<'a> = (&'a Phase, Kind, &'a KindStats);
 
-fn per_second((phase, ..): &Counted<'_>, count: f64) -> f64 {
+fn per_second((phase, ..): &Row<'_>, count: f64) -> f64 {
     if phase.seconds > 0.0 { count / phase.seconds } else { 0.0 }
 }
 
-fn columns<'a>() -> [Column<Counted<'a>>; 17] {
+fn columns<'a>() -> [Column<Row<'a>>; 17] {
     [
         ("phase", -14, |row| row.0.name.clone()),
         ("operation", -19, |row| row.1.name().into()),
