@@ -36,7 +36,7 @@ use crate::{
     request::{RequestTemplate, Version},
     session::{IdentifyMessage, Plain, Session},
     shared::{Ready, RunContext},
-    tally::{lock, record},
+    tally::lock,
     target::wall_nanos,
 };
 
@@ -270,7 +270,7 @@ impl Publisher {
             if let Some(pushed) = pushed.get_mut(phase) {
                 pushed.sent += 1;
                 if !flood {
-                    record(&mut pushed.lateness, (now - due).as_nanos() as u64);
+                    pushed.lateness.record((now - due).as_nanos() as u64);
                 }
             }
         }

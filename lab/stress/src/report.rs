@@ -5,7 +5,7 @@
 use budget::MIB;
 use serde::Serialize;
 
-use crate::{settings::Load, table::table};
+use crate::{settings::Load, table::table, tally::Latencies};
 
 /// Version of the JSON (docs/stress.md).
 pub const FORMAT: u32 = 2;
@@ -118,7 +118,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    pub(crate) fn from_histogram(histogram: &hdrhistogram::Histogram<u32>) -> Self {
+    pub(crate) fn from_histogram(Latencies(histogram): &Latencies) -> Self {
         let millis = |micros: u64| if histogram.is_empty() { 0.0 } else { micros as f64 / 1000.0 };
         Self {
             count: histogram.len(),
