@@ -150,7 +150,7 @@ fn with_port(mut address: SocketAddr) -> Result<SocketAddr> {
 fn spawn(options: &Options, listen: SocketAddr, http_gateway: SocketAddr) -> Result<Child> {
     let program = match &options.node {
         Some(program) => program.clone(),
-        None => std::env::current_exe().context("finding this program")?.with_file_name("thimble"),
+        None => cli::this_program()?.with_file_name("thimble"),
     };
     let mut command = Command::new(&program);
     command
