@@ -35,7 +35,7 @@ use ::candid::Principal;
 use anyhow::{Context, Result, ensure};
 use budget::{format_size, parse_size};
 use clap::{Args, ValueEnum};
-use cli::StopSignals;
+use cli::Stop;
 use rand::Rng;
 use serde::Serialize;
 use tokio::time::Instant;
@@ -251,7 +251,7 @@ fn user() -> Result<Principal> {
 /// Runs the command.
 pub async fn run(options: Options) -> Result<ExitCode> {
     let seed = options.seed.unwrap_or_else(|| rand::thread_rng().gen_range(0..1_000_000));
-    let mut interrupts = StopSignals::listen()?;
+    let stop = Stop::by_signal(|| {})?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     fs::create_dir_all(&options.out)
         .with_context(|| format!("making the folder {}", options.out.display()))?;
@@ -266,10 +266,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         run.folder.display()
     ));
     let mut report = Report { seed, builds: run.builds.clone(), ..Report::default() };
-    let done = tokio::select! {
-        done = attack(&run, &mut report) => Some(done),
-        _ = interrupts.next() => None,
-    };
+    let done = stop.race(attack(&run, &mut report)).await;
     // Dropping the lives killed their nodes.
     report.seconds = run.began.elapsed().as_secs_f64();
     finish(&run, &report, done.is_some())?;

@@ -19,7 +19,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use budget::{MIB, parse_size};
 use clap::{Args, ValueEnum};
-use cli::{Child, StopSignals};
+use cli::{Child, Stop};
 use serde_json::Value;
 
 use self::merge::NodeSeries;
@@ -119,11 +119,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     fs::create_dir_all(&folder)
         .with_context(|| format!("making the folder {}", folder.display()))?;
     let mut bench = Bench::new(options, folder)?;
-    let mut signals = StopSignals::listen()?;
-    let done = tokio::select! {
-        done = bench.all() => Some(done),
-        _ = signals.next() => None,
-    };
+    let stop = Stop::by_signal(|| {})?;
+    let done = stop.race(bench.all()).await;
     bench.leave(matches!(done, Some(Ok(()))))?;
     let Some(done) = done else {
         eprintln!("bench-net: stopped; its files are in {}", bench.folder.display());

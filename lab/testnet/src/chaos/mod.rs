@@ -20,7 +20,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
-use cli::{Child, StopSignals};
+use cli::{Child, Stop};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -146,7 +146,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     );
     let own = options.dir.is_none();
     let place = NetFolder::new(&options.dir.clone().unwrap_or_else(|| files.0.join("net")))?;
-    let mut signals = StopSignals::listen()?;
+    let stop = Stop::by_signal(|| {})?;
     let wanted = own && !options.without.contains(&Local::Disks);
     let disks = match wanted.then(|| Disks::make(&place, options.nodes)) {
         Some(Ok(disks)) => disks,
@@ -159,10 +159,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         }
         None => Disks::default(),
     };
-    let done = tokio::select! {
-        done = chaos(&options, seed, &place, &files, &disks) => Some(done),
-        _ = signals.next() => None,
-    };
+    let done = stop.race(chaos(&options, seed, &place, &files, &disks)).await;
     let left = leave(&place, own, disks, own && !options.keep && matches!(done, Some(Ok(true))));
     let Some(done) = done else {
         eprintln!("chaos: stopped; its files are in {}", files.0.display());

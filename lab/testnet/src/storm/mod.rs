@@ -21,7 +21,7 @@ use std::{
 use anyhow::{Context, Result};
 use budget::{MIB, format_size, parse_size};
 use clap::Args;
-use cli::{Child, StopSignals};
+use cli::{Child, Stop};
 
 pub(crate) use self::verdict::{Rows, table};
 use self::{
@@ -114,11 +114,8 @@ impl Files {
 pub async fn run(options: Options) -> Result<ExitCode> {
     let memory_bytes = parse_size(&options.memory)?;
     let files = Files::make(&options, memory_bytes)?;
-    let mut signals = StopSignals::listen()?;
-    let told = tokio::select! {
-        told = storm(&options, memory_bytes, &files) => Some(told),
-        _ = signals.next() => None,
-    };
+    let stop = Stop::by_signal(|| {})?;
+    let told = stop.race(storm(&options, memory_bytes, &files)).await;
     if !options.keep_data {
         let _ = fs::remove_dir_all(files.file(DATA));
     }
