@@ -10,7 +10,10 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::ExitCode,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU16, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -90,22 +93,27 @@ fn padded(text: &str, width: isize) -> String {
     if width < 0 { format!("{text:<chars$}") } else { format!("{text:>chars$}") }
 }
 
-/// `COUNT` different free ports of this machine. Another program may take one before the caller
-/// binds it.
+/// `COUNT` different free ports of this machine, below those that the system gives to outgoing
+/// connections. Another program may take one before the caller binds it.
 ///
 /// # Errors
 ///
-/// The operating system has none left.
+/// None is left.
 pub fn free_ports<const COUNT: usize>() -> std::io::Result<[u16; COUNT]> {
-    let mut open = Vec::with_capacity(COUNT);
-    let mut ports = [0; COUNT];
-    for port in &mut ports {
-        let listener = TcpListener::bind(("127.0.0.1", 0))?;
-        *port = listener.local_addr()?.port();
-        // Held until all are found, so that none is given twice.
-        open.push(listener);
+    const FIRST: u16 = 18_000;
+    const PORTS: u32 = 10_000;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let begin = std::process::id().wrapping_mul(61);
+    let mut found = [0; COUNT];
+    for port in &mut found {
+        let free = (0..PORTS).find_map(|_| {
+            let next = begin.wrapping_add(NEXT.fetch_add(1, Relaxed).into()) % PORTS;
+            let port = FIRST + next as u16;
+            TcpListener::bind(("127.0.0.1", port)).ok().map(|_| port)
+        });
+        *port = free.ok_or(std::io::ErrorKind::AddrInUse)?;
     }
-    Ok(ports)
+    Ok(found)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     Run,
-    net::{self, Member, ProcessProfile},
+    net::{Member, ProcessProfile},
 };
 
 /// For a change of members: some epochs.
@@ -51,7 +51,7 @@ impl Fifth {
         folder: &Path,
         random: &mut ChaCha8Rng,
     ) -> Result<Self> {
-        let [port] = net::ports()?;
+        let [port] = cli::free_ports()?;
         let address = format!("127.0.0.1:{port}");
         let text = |name: &str| folder.join(name).display().to_string();
         let (data, record, genesis) = (text("node4"), text("node4.json"), text("genesis.json"));

@@ -3,11 +3,9 @@
 
 use std::{
     fs::{self, File},
-    net::TcpListener,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::atomic::{AtomicU16, Ordering},
     time::Duration,
 };
 
@@ -127,7 +125,7 @@ impl Member {
         profile: ProcessProfile,
         arguments: Vec<String>,
     ) -> Result<Self> {
-        let [port] = ports()?;
+        let [port] = cli::free_ports()?;
         Ok(Self {
             log: data.with_extension("log"),
             url: format!("http://127.0.0.1:{port}"),
@@ -216,24 +214,6 @@ impl Member {
     }
 }
 
-/// Free ports outside the system's ephemeral range.
-pub(super) fn ports<const COUNT: usize>() -> Result<[u16; COUNT]> {
-    const FIRST: u16 = 18_000;
-    const PORTS: u32 = 10_000;
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let begin = std::process::id().wrapping_mul(61);
-    let mut found = [0; COUNT];
-    for port in &mut found {
-        let free = (0..PORTS).find_map(|_| {
-            let next = begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed).into()) % PORTS;
-            let port = FIRST + next as u16;
-            TcpListener::bind(("127.0.0.1", port)).ok().map(|_| port)
-        });
-        *port = free.context("no port is free")?;
-    }
-    Ok(found)
-}
-
 /// Common parameters of the nodes of a life.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
@@ -283,7 +263,7 @@ impl Plan {
         };
         let profiles: Vec<ProcessProfile> =
             (0..4).map(|member| ProcessProfile::any(&self.builds, member, random)).collect();
-        let addresses = ports::<4>()?.map(|port| format!("127.0.0.1:{port}"));
+        let addresses = cli::free_ports::<4>()?.map(|port| format!("127.0.0.1:{port}"));
         let (data, records, dealings) =
             (paths("node", ""), paths("node", ".json"), paths("deal", ".json"));
         for (node, profile) in profiles.iter().enumerate() {
