@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use budget::process::{self, Pid};
-use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::Signal;
 
 use super::{
     handle::Handle,
@@ -512,16 +512,11 @@ fn signal_group(info: &Info, signal: Signal) -> Result<()> {
     loop {
         let mut new = false;
         for pid in group.processes()? {
-            let Some(raw) = i32::try_from(pid.0).ok().and_then(rustix::process::Pid::from_raw)
-            else {
-                continue;
-            };
-            let Ok(descriptor) = pidfd_open(raw, PidfdFlags::empty()) else { continue };
-            // The process of the descriptor has this id for as long as it lives: if the id is in
-            // the group now, so is the process.
+            let Ok(process) = Handle::for_pid(pid.0) else { continue };
+            // No other process gets the signal: if the id is in the group now, so is the process.
             if told.insert(pid) && group.processes()?.contains(&pid) {
                 new = true;
-                let _ = pidfd_send_signal(descriptor, signal);
+                let _ = process.signal(signal);
             }
         }
         if !new {
