@@ -179,19 +179,17 @@ impl Member {
     }
 
     /// SIGKILL to one of the node's workers, if there is one.
-    pub(super) fn kill_worker(&self, random: &mut ChaCha8Rng) -> bool {
-        let Some(child) = &self.child else { return false };
+    pub(super) fn kill_worker(&self, random: &mut ChaCha8Rng) {
+        let Some(child) = &self.child else { return };
         let mut workers = Vec::new();
         for task in fs::read_dir(format!("/proc/{}/task", child.id())).into_iter().flatten() {
             let Ok(task) = task else { continue };
             let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-            workers.extend(children.split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
+            workers.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
         }
-        let Some(pid) = workers.choose(random).and_then(|pid| rustix::process::Pid::from_raw(*pid))
-        else {
-            return false;
-        };
-        rustix::process::kill_process(pid, rustix::process::Signal::KILL).is_ok()
+        if let Some(pid) = workers.choose(random) {
+            cli::kill(*pid);
+        }
     }
 
     /// Waits until it is healthy.
