@@ -23,7 +23,7 @@ use budget::{MIB, format_size, parse_size};
 use clap::Args;
 use cli::{Child, Stop};
 
-pub(crate) use self::verdict::{Rows, table};
+pub(crate) use self::verdict::{Row, Rows, table};
 use self::{
     node::CappedNode,
     verdict::{Findings, Hammer},
