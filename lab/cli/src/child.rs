@@ -4,13 +4,14 @@
 //! Bounds: every wait has an end. Must never know: what the program is.
 
 use std::{
-    fs,
+    fs::{self, File},
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{ChildStdout, Command, ExitStatus},
+    process::{ChildStdout, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -126,15 +127,25 @@ impl Child {
 
     /// Waits for its end.
     pub async fn ended_within(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        self.ended_meanwhile(timeout, POLL_INTERVAL, async || anyhow::Ok(())).await
+    }
+
+    /// Waits for its end, and does something every so long until then.
+    pub async fn ended_meanwhile(
+        &mut self,
+        timeout: Duration,
+        every: Duration,
+        mut meanwhile: impl AsyncFnMut() -> Result<()>,
+    ) -> Result<ExitStatus> {
         let deadline = Instant::now() + timeout;
         loop {
             if let Some(status) = self.status()? {
                 return Ok(status);
             }
-            if Instant::now() > deadline {
-                bail!("{} did not end within {} s", self.what, timeout.as_secs());
-            }
-            tokio::time::sleep(POLL_INTERVAL).await;
+            let seconds = timeout.as_secs();
+            ensure!(Instant::now() <= deadline, "{} did not end within {seconds} s", self.what);
+            meanwhile().await?;
+            tokio::time::sleep(every).await;
         }
     }
 
@@ -180,9 +191,29 @@ impl Drop for Child {
 
 /// Asks a process to end (SIGTERM); it may have ended in this moment.
 pub fn terminate(pid: u32) {
+    signal(pid, Signal::TERM);
+}
+
+/// Kills a process (SIGKILL), if it is still there.
+pub fn kill(pid: u32) {
+    signal(pid, Signal::KILL);
+}
+
+fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        let _ = kill_process(pid, Signal::TERM);
+        let _ = kill_process(pid, signal);
     }
+}
+
+/// Without input, with what it prints in `log`, and out of reach of the terminal: a Ctrl-C is its
+/// owner's to act on, once.
+///
+/// # Errors
+///
+/// The file cannot be made.
+pub fn detach<'a>(command: &'a mut Command, log: &Path) -> Result<&'a mut Command> {
+    let file = File::create(log).with_context(|| format!("making {}", log.display()))?;
+    Ok(command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).process_group(0))
 }
 
 /// The address that a program wrote to `file` when it had one: a line of text.

@@ -1,13 +1,29 @@
-//! Code shared by the commands of the lab: programs that they start ([`Child`]), and signals that
-//! ask them to stop ([`StopSignals`]).
+//! Code shared by the commands of the lab: programs that they start ([`Child`]), requests to stop
+//! ([`StopSignals`], [`Stop`]), tables for people.
 //!
 //! Must never know: what any of these programs does.
 
 mod child;
+mod stop;
 
-use std::{net::TcpListener, process::ExitCode};
+use std::{
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU16, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
-pub use self::child::{Child, OnDrop, terminate, written_address};
+use anyhow::{Context, Result, ensure};
+use rustix::time::{ClockId, clock_gettime};
+
+pub use self::{
+    child::{Child, OnDrop, detach, kill, terminate, written_address},
+    stop::{Stop, until_done},
+};
 pub use lifecycle::StopSignals;
 
 /// Exit status of a command that was asked to stop: 128 and the number of SIGINT.
@@ -18,22 +34,86 @@ pub fn interrupted() -> ExitCode {
     ExitCode::from(EXIT_INTERRUPTED)
 }
 
-/// `COUNT` different free ports of this machine. Another program may take one before the caller
-/// binds it.
+/// This program's file.
 ///
 /// # Errors
 ///
-/// The operating system has none left.
+/// The operating system does not know it.
+pub fn this_program() -> Result<PathBuf> {
+    std::env::current_exe().context("finding this program")
+}
+
+/// The `what` program that the flag `--what` names, else the one called `usual` in the folder of
+/// this program.
+///
+/// # Errors
+///
+/// There is no such file.
+pub fn program(named: Option<&Path>, usual: &str, what: &str) -> Result<PathBuf> {
+    let program = match named {
+        Some(named) => named.to_owned(),
+        None => this_program()?.with_file_name(usual),
+    };
+    ensure!(
+        program.is_file(),
+        "there is no {what} at {}; build it (make build) or name it with --{what}",
+        program.display()
+    );
+    Ok(program)
+}
+
+/// The monotonic clock of the machine, the same in every process.
+pub fn monotonic() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+/// A lock whose holder cannot have left anything half done.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A column of a table for people: its head, its width in characters (text stands at the left where
+/// it is negative), and the cell of a row.
+pub type Column<R> = (&'static str, isize, fn(&R) -> String);
+
+/// The line above a table.
+pub fn table_head<R>(columns: &[Column<R>]) -> String {
+    columns.iter().map(|(head, width, _)| padded(head, *width)).chain(["\n".into()]).collect()
+}
+
+/// The line of one row.
+pub fn table_row<R>(columns: &[Column<R>], row: &R) -> String {
+    let cells = columns.iter().map(|(_, width, cell)| padded(&cell(row), *width));
+    cells.chain(["\n".into()]).collect()
+}
+
+fn padded(text: &str, width: isize) -> String {
+    let chars = width.unsigned_abs();
+    if width < 0 { format!("{text:<chars$}") } else { format!("{text:>chars$}") }
+}
+
+/// `COUNT` different free ports of this machine, below those that the system gives to outgoing
+/// connections. Another program may take one before the caller binds it.
+///
+/// # Errors
+///
+/// None is left.
 pub fn free_ports<const COUNT: usize>() -> std::io::Result<[u16; COUNT]> {
-    let mut open = Vec::with_capacity(COUNT);
-    let mut ports = [0; COUNT];
-    for port in &mut ports {
-        let listener = TcpListener::bind(("127.0.0.1", 0))?;
-        *port = listener.local_addr()?.port();
-        // Held until all are found, so that none is given twice.
-        open.push(listener);
+    const FIRST: u16 = 18_000;
+    const PORTS: u32 = 10_000;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let begin = std::process::id().wrapping_mul(61);
+    let mut found = [0; COUNT];
+    for port in &mut found {
+        let free = (0..PORTS).find_map(|_| {
+            let next = begin.wrapping_add(NEXT.fetch_add(1, Relaxed).into()) % PORTS;
+            let port = FIRST + next as u16;
+            TcpListener::bind(("127.0.0.1", port)).ok().map(|_| port)
+        });
+        *port = free.ok_or(std::io::ErrorKind::AddrInUse)?;
     }
-    Ok(ports)
+    Ok(found)
 }
 
 #[cfg(test)]

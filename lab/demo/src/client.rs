@@ -3,12 +3,11 @@
 use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail};
-use candid::{CandidType, Decode, Encode, Principal};
+use candid::{Decode, Encode, Principal};
 use ic_agent::{Agent, agent::AgentBuilder, identity::BasicIdentity};
 use ic_management_canister_types::{
     CanisterIdRecord, CanisterInstallMode, InstallCodeArgs, ProvisionalCreateCanisterWithCyclesArgs,
 };
-use serde::Deserialize;
 use tokio::time::Instant;
 
 /// An identity made for this run.
@@ -70,11 +69,6 @@ pub async fn wait_until_healthy(agent: &Agent, url: &str, timeout: Duration) -> 
     Ok(())
 }
 
-#[derive(CandidType, Deserialize)]
-struct CreateCanisterResponse {
-    canister_id: Principal,
-}
-
 /// Creates a canister and installs `module` (a file of at most 2 MB, the size one message carries).
 pub async fn deploy(agent: &Agent, module: &Path) -> Result<Principal> {
     let wasm_module = std::fs::read(module)
@@ -100,7 +94,7 @@ pub async fn create(agent: &Agent, cycles: Option<u64>) -> Result<Principal> {
         .call_and_wait()
         .await
         .context("creating a canister")?;
-    Ok(Decode!(&created, CreateCanisterResponse)?.canister_id)
+    Ok(Decode!(&created, CanisterIdRecord)?.canister_id)
 }
 
 /// Installs a module.
@@ -118,23 +112,28 @@ pub async fn install(
         arg,
         sender_canister_version: None,
     };
-    manage(agent, canister, "install_code", Encode!(&arguments)?).await
+    manage(agent, canister, "install_code", Encode!(&arguments)?).await.map(drop)
 }
 
 /// Stops and deletes a canister.
 pub async fn delete(agent: &Agent, canister: Principal) -> Result<()> {
     let record = Encode!(&CanisterIdRecord { canister_id: canister })?;
     manage(agent, canister, "stop_canister", record.clone()).await?;
-    manage(agent, canister, "delete_canister", record).await
+    manage(agent, canister, "delete_canister", record).await.map(drop)
 }
 
-async fn manage(agent: &Agent, canister: Principal, method: &str, argument: Vec<u8>) -> Result<()> {
+/// The management canister's reply to a call about `canister`.
+pub async fn manage(
+    agent: &Agent,
+    canister: Principal,
+    method: &str,
+    argument: Vec<u8>,
+) -> Result<Vec<u8>> {
     agent
         .update(&Principal::management_canister(), method)
         .with_effective_canister_id(canister)
         .with_arg(argument)
         .call_and_wait()
         .await
-        .with_context(|| format!("{method} of {canister}"))?;
-    Ok(())
+        .with_context(|| format!("{method} of {canister}"))
 }

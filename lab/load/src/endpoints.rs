@@ -5,13 +5,14 @@
 //! between two reports are not seen. A node that has no such report is listed without figures.
 
 use std::{
-    fmt::Write,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use cli::{Column, lock, table_head, table_row};
+use demo::measure;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::task::JoinHandle;
@@ -173,47 +174,28 @@ fn record_reports(nodes: &mut [NodeSeen], reports: &[Option<Value>]) {
     }
 }
 
-fn lock(nodes: &Mutex<Vec<NodeSeen>>) -> MutexGuard<'_, Vec<NodeSeen>> {
-    nodes.lock().unwrap_or_else(PoisonError::into_inner)
-}
+const COLUMNS: [Column<NodeSeen>; 11] = [
+    ("node", -30, |node| node.endpoint.clone()),
+    ("anonymous now", 14, |node| measure::mib(node.anonymous_bytes)),
+    ("peak", 14, |node| measure::mib(node.anonymous_peak_bytes)),
+    ("file", 14, |node| measure::mib(node.file_bytes)),
+    ("restarts", 10, |node| node.restarts.to_string()),
+    ("workers", 10, |node| node.worker_restarts.to_string()),
+    ("OOM", 6, |node| node.oom_kills.to_string()),
+    ("height", 10, |node| node.height.to_string()),
+    ("behind", 8, |node| node.behind.to_string()),
+    ("at most", 12, |node| node.behind_max.to_string()),
+    ("silent", 9, |node| node.silences.to_string()),
+];
 
 /// For a person.
 pub(crate) fn table(nodes: &[NodeSeen]) -> String {
-    let mut text = format!(
-        "{:<30}{:>14}{:>14}{:>14}{:>10}{:>10}{:>6}{:>10}{:>8}{:>12}{:>9}\n",
-        "node",
-        "anonymous now",
-        "peak",
-        "file",
-        "restarts",
-        "workers",
-        "OOM",
-        "height",
-        "behind",
-        "at most",
-        "silent"
-    );
+    let mut text = table_head(&COLUMNS);
     for node in nodes {
-        if node.answers == 0 {
-            let _ = writeln!(text, "{:<30} reports nothing at /status.json", node.endpoint);
-            continue;
-        }
-        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / 1_048_576.0);
-        let _ = writeln!(
-            text,
-            "{:<30}{:>14}{:>14}{:>14}{:>10}{:>10}{:>6}{:>10}{:>8}{:>12}{:>9}",
-            node.endpoint,
-            mib(node.anonymous_bytes),
-            mib(node.anonymous_peak_bytes),
-            mib(node.file_bytes),
-            node.restarts,
-            node.worker_restarts,
-            node.oom_kills,
-            node.height,
-            node.behind,
-            node.behind_max,
-            node.silences,
-        );
+        text += &match node.answers {
+            0 => format!("{:<30} reports nothing at /status.json\n", node.endpoint),
+            _ => table_row(&COLUMNS, node),
+        };
     }
     text
 }

@@ -16,7 +16,7 @@ use std::{
     collections::BTreeSet,
     process::ExitCode,
     sync::{
-        Mutex, PoisonError,
+        Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -25,15 +25,16 @@ use std::{
 use anyhow::{Context, Result};
 use candid::Principal;
 use clap::Args;
-use cli::StopSignals;
+use cli::{Stop, lock};
 use ic_agent::{Agent, AgentError};
 use ic_management_canister_types::CanisterInstallMode;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_cbor_2::Value;
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep, timeout},
+use tokio::time::{Instant, sleep, timeout};
+use wasm_encoder::{
+    BlockType, CodeSection, ExportKind, ExportSection, Function, FunctionSection, Module,
+    TypeSection, ValType,
 };
 
 use demo::client as basics;
@@ -105,7 +106,7 @@ struct Counts {
 
 impl MisuseRun {
     fn broken(&self, text: String) {
-        let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut broken = lock(&self.broken);
         if broken.len() < BROKEN_MAX {
             println!("misuse: BROKEN: {text}");
             broken.push(text);
@@ -119,7 +120,7 @@ impl MisuseRun {
                 .broken(format!("an acknowledged call was answered with {} bytes", reply.len()));
         };
         self.counts.acknowledged.fetch_add(1, Relaxed);
-        if !self.acknowledged_counts.lock().unwrap_or_else(PoisonError::into_inner).insert(value) {
+        if !lock(&self.acknowledged_counts).insert(value) {
             self.broken(format!("two acknowledged calls both got the number {value}"));
         }
     }
@@ -128,34 +129,21 @@ impl MisuseRun {
 /// Misuses the subnet until a stop is requested, then reports the result. Exit status 1 when a
 /// check failed.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    let (stop_tx, stop_rx) = watch::channel(false);
-    let mut signals = StopSignals::listen()?;
+    let asked = Stop::by_signal(|| {})?;
     let shared = prepare(&options.endpoint).await?;
     println!("misuse: at work");
-    let work = async {
-        let of = |number: u64| {
-            ChaCha8Rng::seed_from_u64(options.seed.wrapping_mul(4).wrapping_add(number))
-        };
-        tokio::join!(
-            call_in_several_envelopes(&shared, of(1), stop_rx.clone()),
-            ask_slowly(&shared, of(2), stop_rx.clone()),
-            install_new_modules(&shared, of(3), stop_rx.clone()),
-        )
-    };
-    let time = async {
-        match options.seconds {
-            Some(seconds) => sleep(Duration::from_secs(seconds)).await,
-            None => std::future::pending().await,
-        }
-    };
-    let stop = async {
-        tokio::select! {
-            _ = signals.next() => {}
-            () = time => {}
-        }
-        let _ = stop_tx.send(true);
-    };
-    tokio::join!(work, stop);
+    let of =
+        |number: u64| ChaCha8Rng::seed_from_u64(options.seed.wrapping_mul(4).wrapping_add(number));
+    let (stop_tx, stop) = Stop::new();
+    tokio::join!(
+        call_in_several_envelopes(&shared, of(1), &stop),
+        ask_slowly(&shared, of(2), &stop),
+        install_new_modules(&shared, of(3), &stop),
+        async {
+            asked.requested_within(options.seconds).await;
+            stop_tx.send_replace(true);
+        },
+    );
     finish(&shared).await;
     let counts = &shared.counts;
     println!(
@@ -167,7 +155,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         counts.installed.load(Relaxed),
         counts.modules.load(Relaxed),
     );
-    let good = shared.broken.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+    let good = lock(&shared.broken).is_empty();
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -199,16 +187,12 @@ async fn prepare(urls: &[String]) -> Result<MisuseRun> {
 }
 
 /// Waits between two pieces of work, unless it is time to stop; returns whether to continue.
-async fn pause(stop_rx: &mut watch::Receiver<bool>, millis: u64) -> bool {
-    timeout(Duration::from_millis(millis), stop_rx.wait_for(|stop| *stop)).await.is_err()
+async fn pause(stop: &Stop, millis: u64) -> bool {
+    timeout(Duration::from_millis(millis), stop.requested()).await.is_err()
 }
 
-async fn call_in_several_envelopes(
-    shared: &MisuseRun,
-    mut random: ChaCha8Rng,
-    mut stop_rx: watch::Receiver<bool>,
-) {
-    while pause(&mut stop_rx, random.gen_range(100..1500)).await {
+async fn call_in_several_envelopes(shared: &MisuseRun, mut random: ChaCha8Rng, stop: &Stop) {
+    while pause(stop, random.gen_range(100..1500)).await {
         let signer = &shared.nodes[random.gen_range(0..shared.nodes.len())].agent;
         let Ok(signed) = signer.update(&shared.counter, "inc").with_arg(vec![]).sign() else {
             continue;
@@ -261,12 +245,8 @@ fn padded(envelope: &[u8], bytes: usize) -> Result<Vec<u8>> {
     Ok(body)
 }
 
-async fn ask_slowly(
-    shared: &MisuseRun,
-    mut random: ChaCha8Rng,
-    mut stop_rx: watch::Receiver<bool>,
-) {
-    while pause(&mut stop_rx, random.gen_range(500..6000)).await {
+async fn ask_slowly(shared: &MisuseRun, mut random: ChaCha8Rng, stop: &Stop) {
+    while pause(stop, random.gen_range(500..6000)).await {
         let agent = &shared.nodes[random.gen_range(0..shared.nodes.len())].agent;
         let mut burst = tokio::task::JoinSet::new();
         for _ in 0..BURST {
@@ -283,12 +263,8 @@ async fn ask_slowly(
     }
 }
 
-async fn install_new_modules(
-    shared: &MisuseRun,
-    mut random: ChaCha8Rng,
-    mut stop_rx: watch::Receiver<bool>,
-) {
-    while pause(&mut stop_rx, random.gen_range(100..1000)).await {
+async fn install_new_modules(shared: &MisuseRun, mut random: ChaCha8Rng, stop: &Stop) {
+    while pause(stop, random.gen_range(100..1000)).await {
         let agent = &shared.nodes[random.gen_range(0..shared.nodes.len())].agent;
         shared.counts.modules.fetch_add(1, Relaxed);
         let module = new_module(random.r#gen());
@@ -332,13 +308,7 @@ async fn finish(shared: &MisuseRun) {
             }
         }
     }
-    let most = shared
-        .acknowledged_counts
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .last()
-        .copied()
-        .unwrap_or(0);
+    let most = lock(&shared.acknowledged_counts).last().copied().unwrap_or(0);
     let (sent, acknowledged) =
         (shared.counts.sent.load(Relaxed), shared.counts.acknowledged.load(Relaxed));
     if most > sent || most < acknowledged {
@@ -348,55 +318,45 @@ async fn finish(shared: &MisuseRun) {
     }
 }
 
-/// A section of a module: its number, its length, its content.
-fn section(number: u8, content: &[u8]) -> Vec<u8> {
-    [&[number][..], &leb128(content.len() as u64), content].concat()
-}
-
-fn leb128(mut value: u64) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    loop {
-        let byte = (value & 0x7f) as u8;
-        value >>= 7;
-        if value == 0 {
-            bytes.push(byte);
-            return bytes;
-        }
-        bytes.push(byte | 0x80);
+/// A module of one function type with these bodies.
+fn module(parameters: &[ValType], exports: Option<ExportSection>, bodies: &[Function]) -> Vec<u8> {
+    let (mut types, mut functions) = (TypeSection::new(), FunctionSection::new());
+    types.ty().function(parameters.to_vec(), parameters.to_vec());
+    let mut code = CodeSection::new();
+    for body in bodies {
+        functions.function(0);
+        code.function(body);
     }
+    let mut module = Module::new();
+    module.section(&types).section(&functions);
+    if let Some(exports) = exports {
+        module.section(&exports);
+    }
+    module.section(&code);
+    module.finish()
 }
-
-/// A function body without locals.
-fn body(code: &[u8]) -> Vec<u8> {
-    let code = [&[0][..], code, &[0x0b]].concat();
-    [leb128(code.len() as u64), code].concat()
-}
-
-const MAGIC: [u8; 8] = [0, b'a', b's', b'm', 1, 0, 0, 0];
 
 /// `canister_query spin` never ends by itself.
 fn spinning_module() -> Vec<u8> {
-    let name = b"canister_query spin";
-    let export = [&[1, name.len() as u8][..], name, &[0, 0]].concat();
-    // loop (br 0) end
-    let code = [leb128(1), body(&[0x03, 0x40, 0x0c, 0x00, 0x0b])].concat();
-    let types = section(1, &[1, 0x60, 0, 0]);
-    [&MAGIC[..], &types, &section(3, &[1, 0]), &section(7, &export), &section(10, &code)].concat()
+    let mut exports = ExportSection::new();
+    exports.export("canister_query spin", ExportKind::Func, 0);
+    let mut body = Function::new([]);
+    body.instructions().loop_(BlockType::Empty).br(0).end().end();
+    module(&[], Some(exports), &[body])
 }
 
 /// A valid module that differs from that of every other number.
 fn new_module(number: u32) -> Vec<u8> {
-    let count = leb128(FUNCTIONS.into());
-    let functions = [count.clone(), vec![0; FUNCTIONS as usize]].concat();
-    // (i64) -> i64: the argument times a constant, and that plus the argument.
-    let mut code = count;
-    for index in 0..FUNCTIONS {
+    let body = |index: u32| {
         // One byte of a signed constant, so that no bit of it means a sign.
-        let digit = ((number >> (index % 5 * 6)) & 0x3f) as u8;
-        code.extend(body(&[0x20, 0x00, 0x42, digit, 0x7e, 0x20, 0x00, 0x7c]));
-    }
-    let types = section(1, &[1, 0x60, 1, 0x7e, 1, 0x7e]);
-    [&MAGIC[..], &types, &section(3, &functions), &section(10, &code)].concat()
+        let digit = ((number >> (index % 5 * 6)) & 0x3f).into();
+        // The argument times a constant, and that plus the argument.
+        let mut body = Function::new([]);
+        let mut code = body.instructions();
+        code.local_get(0).i64_const(digit).i64_mul().local_get(0).i64_add().end();
+        body
+    };
+    module(&[ValType::I64], None, &(0..FUNCTIONS).map(body).collect::<Vec<_>>())
 }
 
 #[cfg(test)]
@@ -423,6 +383,6 @@ mod tests {
     fn modules_are_all_different() {
         let modules: BTreeSet<_> = (0..64).chain([1 << 29]).map(new_module).collect();
         assert_eq!(modules.len(), 65);
-        assert!(modules.iter().all(|module| module.starts_with(&MAGIC)));
+        assert!(modules.iter().all(|module| module.starts_with(b"\0asm")));
     }
 }

@@ -3,14 +3,13 @@
 
 use anyhow::{Context, Result};
 use candid::{Decode, Encode, Principal};
+use demo::client::manage;
 use ic_agent::Agent;
 use ic_management_canister_types::{
     CanisterIdRecord, CanisterSettings, CanisterStatusResult, EnvironmentVariable,
     UpdateSettingsArgs,
 };
 use sha2::{Digest, Sha256};
-
-use crate::prepare::manage;
 
 /// Of the environment variable.
 const NAME: &str = "thimble:local:argument";

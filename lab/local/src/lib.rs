@@ -24,7 +24,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use cli::{Child, StopSignals};
+use cli::{Child, Stop};
 use ic_agent::identity::AnonymousIdentity;
 
 use self::{
@@ -80,7 +80,7 @@ pub struct Options {
 
 /// Starts the network and leaves it running until SIGINT or SIGTERM.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    let mut signals = StopSignals::listen()?;
+    let stop = Stop::by_signal(|| {})?;
     // Before there is a node that would have to be stopped.
     let users = options.services.iter().map(ServiceSpec::read).collect::<Result<Vec<_>>>()?;
     if let Some(url) = &options.url {
@@ -96,10 +96,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         Progress::on_stderr().step("starting the node", started, |()| "healthy".into()).await?;
         prepare(&options, &users, &url).await
     };
-    let begun = tokio::select! {
-        done = begun => Some(done),
-        _ = signals.next() => None,
-    };
+    let begun = stop.race(begun).await;
     match begun {
         Some(Ok(())) => {}
         Some(Err(error)) => return Err(stopped(node, error).await),
@@ -109,11 +106,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         }
     }
     println!("{}", project_network(&url, http_gateway));
-    loop {
-        tokio::select! {
-            _ = signals.next() => break,
-            () = tokio::time::sleep(LOOK_EVERY) => node.check()?,
-        }
+    while stop.race(tokio::time::sleep(LOOK_EVERY)).await.is_some() {
+        node.check()?;
     }
     let status = node.stop_within(STOPPED_WITHIN).await?;
     ensure!(status.success(), "the node ended with {status}");
@@ -150,7 +144,7 @@ fn with_port(mut address: SocketAddr) -> Result<SocketAddr> {
 fn spawn(options: &Options, listen: SocketAddr, http_gateway: SocketAddr) -> Result<Child> {
     let program = match &options.node {
         Some(program) => program.clone(),
-        None => std::env::current_exe().context("finding this program")?.with_file_name("thimble"),
+        None => cli::this_program()?.with_file_name("thimble"),
     };
     let mut command = Command::new(&program);
     command

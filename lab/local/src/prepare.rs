@@ -188,24 +188,8 @@ async fn upgrade(agent: &Agent, service: &Service, argument: &[u8], was_ours: bo
 }
 
 async fn switch(agent: &Agent, id: Principal, method: &str) -> Result<()> {
-    manage(agent, id, method, Encode!(&CanisterIdRecord { canister_id: id })?).await?;
+    client::manage(agent, id, method, Encode!(&CanisterIdRecord { canister_id: id })?).await?;
     Ok(())
-}
-
-/// The management canister's reply.
-pub(crate) async fn manage(
-    agent: &Agent,
-    id: Principal,
-    method: &str,
-    argument: Vec<u8>,
-) -> Result<Vec<u8>> {
-    agent
-        .update(&Principal::management_canister(), method)
-        .with_effective_canister_id(id)
-        .with_arg(argument)
-        .call_and_wait()
-        .await
-        .with_context(|| format!("{method} of {id}"))
 }
 
 #[cfg(test)]

@@ -17,13 +17,13 @@ use serde::Serialize;
 use testnet::machine;
 
 use crate::{
+    Stop,
     compare::{median, split},
     drive::{self, Start},
     options::Workload,
     plan::{self, Case, Phase},
     report::{Report, Unit},
     settings::Settings,
-    stop::{Stop, until_done},
     table::table,
     to_stdout, write_json,
 };
@@ -54,9 +54,6 @@ enum Scenario {
     /// 250 small messages a second.
     Long,
 }
-
-const SCENARIOS: [Scenario; 5] =
-    [Scenario::Steady, Scenario::Flood, Scenario::Cap256, Scenario::Cap128, Scenario::Long];
 
 /// Command line of `thimble-lab bench-relay`.
 #[derive(Args, Clone, Debug)]
@@ -248,7 +245,7 @@ struct Bench {
 /// Runs all parts and prints the table. Exit status: 0 when every goal that was measured is met, 1
 /// otherwise, 130 after Ctrl-C.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    until_done("bench-relay", async |stop| run_all(&options, &stop).await).await
+    cli::until_done("bench-relay", async |stop| run_all(&options, &stop).await).await
 }
 
 /// A node of the bench.
@@ -258,16 +255,8 @@ struct Node {
 }
 
 fn nodes(options: &Options) -> Result<Vec<Node>> {
-    let program = std::env::current_exe().context("finding this program")?;
-    let relay = match &options.relay {
-        Some(relay) => std::path::absolute(relay)?,
-        None => program.with_file_name(RELAY),
-    };
-    ensure!(
-        relay.is_file(),
-        "there is no relay at {}; build it (make build) or name it with --relay",
-        relay.display()
-    );
+    let named = options.relay.as_ref().map(std::path::absolute).transpose()?;
+    let relay = cli::program(named.as_deref(), RELAY, "relay")?;
     // Its budget is filled in part by part.
     let command = format!(
         "'{}' run --memory {{budget}} --data-dir {{folder}} --listen /ip4/127.0.0.1/tcp/{{port}} \
@@ -284,6 +273,10 @@ fn nodes(options: &Options) -> Result<Vec<Node>> {
 }
 
 impl Scenario {
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
     fn cap_bytes(self) -> Option<u64> {
         match self {
             Self::Cap256 => Some(256 * MIB),
@@ -325,10 +318,8 @@ async fn run_all(options: &Options, stop: &Stop) -> Result<bool> {
         std::fs::create_dir_all(folder)
             .with_context(|| format!("making the folder {}", folder.display()))?;
     }
-    let parts: Vec<Scenario> = SCENARIOS
-        .into_iter()
-        .filter(|part| options.part.is_empty() || options.part.contains(part))
-        .collect();
+    let wanted = |part: &&Scenario| options.part.is_empty() || options.part.contains(part);
+    let parts: Vec<Scenario> = Scenario::value_variants().iter().filter(wanted).copied().collect();
     let (load_before, started) = (machine::load(), machine::now().0);
     let mut runs = Vec::new();
     for part in &parts {
@@ -369,8 +360,7 @@ async fn run_one(
     let memory = part.cap_bytes();
     let budget = memory.map_or_else(|| BUDGET.to_owned(), |bytes| bytes.to_string());
     let command = node.command.replace("{budget}", &budget);
-    let name =
-        part.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+    let name = part.name();
     eprintln!("bench-relay: {name}, turn {turn}/{}: {}", options.turns, node.label);
     let picture =
         options.pictures.as_deref().map(|folder| picture(folder, &name, &node.label, turn));
@@ -478,8 +468,7 @@ fn text(bench: &Bench, nodes: &[Node]) -> String {
     text += &format!("\n{}", table(&heads, &columns));
     for run in &bench.runs {
         let Run { part, turn, label, report, failed } = run;
-        let part =
-            part.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        let part = part.name();
         let said = report.as_ref().map(|report| report.verdict.as_str()).or(failed.as_deref());
         text += &format!("\n{part}, {label}, turn {turn}: {}", said.unwrap_or_default());
     }
@@ -544,9 +533,9 @@ mod tests {
             options: Options,
         }
         let options = <Cli as clap::Parser>::parse_from(["bench"]).options;
-        for part in SCENARIOS {
+        for part in Scenario::value_variants() {
             let work = part.workload(&options).unwrap();
-            assert!(!work.phases.is_empty() && GOALS.iter().any(|goal| goal.part == part));
+            assert!(!work.phases.is_empty() && GOALS.iter().any(|goal| goal.part == *part));
         }
         assert_eq!(Scenario::Steady.workload(&options).unwrap().phases[1].payload.min, 130_000);
     }

@@ -8,11 +8,11 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
 use crate::{
+    Stop,
     drive::{self, Start},
     options::{Options, Workload},
     plan::Phase,
     report::{Figure, Report, Unit},
-    stop::Stop,
     table::table,
     to_stdout, write_json,
 };

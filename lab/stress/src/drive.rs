@@ -20,6 +20,7 @@ use tokio::{
 };
 
 use crate::{
+    Stop,
     clients::Clients,
     gather::{MeasuredPhase, Moment, NodeMoment, RunData, build_report},
     net::Members,
@@ -28,9 +29,7 @@ use crate::{
     plan::Phase,
     publisher::Order,
     report::Report,
-    settings::Load,
     shared::RunContext,
-    stop::Stop,
     store_client::{LookupOutcome, StoreLookup},
     tally::{ReceiverTally, lock},
     target::Target,
@@ -107,15 +106,14 @@ pub(crate) async fn run(work: &Workload, start: &Start<'_>) -> Result<Report> {
     start.stop.race(sleep(SETTLE)).await;
     let idle = watch.as_ref().map(moment);
 
+    let serves_store = store_is_served(&shared, &about);
     let driver = Driver {
-        label: start.label,
-        load,
+        start,
+        work,
         shared: &shared,
         clients: &clients,
         watch: watch.as_ref(),
-        stop: start.stop,
-        phases: phases.len(),
-        serves_store: store_is_served(&shared, &about),
+        serves_store,
     };
     let mut measured = Vec::new();
     for (index, phase) in phases.iter().enumerate() {
@@ -212,13 +210,11 @@ fn moment(watch: &Watch) -> Moment {
 
 /// State of a phase.
 struct Driver<'a> {
-    label: &'a str,
-    load: &'a Load,
+    start: &'a Start<'a>,
+    work: &'a Workload,
     shared: &'a RunContext,
     clients: &'a Clients,
     watch: Option<&'a Watch>,
-    stop: &'a Stop,
-    phases: usize,
     serves_store: bool,
 }
 
@@ -231,6 +227,7 @@ impl Driver<'_> {
 
     async fn phase(&self, index: usize, phase: &Phase) -> Result<MeasuredPhase> {
         let Self { shared, clients, watch, .. } = self;
+        let (label, phases) = (self.start.label, self.work.phases.len());
         shared.phase.store(index, Relaxed);
         if let Some(watch) = watch {
             watch.begin_phase(&phase.name);
@@ -249,19 +246,18 @@ impl Driver<'_> {
         }
         drop(done_tx);
         clients.query_phase_tx.send_replace(Some(index));
-        let head =
-            format!("stress: {}: phase {}/{}, {}", self.label, index + 1, self.phases, phase.name);
+        let head = format!("stress: {label}: phase {}/{phases}, {}", index + 1, phase.name);
         eprintln!("{head}: begins");
         let progress = PROGRESS[usize::from(!std::io::stderr().is_terminal())];
-        let deadline = begin + phase.length() + self.load.answer_time() + SLACK;
+        let deadline = begin + phase.length() + self.work.load.answer_time() + SLACK;
         let (mut done, mut cut_short) = (0, None);
         let mut last_progress = Instant::now();
         while done < clients.order_txs.len() && Instant::now() < deadline {
-            if self.all_gone() || self.stop.is_requested() {
+            if self.all_gone() || self.start.stop.is_requested() {
                 cut_short = Some(begin.elapsed().as_secs_f64().min(phase.seconds));
                 break;
             }
-            match timeout(NODES_EVERY, self.stop.race(done_rx.recv())).await {
+            match timeout(NODES_EVERY, self.start.stop.race(done_rx.recv())).await {
                 Ok(Some(Some(()))) => done += 1,
                 Ok(Some(None)) => break,
                 Ok(None) | Err(_) => {}
@@ -277,7 +273,7 @@ impl Driver<'_> {
         let seen = watch.map(Watch::node_stats);
         let restarts_after = restarts();
         // Nodes that are gone would be waited for in vain.
-        let should_query = self.serves_store && !self.all_gone() && !self.stop.is_requested();
+        let should_query = self.serves_store && !self.all_gone() && !self.start.stop.is_requested();
         let store = if should_query { self.query_store(index).await } else { None };
         self.progress(&format!("{head}: over"), index, phase, begin);
         Ok(MeasuredPhase {
@@ -293,9 +289,9 @@ impl Driver<'_> {
     /// Waits until all that was accepted has arrived, as long as it may take.
     async fn drain(&self, index: usize) {
         let (_, accepted) = self.clients.pushed(index);
-        let deadline = Instant::now() + self.load.drain_time();
+        let deadline = Instant::now() + self.work.load.drain_time();
         while !self.clients.all_arrived(index, &accepted) && Instant::now() < deadline {
-            if self.all_gone() || self.stop.race(sleep(LOOK_EVERY)).await.is_none() {
+            if self.all_gone() || self.start.stop.race(sleep(LOOK_EVERY)).await.is_none() {
                 break;
             }
         }
@@ -307,18 +303,18 @@ impl Driver<'_> {
         let mut after = Vec::new();
         let Some(watch) = self.watch else { return after };
         watch.mark("end of the load");
-        for seconds in &self.load.after {
+        for seconds in &self.work.load.after {
             if self.all_gone() {
                 break;
             }
             if *seconds > 0 {
                 eprintln!(
                     "stress: {}: memory {seconds} s after the load is waited for",
-                    self.label
+                    self.start.label
                 );
             }
             let until = ended + Duration::from_secs(*seconds);
-            if self.stop.race(sleep_until(until)).await.is_none() {
+            if self.start.stop.race(sleep_until(until)).await.is_none() {
                 break;
             }
             after.push((*seconds, moment(watch)));
@@ -378,7 +374,7 @@ impl Driver<'_> {
             self.clients.lookup_tx.send(StoreLookup { hashes, reply_tx }).await.ok()?;
             reply_rx.await.ok()
         };
-        let found = self.stop.race(timeout(STORE_TIME, looking)).await?;
+        let found = self.start.stop.race(timeout(STORE_TIME, looking)).await?;
         Some((
             looked,
             found.ok().flatten().unwrap_or(LookupOutcome { found: 0, unanswered: looked }),

@@ -42,7 +42,6 @@ mod request;
 mod session;
 pub mod settings;
 mod shared;
-mod stop;
 mod store_client;
 mod table;
 mod tally;
@@ -54,12 +53,11 @@ use std::{path::Path, process::ExitCode};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
+pub use cli::Stop;
 pub use options::{Options, Workload};
-pub use stop::Stop;
 
 use net::{Members, RelayNet};
 use settings::Settings;
-use stop::until_done;
 
 /// Runs the load and prints the table. Ctrl-C ends the load and prints what was measured so far; a
 /// second one ends everything. Exit status: 0 when nothing accepted was lost and the nodes lived, 1
@@ -69,7 +67,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         print!("{}", options.plan()?.to_toml()?);
         return Ok(ExitCode::SUCCESS);
     }
-    until_done("stress", async |stop| print(&options, &stop).await).await
+    cli::until_done("stress", async |stop| print(&options, &stop).await).await
 }
 
 async fn print(options: &Options, stop: &Stop) -> Result<bool> {

@@ -4,10 +4,9 @@
 //! never know: how a net starts its nodes.
 
 use std::{
-    fs::File,
     path::{Path, PathBuf},
     process::Stdio,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -17,9 +16,9 @@ use tempfile::TempDir;
 use testnet::net::{relays::Relays, spawn};
 
 use crate::{
+    Stop,
     options::{NODES_MAX, Options},
     settings::{Load, Settings},
-    stop::Stop,
     watch::{Source, WatchedNode},
 };
 
@@ -27,7 +26,8 @@ use crate::{
 const UP_SECONDS: u64 = 120;
 /// Between a Ctrl-C and the end of a start that is being undone.
 const UNDONE_WITHIN: Duration = Duration::from_secs(90);
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// More than a start waits for its nodes.
+const UP_ENDS_WITHIN: Duration = Duration::from_secs(3600);
 /// Memory of a relay if not stated: the same as the default of `net up`.
 const MEMORY_BYTES: u64 = 128 << 20;
 
@@ -90,7 +90,7 @@ impl RelayNet {
         stop: &Stop,
     ) -> Result<Self> {
         let scratch = tempfile::tempdir().context("making a folder for the net")?;
-        let program = std::env::current_exe().context("finding this program")?;
+        let program = cli::this_program()?;
         let net = Self { program, folder: scratch.path().join("net"), scratch };
         let memory = options.memory.unwrap_or(MEMORY_BYTES).to_string();
         let (cluster, shard) = (load.cluster.to_string(), load.shard.to_string());
@@ -109,32 +109,18 @@ impl RelayNet {
             command.arg("--node").arg(program);
         }
         let log = net.scratch.path().join("up.log");
-        let file = File::create(&log).with_context(|| format!("making {}", log.display()))?;
-        command.stdout(file.try_clone()?).stderr(file);
+        cli::detach(&mut command, &log)?;
         eprintln!("stress: a net of {count} relays is started");
         let mut child = Child::spawn(&mut command, "thimble-lab net")?
             .logging_to([log])
             .with_on_drop(OnDrop::Ask);
-        let mut terminated_at = None;
-        let status = loop {
-            if let Some(status) = child.status()? {
-                break status;
-            }
-            if stop.is_requested() && terminated_at.is_none() {
-                // It stops what it started.
-                child.terminate();
-                terminated_at = Some(Instant::now());
-            }
-            if terminated_at
-                .is_some_and(|terminated_at: Instant| terminated_at.elapsed() > UNDONE_WITHIN)
-            {
-                bail!("thimble-lab net (process {}) does not end", child.id());
-            }
-            tokio::time::sleep(LOOK_EVERY).await;
-        };
-        if terminated_at.is_some() {
+        let Some(status) = stop.race(child.ended_within(UP_ENDS_WITHIN)).await else {
+            // It stops what it started.
+            let ended = child.stop_within(UNDONE_WITHIN).await;
+            ensure!(ended.is_ok(), "thimble-lab net (process {}) does not end", child.id());
             bail!("stopped while the net was started: nothing was measured");
-        }
+        };
+        let status = status?;
         ensure!(
             status.success(),
             "the net of {count} relays was not started:\n{}",

@@ -41,7 +41,7 @@ pub struct Options {
     pub turns: u32,
     /// Cap the memory of the node that --command or --compare starts, by thimble-lab cap; with
     /// --relays, of each node. [default with --relays: 128MiB]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
     /// Work on the relays of a net that runs (thimble-lab net up --relay 8), like repeated --node;
     /// its folder. Without a value thimble-net, where `net up` puts one.
@@ -90,10 +90,6 @@ pub struct Options {
     /// or a net.
     #[arg(long, value_name = "FILE")]
     pub picture: Option<PathBuf>,
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    parse_size(text).map_err(|error| error.to_string())
 }
 
 /// The validated options of an invocation.

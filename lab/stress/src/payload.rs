@@ -19,6 +19,7 @@
 
 use std::sync::LazyLock;
 
+use rand::{RngCore, SeedableRng, rngs::StdRng};
 use thiserror::Error;
 
 /// Bytes before the pseudo-random ones, which the shortest payload has.
@@ -34,16 +35,9 @@ const FILLER_STARTS: usize = 1 << 16;
 
 /// Made once: generating new bytes for each message would cost more than sending them.
 static FILLER: LazyLock<Vec<u8>> = LazyLock::new(|| {
-    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
-    let words = (FILLER_STARTS + PAYLOAD_BYTES_MAX).div_ceil(8);
-    (0..words)
-        .flat_map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state.to_le_bytes()
-        })
-        .collect()
+    let mut bytes = vec![0; FILLER_STARTS + PAYLOAD_BYTES_MAX];
+    StdRng::seed_from_u64(0).fill_bytes(&mut bytes);
+    bytes
 });
 
 /// Header of a payload.

@@ -23,6 +23,7 @@ use anyhow::bail;
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use libp2p::{core::muxing::SubstreamBox, identity::Keypair};
 use protocol::{MessageHash, StatusCode, Text, WakuMessage, light_push, message_hash};
+use rand::{RngCore, SeedableRng, rngs::StdRng};
 use tokio::{
     sync::mpsc,
     time::{Instant, Sleep, sleep_until},
@@ -36,7 +37,7 @@ use crate::{
     request::{RequestTemplate, Version},
     session::{IdentifyMessage, Plain, Session},
     shared::{Ready, RunContext},
-    tally::{lock, record},
+    tally::lock,
     target::wall_nanos,
 };
 
@@ -58,7 +59,7 @@ struct Running {
     end: Instant,
     /// Messages that were taken from the schedule.
     scheduled: u64,
-    random: u64,
+    random: StdRng,
 }
 
 /// A push that ended.
@@ -191,8 +192,8 @@ impl Publisher {
         match self.order_rx.poll_recv(cx) {
             Poll::Ready(Some(order)) => {
                 let end = order.begin + order.plan.length();
-                let random =
-                    self.shared.target.run ^ (self.index as u64) << 32 ^ order.phase as u64;
+                let seed = self.shared.target.run ^ (self.index as u64) << 32 ^ order.phase as u64;
+                let random = StdRng::seed_from_u64(seed);
                 self.running = Some(Running { order, end, scheduled: 0, random });
                 Poll::Pending
             }
@@ -238,7 +239,7 @@ impl Publisher {
         let phase = running.order.phase;
         running.scheduled += 1;
         let Some(sequence) = self.shared.issued.issue(phase, self.index) else { return };
-        let random = running.next_random();
+        let random = running.random.next_u64();
         let sizes = running.order.plan.payload;
         let span = (sizes.max - sizes.min + 1) as u64;
         let bytes = sizes.min + (random % span) as usize;
@@ -270,7 +271,7 @@ impl Publisher {
             if let Some(pushed) = pushed.get_mut(phase) {
                 pushed.sent += 1;
                 if !flood {
-                    record(&mut pushed.lateness, (now - due).as_nanos() as u64);
+                    pushed.lateness.record((now - due).as_nanos() as u64);
                 }
             }
         }
@@ -353,14 +354,6 @@ impl Running {
         let rate = self.order.plan.rate?;
         let all = self.order.plan.length().as_secs_f64() * rate;
         Some(((all - index as f64) / publishers as f64).ceil().max(0.0) as u64)
-    }
-
-    fn next_random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.random;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ mixed >> 31
     }
 }
 

@@ -5,12 +5,11 @@
 
 use std::fmt;
 
-use hdrhistogram::Histogram;
 use protocol::MessageHash;
 
 use crate::{
     settings::STORE_SAMPLE_MAX,
-    tally::{Bits, histogram, record},
+    tally::{Bits, Latencies},
 };
 
 /// Kinds of answers that are counted separately; further codes count as [`Answer::Other`].
@@ -54,13 +53,13 @@ impl fmt::Display for Answer {
 pub(crate) struct AnswerStats {
     pub(crate) answer: Answer,
     /// From opening the stream to the answer.
-    pub(crate) latency: Histogram<u32>,
+    pub(crate) latency: Latencies,
     /// Text of one of them.
     pub(crate) example: String,
 }
 
 /// See the module.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PushStats {
     /// Messages that were due.
     pub(crate) due: u64,
@@ -68,28 +67,13 @@ pub(crate) struct PushStats {
     pub(crate) sent: u64,
     pub(crate) answers: Vec<AnswerStats>,
     /// From when a message was due to when it was sent.
-    pub(crate) lateness: Histogram<u32>,
+    pub(crate) lateness: Latencies,
     pub(crate) accepted: Bits,
     pub(crate) accepted_count: u64,
     /// When the last answer came, nanoseconds since the phase began.
     pub(crate) last_answer_nanos: u64,
     /// Accepted messages to look for in the store, and their indexes in the sample.
     sample: Vec<Option<MessageHash>>,
-}
-
-impl Default for PushStats {
-    fn default() -> Self {
-        Self {
-            due: 0,
-            sent: 0,
-            answers: Vec::new(),
-            lateness: histogram(),
-            accepted: Bits::default(),
-            accepted_count: 0,
-            last_answer_nanos: 0,
-            sample: Vec::new(),
-        }
-    }
 }
 
 impl PushStats {
@@ -122,11 +106,12 @@ impl PushStats {
         let index =
             known.or_else(|| self.answers.iter().position(|answered| answered.answer == answer));
         let index = index.unwrap_or_else(|| {
-            self.answers.push(AnswerStats { answer, latency: histogram(), example: String::new() });
+            let (latency, example) = (Latencies::default(), String::new());
+            self.answers.push(AnswerStats { answer, latency, example });
             self.answers.len() - 1
         });
         if let Some(answered) = self.answers.get_mut(index) {
-            record(&mut answered.latency, nanos);
+            answered.latency.record(nanos);
             if answered.example.is_empty() {
                 answered.example =
                     example.chars().filter(|c| !c.is_control()).take(EXAMPLE_CHARS_MAX).collect();
@@ -146,10 +131,10 @@ impl PushStats {
         self.accepted_count += other.accepted_count;
         self.last_answer_nanos = self.last_answer_nanos.max(other.last_answer_nanos);
         // All histograms have the same bounds.
-        let _ = self.lateness.add(&other.lateness);
+        let _ = self.lateness.0.add(&other.lateness.0);
         for theirs in &other.answers {
             match self.answers.iter_mut().find(|ours| ours.answer == theirs.answer) {
-                Some(ours) => drop(ours.latency.add(&theirs.latency)),
+                Some(ours) => drop(ours.latency.0.add(&theirs.latency.0)),
                 None => self.answers.push(theirs.clone()),
             }
         }
@@ -170,7 +155,7 @@ mod tests {
         let mut sum = PushStats::default();
         sum.add(&pushed);
         sum.add(&pushed);
-        let counts: Vec<_> = sum.answers.iter().map(|a| (a.answer, a.latency.len())).collect();
+        let counts: Vec<_> = sum.answers.iter().map(|a| (a.answer, a.latency.0.len())).collect();
         assert_eq!(counts, [(Answer::Code(200), 2), (Answer::Code(429), 4)]);
         assert_eq!(sum.answers[1].example, "rate of this peer: 10/s");
     }
@@ -180,7 +165,7 @@ mod tests {
         let mut pushed = PushStats::default();
         (0..1000).for_each(|code| pushed.record_answer(Answer::Code(code), 1, ""));
         assert_eq!(pushed.answers.len(), ANSWERS_MAX + 1);
-        assert_eq!(pushed.answers.iter().map(|a| a.latency.len()).sum::<u64>(), 1000);
+        assert_eq!(pushed.answers.iter().map(|a| a.latency.0.len()).sum::<u64>(), 1000);
     }
 
     const SAMPLE: usize = 50;

@@ -4,7 +4,7 @@
 //! under test. It implements the specification of a peer that only listens: it subscribes, accepts
 //! and sends grafts, and requests announced messages that did not arrive.
 //!
-//! Bounds: [`SEEN_MAX`] message ids, [`CONTROL_MESSAGES_MAX`] messages waiting to be sent. Must
+//! Bounds: [`SEEN_MAX`] message ids, [`REQUESTS_MAX`] requests waiting to be sent. Must
 //! never know: which messages were accepted.
 //!
 //! Source: libp2p/specs gossipsub 1.1, vacp2p/rfc-index 11.
@@ -34,8 +34,8 @@ use crate::{
 
 /// Ids remembered, so that what is offered again is not fetched again.
 const SEEN_MAX: usize = 1 << 16;
-/// Messages waiting to be sent; further ones are dropped.
-const CONTROL_MESSAGES_MAX: usize = 64;
+/// Requests waiting to be sent; further ones are dropped.
+const REQUESTS_MAX: usize = 64;
 /// Ids fetched at once.
 const IWANT_MAX: usize = 1000;
 /// Longest frame written.
@@ -46,12 +46,6 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 const BACKOFF: Duration = Duration::from_secs(60);
 /// Longest time a node may ask for.
 const BACKOFF_MAX: Duration = Duration::from_secs(3600);
-
-/// A message to send.
-#[derive(Debug)]
-enum ControlMessage {
-    IWant(Vec<MessageId>),
-}
 
 /// The place in the node's mesh.
 #[derive(Debug, Default)]
@@ -90,8 +84,9 @@ pub(crate) struct RelayPeer {
     received: Arc<Mutex<ReceiverTally>>,
     mesh: Mutex<Mesh>,
     seen: Mutex<SeenIds>,
-    control_tx: mpsc::Sender<ControlMessage>,
-    control_rx: tokio::sync::Mutex<mpsc::Receiver<ControlMessage>>,
+    /// Ids of messages to request.
+    wanted_tx: mpsc::Sender<Vec<MessageId>>,
+    wanted_rx: tokio::sync::Mutex<mpsc::Receiver<Vec<MessageId>>>,
 }
 
 impl Role for RelayPeer {
@@ -117,15 +112,15 @@ impl RelayPeer {
         node: usize,
         received: Arc<Mutex<ReceiverTally>>,
     ) -> Arc<Self> {
-        let (control_tx, control_rx) = mpsc::channel(CONTROL_MESSAGES_MAX);
+        let (wanted_tx, wanted_rx) = mpsc::channel(REQUESTS_MAX);
         Arc::new(Self {
             shared,
             node,
             received,
             mesh: Mutex::default(),
             seen: Mutex::default(),
-            control_tx,
-            control_rx: tokio::sync::Mutex::new(control_rx),
+            wanted_tx,
+            wanted_rx: tokio::sync::Mutex::new(wanted_rx),
         })
     }
 
@@ -164,7 +159,7 @@ impl RelayPeer {
         };
         if !wanted.is_empty() {
             // Messages that are not requested now are announced again at the next heartbeat.
-            let _ = self.control_tx.try_send(ControlMessage::IWant(wanted));
+            let _ = self.wanted_tx.try_send(wanted);
         }
     }
 
@@ -211,12 +206,12 @@ impl RelayPeer {
         channel.write(&proposal).await?;
         channel.confirm(&proposal).await?;
         send_control(&mut channel, Control::Subscription { topic, subscribe: true }).await?;
-        let mut control_rx = self.control_rx.lock().await;
+        let mut wanted_rx = self.wanted_rx.lock().await;
         let mut heartbeat = tokio::time::interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                Some(ControlMessage::IWant(ids)) = control_rx.recv() => {
+                Some(ids) = wanted_rx.recv() => {
                     send_control(&mut channel, Control::IWant { ids: &ids }).await?;
                 }
                 _ = heartbeat.tick() => {

@@ -5,7 +5,7 @@
 use budget::MIB;
 use serde::Serialize;
 
-use crate::{settings::Load, table::table};
+use crate::{settings::Load, table::table, tally::Latencies};
 
 /// Version of the JSON (docs/stress.md).
 pub const FORMAT: u32 = 2;
@@ -44,7 +44,7 @@ pub struct Report {
 }
 
 /// A node over the whole run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct NodeReport {
     /// Where it was reached.
     pub address: String,
@@ -118,7 +118,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    pub(crate) fn from_histogram(histogram: &hdrhistogram::Histogram<u32>) -> Self {
+    pub(crate) fn from_histogram(Latencies(histogram): &Latencies) -> Self {
         let millis = |micros: u64| if histogram.is_empty() { 0.0 } else { micros as f64 / 1000.0 };
         Self {
             count: histogram.len(),
@@ -143,7 +143,7 @@ pub struct Answers {
 }
 
 /// Messages that reached a receiver or a relay peer.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Delivery {
     /// Index of the node it is connected to.
     pub node: usize,
@@ -212,7 +212,7 @@ pub struct Queries {
 }
 
 /// The figures of one phase.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct PhaseReport {
     /// Its name in the plan.
     pub name: String,
@@ -437,61 +437,46 @@ impl Report {
         let not_stored: u64 = store.clone().map(|store| store.missing()).sum();
         let stored_too_few = store.clone().any(|store| over(store.missing(), store.looked));
         let of_sent = if accepted == sent { String::new() } else { format!(" of {sent} sent") };
-        let whole_run = match self.phases.iter().any(|phase| phase.cut_short) || self.interrupted {
-            true => {
-                format!(
-                    " (the run ended early, in phase {} of {})",
-                    self.phases.len(),
-                    self.phases_asked
-                )
-            }
+        let cut = self.phases.iter().any(|phase| phase.cut_short) || self.interrupted;
+        let (begun, asked) = (self.phases.len(), self.phases_asked);
+        let whole_run = match cut {
+            true => format!(" (the run ended early, in phase {begun} of {asked})"),
             false => String::new(),
         };
-        let fault = self.fault();
-        let (good, text) = if let Some(fault) = fault {
-            (
-                false,
-                format!(
-                    "{fault}; {accepted} messages{of_sent} were accepted, and one receiver misses \
-                     up to {lost} of them"
-                ),
-            )
+        let (good, text) = if let Some(fault) = self.fault() {
+            let text = format!(
+                "{fault}; {accepted} messages{of_sent} were accepted, and one receiver misses up \
+                 to {lost} of them"
+            );
+            (false, text)
         } else if accepted == 0 {
             (false, format!("no message was accepted{of_sent}"))
         } else if lost_too_many {
             let arrived = Unit::Percent.text(percent(accepted - lost.min(accepted), accepted));
-            (
-                false,
-                format!(
-                    "of {accepted} accepted messages one receiver misses up to {lost} ({arrived} \
-                     % arrived)"
-                ),
-            )
+            let text = format!(
+                "of {accepted} accepted messages one receiver misses up to {lost} ({arrived} % \
+                 arrived)"
+            );
+            (false, text)
         } else if stored_too_few {
             let looked: u64 = store.map(|store| store.looked).sum();
-            (
-                false,
-                format!(
-                    "of {looked} accepted messages that were looked for in the store, \
-                     {not_stored} are not there"
-                ),
-            )
+            let text = format!(
+                "of {looked} accepted messages that were looked for in the store, {not_stored} \
+                 are not there"
+            );
+            (false, text)
         } else if self.load.receivers == 0 {
-            (
-                true,
-                format!(
-                    "{accepted} messages{of_sent} were accepted; without receivers nothing says \
-                     whether they were delivered"
-                ),
-            )
+            let text = format!(
+                "{accepted} messages{of_sent} were accepted; without receivers nothing says \
+                 whether they were delivered"
+            );
+            (true, text)
         } else if lost > 0 {
-            (
-                true,
-                format!(
-                    "of {accepted} accepted messages{of_sent} every receiver got all but at most \
-                     {lost}, within the {most} % that may be lost"
-                ),
-            )
+            let text = format!(
+                "of {accepted} accepted messages{of_sent} every receiver got all but at most \
+                 {lost}, within the {most} % that may be lost"
+            );
+            (true, text)
         } else {
             (true, format!("all {accepted} accepted messages{of_sent} reached every receiver"))
         };
@@ -613,17 +598,7 @@ mod tests {
     use crate::settings::Settings;
 
     fn delivery(delivered: u64, missing: u64) -> Delivery {
-        let delay = Latency::default();
-        Delivery {
-            node: 0,
-            delivered,
-            missing,
-            unaccepted: 0,
-            double: 0,
-            late: 0,
-            damaged: 0,
-            delay,
-        }
+        Delivery { delivered, missing, ..Delivery::default() }
     }
 
     fn report(accepted: u64, missing: u64) -> Report {
@@ -635,36 +610,18 @@ mod tests {
             load: Settings { relay_peers: Some(0), ..Settings::default() }.load().unwrap(),
             light_push: String::new(),
             serves_store: true,
-            nodes: vec![NodeReport {
-                address: String::new(),
-                agent: String::new(),
-                cap_bytes: None,
-                idle: None,
-                after: vec![],
-                died: false,
-                reached_in_the_end: true,
-                ended: None,
-                oom_kills: 0,
-                restarts: 0,
-            }],
+            nodes: vec![NodeReport { reached_in_the_end: true, ..NodeReport::default() }],
             phases: vec![PhaseReport {
                 name: "small".into(),
                 payload_bytes: [500, 1000],
                 asked_rate: Some(10.0),
                 seconds: 2.0,
-                cut_short: false,
                 due: accepted,
                 sent: accepted,
                 accepted,
-                answers: vec![],
-                lateness: Latency::default(),
                 receivers: vec![delivery(accepted, 0), delivery(accepted - missing, missing)],
-                relay_peers: vec![],
-                store: None,
-                queries: None,
-                nodes: vec![],
-                cpu_millis_per_accepted: None,
                 driver_cpu_millis_per_accepted: 0.1,
+                ..PhaseReport::default()
             }],
             phases_asked: 1,
             connections_lost: vec![],

@@ -113,22 +113,13 @@ impl Settings {
     /// These, and for what they do not state, those of `below`.
     #[must_use]
     pub fn over(self, below: Self) -> Self {
-        Self {
-            publishers: self.publishers.or(below.publishers),
-            receivers: self.receivers.or(below.receivers),
-            relay_peers: self.relay_peers.or(below.relay_peers),
-            store_queries: self.store_queries.or(below.store_queries),
-            store_sample: self.store_sample.or(below.store_sample),
-            outstanding: self.outstanding.or(below.outstanding),
-            pause: self.pause.or(below.pause),
-            answer: self.answer.or(below.answer),
-            drain: self.drain.or(below.drain),
-            after: self.after.or(below.after),
-            lost_percent_max: self.lost_percent_max.or(below.lost_percent_max),
-            cluster: self.cluster.or(below.cluster),
-            shard: self.shard.or(below.shard),
-            shards_in_cluster: self.shards_in_cluster.or(below.shards_in_cluster),
+        macro_rules! first_stated {
+            ($($name:ident)*) => { Self { $($name: self.$name.or(below.$name)),* } };
         }
+        first_stated!(
+            publishers receivers relay_peers store_queries store_sample outstanding pause answer
+            drain after lost_percent_max cluster shard shards_in_cluster
+        )
     }
 
     /// With defaults for what was not stated. Errors: something is out of its bounds.

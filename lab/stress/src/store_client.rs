@@ -9,7 +9,6 @@ use std::{
 };
 
 use futures::{StreamExt, stream::FuturesUnordered};
-use hdrhistogram::Histogram;
 use libp2p::identity::Keypair;
 use protocol::{
     MessageHash, StatusCode,
@@ -24,7 +23,7 @@ use crate::{
     channel,
     session::{Plain, Session},
     shared::{Ready, RunContext},
-    tally::{histogram, lock, record},
+    tally::{Latencies, lock},
 };
 
 /// Hashes asked for at once.
@@ -39,10 +38,10 @@ const FOUND_WITHIN: Duration = Duration::from_secs(5);
 const LOOKUP_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Queries at a rate, in one phase.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct StoreQueryStats {
     /// From asking to the last byte of the answer.
-    pub(crate) latency: Histogram<u32>,
+    pub(crate) latency: Latencies,
     /// By code; 0 is no answer. Codes of one node are few, and further ones are counted as 1.
     pub(crate) codes: BTreeMap<u32, u64>,
     /// Messages in all answers.
@@ -54,15 +53,9 @@ pub(crate) struct StoreQueryStats {
 /// Codes that are counted separately.
 const CODES_MAX: usize = 16;
 
-impl Default for StoreQueryStats {
-    fn default() -> Self {
-        Self { latency: histogram(), codes: BTreeMap::new(), entries: 0, skipped: 0 }
-    }
-}
-
 impl StoreQueryStats {
     fn record_answer(&mut self, nanos: u64, code: u32, entries: usize) {
-        record(&mut self.latency, nanos);
+        self.latency.record(nanos);
         let code =
             if self.codes.len() >= CODES_MAX && !self.codes.contains_key(&code) { 1 } else { code };
         *self.codes.entry(code).or_default() += 1;

@@ -3,12 +3,11 @@
 //! Bounds: one bit for each message, sender and receiver; a sequence number that was never issued
 //! is damage and allocates nothing. Must never know: connections, payload bytes and the clock.
 
-use std::sync::{
-    Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use hdrhistogram::Histogram;
+
+pub(crate) use cli::lock;
 
 use crate::payload::{Damage, Header};
 
@@ -19,22 +18,24 @@ pub(crate) const LATE_NANOS: u64 = 10_000_000_000;
 /// Longest latency of a histogram, in microseconds.
 const MICROS_MAX: u64 = 120_000_000;
 
-/// A lock whose holder cannot have left anything half done.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Latencies in microseconds, up to two minutes, to two digits.
-pub(crate) fn histogram() -> Histogram<u32> {
-    // The bounds are constants for which this cannot fail.
-    Histogram::new_with_bounds(1, MICROS_MAX, 2).unwrap_or_else(|_| {
-        unreachable!("1 to {MICROS_MAX} with two digits is a range of a histogram")
-    })
+#[derive(Clone, Debug)]
+pub(crate) struct Latencies(pub(crate) Histogram<u32>);
+
+impl Default for Latencies {
+    fn default() -> Self {
+        // The bounds are constants for which this cannot fail.
+        Self(Histogram::new_with_bounds(1, MICROS_MAX, 2).unwrap_or_else(|_| {
+            unreachable!("1 to {MICROS_MAX} with two digits is a range of a histogram")
+        }))
+    }
 }
 
-/// Records a latency; one above the maximum counts as the maximum.
-pub(crate) fn record(histogram: &mut Histogram<u32>, nanos: u64) {
-    histogram.saturating_record((nanos / 1000).clamp(1, MICROS_MAX));
+impl Latencies {
+    /// Records a latency; one above the maximum counts as the maximum.
+    pub(crate) fn record(&mut self, nanos: u64) {
+        self.0.saturating_record((nanos / 1000).clamp(1, MICROS_MAX));
+    }
 }
 
 /// A set of sequence numbers.
@@ -102,7 +103,7 @@ impl SequenceCounters {
 }
 
 /// Messages of one phase that one receiver got.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct PhaseTally {
     /// Sequence numbers that came whole, one set for each sender.
     intact: Vec<Bits>,
@@ -113,7 +114,7 @@ pub(crate) struct PhaseTally {
     /// Messages whose payload is not what was sent.
     pub(crate) damaged: u64,
     /// From sending to receiving, of all that came whole for the first time.
-    pub(crate) delay: Histogram<u32>,
+    pub(crate) delay: Latencies,
 }
 
 /// Messages that one receiver got.
@@ -124,14 +125,9 @@ pub(crate) struct ReceiverTally {
 
 impl ReceiverTally {
     pub(crate) fn new(phases: usize, senders: usize) -> Self {
-        let phase = || PhaseTally {
-            intact: vec![Bits::default(); senders],
-            double: 0,
-            late: 0,
-            damaged: 0,
-            delay: histogram(),
-        };
-        Self { phases: (0..phases).map(|_| phase()).collect() }
+        let intact = || vec![Bits::default(); senders];
+        let phase = |_| PhaseTally { intact: intact(), ..PhaseTally::default() };
+        Self { phases: (0..phases).map(phase).collect() }
     }
 
     /// Takes what came at `now`, nanoseconds since the start of the run, during phase `current`:
@@ -161,7 +157,7 @@ impl ReceiverTally {
             return;
         }
         let delay = now.saturating_sub(header.sent_nanos);
-        record(&mut phase.delay, delay);
+        phase.delay.record(delay);
         if delay > LATE_NANOS {
             phase.late += 1;
         }
@@ -265,9 +261,9 @@ mod tests {
 
     #[test]
     fn delay_out_of_range_is_clamped_and_recorded() {
-        let mut delays = histogram();
-        record(&mut delays, u64::MAX);
-        record(&mut delays, 0);
-        assert_eq!(delays.len(), 2);
+        let mut delays = Latencies::default();
+        delays.record(u64::MAX);
+        delays.record(0);
+        assert_eq!(delays.0.len(), 2);
     }
 }

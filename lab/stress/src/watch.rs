@@ -5,7 +5,7 @@
 //! node.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::Write,
     path::PathBuf,
     sync::{Arc, Mutex},
@@ -15,12 +15,14 @@ use std::{
 
 use anyhow::{Context, Result};
 use budget::{
-    cgroup::{Cgroup, GroupPath, Version},
+    cgroup::Cgroup,
     process::{self, Pid},
 };
-use serde::Deserialize;
 use testnet::{
-    cap::series::{self, Event, FORMAT, Header, Line, ProcessSample, Sample, What},
+    cap::{
+        info::Info,
+        series::{self, Event, FORMAT, Header, Line, ProcessSample, Sample, What},
+    },
     machine,
 };
 
@@ -28,8 +30,6 @@ use crate::{report::Memory, tally::lock};
 
 /// Between two samples.
 const EVERY: Duration = Duration::from_millis(100);
-/// An info file has a few hundred bytes.
-const INFO_BYTES_MAX: u64 = 64 << 10;
 
 /// Where figures of a node come from.
 #[derive(Clone, Debug)]
@@ -41,25 +41,6 @@ pub(crate) enum Source {
         info_file: PathBuf,
         group: Option<Cgroup>,
     },
-}
-
-/// Output of `thimble-lab cap --info-file`; only the used fields.
-#[derive(Deserialize)]
-struct CapInfo {
-    group: String,
-    directory: PathBuf,
-    ended: Option<CapExit>,
-}
-
-#[derive(Deserialize)]
-struct CapExit {
-    how: String,
-    oom_kills: u64,
-}
-
-fn read_cap_info(path: &PathBuf) -> Option<CapInfo> {
-    let bytes = fs::metadata(path).ok().filter(|file| file.len() <= INFO_BYTES_MAX);
-    bytes.and_then(|_| serde_json::from_slice(&fs::read(path).ok()?).ok())
 }
 
 /// Figures at one moment.
@@ -76,12 +57,7 @@ impl Source {
         match self {
             Self::Process(_) => true,
             Self::Capped { info_file, group } => {
-                *group = read_cap_info(info_file).map(|info| {
-                    let version = if info.group == "v1" { Version::V1 } else { Version::V2 };
-                    let place =
-                        GroupPath { directory: info.directory.clone(), mount: info.directory };
-                    Cgroup::at(version, place, None)
-                });
+                *group = Info::read(info_file).map(|info| info.cgroup());
                 group.is_some()
             }
         }
@@ -92,7 +68,7 @@ impl Source {
         match self {
             Self::Process(_) => None,
             Self::Capped { info_file, .. } => {
-                read_cap_info(info_file)?.ended.map(|ended| (ended.how, ended.oom_kills))
+                Info::read(info_file)?.ended.map(|ended| (ended.how, ended.oom_kills))
             }
         }
     }

@@ -73,24 +73,24 @@ struct Table {
 }
 
 impl Table {
-    fn figure(&mut self, name: &str, value: f64, unit: &str) {
+    /// Adds a figure to compare.
+    fn figure(&mut self, name: &str, value: f64, unit: &str) -> &mut Self {
         self.figures.push(Figure::new(name, value, unit));
+        self
     }
 
-    /// A row without a goal.
-    fn row(&mut self, what: impl Into<String>, value: String) {
-        self.rows.push(Row { what: what.into(), value, goal: "", met: None });
+    /// Adds a row without a goal.
+    fn row(&mut self, what: impl Into<String>, value: impl Into<String>) -> &mut Self {
+        self.rows.push(Row { what: what.into(), value: value.into(), goal: "", met: None });
+        self
     }
 
-    /// A row with its goal, and whether it was met.
-    fn row_with_goal(
-        &mut self,
-        what: impl Into<String>,
-        value: String,
-        goal: &'static str,
-        met: bool,
-    ) {
-        self.rows.push(Row { what: what.into(), value, goal, met: Some(met) });
+    /// The goal of the last row, and whether it is met.
+    fn goal(&mut self, goal: &'static str, met: bool) -> &mut Self {
+        if let Some(row) = self.rows.last_mut() {
+            (row.goal, row.met) = (goal, Some(met));
+        }
+        self
     }
 
     /// Writes `report` to a file, if one is named, and prints the table below what the node was
@@ -160,6 +160,10 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
+    fn row(&mut self, what: impl Into<String>, value: impl Into<String>) -> &mut Table {
+        self.table.row(what, value)
+    }
+
     fn binary(&self) -> Binary<'_> {
         Binary {
             program: &self.options.node,
@@ -199,13 +203,9 @@ impl Bench<'_> {
             node.stop().await?;
         }
         let fresh = median(fresh);
-        self.table.figure("start, fresh folder", fresh, "ms");
-        self.table.row_with_goal(
-            "start to healthy, fresh folder (median of 5)",
-            format!("{fresh:.0} ms"),
-            "< 300 ms",
-            fresh < 300.0,
-        );
+        self.row("start to healthy, fresh folder (median of 5)", format!("{fresh:.0} ms"))
+            .goal("< 300 ms", fresh < 300.0)
+            .figure("start, fresh folder", fresh, "ms");
         Ok(())
     }
 
@@ -218,16 +218,15 @@ impl Bench<'_> {
         let idle = measure::processes(node.pid)?;
         let (anonymous, cpu) = measure::totals(&idle);
         let percent = (cpu - cpu_before) / started.elapsed().as_secs_f64() * 100.0;
-        self.table.figure("idle, anonymous memory", anonymous as f64, "bytes");
-        self.table.figure("idle, CPU", percent, "%");
-        self.table.row_with_goal(
+        self.row(
             format!("idle anonymous memory, {} processes", idle.len()),
             measure::mib(anonymous),
-            "< 32 MiB",
-            anonymous < 32 << 20,
-        );
+        )
+        .goal("< 32 MiB", anonymous < 32 << 20)
+        .figure("idle, anonymous memory", anonymous as f64, "bytes")
+        .figure("idle, CPU", percent, "%");
         let value = format!("{percent:.2} %");
-        self.table.row_with_goal("idle CPU over 10 s", value, "< 1 %", percent < 1.0);
+        self.row("idle CPU over 10 s", value).goal("< 1 %", percent < 1.0);
         Ok(())
     }
 
@@ -240,14 +239,13 @@ impl Bench<'_> {
             latency.record(started.elapsed().as_micros() as u64)?;
         }
         let [p50, p99] = [0.5, 0.99].map(|q| latency.value_at_quantile(q) as f64 / 1e3);
-        self.table.figure("update round trip, p50", p50, "ms");
-        self.table.figure("update round trip, p99", p99, "ms");
-        self.table.row_with_goal(
+        self.row(
             "update round trip, ic-agent with verification, p50 / p99",
             format!("{p50:.1} / {p99:.1} ms"),
-            "p50 < 20 ms",
-            p50 < 20.0,
-        );
+        )
+        .goal("p50 < 20 ms", p50 < 20.0)
+        .figure("update round trip, p50", p50, "ms")
+        .figure("update round trip, p99", p99, "ms");
         Ok(())
     }
 
@@ -259,29 +257,24 @@ impl Bench<'_> {
         let updates = rate(load, &hasty, node, counter, Kind::Update).await?;
         let said = updates.add_figures("updates", &mut self.table);
         let met = updates.per_second >= 1000.0;
-        self.table.row_with_goal("counter updates, signed, p50 / p99", said, ">= 1,000/s", met);
+        self.row("counter updates, signed, p50 / p99", said).goal(">= 1,000/s", met);
         let busy = measure::totals(&measure::processes(node.pid)?).0;
         self.table.figure("anonymous memory after updates", busy as f64, "bytes");
-        self.table.row("anonymous memory right after the updates", measure::mib(busy));
+        self.row("anonymous memory right after the updates", measure::mib(busy));
 
         let stranger = client::agent(&node.url)?.build()?;
         let queries = rate(load, &stranger, node, counter, Kind::Query).await?;
         let said = queries.add_figures("queries", &mut self.table);
         let met = queries.per_second >= 5000.0;
-        self.table.row_with_goal(
-            "queries, each different, anonymous, p50 / p99",
-            said,
-            ">= 5,000/s",
-            met,
-        );
+        self.row("queries, each different, anonymous, p50 / p99", said).goal(">= 5,000/s", met);
         let signed = rate(load, agent, node, counter, Kind::Query).await?;
         let said = signed.add_figures("signed queries", &mut self.table);
-        self.table.row("queries, each different, signed by its sender, p50 / p99", said);
+        self.row("queries, each different, signed by its sender, p50 / p99", said);
         let repeated = rate(load, &stranger, node, counter, Kind::SameQuery).await?;
         let said = repeated.add_figures("repeated queries", &mut self.table);
-        self.table.row("queries, the same again and again, anonymous, p50 / p99", said);
+        self.row("queries, the same again and again, anonymous, p50 / p99", said);
         let said = format!("{} / {}", updates.verified, updates.replies);
-        self.table.row("update replies verified / update replies in all", said);
+        self.row("update replies verified / update replies in all", said);
         Ok(())
     }
 
@@ -291,19 +284,18 @@ impl Bench<'_> {
         let always = ["--url", &node.url, "--seconds", &seconds];
         let chains = [&always[..], &["--concurrency", "8", "--depth", "3"]].concat();
         let guaranteed = hammer::inter_canister_messages_per_second(&chains).await?;
-        self.table.figure("messages between canisters, guaranteed", guaranteed, "/s");
-        self.table.row_with_goal(
+        self.row(
             "inter-canister messages, guaranteed, 8 chains of 3",
             format!("{guaranteed:.0}/s"),
-            ">= 2,000/s",
-            guaranteed >= 2000.0,
-        );
+        )
+        .goal(">= 2,000/s", guaranteed >= 2000.0)
+        .figure("messages between canisters, guaranteed", guaranteed, "/s");
         let chains = ["--concurrency", "32", "--depth", "20", "--best-effort", "30"];
         let chains = [&always[..], &chains].concat();
         let best_effort = hammer::inter_canister_messages_per_second(&chains).await?;
         self.table.figure("messages between canisters, best-effort", best_effort, "/s");
         let said = format!("{best_effort:.0}/s");
-        self.table.row("inter-canister messages, best-effort, 32 chains of 20", said);
+        self.row("inter-canister messages, best-effort, 32 chains of 20", said);
         Ok(())
     }
 
@@ -319,13 +311,9 @@ impl Bench<'_> {
             writes.push(started.elapsed().as_secs_f64() * 1e3);
         }
         let write = median(writes);
-        self.table.figure("24 MiB stable write", write, "ms");
-        self.table.row_with_goal(
-            "24 MiB stable write in one message (median of 7)",
-            format!("{write:.0} ms"),
-            "< 100 ms",
-            write < 100.0,
-        );
+        self.row("24 MiB stable write in one message (median of 7)", format!("{write:.0} ms"))
+            .goal("< 100 ms", write < 100.0)
+            .figure("24 MiB stable write", write, "ms");
         Ok(())
     }
 
@@ -343,15 +331,15 @@ impl Bench<'_> {
         self.table.figure("browsers, idle, anonymous memory", measured.idle as f64, "bytes");
         self.table.figure("browsers, downloading, anonymous memory", measured.peak as f64, "bytes");
         let [idle, peak, after] = [measured.idle, measured.peak, measured.after].map(measure::mib);
-        self.table.row(
+        self.row(
             format!("anonymous memory: idle / {} browsers / 10 s later", browsers::CLIENTS),
             format!("{idle} / {peak} / {after}"),
         );
-        self.table.row(
+        self.row(
             "their downloads of 5 MB / broken off / refused",
             format!("{} / {} / {}", measured.downloads, measured.broken, measured.refused),
         );
-        self.table.row(
+        self.row(
             "concurrent pages / refused / slowest",
             format!(
                 "{} / {} / {:.0} ms",
@@ -367,20 +355,16 @@ impl Bench<'_> {
     async fn start_again(&mut self, data: &Path, counter: Principal, counted: &[u8]) -> Result<()> {
         let (node, took) = Node::start(&self.binary(), data).await?;
         let took = took.as_secs_f64() * 1e3;
-        self.table.figure("start with state", took, "ms");
-        self.table.row_with_goal(
-            "start to healthy with this state, after a clean stop",
-            format!("{took:.0} ms"),
-            "< 300 ms",
-            took < 300.0,
-        );
+        self.row("start to healthy with this state, after a clean stop", format!("{took:.0} ms"))
+            .goal("< 300 ms", took < 300.0)
+            .figure("start with state", took, "ms");
         let agent = client::connect(&node.url, PATIENCE).await?;
         let now = read_counter(&agent, counter).await?;
         ensure!(now == counted, "the counter changed over a restart");
         for process in measure::processes(node.pid)? {
             let what = format!("memory of {} (pid {})", process.role, process.pid);
             let [anonymous, file] = [process.anonymous_bytes, process.file_bytes].map(measure::mib);
-            self.table.row(what + ": anonymous / file", format!("{anonymous} / {file}"));
+            self.row(what + ": anonymous / file", format!("{anonymous} / {file}"));
         }
         node.stop().await
     }

@@ -35,8 +35,7 @@ impl Binary<'_> {
         if !self.capped {
             return Ok(Command::new(self.program));
         }
-        let this = std::env::current_exe().context("finding the program that caps memory")?;
-        let mut command = Command::new(this);
+        let mut command = Command::new(cli::this_program()?);
         command.args(["cap", "--quiet", "--with-parent", "--memory", self.memory]);
         command.arg("--info-file").arg(info_file).arg("--").arg(self.program);
         Ok(command)

@@ -207,12 +207,7 @@ async fn measure_all(options: &Options, port_file: PathBuf, table: &mut Table) -
     table.figure("instance start", typical, "ms");
     let value = format!("{typical:.1} ms, longest {longest:.1} ms");
     let met = typical < START_MILLIS_MAX;
-    table.row_with_goal(
-        format!("start of one of {}", options.instances),
-        value,
-        "under 50 ms",
-        met,
-    );
+    table.row(format!("start of one of {}", options.instances), value).goal("under 50 ms", met);
     rest(&server, (alone, options.instances), "instance, empty", table).await?;
 
     let started = Instant::now();
@@ -251,7 +246,7 @@ async fn rest(
     let value =
         format!("{} of {} in {processes}", measure::mib(each as u64), measure::mib(held as u64));
     let met = each < INSTANCE_BYTES_MAX;
-    table.row_with_goal(format!("{what}, at rest"), value, "under 12 MiB", met);
+    table.row(format!("{what}, at rest"), value).goal("under 12 MiB", met);
     Ok(())
 }
 

@@ -12,9 +12,9 @@ use anyhow::{Result, ensure};
 use candid::Principal;
 use hdrhistogram::Histogram;
 use ic_agent::Agent;
-use serde::Deserialize;
 
 use super::{Table, node::Node};
+use crate::hammer::transport::CallAnswer;
 
 /// Kind of the calls of a rate.
 #[derive(Clone, Copy)]
@@ -59,13 +59,6 @@ impl Rate {
     }
 }
 
-#[derive(Deserialize)]
-struct Reply {
-    status: String,
-    #[serde(default, with = "serde_bytes")]
-    certificate: Vec<u8>,
-}
-
 /// One connection's share of a rate.
 #[derive(Clone)]
 struct Caller {
@@ -107,7 +100,7 @@ impl Caller {
         }
         let took = sent.elapsed();
         ensure!(code == 200, "the node answered {code}: {}", String::from_utf8_lossy(&bytes));
-        let reply: Reply = serde_cbor_2::from_slice(&bytes)?;
+        let reply: CallAnswer = serde_cbor_2::from_slice(&bytes)?;
         ensure!(reply.status == "replied", "the node answered status {}", reply.status);
         if verify {
             let certificate: ic_agent::Certificate = serde_cbor_2::from_slice(&reply.certificate)?;

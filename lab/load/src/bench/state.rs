@@ -21,6 +21,7 @@ use flate2::{Compression, write::GzEncoder};
 use ic_agent::Agent;
 use ic_management_canister_types::CanisterInstallMode;
 use tokio::task::JoinSet;
+use wasm_encoder::{ConstExpr, DataSection, MemorySection, MemoryType, Module};
 
 use super::{
     PATIENCE, Table, median,
@@ -152,6 +153,10 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
+    fn row(&mut self, what: impl Into<String>, value: impl Into<String>) -> &mut Table {
+        self.table.row(what, value)
+    }
+
     async fn measure_all(&mut self) -> Result<()> {
         for part in Scenario::value_variants() {
             if !self.options.parts.is_empty() && !self.options.parts.contains(part) {
@@ -226,27 +231,25 @@ impl Bench<'_> {
         let read = started.elapsed().as_secs_f64();
         anonymous = anonymous.max(peak.end().await);
         let mib = (pieces * PIECE_BYTES) as f64 / f64::from(1 << 20);
-        self.table.figure("state, anonymous peak", anonymous as f64, "bytes");
-        self.table.figure("state, written", mib / wrote, "MiB/s");
-        self.table.figure("state, read", mib / read, "MiB/s");
-        self.table.row_with_goal(
+        self.row(
             format!("{mib:.0} MiB of state written and read back, anonymous peak"),
             measure::mib(anonymous),
-            "< 170 MiB",
-            anonymous < 170 << 20,
-        );
+        )
+        .goal("< 170 MiB", anonymous < 170 << 20)
+        .figure("state, anonymous peak", anonymous as f64, "bytes")
+        .figure("state, written", mib / wrote, "MiB/s")
+        .figure("state, read", mib / read, "MiB/s");
         let rates = format!("{:.0} / {:.0} MiB/s", mib / wrote, mib / read);
-        self.table.row("the same, written / read", rates);
+        self.row("the same, written / read", rates);
         for (bytes, stopped, started) in curve {
             let of = format_size(bytes);
-            self.table.figure(&format!("state, stop at {of}"), stopped * 1e3, "ms");
-            self.table.figure(&format!("state, restart at {of}"), started * 1e3, "ms");
-            self.table.row_with_goal(
+            self.row(
                 format!("{of}, 96 MiB changed: stop with a checkpoint / restart"),
                 format!("{stopped:.2} / {started:.2} s"),
-                "restart < 1 s",
-                started < 1.0,
-            );
+            )
+            .goal("restart < 1 s", started < 1.0)
+            .figure(&format!("state, stop at {of}"), stopped * 1e3, "ms")
+            .figure(&format!("state, restart at {of}"), started * 1e3, "ms");
         }
         self.stop_and_remove(node, &data).await
     }
@@ -326,26 +329,25 @@ impl Bench<'_> {
         let took = started.elapsed();
         let many = idle_anonymous_bytes(&node).await?;
         let more = many.saturating_sub(few);
-        self.table.figure("canisters, memory beyond that of 100", more as f64, "bytes");
-        self.table.row_with_goal(
+        self.row(
             format!("{count} canisters at rest: memory beyond that of {FEW_CANISTERS}"),
             measure::mib(more),
-            "< 8 MiB",
-            more < 8 << 20,
-        );
+        )
+        .goal("< 8 MiB", more < 8 << 20)
+        .figure("canisters, memory beyond that of 100", more as f64, "bytes");
         let called = took.as_secs_f64() - installed;
         let rates = format!("{installed:.0} s / {called:.0} s");
-        self.table.row("the same, installed / each called twice", rates);
+        self.row("the same, installed / each called twice", rates);
         let descriptors = node.open_files()?;
         self.table.figure("canisters, descriptors of the node", descriptors as f64, "");
-        self.table.row("the same, open files of the node", descriptors.to_string());
+        self.row("the same, open files of the node", descriptors.to_string());
         let last = ids.last().context("there is no canister")?;
         let counted = agent.query(last, "get").with_arg(vec![]).call().await?;
         node.stop().await?;
         let (node, took) = Node::start(&self.binary(), &data).await?;
         let seconds = took.as_secs_f64();
         self.table.figure("canisters, restart to the first certificate", seconds * 1e3, "ms");
-        self.table.row("the same, restart to the first certificate", format!("{seconds:.2} s"));
+        self.row("the same, restart to the first certificate", format!("{seconds:.2} s"));
         let agent = client::connect(&node.url, PATIENCE).await?;
         let after = agent.query(last, "get").with_arg(vec![]).call().await?;
         ensure!(counted == after, "{last} had {counted:?} before the restart and has {after:?}");
@@ -379,21 +381,20 @@ impl Bench<'_> {
         let load = Load { concurrency: self.options.concurrency, seconds: self.options.seconds };
         let calls = rate(load, &agent, &node, counter, Kind::Update).await?;
         let anonymous = peak.end().await;
-        self.table.figure("calls signed five minutes ahead", calls.per_second, "/s");
-        self.table.figure("the same, anonymous peak", anonymous as f64, "bytes");
-        self.table.row_with_goal(
+        self.row(
             format!("calls signed 5 min ahead, for {} s", self.options.seconds),
             format!("{:.0}/s", calls.per_second),
-            ">= 2,000/s",
-            calls.per_second >= 2000.0,
-        );
-        self.table.row("the same, anonymous peak", measure::mib(anonymous));
+        )
+        .goal(">= 2,000/s", calls.per_second >= 2000.0)
+        .figure("calls signed five minutes ahead", calls.per_second, "/s")
+        .figure("the same, anonymous peak", anonymous as f64, "bytes");
+        self.row("the same, anonymous peak", measure::mib(anonymous));
         // What is remembered is read again.
         node.stop().await?;
         let (node, took) = Node::start(&self.binary(), &data).await?;
         let seconds = took.as_secs_f64();
         self.table.figure("calls, restart to the first certificate", seconds * 1e3, "ms");
-        self.table.row("the same, restart with what is remembered", format!("{seconds:.2} s"));
+        self.row("the same, restart with what is remembered", format!("{seconds:.2} s"));
         self.stop_and_remove(node, &data).await
     }
 
@@ -427,19 +428,18 @@ impl Bench<'_> {
         let [replied, rejected, not_sent] = decode_words(counts)[..] else {
             anyhow::bail!("a fanout replied {} bytes, {reply:?}", reply.len());
         };
-        self.table.figure("guaranteed calls open at once", replied as f64, "calls");
-        self.table.figure("open calls, anonymous peak", anonymous as f64, "bytes");
-        self.table.row_with_goal(
+        self.row(
             "guaranteed calls open at once, all answered",
             format!("{replied} ({rejected} rejected, {not_sent} refused)"),
-            ">= 10,000 (100 GiB of disk)",
-            replied >= OPEN_CALLS_GOAL,
-        );
+        )
+        .goal(">= 10,000 (100 GiB of disk)", replied >= OPEN_CALLS_GOAL)
+        .figure("guaranteed calls open at once", replied as f64, "calls")
+        .figure("open calls, anonymous peak", anonymous as f64, "bytes");
         if !text.is_empty() {
             eprintln!("bench-state: one was rejected: {}", String::from_utf8_lossy(text));
         }
-        self.table.row("the same, until the last answer", format!("{seconds:.1} s"));
-        self.table.row("the same, anonymous peak", measure::mib(anonymous));
+        self.row("the same, until the last answer", format!("{seconds:.1} s"));
+        self.row("the same, anonymous peak", measure::mib(anonymous));
         self.stop_and_remove(node, &data).await
     }
 
@@ -459,16 +459,15 @@ impl Bench<'_> {
         let installed = client::install(&agent, canister, mode, module, Encode!()?).await;
         let seconds = started.elapsed().as_secs_f64();
         let anonymous = peak.end().await;
-        self.table.row_with_goal(
+        self.row(
             format!("module of 10 MB, most of it data, in {SMALL_NODE}"),
             match &installed {
                 Ok(()) => format!("installs in {seconds:.1} s"),
                 Err(error) => format!("{error:#}"),
             },
-            "installs",
-            installed.is_ok(),
-        );
-        self.table.row("the same, anonymous peak", measure::mib(anonymous));
+        )
+        .goal("installs", installed.is_ok());
+        self.row("the same, anonymous peak", measure::mib(anonymous));
         self.stop_and_remove(node, &data).await
     }
 
@@ -501,20 +500,18 @@ impl Bench<'_> {
             queries.push(started.elapsed().as_secs_f64() * 1e3);
         }
         let longest = queries.iter().copied().fold(0.0, f64::max);
-        self.table.figure("modules, restart to the first certificate", certified * 1e3, "ms");
-        self.table.figure("modules, longest cold query", longest, "ms");
-        self.table.row_with_goal(
+        self.row(
             format!("{count} modules with timers: restart to the first certificate"),
             format!("{certified:.2} s"),
-            "< 1 s",
-            certified < 1.0,
-        );
-        self.table.row_with_goal(
+        )
+        .goal("< 1 s", certified < 1.0)
+        .figure("modules, restart to the first certificate", certified * 1e3, "ms")
+        .figure("modules, longest cold query", longest, "ms");
+        self.row(
             "the same, first query of each, median / longest",
             format!("{:.0} / {longest:.0} ms", median(queries)),
-            "< 100 ms",
-            longest < 100.0,
-        );
+        )
+        .goal("< 100 ms", longest < 100.0);
         self.stop_and_remove(node, &data).await
     }
 
@@ -544,14 +541,13 @@ impl Bench<'_> {
             }
         );
         let (installed, longest) = (installed?.as_secs_f64(), longest?.as_secs_f64() * 1e3);
-        self.table.figure("install, longest wait of others", longest, "ms");
-        self.table.row_with_goal(
+        self.row(
             "longest wait of other updates while 3 MB are installed",
             format!("{longest:.0} ms"),
-            "< 300 ms",
-            longest < 300.0,
-        );
-        self.table.row("the same, the installation", format!("{installed:.1} s"));
+        )
+        .goal("< 300 ms", longest < 300.0)
+        .figure("install, longest wait of others", longest, "ms");
+        self.row("the same, the installation", format!("{installed:.1} s"));
         self.stop_and_remove(node, &data).await
     }
 }
@@ -603,22 +599,18 @@ fn byte_of(piece: u64) -> u8 {
 /// A module without code, with a memory and 10 MB of data in it.
 fn large_module() -> Vec<u8> {
     const DATA_BYTES: usize = 10_000_000;
-    let number = |mut value: usize| {
-        // Unsigned LEB128.
-        let mut bytes = Vec::new();
-        while value > 0x7f {
-            bytes.push(value as u8 | 0x80);
-            value >>= 7;
-        }
-        bytes.push(value as u8);
-        bytes
-    };
-    let section = |id: u8, content: Vec<u8>| [vec![id], number(content.len()), content].concat();
-    let pages = DATA_BYTES.div_ceil(64 << 10);
-    // One memory without a maximum; one segment, at the address 0 (`i32.const 0`, `end`).
-    let memory = section(5, [vec![1, 0], number(pages)].concat());
-    let segment = [vec![1, 0, 0x41, 0, 0x0b], number(DATA_BYTES), vec![b'd'; DATA_BYTES]].concat();
-    [b"\0asm\x01\0\0\0".to_vec(), memory, section(11, segment)].concat()
+    let (mut memories, mut data) = (MemorySection::new(), DataSection::new());
+    memories.memory(MemoryType {
+        minimum: DATA_BYTES.div_ceil(64 << 10) as u64,
+        maximum: None,
+        memory64: false,
+        shared: false,
+        page_size_log2: None,
+    });
+    data.active(0, &ConstExpr::i32_const(0), vec![b'd'; DATA_BYTES]);
+    let mut module = Module::new();
+    module.section(&memories).section(&data);
+    module.finish()
 }
 
 fn packed(module: &[u8]) -> Result<Vec<u8>> {

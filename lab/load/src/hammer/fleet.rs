@@ -8,15 +8,16 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Result, anyhow, bail};
 use candid::Principal;
-use ic_agent::{Agent, Identity};
+use cli::lock;
+use ic_agent::{Agent, agent::AgentBuilder};
 use ic_management_canister_types::CanisterInstallMode;
 
 use super::{
@@ -25,7 +26,7 @@ use super::{
     pattern::{HEAP_PAGES, PAGE_BYTES, mix},
     protocol::{self, Info, ReadReply, Route},
     stats::{Kind, Outcome},
-    transport::{self, BackOff, Http, TRAFFIC, Traffic},
+    transport::{self, BackOff, Endpoint, Http, TRAFFIC, Traffic},
 };
 use demo::client;
 
@@ -87,12 +88,6 @@ impl Job {
     pub(crate) fn signed(self) -> Self {
         Self { signed: true, ..self }
     }
-}
-
-struct Endpoint {
-    url: String,
-    agent: Agent,
-    http: Arc<Http>,
 }
 
 /// Counts acknowledged, and counts whose outcome is unknown.
@@ -195,42 +190,27 @@ pub(crate) struct Fleet {
 impl Fleet {
     /// Connects, and creates the canisters or finds the given ones.
     pub(crate) async fn open(parameters: &Parameters) -> Result<Self> {
-        let identity: Arc<dyn Identity> = Arc::new(client::identity()?);
-        let mut endpoints = Vec::new();
         let in_flight = parameters.concurrency.max(parameters.outstanding);
-        let mut node = String::new();
-        for (index, url) in parameters.urls.iter().enumerate() {
+        let http = |index: u64| -> Result<Http> {
             let client = client::http()
                 .pool_max_idle_per_host(in_flight)
                 .timeout(parameters.timeout())
                 .build()?;
-            let back_off = BackOff::new(mix(parameters.seed ^ (index as u64 + 1)));
-            let http = Arc::new(Http { client, back_off });
-            let agent = Agent::builder()
-                .with_url(url)
-                .with_arc_identity(identity.clone())
-                .with_arc_http_middleware(http.clone())
+            Ok(Http { client, back_off: BackOff::new(mix(parameters.seed ^ (index + 1))) })
+        };
+        let identity = Arc::new(client::identity()?);
+        let adjusted = |agent: AgentBuilder| {
+            agent
                 .with_max_concurrent_requests(in_flight + 8)
                 // A node remembers a call until then; a client that sends thousands of calls a
                 // second should sign for a short time.
                 .with_ingress_expiry(Duration::from_secs(60))
                 .with_max_polling_time(parameters.timeout())
-                .build()?;
-            client::wait_until_healthy(&agent, url, HEALTHY_WITHIN).await?;
-            if let Some(first) = endpoints.first() {
-                let first: &Endpoint = first;
-                ensure!(
-                    first.agent.read_root_key() == agent.read_root_key(),
-                    "{url} has another root key than {}: they are not nodes of one subnet",
-                    first.url
-                );
-            }
-            if index == 0 {
-                node = agent.status().await?.impl_version.unwrap_or_else(|| "unknown".into());
-            }
-            endpoints.push(Endpoint { url: url.clone(), agent, http });
-        }
-        let agent = &endpoints.first().context("there is no --url")?.agent;
+        };
+        let urls = &parameters.urls;
+        let endpoints = transport::connect(urls, HEALTHY_WITHIN, identity, http, adjusted).await?;
+        let agent = &endpoints[0].agent;
+        let node = agent.status().await?.impl_version.unwrap_or_else(|| "unknown".into());
         let owned = parameters.given.is_empty();
         let mut ids = parameters.given.clone();
         if owned {
@@ -326,16 +306,11 @@ impl Fleet {
         let id = self.canisters[canister].id;
         let endpoint = &self.endpoints[endpoint];
         for _ in 0..INFO_TRIES {
-            let traffic = Traffic::default();
-            let asked = TRAFFIC
-                .scope(traffic, async {
-                    let reply = endpoint.agent.query(&id, "info").with_arg(Vec::new()).call().await;
-                    reply.map_err(|error| {
-                        Failure::agent(&error, TRAFFIC.with(|traffic| traffic.retry_after.get()))
-                    })
-                })
-                .await;
-            match asked {
+            let asked = async {
+                let reply = endpoint.agent.query(&id, "info").with_arg(Vec::new()).call().await;
+                reply.map_err(|error| Failure::agent(&error, last_retry_after()))
+            };
+            match TRAFFIC.scope(Traffic::default(), asked).await {
                 Ok(reply) => {
                     return Info::decode(&reply).map_err(|text| anyhow!("canister {id}: {text}"));
                 }
@@ -426,83 +401,85 @@ impl Fleet {
 
     /// Runs one operation. It may be dropped at any point: what it counted stays open.
     pub(crate) async fn perform(&self, job: Job, index: u64) -> Outcome {
-        TRAFFIC
-            .scope(Traffic::default(), async {
-                let mut outcome = Outcome::default();
-                let result = tokio::time::timeout(
-                    self.parameters.timeout(),
-                    self.attempt(job, index, &mut outcome),
-                )
-                .await;
-                outcome.failure = match result {
-                    Ok(result) => result.err(),
-                    Err(_) => {
-                        let text =
-                            format!("no outcome within {} s", self.parameters.timeout_seconds);
-                        Some(Failure::new(Class::Timeout, text))
-                    }
-                };
-                TRAFFIC.with(|traffic| {
-                    outcome.sent_bytes = traffic.sent_bytes.get();
-                    outcome.received_bytes = traffic.received_bytes.get();
-                    outcome.polls_refused = traffic.polls_refused.get();
-                });
-                outcome
-            })
-            .await
+        let performed = async {
+            let mut attempt = Attempt { fleet: self, job, index, outcome: Outcome::default() };
+            let result = tokio::time::timeout(self.parameters.timeout(), attempt.run()).await;
+            let mut outcome = attempt.outcome;
+            outcome.failure = match result {
+                Ok(result) => result.err(),
+                Err(_) => {
+                    let text = format!("no outcome within {} s", self.parameters.timeout_seconds);
+                    Some(Failure::new(Class::Timeout, text))
+                }
+            };
+            TRAFFIC.with(|traffic| {
+                outcome.sent_bytes = traffic.sent_bytes.get();
+                outcome.received_bytes = traffic.received_bytes.get();
+                outcome.polls_refused = traffic.polls_refused.get();
+            });
+            outcome
+        };
+        TRAFFIC.scope(Traffic::default(), performed).await
+    }
+}
+
+/// An operation under way; `index` chooses its endpoint.
+struct Attempt<'a> {
+    fleet: &'a Fleet,
+    job: Job,
+    index: u64,
+    outcome: Outcome,
+}
+
+impl<'a> Attempt<'a> {
+    fn canister(&self) -> &'a Canister {
+        &self.fleet.canisters[self.job.canister]
     }
 
-    async fn attempt(&self, job: Job, index: u64, outcome: &mut Outcome) -> Result<(), Failure> {
-        match job.action {
+    fn endpoint(&self) -> &'a Endpoint {
+        &self.fleet.endpoints[self.index as usize % self.fleet.endpoints.len()]
+    }
+
+    async fn run(&mut self) -> Result<(), Failure> {
+        match self.job.action {
             Action::Count => {
-                let argument = vec![0x5A; self.parameters.payload_bytes as usize];
-                self.count(job, index, "inc", argument).await
+                let argument = vec![0x5A; self.fleet.parameters.payload_bytes as usize];
+                self.count("inc", argument).await
             }
             Action::Burn { instructions } => {
-                self.count(job, index, "burn", protocol::encode_words(&[instructions])).await
+                self.count("burn", protocol::encode_words(&[instructions])).await
             }
             Action::Grow { space, bytes } => {
                 let method = if space == Space::Heap { "heap_grow" } else { "grow" };
-                let reply =
-                    self.update(job, index, method, protocol::encode_words(&[bytes])).await?;
+                let reply = self.update(method, protocol::encode_words(&[bytes])).await?;
                 let has = protocol::first_word(&reply).map_err(unreadable)?;
                 if has < bytes {
-                    outcome.wrong =
+                    self.outcome.wrong =
                         Some(format!("growing to {bytes} bytes was acknowledged with {has} bytes"));
                 }
                 Ok(())
             }
             Action::Write { space, offset, bytes } => {
                 let method = if space == Space::Heap { "heap_write" } else { "write" };
-                let argument = protocol::encode_words(&[offset, bytes]);
-                let reply = self.update(job, index, method, argument).await?;
+                let reply = self.update(method, protocol::encode_words(&[offset, bytes])).await?;
                 let generation = protocol::first_word(&reply).map_err(unreadable)?;
-                let canister = &self.canisters[job.canister];
-                lock(&canister.floors).raise(space, offset, bytes, generation);
-                outcome.touched_bytes = bytes;
+                lock(&self.canister().floors).raise(space, offset, bytes, generation);
+                self.outcome.touched_bytes = bytes;
                 Ok(())
             }
             Action::Read { space, offset, bytes, by } => {
-                self.read(job, index, (space, by), (offset, bytes), outcome).await
+                self.read((space, by), (offset, bytes)).await
             }
-            Action::Chain { depth } => self.chain(job, index, depth, outcome).await,
-            Action::Fan { fanout, multiplier } => {
-                self.fan(job, index, (fanout, multiplier), outcome).await
-            }
+            Action::Chain { depth } => self.chain(depth).await,
+            Action::Fan { fanout, multiplier } => self.fan(fanout, multiplier).await,
         }
     }
 
     /// An update that adds one to the canister's counter.
-    async fn count(
-        &self,
-        job: Job,
-        index: u64,
-        method: &str,
-        argument: Vec<u8>,
-    ) -> Result<(), Failure> {
-        let counts = &self.canisters[job.canister].counts;
+    async fn count(&self, method: &str, argument: Vec<u8>) -> Result<(), Failure> {
+        let counts = &self.canister().counts;
         counts.open(1);
-        let reply = self.update(job, index, method, argument).await;
+        let reply = self.update(method, argument).await;
         match &reply {
             Ok(_) => counts.settle(1, 1, 0),
             Err(failure) if !failure.may_have_executed() => counts.settle(1, 0, 0),
@@ -514,151 +491,111 @@ impl Fleet {
 
     /// A read whose reply is judged by what was written and acknowledged before.
     async fn read(
-        &self,
-        job: Job,
-        index: u64,
+        &mut self,
         (space, by): (Space, By),
         (offset, bytes): (u64, u64),
-        outcome: &mut Outcome,
     ) -> Result<(), Failure> {
-        let canister = &self.canisters[job.canister];
+        let (fleet, canister, index) = (self.fleet, self.canister(), self.index);
         let seed = canister.seed.load(Ordering::SeqCst);
         // With several endpoints a query may be answered by a node that is behind, unless all were
         // waited for.
-        let held = by == By::Update || self.endpoints.len() == 1 || job.kind == Kind::VerifyRead;
+        let held =
+            by == By::Update || fleet.endpoints.len() == 1 || self.job.kind == Kind::VerifyRead;
         let floors = match held {
             true => lock(&canister.floors).read(space, offset, bytes),
             false => vec![0; (bytes / PAGE_BYTES) as usize],
         };
-        let argument = protocol::encode_words(&[offset, bytes, mix(self.parameters.seed ^ index)]);
+        let argument = protocol::encode_words(&[offset, bytes, mix(fleet.parameters.seed ^ index)]);
         let reply = match (space, by) {
-            (Space::Stable, By::Query) => self.query(job, index, "read", argument).await,
-            (Space::Stable, By::Update) => self.update(job, index, "read_update", argument).await,
-            (Space::Heap, By::Query) => self.query(job, index, "heap_read", argument).await,
-            (Space::Heap, By::Update) => {
-                self.update(job, index, "heap_read_update", argument).await
-            }
+            (Space::Stable, By::Query) => self.query("read", argument).await,
+            (Space::Stable, By::Update) => self.update("read_update", argument).await,
+            (Space::Heap, By::Query) => self.query("heap_read", argument).await,
+            (Space::Heap, By::Update) => self.update("heap_read_update", argument).await,
         }?;
         let first = (offset / PAGE_BYTES) | if space == Space::Heap { HEAP_PAGES } else { 0 };
         let judged = ReadReply::decode(&reply).and_then(|reply| {
             reply.verify(seed, first, &floors, index.is_multiple_of(WHOLE_READS))
         });
-        outcome.wrong = judged.err().map(|text| format!("canister {}: {text}", canister.id));
-        outcome.touched_bytes = bytes;
+        self.outcome.wrong = judged.err().map(|text| format!("canister {}: {text}", canister.id));
+        self.outcome.touched_bytes = bytes;
         Ok(())
     }
 
     /// `depth` calls, each made by the callee of the one before.
-    async fn chain(
-        &self,
-        job: Job,
-        index: u64,
-        depth: u64,
-        outcome: &mut Outcome,
-    ) -> Result<(), Failure> {
-        let argument = self.route(job, depth, 0);
-        self.hops.open(depth);
-        let reply = self.update(job, index, "chain", argument).await?;
+    async fn chain(&mut self, depth: u64) -> Result<(), Failure> {
+        let argument = self.route(depth, 0);
+        self.fleet.hops.open(depth);
+        let reply = self.update("chain", argument).await?;
         let words = protocol::decode_words(&reply);
         if words[..] != [depth, depth] {
-            outcome.wrong =
+            self.outcome.wrong =
                 Some(format!("a chain of {depth} calls replied [calls, replies] = {words:?}"));
         }
-        self.hops.settle(depth, depth, 0);
-        outcome.hops = depth;
+        self.fleet.hops.settle(depth, depth, 0);
+        self.outcome.hops = depth;
         Ok(())
     }
 
     /// `multiplier` calls to each of `fanout` canisters, all at once.
-    async fn fan(
-        &self,
-        job: Job,
-        index: u64,
-        (fanout, multiplier): (u64, u64),
-        outcome: &mut Outcome,
-    ) -> Result<(), Failure> {
+    async fn fan(&mut self, fanout: u64, multiplier: u64) -> Result<(), Failure> {
         let calls = fanout * multiplier;
-        let argument = self.route(job, multiplier, fanout);
-        self.hops.open(calls);
-        let reply = self.update(job, index, "fan", argument).await?;
+        let argument = self.route(multiplier, fanout);
+        self.fleet.hops.open(calls);
+        let reply = self.update("fan", argument).await?;
         let words = protocol::decode_words(reply.get(..24).unwrap_or_default());
         let [replied, rejected, not_sent] = words[..] else {
             return Err(unreadable(format!("a fanout replied {} bytes", reply.len())));
         };
         if replied.saturating_add(rejected).saturating_add(not_sent) != calls {
-            outcome.wrong = Some(format!(
+            self.outcome.wrong = Some(format!(
                 "of {calls} calls, {replied} replied, {rejected} rejected, {not_sent} not sent"
             ));
         }
-        self.hops.settle(calls, replied, rejected.min(calls));
-        outcome.hops = replied;
-        let text = String::from_utf8_lossy(&reply[24..]).into_owned();
+        self.fleet.hops.settle(calls, replied, rejected.min(calls));
+        self.outcome.hops = replied;
+        let inner = &mut self.outcome.inner;
         if rejected > 0 {
-            outcome.inner.push((Class::InnerCall("rejected"), rejected, text));
+            let text = String::from_utf8_lossy(&reply[24..]).into_owned();
+            inner.push((Class::InnerCall("rejected"), rejected, text));
         }
         if not_sent > 0 {
             let text = "call_perform refused: a queue, the memory for messages or the cycles do \
                         not allow one more call";
-            outcome.inner.push((Class::InnerCall("not sent"), not_sent, text.into()));
+            inner.push((Class::InnerCall("not sent"), not_sent, text.into()));
         }
         Ok(())
     }
 
-    fn route(&self, job: Job, hops_left: u64, hop: u64) -> Vec<u8> {
+    fn route(&self, hops_left: u64, hop: u64) -> Vec<u8> {
+        let Parameters { best_effort_seconds, payload_bytes, .. } = self.fleet.parameters;
         Route {
             hops_left,
             hop,
-            member: job.canister as u64,
-            ring: &self.ring,
-            timeout_seconds: self.parameters.best_effort_seconds,
-            payload_bytes: self.parameters.payload_bytes,
+            member: self.job.canister as u64,
+            ring: &self.fleet.ring,
+            timeout_seconds: best_effort_seconds,
+            payload_bytes,
         }
         .encode()
     }
 
-    async fn update(
-        &self,
-        job: Job,
-        index: u64,
-        method: &str,
-        argument: Vec<u8>,
-    ) -> Result<Vec<u8>, Failure> {
-        let endpoint = &self.endpoints[index as usize % self.endpoints.len()];
-        let canister = self.canisters[job.canister].id;
-        let every = self.parameters.verify_every;
-        if job.signed && every != 1 {
-            let verify = every > 0 && index.is_multiple_of(every);
+    async fn update(&self, method: &str, argument: Vec<u8>) -> Result<Vec<u8>, Failure> {
+        let (endpoint, canister) = (self.endpoint(), self.canister().id);
+        let every = self.fleet.parameters.verify_every;
+        if self.job.signed && every != 1 {
+            let verify = every > 0 && self.index.is_multiple_of(every);
             let call = (method, argument);
-            return transport::update_signed(
-                &endpoint.agent,
-                &endpoint.http,
-                &endpoint.url,
-                canister,
-                call,
-                verify,
-            )
-            .await;
+            return transport::update_signed(endpoint, canister, call, verify).await;
         }
-        let reply =
-            endpoint.agent.update(&canister, method).with_arg(argument).call_and_wait().await;
+        let call = endpoint.agent.update(&canister, method).with_arg(argument);
+        let reply = call.call_and_wait().await;
         reply.map_err(|error| Failure::agent(&error, last_retry_after()))
     }
 
-    async fn query(
-        &self,
-        job: Job,
-        index: u64,
-        method: &str,
-        argument: Vec<u8>,
-    ) -> Result<Vec<u8>, Failure> {
-        let endpoint = &self.endpoints[index as usize % self.endpoints.len()];
-        let canister = self.canisters[job.canister].id;
-        let reply = endpoint
-            .agent
-            .query(&canister, method)
-            .with_arg(argument)
-            .call_with_verification()
-            .await;
+    async fn query(&self, method: &str, argument: Vec<u8>) -> Result<Vec<u8>, Failure> {
+        let canister = self.canister().id;
+        let query = self.endpoint().agent.query(&canister, method).with_arg(argument);
+        let reply = query.call_with_verification().await;
         reply.map_err(|error| Failure::agent(&error, last_retry_after()))
     }
 }
@@ -670,10 +607,6 @@ fn last_retry_after() -> Option<Duration> {
 
 fn unreadable(text: String) -> Failure {
     Failure::new(Class::Protocol, text)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -26,14 +26,14 @@ use std::{process::ExitCode, sync::Arc, time::SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use tokio::sync::watch;
+use cli::Stop;
 
 use self::{
     fleet::Fleet,
     modes::Modes,
     options::{Parameters, Usage},
     report::Report,
-    schedule::{Runner, Stop},
+    schedule::Runner,
 };
 
 use crate::{endpoints, machine};
@@ -53,8 +53,7 @@ pub(crate) async fn inter_canister_messages_per_second(flags: &[&str]) -> Result
     let line =
         Line::try_parse_from(["hammer", "--mode", "calls", "--no-progress"].iter().chain(flags))?;
     let parameters = Parameters::from_options(&line.options)?;
-    let (_stop_tx, stop_rx) = watch::channel(false);
-    let report = hammer(parameters, false, false, Stop(stop_rx)).await?;
+    let report = hammer(parameters, false, false, Stop::never()).await?;
     ensure!(
         report.errors == 0 && report.verification_failures == 0,
         "calls between canisters:\n{}",
@@ -76,17 +75,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
             return Ok(ExitCode::from(USAGE));
         }
     };
-    let (stop_tx, stop_rx) = watch::channel(false);
-    let mut signals = cli::StopSignals::listen()?;
-    tokio::spawn(async move {
-        signals.next().await;
-        eprintln!("\nhammer: stopping; what there is will be printed");
-        // Without a receiver the run is over.
-        let _ = stop_tx.send(true);
-        // The sender lives on: a channel without it would look like a stop that can no longer come.
-        std::future::pending::<()>().await;
-    });
-    let report = hammer(parameters, !options.no_progress, options.keep, Stop(stop_rx)).await?;
+    let stop = Stop::by_signal(|| eprintln!("\nhammer: stopping; what there is will be printed"))?;
+    let report = hammer(parameters, !options.no_progress, options.keep, stop).await?;
     match options.json.as_deref() {
         Some("-") => println!("{}", serde_json::to_string_pretty(&report)?),
         Some(file) => {
@@ -120,7 +110,7 @@ async fn hammer(parameters: Parameters, progress: bool, keep: bool, stop: Stop) 
     let modes = Modes { parameters: &parameters, fleet: fleet.clone(), runner };
     let mut reports = Vec::new();
     for mode in &parameters.modes {
-        if stop.is_set() {
+        if stop.is_requested() {
             break;
         }
         reports.push(modes.run(*mode).await);
@@ -144,7 +134,7 @@ async fn hammer(parameters: Parameters, progress: bool, keep: bool, stop: Stop) 
         canisters: fleet.ids(),
         modes: reports,
         nodes,
-        interrupted: stop.is_set(),
+        interrupted: stop.is_requested(),
         verification_failures: 0,
         probes_unmet: 0,
         errors: 0,

@@ -8,7 +8,7 @@ use super::{
     fleet::{Action, By, Fleet, Job, Space},
     options::{Mode, Parameters},
     pattern::{PAGE_BYTES, mix},
-    schedule::{Limit, Order, Runner, Shape, Source},
+    schedule::{Limit, Order, Runner, Shape, Source, grace_is_over},
     stats::{Kind, KindStats, Phase, Wrong},
 };
 
@@ -108,7 +108,7 @@ impl Modes<'_> {
         let mut report = ModeReport::new(mode);
         let opened = tokio::select! {
             opened = self.fleet.reset() => opened.map_err(|error| format!("the canisters could not be made ready: {error:#}")),
-            () = self.runner.stop.stopped() => Err("stopped".into()),
+            () = self.runner.stop.requested() => Err("stopped".into()),
         };
         if let Err(text) = opened {
             report.incomplete = Some(text);
@@ -117,7 +117,7 @@ impl Modes<'_> {
         report.incomplete = self.work(mode, &mut report).await.err();
         let checked = tokio::select! {
             checked = self.fleet.check_counters() => checked,
-            () = async { self.runner.stop.stopped().await; tokio::time::sleep(Duration::from_secs(5)).await } => {
+            () = grace_is_over(&self.runner.stop, Duration::from_secs(5)) => {
                 report.incomplete.get_or_insert_with(|| "stopped before the counters were compared".into());
                 Vec::new()
             }
@@ -142,12 +142,8 @@ impl Modes<'_> {
             }
             Mode::Compute => {
                 let action = Action::Burn { instructions: p.instructions };
-                self.phase(
-                    report,
-                    "updates",
-                    Arc::new(move |index, _| Job::new(Kind::Compute, on(index), action)),
-                )
-                .await;
+                let burn = move |index, _| Job::new(Kind::Compute, on(index), action);
+                self.phase(report, "updates", Arc::new(burn)).await;
             }
             Mode::Dirty => {
                 self.grow(report, Space::Stable, p.fill_bytes).await?;
@@ -194,12 +190,8 @@ impl Modes<'_> {
             }
             Mode::Fanout => {
                 let action = Action::Fan { fanout: p.fanout, multiplier: p.multiplier };
-                self.phase(
-                    report,
-                    "fanout",
-                    Arc::new(move |index, _| Job::new(Kind::Fan, on(index), action)),
-                )
-                .await;
+                let fan = move |index, _| Job::new(Kind::Fan, on(index), action);
+                self.phase(report, "fanout", Arc::new(fan)).await;
                 report.inter_canister_messages_per_second = rate_of_calls(report);
             }
             Mode::Hybrid | Mode::Soak => {
@@ -223,8 +215,7 @@ impl Modes<'_> {
         });
         let limit =
             p.operations.map_or(Limit::Time(Duration::from_secs_f64(p.seconds)), Limit::Operations);
-        let order =
-            Order { mode: report.mode.name(), name: name.into(), limit, shape, preparation: false };
+        let order = Order { shape, preparation: false, ..preparation(report, name, limit) };
         report.phases.push(self.runner.run(order, source).await);
     }
 
@@ -237,13 +228,7 @@ impl Modes<'_> {
         operations: u64,
         source: Source,
     ) -> Step {
-        let order = Order {
-            mode: report.mode.name(),
-            name: name.into(),
-            limit: Limit::Operations(operations),
-            shape: None,
-            preparation: true,
-        };
+        let order = preparation(report, name, Limit::Operations(operations));
         let phase = self.runner.run(order, source).await;
         let failed = |stats: &KindStats| {
             let (class, counted) = stats.errors.0.iter().next()?;
@@ -254,7 +239,7 @@ impl Modes<'_> {
         report.phases.push(phase);
         match failure {
             Some(text) => Err(text),
-            None if self.runner.stop.is_set() => Err("stopped".into()),
+            None if self.runner.stop.is_requested() => Err("stopped".into()),
             None if given_up > 0 => {
                 Err(format!("{name}: the node refused {given_up} operations to the end"))
             }
@@ -284,8 +269,9 @@ impl Modes<'_> {
     /// Reads everything that was written once more, by query, and holds it against what was
     /// acknowledged.
     async fn read_back(&self, report: &mut ModeReport, space: Space, bytes: u64) {
+        const NOT_READ: &str = "what was written could not be read back";
         if let Err(error) = self.fleet.settle().await {
-            report.incomplete = Some(format!("what was written could not be read back: {error:#}"));
+            report.incomplete = Some(format!("{NOT_READ}: {error:#}"));
             return;
         }
         let n = self.fleet.len();
@@ -294,9 +280,7 @@ impl Modes<'_> {
         let mut jobs = Vec::new();
         for canister in 0..n {
             let Ok(info) = self.fleet.info(canister).await else {
-                report.incomplete = Some(
-                    "what was written could not be read back: a canister does not answer".into(),
-                );
+                report.incomplete = Some(format!("{NOT_READ}: a canister does not answer"));
                 return;
             };
             let has = if space == Space::Heap { info.heap_bytes } else { info.stable_bytes };
@@ -310,7 +294,7 @@ impl Modes<'_> {
                 }));
             }
         }
-        if jobs.is_empty() || self.runner.stop.is_set() {
+        if jobs.is_empty() || self.runner.stop.is_requested() {
             return;
         }
         let count = jobs.len() as u64;
@@ -325,7 +309,7 @@ impl Modes<'_> {
         let n = self.fleet.len() as u64;
         let reads = Pieces { bytes: p.fill_bytes, size: p.read_bytes };
         let writes = Pieces { bytes: p.fill_bytes, size: p.write_bytes };
-        let depth = p.depth;
+        let (space, depth) = (Space::Stable, p.depth);
         // Each sort gets a third of what is in flight, or of what is started when there are no
         // workers to divide.
         let by_worker = mode == Mode::Hybrid && p.rate.is_none() && p.concurrency >= 3;
@@ -340,17 +324,12 @@ impl Modes<'_> {
             match sort {
                 0 => {
                     let (offset, bytes) = reads.at(index / n);
-                    let action =
-                        Action::Read { space: Space::Stable, offset, bytes, by: By::Query };
+                    let action = Action::Read { space, offset, bytes, by: By::Query };
                     Job::new(Kind::ReadQuery, canister, action)
                 }
                 1 => {
                     let (offset, bytes) = writes.at(index / n);
-                    Job::new(
-                        Kind::Write,
-                        canister,
-                        Action::Write { space: Space::Stable, offset, bytes },
-                    )
+                    Job::new(Kind::Write, canister, Action::Write { space, offset, bytes })
                 }
                 _ => Job::new(Kind::Chain, canister, Action::Chain { depth }),
             }
@@ -361,17 +340,12 @@ impl Modes<'_> {
         let p = self.parameters;
         let n = self.fleet.len() as u64;
         let most = p.probe_bytes[2];
-        self.probe(
-            report,
-            "grow the heap in one message",
-            ProbeExpectation::Anything,
-            grow_job(Space::Heap, most),
-        )
-        .await;
+        let any = ProbeExpectation::Anything;
+        let grow = grow_job(Space::Heap, most);
+        self.probe(report, "grow the heap in one message", any, grow).await;
         for bytes in p.probe_bytes {
             let name = format!("write {} of heap in one message", budget::format_size(bytes));
-            self.probe(report, &name, ProbeExpectation::Anything, write_job(Space::Heap, bytes))
-                .await;
+            self.probe(report, &name, any, write_job(Space::Heap, bytes)).await;
         }
         self.fill(report, Space::Heap, p.heap_fill_bytes).await?;
         let pieces = Pieces { bytes: p.heap_fill_bytes, size: p.write_bytes };
@@ -394,24 +368,14 @@ impl Modes<'_> {
         expected: ProbeExpectation,
         job: Job,
     ) {
-        if self.runner.stop.is_set() {
+        if self.runner.stop.is_requested() {
             return;
         }
-        let order = Order {
-            mode: report.mode.name(),
-            name: name.into(),
-            limit: Limit::Operations(1),
-            shape: None,
-            preparation: true,
-        };
+        let order = preparation(report, name, Limit::Operations(1));
         let phase = self.runner.run(order, Arc::new(move |_, _| job)).await;
         let stats = phase.kinds.values().next().cloned().unwrap_or_default();
-        let failure = stats
-            .errors
-            .0
-            .iter()
-            .next()
-            .map(|(class, counted)| (class.clone(), counted.text.clone()));
+        let first = stats.errors.0.iter().next();
+        let failure = first.map(|(class, counted)| (class.clone(), counted.text.clone()));
         stats.verification_failures.texts.iter().for_each(|text| report.counters.add(text));
         report.probes.push(Probe {
             name: name.into(),
@@ -423,43 +387,36 @@ impl Modes<'_> {
     }
 
     async fn probes(&self, report: &mut ModeReport) {
+        use ProbeExpectation::{NamedLimit, Success};
         let [small, medium, large] = self.parameters.probe_bytes;
-        let size = budget::format_size;
-        let grow = format!("grow stable memory to {}, touching nothing", size(medium));
-        self.probe(report, &grow, ProbeExpectation::Success, grow_job(Space::Stable, medium)).await;
-        let name = format!("write {} of stable memory", size(small));
-        self.probe(report, &name, ProbeExpectation::Success, write_job(Space::Stable, small)).await;
-        let name = format!("write {} of stable memory", size(medium));
-        self.probe(report, &name, ProbeExpectation::NamedLimit, write_job(Space::Stable, medium))
-            .await;
-        let grow = format!("grow the heap by {}, touching nothing", size(large));
-        self.probe(report, &grow, ProbeExpectation::Success, grow_job(Space::Heap, large)).await;
-        let name = format!("write {} of heap", size(large));
-        self.probe(report, &name, ProbeExpectation::NamedLimit, write_job(Space::Heap, large))
-            .await;
-        let count = Job::new(Kind::Count, 0, Action::Count);
-        self.probe(report, "a small update: the node is alive", ProbeExpectation::Success, count)
-            .await;
-        let name = format!(
-            "read {} of stable memory back: the writes that trapped left nothing",
-            size(small)
-        );
-        self.probe(
-            report,
-            &name,
-            ProbeExpectation::Success,
-            read_job(Kind::ReadQuery, small, By::Query),
-        )
-        .await;
-        let upper = Action::Read {
-            space: Space::Stable,
-            offset: small,
-            bytes: medium - small,
-            by: By::Query,
-        };
-        let name = format!("read the {} above it", size(medium - small));
-        self.probe(report, &name, ProbeExpectation::Success, Job::new(Kind::ReadQuery, 0, upper))
-            .await;
+        let [s, m, l, above] = [small, medium, large, medium - small].map(budget::format_size);
+        let (stable, heap) = (Space::Stable, Space::Heap);
+        let upper =
+            Action::Read { space: stable, offset: small, bytes: medium - small, by: By::Query };
+        for (name, expected, job) in [
+            (
+                format!("grow stable memory to {m}, touching nothing"),
+                Success,
+                grow_job(stable, medium),
+            ),
+            (format!("write {s} of stable memory"), Success, write_job(stable, small)),
+            (format!("write {m} of stable memory"), NamedLimit, write_job(stable, medium)),
+            (format!("grow the heap by {l}, touching nothing"), Success, grow_job(heap, large)),
+            (format!("write {l} of heap"), NamedLimit, write_job(heap, large)),
+            (
+                "a small update: the node is alive".into(),
+                Success,
+                Job::new(Kind::Count, 0, Action::Count),
+            ),
+            (
+                format!("read {s} of stable memory back: the writes that trapped left nothing"),
+                Success,
+                read_job(Kind::ReadQuery, small, By::Query),
+            ),
+            (format!("read the {above} above it"), Success, Job::new(Kind::ReadQuery, 0, upper)),
+        ] {
+            self.probe(report, &name, expected, job).await;
+        }
     }
 
     async fn read_probes(&self, report: &mut ModeReport) {
@@ -471,6 +428,11 @@ impl Modes<'_> {
             self.probe(report, &name, ProbeExpectation::Anything, read_job(kind, bytes, by)).await;
         }
     }
+}
+
+fn preparation(report: &ModeReport, name: &str, limit: Limit) -> Order {
+    let mode = report.mode.name();
+    Order { mode, name: name.into(), limit, shape: None, preparation: true }
 }
 
 fn grow_job(space: Space, bytes: u64) -> Job {
@@ -546,20 +508,15 @@ mod tests {
 
     #[test]
     fn a_limit_must_be_named_with_its_value() {
+        use ProbeExpectation::{Anything, NamedLimit, Success};
         let trap = |class: &str, text: &str| Some((class.to_owned(), text.to_owned()));
         let met = |expected, failure: Option<(String, String)>| is_met(expected, failure.as_ref());
-        assert!(met(
-            ProbeExpectation::NamedLimit,
-            trap("reject 5 IC0524", "the limit is 32768 KB")
-        ));
-        assert!(!met(ProbeExpectation::NamedLimit, trap("reject 5 IC0502", "the limit was met")));
-        assert!(!met(ProbeExpectation::NamedLimit, trap("reject 5 IC0502", "error 17")));
-        assert!(!met(ProbeExpectation::NamedLimit, trap("http 503", "limit 17")));
-        assert!(!met(ProbeExpectation::NamedLimit, None));
-        assert!(!met(ProbeExpectation::Success, trap("timeout", "limit 17")));
-        assert!(
-            met(ProbeExpectation::Success, None)
-                && met(ProbeExpectation::Anything, trap("timeout", ""))
-        );
+        assert!(met(NamedLimit, trap("reject 5 IC0524", "the limit is 32768 KB")));
+        assert!(!met(NamedLimit, trap("reject 5 IC0502", "the limit was met")));
+        assert!(!met(NamedLimit, trap("reject 5 IC0502", "error 17")));
+        assert!(!met(NamedLimit, trap("http 503", "limit 17")));
+        assert!(!met(NamedLimit, None));
+        assert!(!met(Success, trap("timeout", "limit 17")));
+        assert!(met(Success, None) && met(Anything, trap("timeout", "")));
     }
 }

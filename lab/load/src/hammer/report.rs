@@ -2,12 +2,14 @@
 
 use std::fmt::Write;
 
+use budget::format_size;
+use cli::{Column, table_head, table_row};
 use serde::Serialize;
 
 use super::{
     modes::{ModeReport, ProbeExpectation},
     options::Parameters,
-    stats::{Classes, Phase, QUANTILES, millis},
+    stats::{Kind, KindStats, Phase, millis},
 };
 use crate::endpoints::{self, NodeSeen};
 
@@ -84,10 +86,9 @@ impl Report {
             },
             self.verification_failures,
             self.errors,
-            if self.probes_unmet > 0 {
-                format!(", {} probes not as expected", self.probes_unmet)
-            } else {
-                String::new()
+            match self.probes_unmet {
+                0 => String::new(),
+                unmet => format!(", {unmet} probes not as expected"),
             }
         );
         out
@@ -109,23 +110,14 @@ fn mode_table(out: &mut String, mode: &ModeReport) {
         };
         let _ = writeln!(out, "{verdict} {}: {outcome}", probe.name);
     }
+    let columns = columns();
     if !mode.phases.is_empty() {
-        let _ = write!(
-            out,
-            "{:<14}{:<19}{:>9}{:>8}{:>10}",
-            "phase", "operation", "seconds", "done", "per s"
-        );
-        for (quantile, _) in QUANTILES {
-            let _ = write!(out, "{:>10}", format!("{quantile} ms"));
-        }
-        let _ = writeln!(
-            out,
-            "{:>12}{:>12}{:>12}{:>10}{:>8}{:>8}{:>6}",
-            "sent", "received", "touched", "MiB/s", "errors", "refused", "wrong"
-        );
+        *out += &table_head(&columns);
     }
     for phase in &mode.phases {
-        phase_rows(out, phase);
+        for (kind, stats) in &phase.kinds {
+            *out += &table_row(&columns, &(phase, *kind, stats));
+        }
     }
     if let Some(rate) = mode.inter_canister_messages_per_second {
         let _ = writeln!(out, "inter-canister messages: {rate:.0}/s");
@@ -141,86 +133,64 @@ fn mode_table(out: &mut String, mode: &ModeReport) {
     }
 }
 
-fn phase_rows(out: &mut String, phase: &Phase) {
-    let size = budget::format_size;
-    for (kind, stats) in &phase.kinds {
-        let per_second = |count: f64| if phase.seconds > 0.0 { count / phase.seconds } else { 0.0 };
-        let _ = write!(
-            out,
-            "{:<14}{:<19}{:>9.3}{:>8}{:>10.1}",
-            phase.name,
-            kind.name(),
-            phase.seconds,
-            stats.done,
-            per_second(stats.done as f64)
-        );
-        for (_, quantile) in QUANTILES {
-            let _ = write!(out, "{:>10.1}", millis(&stats.latency, quantile));
-        }
-        let _ = writeln!(
-            out,
-            "{:>12}{:>12}{:>12}{:>10.1}{:>8}{:>8}{:>6}",
-            size(stats.sent_bytes),
-            size(stats.received_bytes),
-            size(stats.touched_bytes),
-            per_second(stats.touched_bytes as f64 / 1048576.0),
-            stats.errors.total(),
-            stats.refusals.total() + stats.polls_refused,
-            stats.verification_failures.count
-        );
-    }
+/// A phase and what it counted of one kind of operation.
+type Row<'a> = (&'a Phase, Kind, &'a KindStats);
+
+fn per_second((phase, ..): &Row<'_>, count: f64) -> f64 {
+    if phase.seconds > 0.0 { count / phase.seconds } else { 0.0 }
+}
+
+fn columns<'a>() -> [Column<Row<'a>>; 17] {
+    [
+        ("phase", -14, |row| row.0.name.clone()),
+        ("operation", -19, |row| row.1.name().into()),
+        ("seconds", 9, |row| format!("{:.3}", row.0.seconds)),
+        ("done", 8, |row| row.2.done.to_string()),
+        ("per s", 10, |row| format!("{:.1}", per_second(row, row.2.done as f64))),
+        ("p50 ms", 10, |row| format!("{:.1}", millis(&row.2.latency, 0.5))),
+        ("p90 ms", 10, |row| format!("{:.1}", millis(&row.2.latency, 0.9))),
+        ("p99 ms", 10, |row| format!("{:.1}", millis(&row.2.latency, 0.99))),
+        ("p99.9 ms", 10, |row| format!("{:.1}", millis(&row.2.latency, 0.999))),
+        ("max ms", 10, |row| format!("{:.1}", millis(&row.2.latency, 1.0))),
+        ("sent", 12, |row| format_size(row.2.sent_bytes)),
+        ("received", 12, |row| format_size(row.2.received_bytes)),
+        ("touched", 12, |row| format_size(row.2.touched_bytes)),
+        ("MiB/s", 10, |row| {
+            format!("{:.1}", per_second(row, row.2.touched_bytes as f64 / 1048576.0))
+        }),
+        ("errors", 8, |row| row.2.errors.total().to_string()),
+        ("refused", 8, |row| (row.2.refusals.total() + row.2.polls_refused).to_string()),
+        ("wrong", 6, |row| row.2.verification_failures.count.to_string()),
+    ]
 }
 
 fn phase_texts(out: &mut String, phase: &Phase) {
+    let name = &phase.name;
     for (kind, stats) in &phase.kinds {
-        let mut lines = |classes: &Classes| {
-            for (class, counted) in &classes.0 {
-                let _ = writeln!(
-                    out,
-                    "{} / {}: {} x {class}: {}",
-                    phase.name,
-                    kind.name(),
-                    counted.count,
-                    counted.text
-                );
-            }
-        };
-        lines(&stats.errors);
-        lines(&stats.refusals);
-        if stats.polls_refused > 0 {
-            let _ = writeln!(
-                out,
-                "{} / {}: {} polls were refused and repeated",
-                phase.name,
-                kind.name(),
-                stats.polls_refused
-            );
+        let kind = kind.name();
+        for (class, counted) in stats.errors.0.iter().chain(&stats.refusals.0) {
+            let (count, text) = (counted.count, &counted.text);
+            let _ = writeln!(out, "{name} / {kind}: {count} x {class}: {text}");
         }
-        if stats.given_up > 0 {
-            let _ = writeln!(
-                out,
-                "{} / {}: {} operations were refused to the end of the phase",
-                phase.name,
-                kind.name(),
-                stats.given_up
-            );
+        for (count, what) in [
+            (stats.polls_refused, "polls were refused and repeated"),
+            (stats.given_up, "operations were refused to the end of the phase"),
+        ] {
+            if count > 0 {
+                let _ = writeln!(out, "{name} / {kind}: {count} {what}");
+            }
         }
         for text in &stats.verification_failures.texts {
-            let _ = writeln!(out, "WRONG: {} / {}: {text}", phase.name, kind.name());
+            let _ = writeln!(out, "WRONG: {name} / {kind}: {text}");
         }
     }
     if phase.not_started > 0 {
-        let _ = writeln!(
-            out,
-            "{}: {} operations found no room at their time and were not started",
-            phase.name, phase.not_started
-        );
+        let count = phase.not_started;
+        let what = "operations found no room at their time and were not started";
+        let _ = writeln!(out, "{name}: {count} {what}");
     }
     if phase.interrupted {
-        let _ = writeln!(
-            out,
-            "{}: stopped with operations in flight, whose outcome is unknown",
-            phase.name
-        );
+        let what = "stopped with operations in flight, whose outcome is unknown";
+        let _ = writeln!(out, "{name}: {what}");
     }
 }

@@ -10,16 +10,14 @@
 use std::{
     io::{IsTerminal, Write},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use tokio::{
-    sync::{Semaphore, watch},
-    task::JoinSet,
-};
+use cli::{Stop, lock};
+use tokio::{sync::Semaphore, task::JoinSet};
 
 use super::{
     failure::{Class, Failure},
@@ -37,27 +35,10 @@ const PREPARATION_MAX: Duration = Duration::from_secs(900);
 /// The operation of an index and a worker (0 in the open loop).
 pub(crate) type Source = Arc<dyn Fn(u64, usize) -> Job + Send + Sync>;
 
-/// Whether the run was asked to stop.
-#[derive(Clone)]
-pub(crate) struct Stop(pub(crate) watch::Receiver<bool>);
-
-impl Stop {
-    pub(crate) fn is_set(&self) -> bool {
-        *self.0.borrow()
-    }
-
-    /// Ends when the stop comes; never without one.
-    pub(crate) async fn stopped(&self) {
-        let mut receiver = self.0.clone();
-        if receiver.wait_for(|stop| *stop).await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-
-    async fn grace_is_over(&self) {
-        self.stopped().await;
-        tokio::time::sleep(GRACE).await;
-    }
+/// Ends when operations in flight had `grace` since a stop was requested.
+pub(crate) async fn grace_is_over(stop: &Stop, grace: Duration) {
+    stop.requested().await;
+    tokio::time::sleep(grace).await;
 }
 
 /// Fixed times, `rate` a second.
@@ -141,13 +122,9 @@ struct Running {
     shape: Option<Shape>,
 }
 
-fn lock(phase: &Mutex<Phase>) -> MutexGuard<'_, Phase> {
-    phase.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Running {
     fn over(&self) -> bool {
-        self.stop.is_set() || self.end.is_some_and(|end| Instant::now() >= end)
+        self.stop.is_requested() || self.end.is_some_and(|end| Instant::now() >= end)
     }
 
     /// Runs one operation until it is answered by something else than a refusal.
@@ -157,7 +134,7 @@ impl Running {
             let begun = due.unwrap_or_else(Instant::now);
             let outcome = tokio::select! {
                 outcome = self.fleet.perform(job, index) => outcome,
-                () = self.stop.grace_is_over() => {
+                () = grace_is_over(&self.stop, GRACE) => {
                     lock(&self.phase).interrupted = true;
                     let text = format!("the run was stopped, and the operation did not end within {GRACE:?}");
                     Outcome { failure: Some(Failure::new(Class::Interrupted, text)), ..Outcome::default() }
@@ -174,10 +151,10 @@ impl Running {
             if !too_late {
                 tokio::select! {
                     () = tokio::time::sleep(wait) => {}
-                    () = self.stop.stopped() => {}
+                    () = self.stop.requested() => {}
                 }
             }
-            if too_late || self.stop.is_set() {
+            if too_late || self.stop.is_requested() {
                 lock(&self.phase).kinds.entry(job.kind).or_default().given_up += 1;
                 return;
             }
@@ -210,7 +187,7 @@ impl Running {
             }
             tokio::select! {
                 () = tokio::time::sleep_until(due.into()) => {}
-                () = self.stop.stopped() => break,
+                () = self.stop.requested() => break,
             }
             if self.shape.is_some_and(|shape| !shape.takes(self.started.elapsed(), index)) {
                 continue;
@@ -233,7 +210,8 @@ impl Running {
 impl Runner {
     /// Runs operations of `source` as ordered and returns what was counted.
     pub(crate) async fn run(&self, order: Order, source: Source) -> Phase {
-        let phase = Arc::new(Mutex::new(Phase::new(&order.name)));
+        let (name, preparation) = (order.name.clone(), order.preparation);
+        let phase = Arc::new(Mutex::new(Phase { name, preparation, ..Phase::default() }));
         let started = Instant::now();
         let end = match (order.preparation, order.limit) {
             (true, _) => Some(started + PREPARATION_MAX),
@@ -277,8 +255,7 @@ impl Runner {
             clear_line();
         }
         let mut phase = lock(&phase).clone();
-        phase.preparation = order.preparation;
-        phase.finish(started);
+        phase.seconds = started.elapsed().as_secs_f64();
         phase
     }
 }

@@ -1,10 +1,7 @@
 //! Statistics of operations: per kind of operation a latency histogram, bytes, failures by class,
 //! wrong bytes.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use hdrhistogram::Histogram;
 use serde::{Serialize, Serializer};
@@ -200,16 +197,13 @@ pub(crate) fn millis(latency: &Histogram<u64>, quantile: f64) -> f64 {
     if latency.is_empty() { 0.0 } else { latency.value_at_quantile(quantile) as f64 / 1e3 }
 }
 
-/// The quantiles that are reported.
-pub(crate) const QUANTILES: [(&str, f64); 5] =
-    [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0)];
-
 fn quantiles<S: Serializer>(latency: &Histogram<u64>, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_map(QUANTILES.map(|(name, quantile)| (name, millis(latency, quantile))))
+    let reported = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0)];
+    serializer.collect_map(reported.map(|(name, quantile)| (name, millis(latency, quantile))))
 }
 
 /// One stretch of work of one sort, with the time it really took.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Phase {
     pub(crate) name: String,
     pub(crate) seconds: f64,
@@ -223,17 +217,6 @@ pub(crate) struct Phase {
 }
 
 impl Phase {
-    pub(crate) fn new(name: &str) -> Self {
-        Self {
-            name: name.into(),
-            seconds: 0.0,
-            kinds: BTreeMap::new(),
-            not_started: 0,
-            interrupted: false,
-            preparation: false,
-        }
-    }
-
     pub(crate) fn add(&mut self, kind: Kind, outcome: &Outcome, latency: Duration) {
         self.kinds.entry(kind).or_default().add(outcome, latency);
     }
@@ -252,10 +235,6 @@ impl Phase {
 
     pub(crate) fn wrong(&self) -> u64 {
         self.kinds.values().map(|kind| kind.verification_failures.count).sum()
-    }
-
-    pub(crate) fn finish(&mut self, started: Instant) {
-        self.seconds = started.elapsed().as_secs_f64();
     }
 
     /// Latencies of all kinds together.

@@ -6,11 +6,19 @@
 //! the node has accepted, because giving up would turn a known outcome into an unknown one; those
 //! refusals are counted too.
 
-use std::{cell::Cell, sync::Mutex, time::Duration};
+use std::{
+    cell::Cell,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
+use anyhow::{Result, ensure};
 use bytes::Bytes;
-use ic_agent::{Agent, AgentError, Certificate, RequestId, agent::HttpService};
-use ic_agent::{agent::agent_error::TransportError, hash_tree::LookupResult};
+use ic_agent::{
+    Agent, AgentError, Certificate, Identity, RequestId,
+    agent::{AgentBuilder, HttpService, agent_error::TransportError},
+    hash_tree::LookupResult,
+};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
@@ -65,8 +73,8 @@ impl BackOff {
     }
 
     pub(crate) fn wait(&self, told: Duration) -> Duration {
-        let mut random = self.random.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        told.max(Duration::from_millis(10)).mul_f64(random.gen_range(1.0..1.5))
+        let factor = cli::lock(&self.random).gen_range(1.0..1.5);
+        told.max(Duration::from_millis(10)).mul_f64(factor)
     }
 }
 
@@ -124,16 +132,54 @@ impl HttpService for Http {
     }
 }
 
+/// A node, as a client sees it.
+pub(crate) struct Endpoint {
+    pub(crate) url: String,
+    pub(crate) agent: Agent,
+    pub(crate) http: Arc<Http>,
+}
+
+/// Connects to all of them with one identity and one root key; `http` makes the client of each, and
+/// `adjusted` states what else its agent needs.
+pub(crate) async fn connect(
+    urls: &[String],
+    healthy_within: Duration,
+    identity: Arc<dyn Identity>,
+    http: impl Fn(u64) -> Result<Http>,
+    adjusted: impl Fn(AgentBuilder) -> AgentBuilder,
+) -> Result<Vec<Endpoint>> {
+    ensure!(!urls.is_empty(), "there is no endpoint");
+    let mut endpoints: Vec<Endpoint> = Vec::new();
+    for (index, url) in urls.iter().enumerate() {
+        let http = Arc::new(http(index as u64)?);
+        let agent = Agent::builder()
+            .with_url(url)
+            .with_arc_identity(identity.clone())
+            .with_arc_http_middleware(http.clone());
+        let agent = adjusted(agent).build()?;
+        demo::client::wait_until_healthy(&agent, url, healthy_within).await?;
+        if let Some(first) = endpoints.first() {
+            ensure!(
+                first.agent.read_root_key() == agent.read_root_key(),
+                "{url} has another root key than {}: they are not nodes of one subnet",
+                first.url
+            );
+        }
+        endpoints.push(Endpoint { url: url.trim_end_matches('/').to_owned(), agent, http });
+    }
+    Ok(endpoints)
+}
+
 /// A call's answer as the synchronous endpoint gives it.
 #[derive(Deserialize)]
-struct CallAnswer {
-    status: String,
+pub(crate) struct CallAnswer {
+    pub(crate) status: String,
     #[serde(default, with = "serde_bytes")]
-    certificate: Vec<u8>,
+    pub(crate) certificate: Vec<u8>,
     #[serde(default)]
     reject_code: u8,
     #[serde(default)]
-    reject_message: String,
+    pub(crate) reject_message: String,
     #[serde(default)]
     error_code: Option<String>,
 }
@@ -141,16 +187,14 @@ struct CallAnswer {
 /// An update that the agent signs and that is sent over plain HTTP. The reply is taken out of the
 /// certificate; the certificate's signature is verified when `verify` is set.
 pub(crate) async fn update_signed(
-    agent: &Agent,
-    http: &Http,
-    url: &str,
+    Endpoint { url, agent, http }: &Endpoint,
     canister: candid::Principal,
     (method, argument): (&str, Vec<u8>),
     verify: bool,
 ) -> Result<Vec<u8>, Failure> {
     let of_agent = |error: AgentError| Failure::agent(&error, None);
     let signed = agent.update(&canister, method).with_arg(argument).sign().map_err(of_agent)?;
-    let url = format!("{}/api/v4/canister/{canister}/call", url.trim_end_matches('/'));
+    let url = format!("{url}/api/v4/canister/{canister}/call");
     Traffic::count(signed.signed_update.len(), 0, None);
     let request =
         http.client.post(url).header("content-type", "application/cbor").body(signed.signed_update);

@@ -8,18 +8,19 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::{Context, Result, ensure};
-use candid::Principal;
+use anyhow::{Context, Result};
+use candid::{Principal, types::leb128};
 use ic_agent::{
-    Agent, AgentError, Certificate, Identity, RequestId,
-    agent::RequestStatusResponse,
+    AgentError, Certificate, Identity, RequestId,
+    agent::{AgentBuilder, RequestStatusResponse},
     hash_tree::{Label, LookupResult},
 };
-use serde::Deserialize;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::lines::Outcome;
-use crate::hammer::transport::{self, BackOff, Http};
+use crate::hammer::transport::{self, BackOff, CallAnswer, Http};
+
+pub(super) use crate::hammer::transport::Endpoint;
 
 /// Of a call, and of a certificate's age.
 pub(super) const EXPIRY: Duration = Duration::from_secs(20);
@@ -32,58 +33,24 @@ const ASK_AGAIN: Duration = Duration::from_millis(100);
 const ASKS_PER_ENDPOINT: u32 = 20;
 const HEALTHY_WITHIN: Duration = Duration::from_secs(30);
 
-/// A node, as a client sees it.
-pub(super) struct Endpoint {
-    pub(super) url: String,
-    pub(super) agent: Agent,
-    http: Arc<Http>,
-}
-
 /// Connects to all of them with one identity and one root key.
 pub(super) async fn connect(urls: &[String], identity: Arc<dyn Identity>) -> Result<Vec<Endpoint>> {
-    ensure!(!urls.is_empty(), "there is no endpoint");
-    let mut endpoints: Vec<Endpoint> = Vec::new();
-    for (index, url) in urls.iter().enumerate() {
+    let http = |index: u64| -> Result<Http> {
         let client = demo::client::http().timeout(ANSWER_TIMEOUT).build()?;
-        let http = Arc::new(Http { client, back_off: BackOff::new(index as u64) });
-        let agent = Agent::builder()
-            .with_url(url)
-            .with_arc_identity(identity.clone())
-            .with_arc_http_middleware(http.clone())
-            .with_ingress_expiry(EXPIRY)
-            .build()?;
-        demo::client::wait_until_healthy(&agent, url, HEALTHY_WITHIN).await?;
-        if let Some(first) = endpoints.first() {
-            ensure!(
-                first.agent.read_root_key() == agent.read_root_key(),
-                "{url} has another root key than {}: they are not nodes of one subnet",
-                first.url
-            );
-        }
-        endpoints.push(Endpoint { url: url.trim_end_matches('/').to_owned(), agent, http });
-    }
-    Ok(endpoints)
+        Ok(Http { client, back_off: BackOff::new(index) })
+    };
+    let adjusted = |agent: AgentBuilder| agent.with_ingress_expiry(EXPIRY);
+    transport::connect(urls, HEALTHY_WITHIN, identity, http, adjusted).await
 }
 
 /// What a certificate signs, and when.
 pub(super) fn root_of(certificate: &Certificate) -> Result<(u64, String), String> {
     let time = match certificate.tree.lookup_path([b"time".as_slice()]) {
-        LookupResult::Found(bytes) => leb128(bytes),
+        LookupResult::Found(mut bytes) => leb128::decode_nat(&mut bytes).ok(),
         _ => None,
     };
-    let time = time.ok_or("the certificate has no time")?;
+    let time = time.and_then(|time| time.try_into().ok()).ok_or("the certificate has no time")?;
     Ok((time, hex::encode(certificate.tree.digest())))
-}
-
-fn leb128(bytes: &[u8]) -> Option<u64> {
-    let mut value = 0_u64;
-    for (index, byte) in bytes.iter().enumerate().take(10) {
-        value |= u64::from(byte & 0x7f).checked_shl(7 * index as u32)?;
-        if byte & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
 }
 
 /// A verified certificate of the time alone.
@@ -114,15 +81,6 @@ enum EndpointResponse {
     Refused(String, Duration),
     /// It is unknown whether it has taken the call.
     Nothing(String),
-}
-
-#[derive(Deserialize)]
-struct Answer {
-    status: String,
-    #[serde(default, with = "serde_bytes")]
-    certificate: Vec<u8>,
-    #[serde(default)]
-    reject_message: String,
 }
 
 /// Has a call done; `first` is the endpoint to begin with.
@@ -224,7 +182,7 @@ async fn send(
         }
         _ => return EndpointResponse::Nothing(format!("{status}: {}", text())),
     }
-    let answer: Answer = match serde_cbor_2::from_slice(&bytes) {
+    let answer: CallAnswer = match serde_cbor_2::from_slice(&bytes) {
         Ok(answer) => answer,
         Err(error) => return EndpointResponse::Nothing(error.to_string()),
     };
@@ -301,19 +259,5 @@ fn unverified(error: &AgentError) -> EndpointResponse {
             EndpointResponse::Outcome(Outcome::Wrong { text: error.to_string() }, vec![])
         }
         other => EndpointResponse::Nothing(other.to_string()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_leb128() {
-        assert_eq!(leb128(&[0x80, 0x80, 0x01]), Some(16384));
-        assert_eq!(leb128(&[0x05]), Some(5));
-        assert_eq!(leb128(&[]), None);
-        assert_eq!(leb128(&[0x80]), None);
-        assert_eq!(leb128(&[0xff; 12]), None);
     }
 }

@@ -5,6 +5,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use candid::Principal;
+use futures::future::join_all;
 use ic_agent::Identity;
 use tokio::time::{Instant, sleep};
 
@@ -163,25 +164,6 @@ async fn roots(endpoints: &[Endpoint], canister: Principal, history: &mut Writer
         }
     }
     Ok(())
-}
-
-/// Runs all of them at once in this task.
-async fn join_all<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
-    let mut pinned: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
-    std::future::poll_fn(|context| {
-        let mut all = true;
-        for (future, done) in &mut pinned {
-            if done.is_none() {
-                match future.as_mut().poll(context) {
-                    std::task::Poll::Ready(value) => *done = Some(value),
-                    std::task::Poll::Pending => all = false,
-                }
-            }
-        }
-        if all { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-    })
-    .await;
-    pinned.into_iter().filter_map(|(_, done)| done).collect()
 }
 
 async fn info(endpoint: &Endpoint, canister: Principal) -> Result<Info> {

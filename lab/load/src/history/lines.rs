@@ -223,8 +223,7 @@ pub struct Root {
 
 /// The monotonic clock.
 pub fn now_micros() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    (now.tv_sec as u64) * 1_000_000 + (now.tv_nsec as u64) / 1000
+    cli::monotonic().as_micros() as u64
 }
 
 /// Appends lines, each in one write, so that several processes may append to one file.

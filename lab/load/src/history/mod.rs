@@ -15,8 +15,7 @@ use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
-use cli::StopSignals;
-use tokio::sync::watch;
+use cli::Stop;
 
 use self::record::{Plan, READ_PAGES};
 use demo::client as basics;
@@ -124,18 +123,10 @@ pub async fn run(options: Options) -> Result<ExitCode> {
                 seed,
                 seconds,
             };
-            let (stop_tx, stop_rx) = watch::channel(false);
-            let mut signals = StopSignals::listen()?;
-            let signals = tokio::spawn(async move {
-                signals.next().await;
-                let _ = stop_tx.send(true);
-                // The sender lives on: a channel without it would look like a stop.
-                std::future::pending::<()>().await;
-            });
+            let stop = Stop::by_signal(|| {})?;
             let ready = || println!("history: recording into {}", out.display());
             let calls =
-                record::run(plan, &out, Arc::new(basics::identity()?), stop_rx, ready).await?;
-            signals.abort();
+                record::run(plan, &out, Arc::new(basics::identity()?), &stop, ready).await?;
             println!("history: {calls} calls recorded");
             Ok(ExitCode::SUCCESS)
         }

@@ -8,7 +8,7 @@
 use std::{
     path::Path,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -16,11 +16,12 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use candid::Principal;
+use cli::{Stop, lock};
 use ic_agent::Identity;
 use ic_management_canister_types::CanisterInstallMode;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use tokio::{sync::watch, task::JoinSet, time::Instant};
+use tokio::{task::JoinSet, time::Instant};
 
 use super::{
     client::{self, Endpoint},
@@ -69,15 +70,14 @@ struct RecordingContext {
 
 impl RecordingContext {
     fn write(&self, line: &Line) {
-        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = history.write(line) {
+        if let Err(error) = lock(&self.history).write(line) {
             // A history with a hole proves nothing: the recording ends.
-            self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            lock(&self.failed).get_or_insert(error);
         }
     }
 
     fn has_failed(&self) -> bool {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        lock(&self.failed).is_some()
     }
 }
 
@@ -86,7 +86,7 @@ pub(super) async fn run(
     plan: Plan,
     out: &Path,
     identity: Arc<dyn Identity>,
-    mut stop: watch::Receiver<bool>,
+    stop: &Stop,
     ready: impl FnOnce(),
 ) -> Result<u64> {
     let endpoints = client::connect(&plan.urls, identity).await?;
@@ -102,7 +102,6 @@ pub(super) async fn run(
         pages: plan.pages,
         started_micros: now_micros(),
     }))?;
-    let seconds = plan.seconds;
     let shared = Arc::new(RecordingContext {
         ring: protocol::ring(&canisters),
         next_page: canisters.iter().map(|_| AtomicU64::new(0)).collect(),
@@ -114,25 +113,16 @@ pub(super) async fn run(
         failed: Mutex::new(None),
     });
     let mut clients = JoinSet::new();
-    let (end_tx, end_rx) = watch::channel(false);
+    let (end_tx, end) = Stop::new();
     for number in 0..shared.plan.clients {
-        clients.spawn(run_client(shared.clone(), number, end_rx.clone()));
+        clients.spawn(run_client(shared.clone(), number, end.clone()));
     }
     ready();
-    let time = async {
-        match seconds {
-            Some(seconds) => tokio::time::sleep(Duration::from_secs(seconds)).await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        () = time => {}
-        _ = stop.wait_for(|stop| *stop) => {}
-    }
-    let _ = end_tx.send(true);
+    stop.requested_within(shared.plan.seconds).await;
+    end_tx.send_replace(true);
     let all = async { while clients.join_next().await.is_some() {} };
     tokio::time::timeout(END_TIMEOUT, all).await.context("a client did not end")?;
-    if let Some(error) = shared.failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+    if let Some(error) = lock(&shared.failed).take() {
         return Err(error);
     }
     Ok(shared.next_call.load(Ordering::Relaxed))
@@ -175,10 +165,10 @@ async fn install(endpoints: &[Endpoint], plan: &Plan) -> Result<Vec<Principal>> 
 }
 
 /// Runs one client until the end: calls and reads, each at a random endpoint and canister.
-async fn run_client(shared: Arc<RecordingContext>, number: usize, end_rx: watch::Receiver<bool>) {
+async fn run_client(shared: Arc<RecordingContext>, number: usize, end: Stop) {
     let mut random = ChaCha8Rng::seed_from_u64(shared.plan.seed ^ mix(number as u64 + 1));
     let pace = Duration::from_secs_f64(shared.plan.clients as f64 / shared.plan.rate);
-    while !*end_rx.borrow() && !shared.has_failed() {
+    while !end.is_requested() && !shared.has_failed() {
         let begun = Instant::now();
         let endpoint = random.gen_range(0..shared.endpoints.len());
         let canister = random.gen_range(0..shared.canisters.len());

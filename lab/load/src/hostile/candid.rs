@@ -6,9 +6,11 @@
 //! [`mutated`] changes it: longer vectors and texts, hostile values in unknown fields and in place
 //! of fields, changed bytes.
 //!
-//! Everything follows from the random number generator. This module builds bytes itself, because a
-//! library would refuse to write most of them.
+//! Everything follows from the random number generator. This module builds messages itself, because
+//! a library would refuse to write most of them.
 
+pub(super) use candid::idl_hash as field;
+use candid::types::leb128;
 use rand::{Rng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 
@@ -26,36 +28,18 @@ const NAT8: i64 = -5;
 const PRINCIPAL: i64 = -24;
 
 /// A number as unsigned LEB128.
-pub(super) fn leb(mut value: u128) -> Vec<u8> {
+pub(super) fn leb(value: u128) -> Vec<u8> {
     let mut bytes = Vec::new();
-    loop {
-        let byte = (value & 0x7f) as u8;
-        value >>= 7;
-        if value == 0 {
-            bytes.push(byte);
-            return bytes;
-        }
-        bytes.push(byte | 0x80);
-    }
+    // A vector takes every byte.
+    let _ = leb128::encode_nat(&mut bytes, value);
+    bytes
 }
 
 /// A number as signed LEB128.
-fn sleb(mut value: i64) -> Vec<u8> {
+fn sleb(value: i64) -> Vec<u8> {
     let mut bytes = Vec::new();
-    loop {
-        let byte = (value & 0x7f) as u8;
-        value >>= 7;
-        if (value == 0 && byte & 0x40 == 0) || (value == -1 && byte & 0x40 != 0) {
-            bytes.push(byte);
-            return bytes;
-        }
-        bytes.push(byte | 0x80);
-    }
-}
-
-/// The number of a field's name.
-pub(super) fn field(name: &str) -> u32 {
-    name.bytes().fold(0, |hash: u32, byte| hash.wrapping_mul(223).wrapping_add(u32::from(byte)))
+    let _ = leb128::encode_int(&mut bytes, value.into());
+    bytes
 }
 
 /// A type: primitive, or an entry of the payload's own table.
@@ -807,7 +791,6 @@ mod tests {
         assert_eq!(message(&[nested_opt(3_004)]).len(), 3_014);
         assert_eq!(leb(624_485), [0xe5, 0x8e, 0x26]);
         assert_eq!(sleb(-123_456), [0xc0, 0xbb, 0x78]);
-        assert_eq!(field("canister_id"), candid::idl_hash("canister_id"));
     }
 
     #[test]

@@ -159,6 +159,7 @@ pub(super) fn known(short: bool) -> impl Iterator<Item = Id> {
 }
 
 /// The environment of the cases.
+#[derive(Clone)]
 pub(super) struct Ground {
     pub(super) agents: Vec<Agent>,
     pub(super) user: Principal,
@@ -413,13 +414,8 @@ async fn run_module(plan: &Plan, ground: &Ground, random: &mut ChaCha8Rng) -> Re
     let agent = &ground.agents[random.gen_range(0..ground.agents.len())];
     let canister = create(agent, ground.user, None).await?;
     let module = wasm::module(plan);
-    let what = format!(
-        "{:?} run by {:?}, {} times, {} bytes",
-        plan.shape,
-        plan.entry,
-        plan.repeats,
-        module.len()
-    );
+    let (Plan { shape, entry, repeats }, size) = (plan, module.len());
+    let what = format!("{shape:?} run by {entry:?}, {repeats} times, {size} bytes");
     let mut result = install(agent, canister, CanisterInstallMode::Install, module).await;
     if result.0 == "replied" {
         match plan.entry {
@@ -486,24 +482,7 @@ async fn paused(ground: &Ground, random: &mut ChaCha8Rng) -> Result<Outcome> {
     let mut snapshots: Vec<Vec<u8>> = Vec::new();
     let mut words = vec![format!("{:?} by {:?}", plan.shape, plan.entry)];
     for _ in 0..random.gen_range(1..6) {
-        let step = random.gen_range(0..9);
-        let (name, ended) = match step {
-            0 => (
-                "stop",
-                manage(agent, canister, "stop_canister", record.clone(), STEP_WITHIN).await.0,
-            ),
-            1 => (
-                "start",
-                manage(agent, canister, "start_canister", record.clone(), STEP_WITHIN).await.0,
-            ),
-            2 => (
-                "uninstall",
-                manage(agent, canister, "uninstall_code", record.clone(), STEP_WITHIN).await.0,
-            ),
-            3 => (
-                "delete",
-                manage(agent, canister, "delete_canister", record.clone(), STEP_WITHIN).await.0,
-            ),
+        let (name, ended) = match random.gen_range(0..9) {
             4 => ("snapshot", take(agent, canister, &mut snapshots).await),
             5 => ("load", load(agent, canister, &snapshots, random).await),
             6 => {
@@ -514,10 +493,16 @@ async fn paused(ground: &Ground, random: &mut ChaCha8Rng) -> Result<Outcome> {
                 let mode = CanisterInstallMode::Reinstall;
                 ("reinstall", install(agent, canister, mode, wasm::module(&plan)).await.0)
             }
-            _ => (
-                "status",
-                manage(agent, canister, "canister_status", record.clone(), STEP_WITHIN).await.0,
-            ),
+            step => {
+                let (name, method) = match step {
+                    0 => ("stop", "stop_canister"),
+                    1 => ("start", "start_canister"),
+                    2 => ("uninstall", "uninstall_code"),
+                    3 => ("delete", "delete_canister"),
+                    _ => ("status", "canister_status"),
+                };
+                (name, manage(agent, canister, method, record.clone(), STEP_WITHIN).await.0)
+            }
         };
         words.push(format!("{name} {ended}"));
     }

@@ -9,13 +9,14 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use candid::Principal;
+use cli::lock;
 use ic_agent::{Agent, AgentError};
 use tokio::{
     sync::watch,
@@ -139,10 +140,6 @@ impl Judge {
         })
     }
 
-    fn last(&self) -> std::sync::MutexGuard<'_, Last> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Nodes are killed, and have their own time limit to recover.
     pub(super) fn begin_recovery(&self) {
         self.recovering.store(true, Relaxed);
@@ -151,7 +148,7 @@ impl Judge {
     /// Resets the clocks: answers were late for a reason that is over.
     pub(super) fn restart_clocks(&self) {
         let now = Instant::now();
-        *self.last() = Last { update: now, query: now };
+        *lock(&self.last) = Last { update: now, query: now };
     }
 
     /// They are healthy again.
@@ -166,8 +163,7 @@ impl Judge {
 
     /// The limit for a round and for an answer, on this machine now.
     fn limit(&self) -> Duration {
-        let contention = self.contention.lock().unwrap_or_else(PoisonError::into_inner);
-        self.target.limit.mul_f64(contention.factor())
+        self.target.limit.mul_f64(lock(&self.contention).factor())
     }
 
     /// Suspends the latency limits from now on, for example because a disk fails.
@@ -221,7 +217,7 @@ impl Judge {
     async fn follow_contention(&self) {
         loop {
             sleep(CONTENTION_EVERY).await;
-            self.contention.lock().unwrap_or_else(PoisonError::into_inner).sample();
+            lock(&self.contention).sample();
         }
     }
 
@@ -248,7 +244,7 @@ impl Judge {
                 self.target.agents[node].update(&self.target.counter, "inc").with_arg(vec![]);
             match timeout(self.limit(), call.call_and_wait()).await {
                 Ok(Ok(reply)) => {
-                    self.last().update = Instant::now();
+                    lock(&self.last).update = Instant::now();
                     self.longest_millis.fetch_max(begun.elapsed().as_millis() as u64, Relaxed);
                     self.acknowledge(&reply);
                     self.answered_tx.send_modify(|answered| answered.0 = number);
@@ -262,7 +258,7 @@ impl Judge {
                 // Refusals and transport errors are judged by the time that passes.
                 _ => {}
             }
-            let waited = self.last().update.elapsed();
+            let waited = lock(&self.last).update.elapsed();
             if waited > self.limit() && !self.is_suspended() {
                 self.record_finding(format!(
                     "no update of an idle canister was acknowledged for {} s",
@@ -296,10 +292,10 @@ impl Judge {
             let ask = self.target.agents[node].query(&self.target.counter, "get");
             let answer = timeout(self.limit(), ask.with_arg(vec![]).call()).await;
             if matches!(answer, Ok(Ok(_))) {
-                self.last().query = Instant::now();
+                lock(&self.last).query = Instant::now();
                 self.answered_tx.send_modify(|answered| answered.1 = number);
             }
-            let waited = self.last().query.elapsed();
+            let waited = lock(&self.last).query.elapsed();
             // Queries may be refused for a while, but not indefinitely.
             if waited > self.limit() * 2 && !self.is_suspended() {
                 self.record_finding(format!(

@@ -1,7 +1,12 @@
 //! One life: nodes in a new folder, cases and kills, and the final verification: equal roots on all
 //! members, replays by other builds, and a start with another memory budget.
 
-use std::{fs, path::Path, sync::Arc, time::Duration};
+use std::{
+    fs,
+    path::Path,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use demo::client as basics;
@@ -117,13 +122,12 @@ impl Life {
             }
         };
         let judge = network.judge.clone();
-        report.acknowledged += judge.acknowledged.load(std::sync::atomic::Ordering::Relaxed);
-        let longest =
-            |of: &std::sync::atomic::AtomicU64| of.load(std::sync::atomic::Ordering::Relaxed);
-        report.longest_update_millis =
-            report.longest_update_millis.max(longest(&judge.longest_millis));
-        report.longest_stall_millis =
-            report.longest_stall_millis.max(longest(&judge.longest_stall_millis));
+        let [acknowledged, update, stall] =
+            [&judge.acknowledged, &judge.longest_millis, &judge.longest_stall_millis]
+                .map(|figure| figure.load(Relaxed));
+        report.acknowledged += acknowledged;
+        report.longest_update_millis = report.longest_update_millis.max(update);
+        report.longest_stall_millis = report.longest_stall_millis.max(stall);
         let found = match found {
             Some(found) => Some(found),
             None => network.end(run, report, folder, &mut random).await?.map(|what| (what, done)),
@@ -290,13 +294,19 @@ impl TestNetwork {
         Fifth::join(run, &self.members, arguments, &self.folder(), random).await.map(Some)
     }
 
-    /// Runs cases in the background and ignores their outcomes.
-    pub(super) fn spawn_cases(&self, run: &Run, ids: &[Id]) -> JoinSet<()> {
+    /// Runs cases in the background: each with its outcome, if there is one in time, and duration.
+    pub(super) fn spawn_cases(
+        &self,
+        run: &Run,
+        ids: &[Id],
+    ) -> JoinSet<(Id, Option<cases::Outcome>, Duration)> {
         let mut running = JoinSet::new();
         for id in ids {
             let (id, ground, seed) = (id.clone(), self.ground.clone(), run.seed);
             running.spawn(async move {
-                drop(timeout(CASE_WITHIN, cases::run(seed, &id, &ground)).await);
+                let begun = Instant::now();
+                let outcome = timeout(CASE_WITHIN, cases::run(seed, &id, &ground)).await;
+                (id, outcome.ok(), begun.elapsed())
             });
         }
         running
@@ -305,13 +315,7 @@ impl TestNetwork {
     async fn new_victim(&mut self) -> Result<()> {
         let ground = &self.ground;
         let victim = cases::create(&ground.agents[0], ground.user, Some(ground.forwarder)).await?;
-        self.ground = Arc::new(Ground {
-            agents: ground.agents.clone(),
-            user: ground.user,
-            forwarder: ground.forwarder,
-            victim,
-            server: ground.server,
-        });
+        Arc::make_mut(&mut self.ground).victim = victim;
         Ok(())
     }
 
@@ -322,15 +326,7 @@ impl TestNetwork {
         report: &mut Report,
         group: &[Id],
     ) -> Result<Option<String>> {
-        let mut running = JoinSet::new();
-        for id in group {
-            let (id, ground, seed) = (id.clone(), self.ground.clone(), run.seed);
-            running.spawn(async move {
-                let begun = Instant::now();
-                let outcome = timeout(CASE_WITHIN, cases::run(seed, &id, &ground)).await;
-                (id, outcome, begun.elapsed())
-            });
-        }
+        let mut running = self.spawn_cases(run, group);
         let mut look = interval(Duration::from_millis(200));
         let judge = self.judge.clone();
         loop {
@@ -341,7 +337,7 @@ impl TestNetwork {
                         let family = cases::family(run.seed, &id);
                         let ended = outcome.as_ref().map_or("open", |outcome| outcome.ended);
                         *report.cases.entry(family).or_default().entry(ended).or_default() += 1;
-                        log_case(run, &id, outcome.ok().as_ref(), took)?;
+                        log_case(run, &id, outcome.as_ref(), took)?;
                     }
                 }
                 () = judge.wait_until_settled(), if running.is_empty() => return Ok(judge.finding()),
@@ -476,7 +472,7 @@ impl TestNetwork {
         random: &mut ChaCha8Rng,
     ) -> Result<Option<String>> {
         let memory = *OTHER_MEMORY.choose(random).unwrap_or(&OTHER_MEMORY[0]);
-        let acknowledged = self.judge.acknowledged.load(std::sync::atomic::Ordering::Relaxed);
+        let acknowledged = self.judge.acknowledged.load(Relaxed);
         // The misbehaving member may be disconnected; the others continue without it.
         for (turn, member) in self.members[..self.honest].iter_mut().enumerate() {
             member.profile = ProcessProfile::any(&run.builds, turn + 1, random);

@@ -10,11 +10,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     Run,
-    net::{self, Member, ProcessProfile},
+    net::{Member, ProcessProfile},
 };
 
-/// For one command.
-const COMMAND_WITHIN: Duration = Duration::from_secs(60);
 /// For a change of members: some epochs.
 const CHANGED_WITHIN: Duration = Duration::from_secs(150);
 const ANSWER_WITHIN: Duration = Duration::from_secs(4);
@@ -28,13 +26,7 @@ pub(super) struct Fifth {
 }
 
 async fn command(member: &Member, words: &[&str], folder: &Path) -> Result<()> {
-    let mut command = member.profile.command();
-    command.args(words);
-    let log = folder.join("members.log");
-    let good = net::finished(command, COMMAND_WITHIN, &log).await?;
-    let said = fs::read_to_string(&log).unwrap_or_default();
-    ensure!(good, "thimble {} failed: {said}", words.join(" "));
-    Ok(())
+    member.profile.run(words, &folder.join("members.log")).await
 }
 
 /// Makes a change, has three members sign it and hands it to one.
@@ -59,7 +51,7 @@ impl Fifth {
         folder: &Path,
         random: &mut ChaCha8Rng,
     ) -> Result<Self> {
-        let [port] = net::ports()?;
+        let [port] = cli::free_ports()?;
         let address = format!("127.0.0.1:{port}");
         let text = |name: &str| folder.join(name).display().to_string();
         let (data, record, genesis) = (text("node4"), text("node4.json"), text("genesis.json"));

@@ -35,7 +35,7 @@ use ::candid::Principal;
 use anyhow::{Context, Result, ensure};
 use budget::{format_size, parse_size};
 use clap::{Args, ValueEnum};
-use cli::StopSignals;
+use cli::Stop;
 use rand::Rng;
 use serde::Serialize;
 use tokio::time::Instant;
@@ -170,7 +170,7 @@ struct Finding {
 }
 
 /// Summary of a run.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Report {
     seed: u64,
     builds: Vec<PathBuf>,
@@ -251,7 +251,7 @@ fn user() -> Result<Principal> {
 /// Runs the command.
 pub async fn run(options: Options) -> Result<ExitCode> {
     let seed = options.seed.unwrap_or_else(|| rand::thread_rng().gen_range(0..1_000_000));
-    let mut interrupts = StopSignals::listen()?;
+    let stop = Stop::by_signal(|| {})?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     fs::create_dir_all(&options.out)
         .with_context(|| format!("making the folder {}", options.out.display()))?;
@@ -265,28 +265,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         run.builds.iter().map(|build| build.display().to_string()).collect::<Vec<_>>().join(", "),
         run.folder.display()
     ));
-    let mut report = Report {
-        seed,
-        builds: run.builds.clone(),
-        seconds: 0.0,
-        lives: 0,
-        cases: Tally::new(),
-        kills: 0,
-        disk_faults: 0,
-        member_changes: 0,
-        replays: 0,
-        roots_compared: 0,
-        restarts_with_other_memory: 0,
-        acknowledged: 0,
-        longest_update_millis: 0,
-        longest_stall_millis: 0,
-        findings: vec![],
-        not_run: vec![],
-    };
-    let done = tokio::select! {
-        done = attack(&run, &mut report) => Some(done),
-        _ = interrupts.next() => None,
-    };
+    let mut report = Report { seed, builds: run.builds.clone(), ..Report::default() };
+    let done = stop.race(attack(&run, &mut report)).await;
     // Dropping the lives killed their nodes.
     report.seconds = run.began.elapsed().as_secs_f64();
     finish(&run, &report, done.is_some())?;
@@ -302,11 +282,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
 }
 
 fn builds(options: &Options) -> Result<Vec<PathBuf>> {
-    let usual = || -> Result<PathBuf> {
-        Ok(std::env::current_exe().context("finding this program")?.with_file_name("thimble"))
-    };
     let named = match options.node.as_slice() {
-        [] => vec![usual()?],
+        [] => vec![cli::this_program()?.with_file_name("thimble")],
         named => named.to_vec(),
     };
     named

@@ -3,11 +3,9 @@
 
 use std::{
     fs::{self, File},
-    net::TcpListener,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::atomic::{AtomicU16, Ordering},
     time::Duration,
 };
 
@@ -37,12 +35,8 @@ pub(super) struct ProcessProfile {
 impl ProcessProfile {
     pub(super) fn any(builds: &[PathBuf], turn: usize, random: &mut ChaCha8Rng) -> Self {
         let (main, thread) = *STACKS.choose(random).unwrap_or(&STACKS[0]);
-        Self {
-            build: builds[turn % builds.len()].clone(),
-            main_stack_kib: main,
-            thread_stack_kib: thread,
-            prelude: String::new(),
-        }
+        let build = builds[turn % builds.len()].clone();
+        Self { build, main_stack_kib: main, thread_stack_kib: thread, prelude: String::new() }
     }
 
     /// The smallest and the largest stack in turn.
@@ -74,6 +68,16 @@ impl ProcessProfile {
         );
         command.args(["-c", &script]).arg(&self.build).stdin(Stdio::null());
         command
+    }
+
+    /// Runs this build with `words`, its output in `log`; it must succeed.
+    pub(super) async fn run(&self, words: &[&str], log: &Path) -> Result<()> {
+        let mut command = self.command();
+        command.args(words);
+        let good = finished(command, COMMAND_WITHIN, log).await?;
+        let said = fs::read_to_string(log).unwrap_or_default();
+        ensure!(good, "thimble {} failed:\n{said}", words.join(" "));
+        Ok(())
     }
 
     pub(super) fn description(&self) -> String {
@@ -121,7 +125,7 @@ impl Member {
         profile: ProcessProfile,
         arguments: Vec<String>,
     ) -> Result<Self> {
-        let [port] = ports()?;
+        let [port] = cli::free_ports()?;
         Ok(Self {
             log: data.with_extension("log"),
             url: format!("http://127.0.0.1:{port}"),
@@ -175,19 +179,17 @@ impl Member {
     }
 
     /// SIGKILL to one of the node's workers, if there is one.
-    pub(super) fn kill_worker(&self, random: &mut ChaCha8Rng) -> bool {
-        let Some(child) = &self.child else { return false };
+    pub(super) fn kill_worker(&self, random: &mut ChaCha8Rng) {
+        let Some(child) = &self.child else { return };
         let mut workers = Vec::new();
         for task in fs::read_dir(format!("/proc/{}/task", child.id())).into_iter().flatten() {
             let Ok(task) = task else { continue };
             let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-            workers.extend(children.split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
+            workers.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
         }
-        let Some(pid) = workers.choose(random).and_then(|pid| rustix::process::Pid::from_raw(*pid))
-        else {
-            return false;
-        };
-        rustix::process::kill_process(pid, rustix::process::Signal::KILL).is_ok()
+        if let Some(pid) = workers.choose(random) {
+            cli::kill(*pid);
+        }
     }
 
     /// Waits until it is healthy.
@@ -208,24 +210,6 @@ impl Member {
         ensure!(status.success(), "it ended with {status}:\n{}", child.log_tail());
         Ok(())
     }
-}
-
-/// Free ports outside the system's ephemeral range.
-pub(super) fn ports<const COUNT: usize>() -> Result<[u16; COUNT]> {
-    const FIRST: u16 = 18_000;
-    const PORTS: u32 = 10_000;
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let begin = std::process::id().wrapping_mul(61);
-    let mut found = [0; COUNT];
-    for port in &mut found {
-        let free = (0..PORTS).find_map(|_| {
-            let next = begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed).into()) % PORTS;
-            let port = FIRST + next as u16;
-            TcpListener::bind(("127.0.0.1", port)).ok().map(|_| port)
-        });
-        *port = free.context("no port is free")?;
-    }
-    Ok(found)
 }
 
 /// Common parameters of the nodes of a life.
@@ -267,32 +251,22 @@ impl Plan {
         Ok(vec![Member::new(self.folder.join("node0"), profile, arguments)?])
     }
 
-    /// One command of the ceremony.
-    async fn step(&self, profile: &ProcessProfile, words: &[&str]) -> Result<()> {
-        let mut command = profile.command();
-        command.args(words);
-        let log = self.folder.join("ceremony.log");
-        let good = finished(command, COMMAND_WITHIN, &log).await?;
-        let said = fs::read_to_string(&log).unwrap_or_default();
-        ensure!(good, "thimble {} failed:\n{said}", words.join(" "));
-        Ok(())
-    }
-
     /// Four nodes that hold the ceremony; not started. Builds take turns.
     pub(super) async fn four(&self, random: &mut ChaCha8Rng) -> Result<Vec<Member>> {
         let configuration = self.write_configuration()?;
         let path = |name: &str| self.folder.join(name).display().to_string();
+        let log = self.folder.join("ceremony.log");
         let paths = |prefix: &str, suffix: &str| {
             [0, 1, 2, 3].map(|node| path(&format!("{prefix}{node}{suffix}")))
         };
         let profiles: Vec<ProcessProfile> =
             (0..4).map(|member| ProcessProfile::any(&self.builds, member, random)).collect();
-        let addresses = ports::<4>()?.map(|port| format!("127.0.0.1:{port}"));
+        let addresses = cli::free_ports::<4>()?.map(|port| format!("127.0.0.1:{port}"));
         let (data, records, dealings) =
             (paths("node", ""), paths("node", ".json"), paths("deal", ".json"));
         for (node, profile) in profiles.iter().enumerate() {
             let keys = ["keygen", "--data-dir", &data[node], "--address", &addresses[node]];
-            self.step(profile, &[&keys[..], &["--out", &records[node]]].concat()).await?;
+            profile.run(&[&keys[..], &["--out", &records[node]]].concat(), &log).await?;
         }
         let (plan, genesis) = (path("plan.json"), path("genesis.json"));
         let named = |flag, files: &'_ [String; 4]| -> Vec<String> {
@@ -301,19 +275,19 @@ impl Plan {
         let nodes = named("--node", &records);
         let mut words = vec!["genesis", "plan", "--out", &plan];
         words.extend(nodes.iter().map(String::as_str));
-        self.step(&profiles[0], &words).await?;
+        profiles[0].run(&words, &log).await?;
         for (node, profile) in profiles.iter().enumerate() {
             let deal = ["genesis", "deal", "--data-dir", &data[node], "--plan", &plan];
-            self.step(profile, &[&deal[..], &["--out", &dealings[node]]].concat()).await?;
+            profile.run(&[&deal[..], &["--out", &dealings[node]]].concat(), &log).await?;
         }
         let files = named("--dealing", &dealings);
         let mut words = vec!["genesis", "assemble", "--plan", &plan, "--out", &genesis];
         words.extend(files.iter().map(String::as_str));
-        self.step(&profiles[0], &words).await?;
+        profiles[0].run(&words, &log).await?;
         let mut members = Vec::new();
         for (node, profile) in profiles.into_iter().enumerate() {
             let join = ["join", "--data-dir", &data[node], "--genesis", &genesis];
-            self.step(&profile, &join).await?;
+            profile.run(&join, &log).await?;
             let mut arguments = self.arguments(&configuration, &self.memory);
             arguments.extend(["--p2p-listen".to_owned(), addresses[node].clone()]);
             let profile = match &self.byzantine {

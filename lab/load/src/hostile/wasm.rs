@@ -3,6 +3,7 @@
 //! A module has a shape (code that may cost more than is charged) and an entry point that runs it:
 //! update, query, inspect_message, heartbeat, timer, or a step of the installation.
 
+use clap::ValueEnum;
 use rand::{Rng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 use wasm_encoder::{
@@ -13,7 +14,7 @@ use wasm_encoder::{
 };
 
 /// The entry point that runs the shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Entry {
     Update,
     Query,
@@ -26,18 +27,6 @@ pub(super) enum Entry {
     PostUpgrade,
 }
 
-const ENTRIES: [Entry; 9] = [
-    Entry::Update,
-    Entry::Query,
-    Entry::Inspect,
-    Entry::Heartbeat,
-    Entry::Timer,
-    Entry::Init,
-    Entry::Start,
-    Entry::PreUpgrade,
-    Entry::PostUpgrade,
-];
-
 /// The repeated code; fields are counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
@@ -45,81 +34,34 @@ pub(super) enum Shape {
     Division,
     Floats,
     Select,
-    /// A chain of functions, each returning the values of the next.
-    CallResults {
-        functions: u32,
-        values: u32,
-    },
-    /// Functions, each of which passes its parameters on.
-    CallParameters {
-        functions: u32,
-        values: u32,
-    },
-    /// Locals that are alive across a loop and at a join within it.
-    LiveLocals {
-        locals: u32,
-    },
-    /// A loop that carries values.
-    LoopParameters {
-        values: u32,
-    },
-    /// A block that returns values.
-    BlockResults {
-        values: u32,
-    },
-    DeepBlocks {
-        depth: u32,
-    },
-    BranchTable {
-        targets: u32,
-    },
-    ManyFunctions {
-        functions: u32,
-    },
-    HugeFunction {
-        operations: u32,
-    },
-    DataSegments {
-        segments: u32,
-        bytes: u32,
-    },
-    TouchPages {
-        pages: u32,
-    },
-    Fill {
-        bytes: u32,
-    },
-    Copy {
-        bytes: u32,
-    },
-    Grow {
-        pages: u32,
-    },
-    TableOperations {
-        elements: u32,
-    },
-    References {
-        functions: u32,
-    },
-    IndirectCalls {
-        elements: u32,
-    },
-    StablePages {
-        pages: u32,
-    },
-    StableBulk {
-        bytes: u32,
-    },
-    Prints {
-        bytes: u32,
-    },
+    // A chain of functions, each returning the values of the next.
+    CallResults { functions: u32, values: u32 },
+    // Functions, each of which passes its parameters on.
+    CallParameters { functions: u32, values: u32 },
+    // Locals that are alive across a loop and at a join within it.
+    LiveLocals { locals: u32 },
+    // A loop that carries values.
+    LoopParameters { values: u32 },
+    // A block that returns values.
+    BlockResults { values: u32 },
+    DeepBlocks { depth: u32 },
+    BranchTable { targets: u32 },
+    ManyFunctions { functions: u32 },
+    HugeFunction { operations: u32 },
+    DataSegments { segments: u32, bytes: u32 },
+    TouchPages { pages: u32 },
+    Fill { bytes: u32 },
+    Copy { bytes: u32 },
+    Grow { pages: u32 },
+    TableOperations { elements: u32 },
+    References { functions: u32 },
+    IndirectCalls { elements: u32 },
+    StablePages { pages: u32 },
+    StableBulk { bytes: u32 },
+    Prints { bytes: u32 },
     Certify,
-    Globals {
-        globals: u32,
-    },
-    Recursion {
-        locals: u32,
-    },
+    Globals { globals: u32 },
+    Recursion { locals: u32 },
     Trap,
 }
 
@@ -179,11 +121,8 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn any(random: &mut ChaCha8Rng) -> Self {
         let repeats = *[1, 1, 100, 10_000, 10_000_000, u64::MAX].choose(random).unwrap_or(&1);
-        Self {
-            shape: Shape::any(random),
-            entry: ENTRIES[random.gen_range(0..ENTRIES.len())],
-            repeats,
-        }
+        let (shape, entries) = (Shape::any(random), Entry::value_variants());
+        Self { shape, entry: entries[random.gen_range(0..entries.len())], repeats }
     }
 }
 
@@ -270,18 +209,14 @@ fn drops(code: &mut wasm_encoder::InstructionSink<'_>, values: u32) {
 
 #[expect(clippy::too_many_lines, reason = "one entry for each shape")]
 fn parts(plan: &Plan) -> Parts {
-    let page = MemoryType {
-        minimum: 1,
-        maximum: None,
-        memory64: false,
-        shared: false,
-        page_size_log2: None,
-    };
+    let (minimum, maximum) = (1, None);
+    let memory =
+        MemoryType { minimum, maximum, memory64: false, shared: false, page_size_log2: None };
     let mut parts = Parts {
         code: Function::new([(2, ValType::I64)]),
         helpers: vec![],
         values: 1,
-        memory: page,
+        memory,
         table: 0,
         globals: 0,
         segments: (0, 0),
@@ -629,8 +564,8 @@ mod tests {
         let plans = make(1);
         assert_eq!(plans, make(1));
         assert_ne!(plans, make(2));
-        for entry in ENTRIES {
-            assert!(plans.iter().any(|plan| plan.entry == entry), "{entry:?}");
+        for entry in Entry::value_variants() {
+            assert!(plans.iter().any(|plan| plan.entry == *entry), "{entry:?}");
         }
         let shapes: std::collections::BTreeSet<String> = plans
             .iter()

@@ -11,22 +11,21 @@ mod merge;
 use std::{
     fs::{self, File},
     io::Write,
-    os::unix::process::CommandExt,
     path::PathBuf,
-    process::{Command, ExitCode, Stdio},
+    process::{Command, ExitCode},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
 use budget::{MIB, parse_size};
 use clap::{Args, ValueEnum};
-use cli::{Child, StopSignals};
+use cli::{Child, Stop};
 use serde_json::Value;
 
 use self::merge::NodeSeries;
 use crate::{
     cap::{
-        picture,
+        mib, picture,
         series::{FORMAT, Header},
     },
     machine,
@@ -37,7 +36,7 @@ use crate::{
         spawn::{self, Size},
         state::NetFolder,
     },
-    storm::{Row, table},
+    storm::{Row, Rows, table},
 };
 
 const IDLE_BYTES_MAX: u64 = 48 * MIB;
@@ -120,11 +119,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     fs::create_dir_all(&folder)
         .with_context(|| format!("making the folder {}", folder.display()))?;
     let mut bench = Bench::new(options, folder)?;
-    let mut signals = StopSignals::listen()?;
-    let done = tokio::select! {
-        done = bench.all() => Some(done),
-        _ = signals.next() => None,
-    };
+    let stop = Stop::by_signal(|| {})?;
+    let done = stop.race(bench.all()).await;
     bench.leave(matches!(done, Some(Ok(()))))?;
     let Some(done) = done else {
         eprintln!("bench-net: stopped; its files are in {}", bench.folder.display());
@@ -132,10 +128,10 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     };
     if let Err(error) = &done {
         // Earlier measurements are printed all the same.
-        println!("{}", table(&bench.rows));
+        println!("{}", table(&bench.rows.0));
         return Err(anyhow::anyhow!("{error:#}; its files are in {}", bench.folder.display()));
     }
-    let good = bench.rows.iter().all(|row| row.met != Some(false));
+    let good = bench.rows.0.iter().all(|row| row.met != Some(false));
     println!("\nmachine: {}, load {:.2}", machine::describe(), machine::load().unwrap_or(0.0));
     println!(
         "{} nodes in {} each, connected by {}",
@@ -143,8 +139,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         bench.options.memory,
         bench.options.network.name()
     );
-    print!("{}", table(&bench.rows));
-    fs::write(bench.folder.join("table.json"), serde_json::to_string_pretty(&bench.rows)?)?;
+    print!("{}", table(&bench.rows.0));
+    fs::write(bench.folder.join("table.json"), serde_json::to_string_pretty(&bench.rows.0)?)?;
     println!("\ntables, picture, reports and logs: {}", bench.folder.display());
     println!(
         "{}",
@@ -164,16 +160,7 @@ struct Bench {
     started: String,
     phases: Vec<(f64, String)>,
     heights: File,
-    rows: Vec<Row>,
-}
-
-fn monotonic_seconds() -> f64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
-}
-
-fn mib(bytes: u64) -> String {
-    format!("{:.1} MiB", bytes as f64 / MIB as f64)
+    rows: Rows,
 }
 
 impl Bench {
@@ -181,21 +168,21 @@ impl Bench {
         let mut heights = File::create(folder.join("heights.csv"))?;
         writeln!(heights, "seconds,node,height,behind")?;
         Ok(Self {
-            program: std::env::current_exe().context("finding this program")?,
+            program: cli::this_program()?,
             place: NetFolder::new(&folder.join("net"))?,
             asker: Asker::new()?,
-            began: monotonic_seconds(),
+            began: cli::monotonic().as_secs_f64(),
             started: machine::now().0,
             phases: vec![],
             heights,
-            rows: vec![],
+            rows: Rows::default(),
             options,
             folder,
         })
     }
 
     fn now(&self) -> f64 {
-        monotonic_seconds() - self.began
+        cli::monotonic().as_secs_f64() - self.began
     }
 
     fn phase(&mut self, text: &str) -> f64 {
@@ -205,21 +192,8 @@ impl Bench {
         now
     }
 
-    fn row(&mut self, what: &str, measured: String, goal: &str, met: Option<bool>) {
-        self.rows.push(Row {
-            what: what.to_owned(),
-            measured,
-            goal: goal.to_owned(),
-            met,
-            figures: vec![],
-        });
-    }
-
-    /// Adds a figure to the last row, for thimble-lab compare.
-    fn add_figure(&mut self, name: &str, value: f64, unit: &str) {
-        if let Some(row) = self.rows.last_mut() {
-            row.add_figure(name, value, unit);
-        }
+    fn row(&mut self, what: &str, measured: impl Into<String>) -> &mut Row {
+        self.rows.add(what, measured)
     }
 
     fn is_selected(&self, part: Scenario) -> bool {
@@ -322,36 +296,24 @@ impl Bench {
     }
 
     async fn hammer(&mut self, name: &str, endpoints: &[String], flags: &[&str]) -> Result<Value> {
-        let json = self.folder.join(format!("hammer-{name}.json"));
+        let file = |kind: &str| self.folder.join(format!("hammer-{name}.{kind}"));
+        let (json, log) = (file("json"), file("log"));
         let mut command = Command::new(&self.program);
         command.args(["hammer", "--no-progress", "--json"]).arg(&json);
         for endpoint in endpoints {
             command.args(["--endpoint", endpoint]);
         }
-        command
-            .args(flags)
-            .stdin(Stdio::null())
-            .stdout(File::create(self.folder.join(format!("hammer-{name}.txt")))?)
-            .stderr(File::create(self.folder.join(format!("hammer-{name}.log")))?)
-            .process_group(0);
+        cli::detach(&mut command, &log)?.args(flags).stdout(File::create(file("txt"))?);
         let mut hammer = Child::spawn(&mut command, "the hammer")?;
-        let deadline =
-            Instant::now() + HAMMER_TIMEOUT + Duration::from_secs_f64(self.options.minutes * 60.0);
-        let status = loop {
-            if let Some(status) = hammer.status()? {
-                break status;
-            }
-            ensure!(Instant::now() < deadline, "the hammer does not end");
-            self.reports().await?;
-            tokio::time::sleep(HEIGHTS_EVERY).await;
-        };
+        let timeout = HAMMER_TIMEOUT + Duration::from_secs_f64(self.options.minutes * 60.0);
+        let reports = async || self.reports().await.map(drop);
+        let status = hammer.ended_meanwhile(timeout, HEIGHTS_EVERY, reports).await?;
         let report =
             fs::read(&json).ok().and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
         match report {
             Some(report) => Ok(report),
             None => {
-                let said = fs::read_to_string(self.folder.join(format!("hammer-{name}.log")))
-                    .unwrap_or_default();
+                let said = fs::read_to_string(log).unwrap_or_default();
                 bail!("the hammer ended with {status}: {}", said.trim())
             }
         }
@@ -376,55 +338,39 @@ impl Bench {
             "a node has no samples while idle"
         );
         let most = memory.iter().copied().max().unwrap_or(0);
-        let words: Vec<String> = memory.iter().map(|bytes| mib(*bytes)).collect();
-        self.row(
-            "idle anonymous memory, per node",
-            words.join(", "),
-            &format!("< {} MiB", IDLE_BYTES_MAX / MIB),
-            Some(most < IDLE_BYTES_MAX),
-        );
-        self.add_figure("idle, anonymous memory of the largest node", most as f64, "bytes");
-        let words: Vec<String> = cpu.iter().map(|percent| format!("{percent:.2} %")).collect();
+        self.row("idle anonymous memory, per node", join(&memory, |bytes| mib(*bytes)))
+            .goal(format!("< {} MiB", IDLE_BYTES_MAX / MIB), most < IDLE_BYTES_MAX)
+            .figure("idle, anonymous memory of the largest node", most as f64, "bytes");
         let most = cpu.iter().copied().fold(0.0, f64::max);
-        self.row(
-            "idle CPU, per node",
-            words.join(", "),
-            &format!("< {IDLE_CPU_PERCENT_MAX} % of a core"),
-            Some(most < IDLE_CPU_PERCENT_MAX),
-        );
-        self.add_figure("idle, CPU of the busiest node", most, "%");
+        self.row("idle CPU, per node", join(&cpu, |percent| format!("{percent:.2} %")))
+            .goal(format!("< {IDLE_CPU_PERCENT_MAX} % of a core"), most < IDLE_CPU_PERCENT_MAX)
+            .figure("idle, CPU of the busiest node", most, "%");
         let rounds = tip(&after).saturating_sub(tip(&before)) as f64 / (to - from);
-        self.row("rounds a second while idle", format!("{rounds:.2}"), "", None);
-        self.add_figure("rounds while idle", rounds, "/s");
+        self.row("rounds a second while idle", format!("{rounds:.2}")).figure(
+            "rounds while idle",
+            rounds,
+            "/s",
+        );
         Ok(())
     }
 
     async fn latency(&mut self) -> Result<()> {
         self.phase("latency");
-        let flags = [
-            "--mode",
-            "throughput",
-            "--operations",
-            "300",
-            "--concurrency",
-            "1",
-            "--verify-every",
-            "1",
-        ];
+        let load = ["--mode", "throughput", "--operations", "300", "--concurrency", "1"];
+        let flags = [&load[..], &["--verify-every", "1"]].concat();
         let endpoints = self.endpoints()?;
         let report = self.hammer("latency", &endpoints, &flags).await?;
         let latency = kind(&report, "count").and_then(|kind| kind.get("latency_ms"));
         let at = |quantile: &str| latency.and_then(|latency| latency.get(quantile)?.as_f64());
         let p50 = at("p50").context("the hammer reports no latency")?;
-        self.row(
-            "finalised update, p50 / p99, certificate verified",
-            format!("{p50:.1} / {:.1} ms", at("p99").unwrap_or(f64::NAN)),
-            &format!("p50 < {LATENCY_MILLIS_MAX} ms"),
-            Some(p50 < LATENCY_MILLIS_MAX),
-        );
-        self.add_figure("finalised update, p50", p50, "ms");
-        if let Some(p99) = at("p99") {
-            self.add_figure("finalised update, p99", p99, "ms");
+        let p99 = at("p99");
+        let said = format!("{p50:.1} / {:.1} ms", p99.unwrap_or(f64::NAN));
+        let row = self
+            .row("finalised update, p50 / p99, certificate verified", said)
+            .goal(format!("p50 < {LATENCY_MILLIS_MAX} ms"), p50 < LATENCY_MILLIS_MAX)
+            .figure("finalised update, p50", p50, "ms");
+        if let Some(p99) = p99 {
+            row.figure("finalised update, p99", p99, "ms");
         }
         self.judge_hammer("latency", &report);
         Ok(())
@@ -437,50 +383,24 @@ impl Bench {
         let flags =
             ["--mode", "calls", "--seconds", &seconds, "--concurrency", "8", "--depth", "3"];
         let report = self.hammer("calls", &endpoints, &flags).await?;
-        let deep = [
-            "--mode",
-            "calls",
-            "--seconds",
-            &seconds,
-            "--concurrency",
-            "32",
-            "--depth",
-            "20",
-            "--best-effort",
-            "30",
-        ];
+        let deep = ["--mode", "calls", "--seconds", &seconds, "--concurrency", "32"];
+        let deep = [&deep[..], &["--depth", "20", "--best-effort", "30"]].concat();
         let best_effort = self.hammer("calls-best-effort", &endpoints, &deep).await?;
         let rate = |report: &Value| {
-            report
-                .pointer("/modes/0/inter_canister_messages_per_second")
-                .and_then(Value::as_f64)
-                .unwrap_or(0.0)
+            let rate = report.pointer("/modes/0/inter_canister_messages_per_second");
+            rate.and_then(Value::as_f64).unwrap_or(0.0)
         };
-        let best = rate(&report).max(rate(&best_effort));
-        self.row(
-            "inter-canister messages, 8 chains of 3",
-            format!("{:.0}/s", rate(&report)),
-            "",
-            None,
-        );
-        self.add_figure("messages between canisters, chains of 3", rate(&report), "/s");
-        self.row(
-            "inter-canister messages, 32 best-effort chains of 20",
-            format!("{:.0}/s", rate(&best_effort)),
-            "",
-            None,
-        );
-        self.add_figure(
-            "messages between canisters, best-effort chains of 20",
-            rate(&best_effort),
+        let (few, many) = (rate(&report), rate(&best_effort));
+        let best = few.max(many);
+        self.row("inter-canister messages, 8 chains of 3", format!("{few:.0}/s")).figure(
+            "messages between canisters, chains of 3",
+            few,
             "/s",
         );
-        self.row(
-            "inter-canister messages, the better of both",
-            format!("{best:.0}/s"),
-            &format!(">= {MESSAGES_PER_SECOND_MIN:.0}/s"),
-            Some(best >= MESSAGES_PER_SECOND_MIN),
-        );
+        self.row("inter-canister messages, 32 best-effort chains of 20", format!("{many:.0}/s"))
+            .figure("messages between canisters, best-effort chains of 20", many, "/s");
+        self.row("inter-canister messages, the better of both", format!("{best:.0}/s"))
+            .goal(format!(">= {MESSAGES_PER_SECOND_MIN:.0}/s"), best >= MESSAGES_PER_SECOND_MIN);
         self.judge_hammer("calls", &report);
         self.judge_hammer("best-effort calls", &best_effort);
         Ok(())
@@ -488,7 +408,8 @@ impl Bench {
 
     async fn storm(&mut self) -> Result<()> {
         let from = self.phase("hybrid storm");
-        let seconds = (self.options.minutes * 60.0).to_string();
+        let minutes = self.options.minutes;
+        let seconds = (minutes * 60.0).to_string();
         let endpoints = self.endpoints()?;
         let before: u64 = workers(&self.reports().await?);
         let report =
@@ -497,56 +418,40 @@ impl Bench {
         let to = self.now();
         let series = self.series()?;
         let kills: u64 = series.iter().map(|node| node.oom_kills).sum();
-        self.row("storm: OOM kills, all nodes", kills.to_string(), "0", Some(kills == 0));
+        self.row("storm: OOM kills, all nodes", kills.to_string()).goal("0", kills == 0);
         let restarts = series
             .iter()
             .map(|node| node.restarts)
             .sum::<u64>()
             .max(workers(&reports) - before.min(workers(&reports)));
-        self.row("storm: restarts, all nodes", restarts.to_string(), "0", Some(restarts == 0));
+        self.row("storm: restarts, all nodes", restarts.to_string()).goal("0", restarts == 0);
         let peaks: Vec<u64> = series.iter().filter_map(|node| node.peak(from, to)).collect();
-        let words: Vec<String> = peaks.iter().map(|bytes| mib(*bytes)).collect();
         let most = peaks.iter().copied().max().unwrap_or(u64::MAX);
-        self.row(
-            "storm: anonymous peak, per node",
-            words.join(", "),
-            &format!("< {} MiB", STORM_PEAK_BYTES_MAX / MIB),
-            Some(most < STORM_PEAK_BYTES_MAX),
-        );
+        let row = self
+            .row("storm: anonymous peak, per node", join(&peaks, |bytes| mib(*bytes)))
+            .goal(format!("< {} MiB", STORM_PEAK_BYTES_MAX / MIB), most < STORM_PEAK_BYTES_MAX);
         if !peaks.is_empty() {
-            self.add_figure("storm, anonymous peak of the largest node", most as f64, "bytes");
+            row.figure("storm, anonymous peak of the largest node", most as f64, "bytes");
         }
         let tip = tip(&reports);
-        let behind: Vec<u64> = reports
-            .iter()
-            .map(|report| report.as_ref().map_or(u64::MAX, |report| tip - report.height))
-            .collect();
-        let words: Vec<String> = behind
-            .iter()
-            .map(
-                |rounds| if *rounds == u64::MAX { "silent".to_owned() } else { rounds.to_string() },
-            )
-            .collect();
+        let behind = |report: &Option<Report>| report.as_ref().map(|report| tip - report.height);
+        let said = join(&reports, |report| {
+            behind(report).map_or("silent".to_owned(), |rounds| rounds.to_string())
+        });
+        let near = |rounds: u64| rounds <= STORM_BEHIND_MAX;
+        let met = reports.iter().all(|report| behind(report).is_some_and(near));
         let subnet = !self.options.independent;
-        self.row(
-            "storm: rounds behind at the end, per node",
-            words.join(", "),
-            &format!("<= {STORM_BEHIND_MAX}"),
-            subnet.then(|| behind.iter().all(|rounds| *rounds <= STORM_BEHIND_MAX)),
-        );
+        let row = self.row("storm: rounds behind at the end, per node", said);
+        row.goal(format!("<= {STORM_BEHIND_MAX}"), met).met = subnet.then_some(met);
         let done = |name: &str| {
             kind(&report, name).and_then(|kind| kind.get("done")?.as_u64()).unwrap_or(0)
         };
-        let words = format!(
-            "{} writes, {} reads, {} chains",
-            done("write"),
-            done("read-query"),
-            done("chain")
-        );
-        self.row("storm: operations", words, "some", Some(done("write") > 0));
-        for name in ["write", "read-query", "chain"] {
-            let per_second = done(name) as f64 / (self.options.minutes * 60.0);
-            self.add_figure(&format!("storm, {name}"), per_second, "/s");
+        let [writes, reads, chains] = ["write", "read-query", "chain"].map(done);
+        let said = format!("{writes} writes, {reads} reads, {chains} chains");
+        let row = self.row("storm: operations", said).goal("some", writes > 0);
+        for (name, done) in [("write", writes), ("read-query", reads), ("chain", chains)] {
+            let per_second = done as f64 / (minutes * 60.0);
+            row.figure(&format!("storm, {name}"), per_second, "/s");
         }
         self.judge_hammer("storm", &report);
         Ok(())
@@ -556,14 +461,10 @@ impl Bench {
         let number = |field: &str| report.get(field).and_then(Value::as_u64);
         let wrong = number("verification_failures");
         let text = wrong.map_or("not told".to_owned(), |wrong| wrong.to_string());
-        self.row(&format!("{name}: verification failures"), text, "0", Some(wrong == Some(0)));
+        self.row(&format!("{name}: verification failures"), text).goal("0", wrong == Some(0));
         if let Some(errors) = number("errors").filter(|errors| *errors > 0) {
-            self.row(
-                &format!("{name}: errors the hammer was answered with"),
-                errors.to_string(),
-                "",
-                None,
-            );
+            let what = format!("{name}: errors the hammer was answered with");
+            self.row(&what, errors.to_string());
         }
     }
 
@@ -582,19 +483,17 @@ impl Bench {
         let (synced, took) = self.until_synced(last).await?;
         let to = self.now();
         let words = if synced { "it did" } else { "it executed blocks" };
-        self.row("state sync: the node fetched a state", words.into(), "it did", Some(synced));
+        self.row("state sync: the node fetched a state", words).goal("it did", synced);
         let text = match took {
             Some(seconds) => format!("{seconds:.1} s"),
             None => format!("not within {} s", SYNC_TIMEOUT.as_secs()),
         };
-        self.row(
-            &format!("state sync of {SYNC_STATE_MIB} MiB, to within {STORM_BEHIND_MAX} rounds"),
-            text,
-            &format!("< {SYNC_SECONDS_MAX} s"),
-            Some(took.is_some_and(|seconds| seconds < SYNC_SECONDS_MAX)),
-        );
+        let what =
+            format!("state sync of {SYNC_STATE_MIB} MiB, to within {STORM_BEHIND_MAX} rounds");
+        let met = took.is_some_and(|seconds| seconds < SYNC_SECONDS_MAX);
+        let row = self.row(&what, text).goal(format!("< {SYNC_SECONDS_MAX} s"), met);
         if let Some(seconds) = took {
-            self.add_figure("state sync", seconds, "s");
+            row.figure("state sync", seconds, "s");
         }
         self.judge_sync_memory((from, to), &idle)
     }
@@ -648,20 +547,14 @@ impl Bench {
             .zip(idle)
             .filter_map(|(node, idle)| Some(node.peak(from, to)?.saturating_sub(*idle)))
             .collect();
-        let words: Vec<String> = extra.iter().map(|bytes| mib(*bytes)).collect();
         let small = extra.iter().all(|bytes| *bytes < SYNC_EXTRA_BYTES_MAX);
-        self.row(
-            "state sync: anonymous peak above idle, per node",
-            words.join(", "),
-            &format!("< {} MiB", SYNC_EXTRA_BYTES_MAX / MIB),
-            Some(extra.len() == series.len() && small),
-        );
+        let what = "state sync: anonymous peak above idle, per node";
+        let goal = format!("< {} MiB", SYNC_EXTRA_BYTES_MAX / MIB);
+        let row = self.row(what, join(&extra, |bytes| mib(*bytes)));
+        row.goal(goal, extra.len() == series.len() && small);
         if let Some(most) = extra.iter().max() {
-            self.add_figure(
-                "state sync, anonymous peak above idle of the worst node",
-                *most as f64,
-                "bytes",
-            );
+            let name = "state sync, anonymous peak above idle of the worst node";
+            row.figure(name, *most as f64, "bytes");
         }
         Ok(())
     }
@@ -686,6 +579,11 @@ impl Bench {
         merge::write_series(&series, header, &self.phases, &all)?;
         picture::draw(&all, &self.folder.join("nodes.svg")).context("drawing the picture")
     }
+}
+
+/// One after the other, as a table has them.
+fn join<T>(all: &[T], text: impl Fn(&T) -> String) -> String {
+    all.iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
 fn tip(reports: &[Option<Report>]) -> u64 {

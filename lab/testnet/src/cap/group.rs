@@ -434,12 +434,7 @@ fn remove_tree(directory: &Path, depth: usize) -> io::Result<()> {
 
 fn kill_all(group: &Cgroup) -> usize {
     let pids = group.processes().unwrap_or_default();
-    for pid in &pids {
-        if let Some(pid) = i32::try_from(pid.0).ok().and_then(rustix::process::Pid::from_raw) {
-            // It may have gone, which is what is wanted.
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-        }
-    }
+    pids.iter().for_each(|pid| cli::kill(pid.0));
     pids.len()
 }
 

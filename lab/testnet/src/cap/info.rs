@@ -20,32 +20,32 @@ const BYTES_MAX: u64 = 64 << 10;
 
 /// The content of the info file: a command, its group and how it ended.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
-pub(crate) struct Info {
+pub struct Info {
     /// The command's process.
-    pub(crate) pid: u32,
+    pub pid: u32,
     /// When it was started, in the kernel's clock ticks: distinguishes it from a later process with
     /// its id.
-    pub(crate) started_ticks: u64,
+    pub started_ticks: u64,
     /// `v1`, `v2` or `systemd`.
-    pub(crate) group: String,
+    pub group: String,
     /// The group's directory.
-    pub(crate) directory: PathBuf,
+    pub directory: PathBuf,
     /// How it ended, once it has.
-    pub(crate) ended: Option<CapExit>,
+    pub ended: Option<CapExit>,
 }
 
 /// How a command ended.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
-pub(crate) struct CapExit {
+pub struct CapExit {
     /// A text: `exit 0`, `ended by SIGKILL`.
-    pub(crate) how: String,
+    pub how: String,
     /// Processes the kernel killed for lack of memory.
-    pub(crate) oom_kills: u64,
+    pub oom_kills: u64,
     /// Most anonymous memory in any sample.
-    pub(crate) anonymous_peak_bytes: u64,
+    pub anonymous_peak_bytes: u64,
     /// Processes that it left running, which were killed.
     #[serde(default)]
-    pub(crate) left: usize,
+    pub left: usize,
 }
 
 impl CapExit {
@@ -85,7 +85,7 @@ impl Info {
     }
 
     /// Reads the file; `None` when there is none.
-    pub(crate) fn read(path: &Path) -> Option<Self> {
+    pub fn read(path: &Path) -> Option<Self> {
         let size = fs::metadata(path).ok()?.len();
         if size > BYTES_MAX {
             return None;
@@ -94,7 +94,7 @@ impl Info {
     }
 
     /// The group, for reading.
-    pub(crate) fn cgroup(&self) -> Cgroup {
+    pub fn cgroup(&self) -> Cgroup {
         let place = GroupPath { directory: self.directory.clone(), mount: self.directory.clone() };
         let version = if self.group == "v1" { Version::V1 } else { Version::V2 };
         Cgroup::at(version, place, None)

@@ -44,7 +44,6 @@ impl Pump {
 
 fn pump(mut reader: PipeReader, mut log: Rotating) {
     let mut chunk = vec![0; CHUNK_BYTES];
-    let mut complained = false;
     loop {
         let length = match reader.read(&mut chunk) {
             Ok(0) => return,
@@ -52,14 +51,6 @@ fn pump(mut reader: PipeReader, mut log: Rotating) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(_) => return,
         };
-        let anew = if log.is_full_with(length) { log.begin_anew() } else { Ok(()) };
-        if let Err(error) = anew.and_then(|()| log.write(&chunk[..length]))
-            && !std::mem::replace(&mut complained, true)
-        {
-            eprintln!(
-                "thimble-lab cap: the log {} cannot be written: {error}",
-                log.path().display()
-            );
-        }
+        log.log(&chunk[..length], "thimble-lab cap: ");
     }
 }

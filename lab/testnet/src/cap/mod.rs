@@ -10,7 +10,7 @@
 //! with what is measured.
 
 mod group;
-pub(crate) mod info;
+pub mod info;
 mod log;
 mod marks;
 pub mod picture;
@@ -36,16 +36,16 @@ use rustix::process::{WaitOptions, WaitStatus};
 
 pub use self::group::Kind;
 pub use self::rotating::Rotating;
-pub(crate) use self::rotating::older;
 use self::{
     group::{Caps, Group},
     info::Info,
     log::Pump,
     marks::Marks,
     sampler::Sampler,
-    series::{Event, Header, Line, Sample, Summary, What, Writer},
+    series::{Event, Header, Line, Summary, What, Writer},
     signals::{SignalEvent, Signals},
 };
+pub(crate) use self::{rotating::older, sampler::round, summary::mib};
 use crate::machine;
 
 /// Exit status for failures of this program, as in `env` and `timeout`.
@@ -69,7 +69,7 @@ pub struct Options {
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     memory: u64,
     /// Most swap it may use in addition.
-    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_swap)]
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_size)]
     swap: u64,
     /// Write every sample and event to this file, one JSON object per line.
     #[arg(long, value_name = "FILE")]
@@ -117,32 +117,20 @@ pub struct Options {
 }
 
 fn parse_memory(text: &str) -> Result<u64, String> {
-    let bytes = parse_size(text).map_err(|error| error.to_string())?;
-    if bytes < MEMORY_BYTES_MIN {
-        return Err(format!(
-            "{} holds no process; the smallest cap is {}",
-            format_size(bytes),
-            format_size(MEMORY_BYTES_MIN)
-        ));
-    }
-    Ok(bytes)
+    parse_at_least(text, MEMORY_BYTES_MIN, "holds no process; the smallest cap is")
 }
 
 /// A file that is kept in two halves holds some lines in each.
 fn parse_kept(text: &str) -> Result<u64, String> {
-    let bytes = parse_size(text).map_err(|error| error.to_string())?;
-    if bytes < KEPT_BYTES_MIN {
-        return Err(format!(
-            "{} is too little; the least is {}",
-            format_size(bytes),
-            format_size(KEPT_BYTES_MIN)
-        ));
-    }
-    Ok(bytes)
+    parse_at_least(text, KEPT_BYTES_MIN, "is too little; the least is")
 }
 
-fn parse_swap(text: &str) -> Result<u64, String> {
-    parse_size(text).map_err(|error| error.to_string())
+fn parse_at_least(text: &str, least: u64, refusal: &str) -> Result<u64, String> {
+    let bytes = parse_size(text).map_err(|error| error.to_string())?;
+    match bytes < least {
+        true => Err(format!("{} {refusal} {}", format_size(bytes), format_size(least))),
+        false => Ok(bytes),
+    }
 }
 
 /// Runs the command; the exit status is the help text's. Must be called before the process has
@@ -185,7 +173,7 @@ fn run_inner(options: &Options) -> Result<u8> {
     // Before the command runs: its first line is a mark, too.
     let marks = options.mark_file.as_deref().map(Marks::at_end);
     let started = Instant::now();
-    let started_at = (machine::now().0, monotonic_seconds());
+    let started_at = (machine::now().0, cli::monotonic().as_secs_f64());
     let (mut pump, mut command) = (None, group.command(&options.command));
     if let (Ok(command), Some(log)) = (&mut command, log) {
         pump = Some(Pump::start(command, log).context("collecting what the command prints")?);
@@ -289,11 +277,6 @@ fn whose_pressure(readings: &Cgroup) -> &'static str {
     }
 }
 
-fn monotonic_seconds() -> f64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
-}
-
 fn header(
     options: &Options,
     group: &Group,
@@ -384,7 +367,7 @@ impl Run<'_> {
 
     fn sample(&mut self, alive: bool) -> Result<()> {
         let (sample, events) = self.sampler.take(self.readings)?;
-        self.sum_up(&sample, alive);
+        self.summary.add(&sample, alive);
         for event in events {
             self.write(Line::Event(event));
         }
@@ -394,30 +377,6 @@ impl Run<'_> {
         }
         self.write(Line::Sample(sample));
         Ok(())
-    }
-
-    fn sum_up(&mut self, sample: &Sample, alive: bool) {
-        let summary = &mut self.summary;
-        summary.samples += 1;
-        if sample.anonymous_bytes > summary.anonymous_peak_bytes {
-            summary.anonymous_peak_bytes = sample.anonymous_bytes;
-            summary.anonymous_peak_seconds = sample.seconds;
-        }
-        if alive {
-            summary.anonymous_last_bytes = sample.anonymous_bytes;
-        }
-        summary.file_peak_bytes = summary.file_peak_bytes.max(sample.file_bytes);
-        summary.shared_peak_bytes = summary.shared_peak_bytes.max(sample.shared_bytes);
-        summary.charged_peak_bytes = summary.charged_peak_bytes.max(sample.charged_bytes);
-        summary.oom_kills = sample.oom_kills;
-        let worst =
-            |before: Option<f64>, now: Option<f64>| before.into_iter().chain(now).reduce(f64::max);
-        summary.pressure_some_percent_max =
-            worst(summary.pressure_some_percent_max, sample.pressure_some_percent);
-        summary.pressure_full_percent_max =
-            worst(summary.pressure_full_percent_max, sample.pressure_full_percent);
-        summary.cpu_seconds = sample.cpu_seconds;
-        summary.major_faults = sample.major_faults;
     }
 
     /// The last sample, the end, and the summary.

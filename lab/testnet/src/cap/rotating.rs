@@ -15,19 +15,25 @@ pub struct Rotating {
     bytes: u64,
     /// Of both halves together.
     bytes_max: u64,
+    /// A failure was reported.
+    complained: bool,
 }
 
 impl Rotating {
     /// Begins the file; what it held is gone.
     pub fn create(path: &Path, bytes_max: u64) -> io::Result<Self> {
-        Ok(Self { path: path.to_owned(), file: File::create(path)?, bytes: 0, bytes_max })
+        Ok(Self::at(path, File::create(path)?, 0, bytes_max))
     }
 
     /// Continues an existing file.
     pub fn append(path: &Path, bytes_max: u64) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).open(path)?;
         let bytes = file.metadata()?.len();
-        Ok(Self { path: path.to_owned(), file, bytes, bytes_max })
+        Ok(Self::at(path, file, bytes, bytes_max))
+    }
+
+    fn at(path: &Path, file: File, bytes: u64, bytes_max: u64) -> Self {
+        Self { path: path.to_owned(), file, bytes, bytes_max, complained: false }
     }
 
     /// Its path; the older half is in `FILE.1`.
@@ -54,6 +60,17 @@ impl Rotating {
         self.file.write_all(bytes)?;
         self.bytes = self.bytes.saturating_add(bytes.len() as u64);
         Ok(())
+    }
+
+    /// Writes to a log, in a new file if this one is full. The first failure is printed, after
+    /// `who`: what is logged must not wait or end for its log.
+    pub(crate) fn log(&mut self, bytes: &[u8], who: &str) {
+        let anew = if self.is_full_with(bytes.len()) { self.begin_anew() } else { Ok(()) };
+        if let Err(error) = anew.and_then(|()| self.write(bytes))
+            && !std::mem::replace(&mut self.complained, true)
+        {
+            eprintln!("{who}the log {} cannot be written: {error}", self.path.display());
+        }
     }
 }
 

@@ -204,6 +204,32 @@ pub struct Summary {
     pub samples: u64,
 }
 
+impl Summary {
+    /// Adds a sample; `alive` is whether the command was.
+    pub(crate) fn add(&mut self, sample: &Sample, alive: bool) {
+        self.samples += 1;
+        if sample.anonymous_bytes > self.anonymous_peak_bytes {
+            self.anonymous_peak_bytes = sample.anonymous_bytes;
+            self.anonymous_peak_seconds = sample.seconds;
+        }
+        if alive {
+            self.anonymous_last_bytes = sample.anonymous_bytes;
+        }
+        self.file_peak_bytes = self.file_peak_bytes.max(sample.file_bytes);
+        self.shared_peak_bytes = self.shared_peak_bytes.max(sample.shared_bytes);
+        self.charged_peak_bytes = self.charged_peak_bytes.max(sample.charged_bytes);
+        self.oom_kills = sample.oom_kills;
+        self.cpu_seconds = sample.cpu_seconds;
+        self.major_faults = sample.major_faults;
+        for (worst, now) in [
+            (&mut self.pressure_some_percent_max, sample.pressure_some_percent),
+            (&mut self.pressure_full_percent_max, sample.pressure_full_percent),
+        ] {
+            *worst = (*worst).into_iter().chain(now).reduce(f64::max);
+        }
+    }
+}
+
 fn is_zero(count: &usize) -> bool {
     *count == 0
 }

@@ -108,8 +108,8 @@ pub(super) fn empty(place: &NetFolder, node: usize) -> Result<()> {
 /// Previous descriptor limit of a node's process, in a file, so that Ctrl-C can restore it.
 #[derive(Serialize, Deserialize)]
 struct SavedLimit {
-    pid: u32,
-    started_ticks: u64,
+    #[serde(flatten)]
+    process: Handle,
     soft: Option<u64>,
     hard: Option<u64>,
 }
@@ -122,12 +122,7 @@ fn limit_file(place: &NetFolder, node: usize) -> PathBuf {
 pub(super) fn exhaust(place: &NetFolder, node: usize, process: Handle) -> Result<()> {
     let open = fs::read_dir(format!("/proc/{}/fd", process.pid))?.count() as u64;
     let now = limit(process.pid)?;
-    let before = SavedLimit {
-        pid: process.pid,
-        started_ticks: process.started_ticks,
-        soft: now.current,
-        hard: now.maximum,
-    };
+    let before = SavedLimit { process, soft: now.current, hard: now.maximum };
     fs::write(limit_file(place, node), serde_json::to_vec(&before)?)?;
     set(process.pid, Rlimit { current: Some(open), maximum: now.maximum })
 }
@@ -136,10 +131,9 @@ pub(super) fn exhaust(place: &NetFolder, node: usize, process: Handle) -> Result
 pub(super) fn replenish(place: &NetFolder, node: usize) -> Result<()> {
     let path = limit_file(place, node);
     let Ok(text) = fs::read(&path) else { return Ok(()) };
-    let before: SavedLimit = serde_json::from_slice(&text)?;
-    let process = Handle { pid: before.pid, started_ticks: before.started_ticks };
+    let SavedLimit { process, soft, hard } = serde_json::from_slice(&text)?;
     if process.is_alive() {
-        set(before.pid, Rlimit { current: before.soft, maximum: before.hard })?;
+        set(process.pid, Rlimit { current: soft, maximum: hard })?;
     }
     fs::remove_file(&path).context("forgetting a node's limit")
 }

@@ -20,7 +20,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
-use cli::{Child, StopSignals};
+use cli::{Child, Stop};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -146,7 +146,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     );
     let own = options.dir.is_none();
     let place = NetFolder::new(&options.dir.clone().unwrap_or_else(|| files.0.join("net")))?;
-    let mut signals = StopSignals::listen()?;
+    let stop = Stop::by_signal(|| {})?;
     let wanted = own && !options.without.contains(&Local::Disks);
     let disks = match wanted.then(|| Disks::make(&place, options.nodes)) {
         Some(Ok(disks)) => disks,
@@ -159,10 +159,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         }
         None => Disks::default(),
     };
-    let done = tokio::select! {
-        done = chaos(&options, seed, &place, &files, &disks) => Some(done),
-        _ = signals.next() => None,
-    };
+    let done = stop.race(chaos(&options, seed, &place, &files, &disks)).await;
     let left = leave(&place, own, disks, own && !options.keep && matches!(done, Some(Ok(true))));
     let Some(done) = done else {
         eprintln!("chaos: stopped; its files are in {}", files.0.display());
@@ -225,16 +222,17 @@ async fn chaos(
     files: &Files,
     disks: &Disks,
 ) -> Result<bool> {
-    let program = std::env::current_exe().context("finding this program")?;
+    let program = cli::this_program()?;
     if options.dir.is_none() {
         start_net(options, &program, place).await?;
     }
     let net = place.load()?;
-    let mut recorder = Recorder::start(options, seed, &program, place, files).await?;
+    let mut recorder = start_recorder(options, seed, &program, place, files).await?;
     // A single node has no peers that would continue meanwhile, and little time for queries that
     // never end.
     let misuse = net.is_subnet() && !options.without.contains(&Local::Misuse);
-    let mut misuse = misuse.then(|| Misuse::start(&net, seed, &program, files)).transpose()?;
+    let start = || start_misuse(&net, seed, &program, files.misuse());
+    let mut misuse = misuse.then(start).transpose()?;
     let mut chaos = Chaos {
         plan: Plan::new(
             net.nodes.len(),
@@ -274,9 +272,14 @@ async fn chaos(
     }
     chaos.heal_all(Duration::from_secs(options.progress_within)).await?;
     tokio::time::sleep(CALM).await;
-    recorder.stop().await?;
+    let status = recorder.stop_within(RECORDER_TIMEOUT).await?;
+    ensure!(status.success(), "the recorder ended with {status}:\n{}", recorder.log_tail());
     let unharmed = match misuse {
-        Some(misuse) => misuse.stop(files).await?,
+        Some(mut misuse) => {
+            let status = misuse.stop_within(MISUSE_TIMEOUT).await?;
+            print!("{}", fs::read_to_string(files.misuse()).unwrap_or_default());
+            status.success()
+        }
         None => true,
     };
 
@@ -311,89 +314,50 @@ async fn start_net(options: &Options, program: &Path, place: &NetFolder) -> Resu
     spawn::up(program, place.dir(), size, options.node.as_deref(), words).await
 }
 
-/// The process of `thimble-lab history record`, whose clients work on the net.
-struct Recorder(Child);
-
-impl Recorder {
-    /// Ends when the clients work.
-    async fn start(
-        options: &Options,
-        seed: u64,
-        program: &Path,
-        place: &NetFolder,
-        files: &Files,
-    ) -> Result<Self> {
-        let pages = options.duration.saturating_mul(PAGES_PER_SECOND).clamp(1024, 65_536);
-        let mut command = Command::new(program);
-        command
-            .args(["history", "record", "--net"])
-            .arg(place.dir())
-            .arg("--out")
-            .arg(files.history());
-        let log = files.0.join("recorder.log");
-        command
-            .args(["--seed", &seed.to_string(), "--clients", &options.clients.to_string()])
-            .args(["--rate", &options.rate.to_string(), "--pages", &pages.to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(File::create(&log)?)
-            .process_group(0);
-        let mut child = Child::spawn(&mut command, "the recorder")?.logging_to([log]);
-        let output = child.take_output().context("its output is a pipe")?;
-        let (first_line_tx, first_line_rx) = tokio::sync::oneshot::channel();
-        // What it prints later is of no interest, but must not block it.
-        std::thread::spawn(move || {
-            let mut lines = BufReader::new(output).lines();
-            let _ = first_line_tx.send(lines.next().is_some_and(|line| line.is_ok()));
-            lines.for_each(drop);
-        });
-        let ready = tokio::time::timeout(RECORDER_TIMEOUT, first_line_rx)
-            .await
-            .context("the recorder does not begin")?;
-        if !ready.unwrap_or(false) {
-            // It closed its output and is about to end.
-            let status = child.ended_within(RECORDER_TIMEOUT).await?;
-            bail!("the recorder ended with {status}:\n{}", child.log_tail());
-        }
-        Ok(Self(child))
+/// Starts `thimble-lab history record`; ends when its clients work on the net.
+async fn start_recorder(
+    options: &Options,
+    seed: u64,
+    program: &Path,
+    place: &NetFolder,
+    files: &Files,
+) -> Result<Child> {
+    let pages = options.duration.saturating_mul(PAGES_PER_SECOND).clamp(1024, 65_536);
+    let mut command = Command::new(program);
+    command.args(["history", "record", "--net"]).arg(place.dir());
+    command.arg("--out").arg(files.history());
+    command.args(["--seed", &seed.to_string(), "--clients", &options.clients.to_string()]);
+    command.args(["--rate", &options.rate.to_string(), "--pages", &pages.to_string()]);
+    let log = files.0.join("recorder.log");
+    cli::detach(&mut command, &log)?.stdout(Stdio::piped());
+    let mut child = Child::spawn(&mut command, "the recorder")?.logging_to([log]);
+    let output = child.take_output().context("its output is a pipe")?;
+    let (first_line_tx, first_line_rx) = tokio::sync::oneshot::channel();
+    // What it prints later is of no interest, but must not block it.
+    std::thread::spawn(move || {
+        let mut lines = BufReader::new(output).lines();
+        let _ = first_line_tx.send(lines.next().is_some_and(|line| line.is_ok()));
+        lines.for_each(drop);
+    });
+    let ready = tokio::time::timeout(RECORDER_TIMEOUT, first_line_rx)
+        .await
+        .context("the recorder does not begin")?;
+    if !ready.unwrap_or(false) {
+        // It closed its output and is about to end.
+        let status = child.ended_within(RECORDER_TIMEOUT).await?;
+        bail!("the recorder ended with {status}:\n{}", child.log_tail());
     }
-
-    fn check(&mut self) -> Result<()> {
-        self.0.check()
-    }
-
-    async fn stop(mut self) -> Result<()> {
-        let status = self.0.stop_within(RECORDER_TIMEOUT).await?;
-        ensure!(status.success(), "the recorder ended with {status}:\n{}", self.0.log_tail());
-        Ok(())
-    }
+    Ok(child)
 }
 
-/// What no node may suffer from, sent to all of them.
-struct Misuse(Child);
-
-impl Misuse {
-    fn start(net: &net::state::Net, seed: u64, program: &Path, files: &Files) -> Result<Self> {
-        let mut command = Command::new(program);
-        command.args(["misuse", "--seed", &seed.to_string()]);
-        for node in &net.nodes {
-            command.args(["--endpoint", &node.url()]);
-        }
-        let output = File::create(files.misuse())?;
-        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).process_group(0);
-        Ok(Self(Child::spawn(&mut command, "misuse")?.logging_to([files.misuse()])))
+/// Starts `thimble-lab misuse`, whose traffic no node may suffer from, on all of them.
+fn start_misuse(net: &net::state::Net, seed: u64, program: &Path, log: PathBuf) -> Result<Child> {
+    let mut command = Command::new(program);
+    command.args(["misuse", "--seed", &seed.to_string()]);
+    for node in &net.nodes {
+        command.args(["--endpoint", &node.url()]);
     }
-
-    fn check(&mut self) -> Result<()> {
-        self.0.check()
-    }
-
-    /// Returns whether no check failed, and prints its output.
-    async fn stop(mut self, files: &Files) -> Result<bool> {
-        let status = self.0.stop_within(MISUSE_TIMEOUT).await?;
-        print!("{}", fs::read_to_string(files.misuse()).unwrap_or_default());
-        Ok(status.success())
-    }
+    Ok(Child::spawn(cli::detach(&mut command, &log)?, "misuse")?.logging_to([log]))
 }
 
 /// State of a run: the plan of faults, the net, and what was done to it.
@@ -413,8 +377,7 @@ impl Chaos {
     /// For the person who looks on, and for the history.
     fn log(&mut self, text: &str) -> Result<()> {
         println!("chaos: {:>6.1} s: {text}", self.began.elapsed().as_secs_f64());
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        let at_micros = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
+        let at_micros = cli::monotonic().as_micros() as u64;
         let mut line =
             serde_json::json!({"kind": "fault", "at_micros": at_micros, "text": text}).to_string();
         line.push('\n');

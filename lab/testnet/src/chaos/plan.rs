@@ -183,59 +183,39 @@ impl Plan {
 
     fn hurt_one(&mut self, node: usize, room: usize, well: &[usize]) -> Action {
         let cut_already = self.hurt.values().any(|hurt| *hurt == Hurt::CutOff);
-        match self.random.gen_range(0..5) {
-            0 => {
-                self.hurt.insert(node, Hurt::Paused);
-                Action::Pause(node)
-            }
-            2 if self.possible.fill => {
-                self.hurt.insert(node, Hurt::Full);
-                Action::Fill(node)
-            }
-            3 if self.possible.exhaust => {
-                self.hurt.insert(node, Hurt::Exhausted);
-                Action::Exhaust(node)
-            }
+        let (hurt, action) = match self.random.gen_range(0..5) {
+            0 => (Hurt::Paused, Action::Pause(node)),
             // One partition at a time.
             1 if self.possible.cut && !cut_already => {
                 let count = self.random.gen_range(1..=room.min(well.len()));
                 let cut: BTreeSet<usize> = well.iter().copied().take(count).collect();
                 self.hurt.extend(cut.iter().map(|node| (*node, Hurt::CutOff)));
-                Action::Cut(cut)
+                return Action::Cut(cut);
             }
-            _ => {
-                self.hurt.insert(node, Hurt::Killed);
-                Action::Kill(vec![node])
-            }
-        }
+            2 if self.possible.fill => (Hurt::Full, Action::Fill(node)),
+            3 if self.possible.exhaust => (Hurt::Exhausted, Action::Exhaust(node)),
+            _ => (Hurt::Killed, Action::Kill(vec![node])),
+        };
+        self.hurt.insert(node, hurt);
+        action
     }
 
     fn repair(&mut self, node: usize, hurt: Hurt) -> Action {
-        match hurt {
+        let repaired = match hurt {
             Hurt::CutOff => {
                 for hurt in self.hurt.values_mut().filter(|hurt| **hurt == Hurt::CutOff) {
                     *hurt = Hurt::Recovering;
                 }
-                Action::Heal
+                return Action::Heal;
             }
-            Hurt::Killed => {
-                self.hurt.insert(node, Hurt::Recovering);
-                Action::Start(vec![node])
-            }
-            Hurt::Paused => {
-                self.hurt.insert(node, Hurt::Recovering);
-                Action::Resume(node)
-            }
-            Hurt::Full => {
-                self.hurt.insert(node, Hurt::Recovering);
-                Action::Empty(node)
-            }
-            Hurt::Exhausted => {
-                self.hurt.insert(node, Hurt::Recovering);
-                Action::Replenish(node)
-            }
-            Hurt::Recovering => Action::Wait,
-        }
+            Hurt::Killed => Action::Start(vec![node]),
+            Hurt::Paused => Action::Resume(node),
+            Hurt::Full => Action::Empty(node),
+            Hurt::Exhausted => Action::Replenish(node),
+            Hurt::Recovering => return Action::Wait,
+        };
+        self.hurt.insert(node, Hurt::Recovering);
+        repaired
     }
 
     fn start_all(&mut self) -> Action {

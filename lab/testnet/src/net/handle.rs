@@ -1,7 +1,10 @@
 //! A process that an earlier command started, and that may have ended since: its id together with
 //! its start time, so that a later process with the same id is never taken for it.
 
-use std::{fs, io};
+use std::{
+    fs, io,
+    time::{Duration, Instant},
+};
 
 use budget::process::{self, Pid};
 use rustix::{
@@ -36,6 +39,18 @@ impl Handle {
         let _ = waitpid(self.raw(), WaitOptions::NOHANG);
         process::started_ticks(Pid(self.pid)).is_ok_and(|ticks| ticks == self.started_ticks)
             && !is_zombie(self.pid)
+    }
+
+    /// Waits until it has ended, for at most `timeout`; returns whether it has.
+    pub(crate) fn ends_within(self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        while self.is_alive() {
+            if Instant::now() > deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        true
     }
 
     /// Sends a signal; returns whether the process existed.

@@ -118,17 +118,14 @@ impl Links {
         for link in known {
             let quality = self.quality(link);
             if !quality.is_good() {
-                by_quality
-                    .entry(quality.description())
-                    .or_default()
-                    .push(format!("{}>{}", link.0, link.1));
+                let links = by_quality.entry(quality.description()).or_default();
+                links.push(format!("{}>{}", link.0, link.1));
             }
         }
-        words.extend(
-            by_quality
-                .into_iter()
-                .map(|(quality, links)| format!("slow ({quality}): {}", links.join(" "))),
-        );
+        let slow = |(quality, links): (String, Vec<String>)| {
+            format!("slow ({quality}): {}", links.join(" "))
+        };
+        words.extend(by_quality.into_iter().map(slow));
         words
     }
 }
@@ -159,16 +156,14 @@ mod pairs {
 pub(crate) fn parse_latency(text: &str) -> Result<u64, String> {
     let (number, unit) =
         text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()));
+    let wrong = || format!("`{text}` is not a latency; write 50ms, 1.5s or 200us");
     let factor = match unit.trim() {
         "us" => 1.0,
         "ms" => 1e3,
         "s" => 1e6,
-        _ => return Err(format!("`{text}` is not a latency; write 50ms, 1.5s or 200us")),
+        _ => return Err(wrong()),
     };
-    let micros = number
-        .parse::<f64>()
-        .map_err(|_| format!("`{text}` is not a latency; write 50ms, 1.5s or 200us"))?
-        * factor;
+    let micros = number.parse::<f64>().map_err(|_| wrong())? * factor;
     if micros > LATENCY_MAX.as_micros() as f64 {
         return Err(format!("`{text}` is more than {} s", LATENCY_MAX.as_secs()));
     }

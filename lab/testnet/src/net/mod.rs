@@ -31,7 +31,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
-use cli::StopSignals;
+use cli::Stop;
 
 pub use self::state::Network;
 use self::{
@@ -201,17 +201,12 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     if let Command::Machine { index } = options.command {
         return machine::run(place, index).await.map(|()| ExitCode::SUCCESS);
     }
-    let mut signals = StopSignals::listen()?;
-    let stop = async move {
-        signals.next().await;
-    };
+    let stop = Stop::by_signal(|| {})?;
     if let Command::Up(up) = options.command {
-        return up::run(place, up, stop).await;
+        return up::run(place, up, stop.requested()).await;
     }
-    tokio::select! {
-        done = other(place, options.command) => done,
-        () = stop => Ok(cli::interrupted()),
-    }
+    let done = stop.race(other(place, options.command)).await;
+    done.unwrap_or_else(|| Ok(cli::interrupted()))
 }
 
 #[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]

@@ -11,7 +11,7 @@
 
 use std::{fs, path::Path, process::Command};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 
 use super::{
     links::{Link, Links},
@@ -36,24 +36,17 @@ pub(crate) fn unavailable() -> Option<String> {
         }
     }
     let probe = format!("thimble-probe-{}", std::process::id());
-    let made = ip(&["netns", "add", &probe]);
-    let _ = ip(&["netns", "del", &probe]);
+    let made = ip(&format!("netns add {probe}"));
+    let _ = ip(&format!("netns del {probe}"));
     made.err().map(|error| format!("{error:#}"))
 }
 
 /// Whether the kernel can slow links.
 pub(crate) fn has_netem() -> bool {
     let probe = format!("thimble-probe-{}", std::process::id());
-    let tried = ip(&["netns", "add", &probe]).and_then(|()| {
-        tool(
-            "ip",
-            &[
-                "netns", "exec", &probe, "tc", "qdisc", "add", "dev", "lo", "root", "netem",
-                "delay", "1ms",
-            ],
-        )
-    });
-    let _ = ip(&["netns", "del", &probe]);
+    let tried = ip(&format!("netns add {probe}"))
+        .and_then(|()| ip(&format!("netns exec {probe} tc qdisc add dev lo root netem delay 1ms")));
+    let _ = ip(&format!("netns del {probe}"));
     tried.is_ok()
 }
 
@@ -97,23 +90,23 @@ fn veth(net: &Net, node: usize) -> String {
 pub(crate) fn make(net: &Net) -> Result<()> {
     let bridge = bridge(net);
     if !exists(&bridge) {
-        ip(&["link", "add", &bridge, "type", "bridge"])?;
-        let own = format!("{}/24", text([NETWORK[0], NETWORK[1], net.address_block, HOST]));
-        ip(&["addr", "add", &own, "dev", &bridge])?;
-        ip(&["link", "set", &bridge, "up"])?;
+        ip(&format!("link add {bridge} type bridge"))?;
+        let own = text([NETWORK[0], NETWORK[1], net.address_block, HOST]);
+        ip(&format!("addr add {own}/24 dev {bridge}"))?;
+        ip(&format!("link set {bridge} up"))?;
     }
     for node in 0..net.nodes.len() {
         let (name, veth) = (name(net, node), veth(net, node));
         if !Path::new("/run/netns").join(&name).exists() {
-            ip(&["netns", "add", &name])?;
-            ip(&["-n", &name, "link", "set", "lo", "up"])?;
+            ip(&format!("netns add {name}"))?;
+            ip(&format!("-n {name} link set lo up"))?;
         }
         if !exists(&veth) {
-            ip(&["link", "add", &veth, "type", "veth", "peer", "name", "eth0", "netns", &name])?;
-            ip(&["link", "set", &veth, "master", &bridge, "up"])?;
-            let own = format!("{}/24", text(address(net.address_block, node)));
-            ip(&["-n", &name, "addr", "add", &own, "dev", "eth0"])?;
-            ip(&["-n", &name, "link", "set", "eth0", "up"])?;
+            ip(&format!("link add {veth} type veth peer name eth0 netns {name}"))?;
+            ip(&format!("link set {veth} master {bridge} up"))?;
+            let own = text(address(net.address_block, node));
+            ip(&format!("-n {name} addr add {own}/24 dev eth0"))?;
+            ip(&format!("-n {name} link set eth0 up"))?;
         }
     }
     Ok(())
@@ -128,8 +121,8 @@ pub(crate) fn apply(net: &Net, before: &Links) -> Result<()> {
     let nodes = net.nodes.len();
     for from in 0..nodes {
         for to in (0..nodes).filter(|to| *to != from) {
-            for command in cut_commands(net, (from, to), before) {
-                ip(&command.iter().map(String::as_str).collect::<Vec<_>>())?;
+            if let Some(command) = cut_command(net, (from, to), before) {
+                ip(&command)?;
             }
         }
         let slow =
@@ -137,9 +130,9 @@ pub(crate) fn apply(net: &Net, before: &Links) -> Result<()> {
         if slow(before) != slow(&net.links) {
             let name = name(net, from);
             // Not there when nothing was slow.
-            let _ = tool("tc", &["-n", &name, "qdisc", "del", "dev", "eth0", "root"]);
+            let _ = tool("tc", &format!("-n {name} qdisc del dev eth0 root"));
             for command in slow_commands(net, from) {
-                tool("tc", &command.iter().map(String::as_str).collect::<Vec<_>>())?;
+                tool("tc", &command)?;
             }
         }
     }
@@ -147,22 +140,18 @@ pub(crate) fn apply(net: &Net, before: &Links) -> Result<()> {
 }
 
 /// Arguments of `ip` that change one link's cut.
-fn cut_commands(net: &Net, (from, to): Link, before: &Links) -> Vec<Vec<String>> {
+fn cut_command(net: &Net, (from, to): Link, before: &Links) -> Option<String> {
     let (name, receiver) = (name(net, from), text(address(net.address_block, to)));
-    let words = |text: String| text.split(' ').map(str::to_owned).collect();
-    match (before.is_cut((from, to)), net.links.is_cut((from, to))) {
-        (false, true) => {
-            vec![words(format!(
-                "-n {name} neigh replace {receiver} lladdr {NOBODY} nud permanent dev eth0"
-            ))]
-        }
-        (true, false) => vec![words(format!("-n {name} neigh del {receiver} dev eth0"))],
-        _ => vec![],
-    }
+    let change = match (before.is_cut((from, to)), net.links.is_cut((from, to))) {
+        (false, true) => format!("replace {receiver} lladdr {NOBODY} nud permanent"),
+        (true, false) => format!("del {receiver}"),
+        _ => return None,
+    };
+    Some(format!("-n {name} neigh {change} dev eth0"))
 }
 
 /// What a node's slow links take, as arguments of `tc`; nothing when none is slow.
-fn slow_commands(net: &Net, from: usize) -> Vec<Vec<String>> {
+fn slow_commands(net: &Net, from: usize) -> Vec<String> {
     let name = name(net, from);
     let slow: Vec<(usize, super::links::Quality)> = (0..net.nodes.len())
         .filter(|to| *to != from)
@@ -189,7 +178,7 @@ fn slow_commands(net: &Net, from: usize) -> Vec<Vec<String>> {
              flowid 1:{class:x}"
         ));
     }
-    commands.into_iter().map(|text| text.split(' ').map(str::to_owned).collect()).collect()
+    commands
 }
 
 /// Removes all of it.
@@ -198,32 +187,30 @@ pub(crate) fn remove(net: &Net) {
         let name = name(net, node);
         // The pair goes with its end in the namespace.
         if Path::new("/run/netns").join(&name).exists() {
-            let _ = ip(&["netns", "del", &name]);
+            let _ = ip(&format!("netns del {name}"));
         }
-        if exists(&veth(net, node)) {
-            let _ = ip(&["link", "del", &veth(net, node)]);
-        }
+        delete(&veth(net, node));
     }
-    if exists(&bridge(net)) {
-        let _ = ip(&["link", "del", &bridge(net)]);
+    delete(&bridge(net));
+}
+
+fn delete(interface: &str) {
+    if exists(interface) {
+        let _ = ip(&format!("link del {interface}"));
     }
 }
 
-fn ip(arguments: &[&str]) -> Result<()> {
+fn ip(arguments: &str) -> Result<()> {
     tool("ip", arguments)
 }
 
-fn tool(name: &str, arguments: &[&str]) -> Result<()> {
-    let output =
-        Command::new(name).args(arguments).output().with_context(|| format!("running {name}"))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!(
-            "`{name} {}` failed: {}",
-            arguments.join(" "),
-            said.trim().lines().next().unwrap_or("it said nothing")
-        );
-    }
+/// Runs `name` with arguments that have no spaces in them.
+fn tool(name: &str, arguments: &str) -> Result<()> {
+    let output = Command::new(name).args(arguments.split(' ')).output();
+    let output = output.with_context(|| format!("running {name}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let said = said.trim().lines().next().unwrap_or("it said nothing");
+    ensure!(output.status.success(), "`{name} {arguments}` failed: {said}");
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
-    session::{Condition, condition},
+    session::condition,
     state::{Backend, Kind, Net, NetFolder},
 };
 use crate::cap::{
@@ -201,7 +201,7 @@ pub(crate) async fn rows(net: &Net, place: &NetFolder, asker: &Asker) -> Vec<Row
     let mut rows = Vec::new();
     for (node, asked) in net.nodes.iter().zip(asked) {
         let condition = condition(net, place, node.index);
-        let runs = matches!(condition, Condition::Running | Condition::Paused);
+        let runs = condition.runs();
         let report = asked.await.unwrap_or_else(|error| Err(error.to_string()));
         let (report, silent) = match report {
             Ok(report) => (Some(report), None),
@@ -220,11 +220,9 @@ pub(crate) async fn rows(net: &Net, place: &NetFolder, asker: &Asker) -> Vec<Row
                 Backend::Process => group(place, node.index),
                 Backend::Vm => machine_group(place, node.index),
             },
-            host_bytes: if runs && net.backend == Backend::Vm {
-                host_bytes(place, node.index)
-            } else {
-                None
-            },
+            host_bytes: Some(place)
+                .filter(|_| runs && net.backend == Backend::Vm)
+                .and_then(|place| host_bytes(place, node.index)),
             report: report.filter(|_| runs),
             silent: silent.filter(|_| runs),
             behind: None,

@@ -9,13 +9,14 @@
 use std::{
     fs::{self, File},
     os::unix::process::CommandExt,
+    path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
 use budget::process::{self, Pid};
-use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::Signal;
 
 use super::{
     handle::Handle,
@@ -60,6 +61,11 @@ pub(crate) enum Condition {
 }
 
 impl Condition {
+    /// Whether its processes are there.
+    pub(crate) fn runs(&self) -> bool {
+        matches!(self, Self::Running | Self::Paused)
+    }
+
     pub(crate) fn description(&self) -> String {
         match self {
             Self::Running => "running".into(),
@@ -144,12 +150,10 @@ impl Session {
             let _ = fs::remove_file(stale);
         }
         let mut command = self.command(index)?;
-        let log = File::create(place.keeper_log(index))?;
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        leave_session(&mut command);
-        let child = command.spawn().with_context(|| format!("starting what keeps node {index}"))?;
+        let keeper = spawn_apart(&mut command, &place.keeper_log(index))
+            .with_context(|| format!("starting what keeps node {index}"))?;
         let node = &mut self.net.nodes[index];
-        node.keeper = Some(Handle::for_pid(child.id())?);
+        node.keeper = Some(keeper);
         node.starts += 1;
         self.record_command(index, LastCommand::Run)?;
         Ok(true)
@@ -160,11 +164,10 @@ impl Session {
         let (net, place) = (&self.net, &self.place);
         let node = net.node(index)?;
         let memory = node.memory_bytes.to_string();
-        let mut command = Command::new(std::env::current_exe().context("finding this program")?);
+        let mut command = Command::new(cli::this_program()?);
         if net.backend == Backend::Vm {
-            command
-                .args(["net", "machine", "--index", &index.to_string(), "--dir"])
-                .arg(place.dir());
+            let index = index.to_string();
+            command.args(["net", "machine", "--index", &index, "--dir"]).arg(place.dir());
             return Ok(command);
         }
         command
@@ -184,18 +187,15 @@ impl Session {
                 .arg("nsenter")
                 .arg(format!("--net=/run/netns/{}", namespaces::name(net, index)));
         }
+        command.arg(&net.binary);
         if let Kind::Relays { .. } = net.kind {
-            command
-                .arg(&net.binary)
-                .args(relays::arguments(net, place, index)?)
-                .args(&node.arguments);
-            return Ok(command);
+            command.args(relays::arguments(net, place, index)?);
+        } else {
+            let http = node.http.to_string();
+            command.args(["run", "--memory", &memory, "--listen", &http, "--data-dir"]);
+            command.arg(place.data(index)).args(net.peer_arguments(index)?);
         }
-        command
-            .arg(&net.binary)
-            .args(["run", "--memory", &memory, "--listen", &node.http.to_string(), "--data-dir"])
-            .arg(place.data(index));
-        command.args(net.peer_arguments(index)?).args(&node.arguments);
+        command.args(&node.arguments);
         Ok(command)
     }
 
@@ -206,8 +206,7 @@ impl Session {
             if let Some(info) = self.place.info(index) {
                 return Ok(info);
             }
-            let gone = !matches!(self.condition(index), Condition::Running | Condition::Paused);
-            if gone || Instant::now() > deadline {
+            if !self.condition(index).runs() || Instant::now() > deadline {
                 let said = fs::read_to_string(self.place.keeper_log(index)).unwrap_or_default();
                 bail!("node {index} was not started: {}", said.trim());
             }
@@ -216,15 +215,7 @@ impl Session {
     }
 
     fn wait_for_end(&self, index: usize, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
-        let Some(keeper) = self.net.nodes[index].keeper else { return true };
-        while keeper.is_alive() {
-            if Instant::now() > deadline {
-                return false;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        true
+        self.net.nodes[index].keeper.is_none_or(|keeper| keeper.ends_within(timeout))
     }
 
     /// Asks nodes to stop, all at once, and waits until they have. Those that do not run are left
@@ -234,7 +225,7 @@ impl Session {
         for &index in indices {
             self.net.node(index)?;
             let condition = self.condition(index);
-            if !matches!(condition, Condition::Running | Condition::Paused) {
+            if !condition.runs() {
                 continue;
             }
             if condition == Condition::Paused {
@@ -274,9 +265,8 @@ impl Session {
         let mut killed = Vec::new();
         for &index in indices {
             self.net.node(index)?;
-            if matches!(self.condition(index), Condition::Running | Condition::Paused) {
-                let info = self.info(index)?;
-                killed.push((index, Handle { pid: info.pid, started_ticks: info.started_ticks }));
+            if self.condition(index).runs() {
+                killed.push((index, self.process(index)?));
                 // Before the signal: were we killed now, the net would rather think too little of
                 // the node than wonder at its end.
                 self.record_command(index, LastCommand::Kill)?;
@@ -384,7 +374,7 @@ impl Session {
         }
         self.record_command(index, LastCommand::Pause)?;
         // The node first: from then on no process is added.
-        Handle { pid: info.pid, started_ticks: info.started_ticks }.signal(Signal::STOP)?;
+        self.process(index)?.signal(Signal::STOP)?;
         signal_group(&info, Signal::STOP)?;
         Ok(true)
     }
@@ -458,14 +448,10 @@ impl Session {
                 }
                 let _ = fs::remove_file(self.place.file("relay.json"));
                 self.write_orders()?;
-                let log = File::create(self.place.file("relay.log"))?;
-                let mut command =
-                    Command::new(std::env::current_exe().context("finding this program")?);
+                let mut command = Command::new(cli::this_program()?);
                 command.args(["net", "relay", "--dir"]).arg(self.place.dir());
-                command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-                leave_session(&mut command);
-                let child = command.spawn().context("starting the relay")?;
-                self.net.relay = Some(Handle::for_pid(child.id())?);
+                let relay = spawn_apart(&mut command, &self.place.file("relay.log"));
+                self.net.relay = Some(relay.context("starting the relay")?);
                 self.save()?;
                 self.wait_for_relay()
             }
@@ -507,15 +493,8 @@ impl Session {
             Network::Proxies | Network::Machines => {
                 if let Some(relay) = self.net.relay.take() {
                     relay.signal(Signal::TERM)?;
-                    let deadline = Instant::now() + FOLLOWED_WITHIN;
-                    while relay.is_alive() {
-                        ensure!(
-                            Instant::now() < deadline,
-                            "the relay (process {}) does not end",
-                            relay.pid
-                        );
-                        std::thread::sleep(Duration::from_millis(2));
-                    }
+                    let ended = relay.ends_within(FOLLOWED_WITHIN);
+                    ensure!(ended, "the relay (process {}) does not end", relay.pid);
                 }
                 if let Some(machines) = &self.net.machines {
                     machines.remove_sockets();
@@ -533,16 +512,11 @@ fn signal_group(info: &Info, signal: Signal) -> Result<()> {
     loop {
         let mut new = false;
         for pid in group.processes()? {
-            let Some(raw) = i32::try_from(pid.0).ok().and_then(rustix::process::Pid::from_raw)
-            else {
-                continue;
-            };
-            let Ok(descriptor) = pidfd_open(raw, PidfdFlags::empty()) else { continue };
-            // The process of the descriptor has this id for as long as it lives: if the id is in
-            // the group now, so is the process.
+            let Ok(process) = Handle::for_pid(pid.0) else { continue };
+            // No other process gets the signal: if the id is in the group now, so is the process.
             if told.insert(pid) && group.processes()?.contains(&pid) {
                 new = true;
-                let _ = pidfd_send_signal(descriptor, signal);
+                let _ = process.signal(signal);
             }
         }
         if !new {
@@ -551,10 +525,14 @@ fn signal_group(info: &Info, signal: Signal) -> Result<()> {
     }
 }
 
-/// Detached from the terminal and from processes that wait for us.
-fn leave_session(command: &mut Command) {
+/// Starts a process that is detached from the terminal and from processes that wait for us; `log`
+/// gets what it prints.
+fn spawn_apart(command: &mut Command, log: &Path) -> Result<Handle> {
+    let log = File::create(log)?;
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     // SAFETY: between fork and exec only the system call setsid is made.
     unsafe {
         command.pre_exec(|| rustix::process::setsid().map(|_| ()).map_err(std::io::Error::from));
     }
+    Ok(Handle::for_pid(command.spawn()?.id())?)
 }

@@ -26,6 +26,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::{
     handle::Handle,
@@ -303,15 +304,7 @@ impl NetFolder {
 
     /// Six hexadecimal digits that follow from the path.
     fn id(&self) -> String {
-        let hash = self
-            .0
-            .as_os_str()
-            .as_encoded_bytes()
-            .iter()
-            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-                (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-            });
-        format!("{:06x}", (hash ^ (hash >> 24) ^ (hash >> 48)) & 0xff_ffff)
+        hex::encode(&Sha256::digest(self.0.as_os_str().as_encoded_bytes())[..3])
     }
 
     pub(crate) fn exists(&self) -> bool {

@@ -6,8 +6,10 @@ use anyhow::Result;
 use budget::format_size;
 use serde::Serialize;
 
+use crate::cap::mib;
+
 use super::{
-    reading::{self, Asker, Row},
+    reading::{self, Asker, GroupReading, Report, Row},
     state::{Backend, Kind, Net, NetFolder, Network},
 };
 
@@ -57,59 +59,60 @@ pub(crate) fn machines_summary(net: &Net, rows: &[Row]) -> Option<String> {
     ))
 }
 
+type Column = cli::Column<Row>;
+
+const STATE: [Column; 2] = [
+    ("node", -5, |row| row.index.to_string()),
+    ("state", -9, |row| short(&row.condition).to_owned()),
+];
+const MEMORY: [Column; 6] = [
+    ("anonymous", 12, |row| size(group(row, |group| group.anonymous_bytes))),
+    ("peak", 12, |row| size(group(row, |group| group.anonymous_peak_bytes))),
+    ("file", 12, |row| size(group(row, |group| group.file_bytes))),
+    ("of", 10, |row| format_size(row.memory_bytes)),
+    ("OOM", 5, |row| number(group(row, |group| group.oom_kills))),
+    ("starts", 7, |row| row.starts.to_string()),
+];
+const MEMBER: [Column; 4] = [
+    ("endpoint", -28, |row| row.url.clone()),
+    ("height", 8, |row| number(report(row, |report| Some(report.height)))),
+    ("behind", 7, |row| number(row.behind)),
+    ("peers", 6, |row| number(report(row, |report| report.peers_heard))),
+];
+const WORKERS: [Column; 1] =
+    [("workers", 8, |row| number(report(row, |report| Some(report.worker_restarts))))];
+const RELAY: [Column; 3] = [
+    ("peers", 6, |row| number(report(row, |report| Some(report.relay?.peers)))),
+    ("mesh", 6, |row| number(report(row, |report| Some(report.relay?.mesh)))),
+    ("stored", 9, |row| number(report(row, |report| Some(report.relay?.stored)))),
+];
+const ADDRESS: [Column; 1] =
+    [("  address", 0, |row| format!("  {}", row.multiaddr.as_deref().unwrap_or("-")))];
+
 /// For a person.
 pub(crate) fn table(net: &Net, rows: &[Row]) -> String {
-    match net.kind {
-        Kind::Subnet => subnet_table(rows),
-        Kind::Relays { .. } => relay_table(rows),
-    }
+    let columns = match net.kind {
+        Kind::Subnet => [&STATE[..], &MEMBER, &MEMORY, &WORKERS].concat(),
+        Kind::Relays { .. } => [&STATE[..], &RELAY, &MEMORY, &ADDRESS].concat(),
+    };
+    let lines = rows.iter().map(|row| cli::table_row(&columns, row) + &remarks(row));
+    cli::table_head(&columns) + &lines.collect::<String>()
+}
+
+fn group(row: &Row, of: fn(&GroupReading) -> u64) -> Option<u64> {
+    row.group.as_ref().map(of)
+}
+
+fn report(row: &Row, of: fn(&Report) -> Option<u64>) -> Option<u64> {
+    row.report.as_ref().and_then(of)
 }
 
 fn size(bytes: Option<u64>) -> String {
-    bytes.map_or("-".to_owned(), |bytes| format!("{:.1} MiB", bytes as f64 / 1_048_576.0))
+    bytes.map_or("-".to_owned(), mib)
 }
 
 fn number(value: Option<u64>) -> String {
     value.map_or("-".to_owned(), |value| value.to_string())
-}
-
-fn relay_table(rows: &[Row]) -> String {
-    let mut text = format!(
-        "{:<5}{:<9}{:>6}{:>6}{:>9}{:>12}{:>12}{:>12}{:>10}{:>5}{:>7}  {}\n",
-        "node",
-        "state",
-        "peers",
-        "mesh",
-        "stored",
-        "anonymous",
-        "peak",
-        "file",
-        "of",
-        "OOM",
-        "starts",
-        "address"
-    );
-    for row in rows {
-        let relay = row.report.as_ref().and_then(|report| report.relay);
-        let group = row.group.as_ref();
-        text.push_str(&format!(
-            "{:<5}{:<9}{:>6}{:>6}{:>9}{:>12}{:>12}{:>12}{:>10}{:>5}{:>7}  {}\n",
-            row.index,
-            short(&row.condition),
-            number(relay.map(|relay| relay.peers)),
-            number(relay.map(|relay| relay.mesh)),
-            number(relay.map(|relay| relay.stored)),
-            size(group.map(|group| group.anonymous_bytes)),
-            size(group.map(|group| group.anonymous_peak_bytes)),
-            size(group.map(|group| group.file_bytes)),
-            format_size(row.memory_bytes),
-            number(group.map(|group| group.oom_kills)),
-            row.starts,
-            row.multiaddr.as_deref().unwrap_or("-"),
-        ));
-        text.push_str(&remarks(row));
-    }
-    text
 }
 
 /// A state longer than its column gets a line of its own.
@@ -126,45 +129,4 @@ fn remarks(row: &Row) -> String {
         report.filter(|report| report.catching_up).map(|_| "it fetches what it missed".to_owned()),
     ];
     said.into_iter().flatten().map(|words| format!("     {words}\n")).collect()
-}
-
-fn subnet_table(rows: &[Row]) -> String {
-    let mut text = format!(
-        "{:<5}{:<9}{:<28}{:>8}{:>7}{:>6}{:>12}{:>12}{:>12}{:>10}{:>5}{:>7}{:>8}\n",
-        "node",
-        "state",
-        "endpoint",
-        "height",
-        "behind",
-        "peers",
-        "anonymous",
-        "peak",
-        "file",
-        "of",
-        "OOM",
-        "starts",
-        "workers"
-    );
-    for row in rows {
-        let report = row.report.as_ref();
-        let group = row.group.as_ref();
-        text.push_str(&format!(
-            "{:<5}{:<9}{:<28}{:>8}{:>7}{:>6}{:>12}{:>12}{:>12}{:>10}{:>5}{:>7}{:>8}\n",
-            row.index,
-            short(&row.condition),
-            row.url,
-            number(report.map(|report| report.height)),
-            number(row.behind),
-            number(report.and_then(|report| report.peers_heard)),
-            size(group.map(|group| group.anonymous_bytes)),
-            size(group.map(|group| group.anonymous_peak_bytes)),
-            size(group.map(|group| group.file_bytes)),
-            format_size(row.memory_bytes),
-            number(group.map(|group| group.oom_kills)),
-            row.starts,
-            number(report.map(|report| report.worker_restarts)),
-        ));
-        text.push_str(&remarks(row));
-    }
-    text
 }

@@ -130,15 +130,10 @@ impl Topology {
             return Some(format!("has {} nodes, not {}", memory_of_nodes.len(), self.nodes.len()));
         }
         let differing = self.nodes.iter().zip(memory_of_nodes).enumerate();
-        differing.into_iter().find(|(_, (plan, has))| plan.memory_bytes != **has).map(
-            |(index, (plan, has))| {
-                format!(
-                    "gives node {index} {}, not {}",
-                    format_size(*has),
-                    format_size(plan.memory_bytes)
-                )
-            },
-        )
+        let (index, (plan, has)) =
+            differing.into_iter().find(|(_, (plan, has))| plan.memory_bytes != **has)?;
+        let (has, wanted) = (format_size(*has), format_size(plan.memory_bytes));
+        Some(format!("gives node {index} {has}, not {wanted}"))
     }
 }
 
@@ -149,17 +144,10 @@ fn check_count(count: usize) -> Result<()> {
 
 impl FileLink {
     fn quality(&self) -> Result<Quality> {
-        let words = |error| anyhow::anyhow!("in a [[link]]: {error}");
-        Ok(Quality {
-            latency_micros: self
-                .latency
-                .as_deref()
-                .map(parse_latency)
-                .transpose()
-                .map_err(words)?
-                .unwrap_or(0),
-            loss: self.loss.as_deref().map(parse_loss).transpose().map_err(words)?.unwrap_or(0.0),
-        })
+        let words = |error: String| anyhow::anyhow!("in a [[link]]: {error}");
+        let latency = self.latency.as_deref().map_or(Ok(0), parse_latency);
+        let loss = self.loss.as_deref().map_or(Ok(0.0), parse_loss);
+        Ok(Quality { latency_micros: latency.map_err(words)?, loss: loss.map_err(words)? })
     }
 
     fn pairs(&self, nodes: usize) -> Result<Vec<(usize, usize)>> {

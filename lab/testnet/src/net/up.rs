@@ -19,7 +19,7 @@ use super::{
     ports::{self, Claim, LINKS_OFFSET, P2P_OFFSET},
     reading::{self, Asker},
     relays,
-    session::{Condition, Session},
+    session::Session,
     state::{Backend, Kind, LastCommand, Net, NetFolder, Network, Node},
     status,
     topology::Topology,
@@ -131,15 +131,9 @@ pub(crate) async fn run(
         let work = async {
             let all: Vec<usize> = (0..session.net.nodes.len()).collect();
             if session.net.backend == Backend::Vm {
-                let runs = |index: &usize| {
-                    matches!(session.condition(*index), Condition::Running | Condition::Paused)
-                };
-                let to_start: Vec<u64> = all
-                    .iter()
-                    .filter(|index| !runs(index))
-                    .map(|index| session.net.nodes[*index].memory_bytes)
-                    .collect();
-                machine::ensure_room(&to_start)?;
+                let to_start = all.iter().filter(|index| !session.condition(**index).runs());
+                let sizes = to_start.map(|index| session.net.nodes[*index].memory_bytes);
+                machine::ensure_room(&sizes.collect::<Vec<_>>())?;
             }
             session.connect()?;
             if session.net.is_subnet() {
@@ -372,16 +366,7 @@ fn choose(wanted: Option<Network>) -> Result<Network> {
 }
 
 fn binary(options: &Options) -> Result<PathBuf> {
-    let program = std::env::current_exe().context("finding this program")?;
     let usual = if options.relay.is_some() { "thimble-relay" } else { "thimble" };
-    let binary = match &options.node {
-        Some(named) => std::path::absolute(named)?,
-        None => program.with_file_name(usual),
-    };
-    ensure!(
-        binary.is_file(),
-        "there is no node at {}; build it (make build) or name it with --node",
-        binary.display()
-    );
-    Ok(binary)
+    let named = options.node.as_deref().map(std::path::absolute).transpose()?;
+    cli::program(named.as_deref(), usual, "node")
 }

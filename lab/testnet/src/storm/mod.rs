@@ -15,15 +15,15 @@ use std::{
     io::Write,
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 use budget::{MIB, format_size, parse_size};
 use clap::Args;
-use cli::{Child, StopSignals};
+use cli::{Child, Stop};
 
-pub(crate) use self::verdict::{Row, table};
+pub(crate) use self::verdict::{Row, Rows, table};
 use self::{
     node::CappedNode,
     verdict::{Findings, Hammer},
@@ -78,6 +78,12 @@ pub struct Options {
     hammer: Vec<String>,
 }
 
+/// Names of files that several processes use.
+pub(crate) const SERIES: &str = "series.jsonl";
+pub(crate) const MARKS: &str = "marks.txt";
+pub(crate) const DATA: &str = "data";
+const HAMMER_JSON: &str = "hammer.json";
+
 /// Where everything is written.
 pub(crate) struct Files {
     pub(crate) folder: PathBuf,
@@ -92,46 +98,14 @@ impl Files {
         Ok(Self { folder })
     }
 
-    pub(crate) fn series(&self) -> PathBuf {
-        self.folder.join("series.jsonl")
-    }
-
-    pub(crate) fn picture(&self) -> PathBuf {
-        self.folder.join("memory.svg")
-    }
-
-    pub(crate) fn marks(&self) -> PathBuf {
-        self.folder.join("marks.txt")
-    }
-
-    pub(crate) fn data(&self) -> PathBuf {
-        self.folder.join("data")
-    }
-
-    pub(crate) fn log(&self) -> PathBuf {
-        self.folder.join("node.log")
-    }
-
-    fn hammer_json(&self) -> PathBuf {
-        self.folder.join("hammer.json")
-    }
-
-    fn hammer_table(&self) -> PathBuf {
-        self.folder.join("hammer.txt")
-    }
-
-    fn verdict(&self) -> PathBuf {
-        self.folder.join("verdict.json")
-    }
-
-    fn metrics(&self) -> PathBuf {
-        self.folder.join("metrics.txt")
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
     }
 
     /// Marks the begin of a phase in the series and the picture.
     fn mark(&self, phase: &str) -> Result<()> {
         println!("storm: {phase}");
-        let mut file = OpenOptions::new().create(true).append(true).open(self.marks())?;
+        let mut file = OpenOptions::new().create(true).append(true).open(self.file(MARKS))?;
         writeln!(file, "{phase}").context("writing a mark")
     }
 }
@@ -140,13 +114,10 @@ impl Files {
 pub async fn run(options: Options) -> Result<ExitCode> {
     let memory_bytes = parse_size(&options.memory)?;
     let files = Files::make(&options, memory_bytes)?;
-    let mut signals = StopSignals::listen()?;
-    let told = tokio::select! {
-        told = storm(&options, memory_bytes, &files) => Some(told),
-        _ = signals.next() => None,
-    };
+    let stop = Stop::by_signal(|| {})?;
+    let told = stop.race(storm(&options, memory_bytes, &files)).await;
     if !options.keep_data {
-        let _ = fs::remove_dir_all(files.data());
+        let _ = fs::remove_dir_all(files.file(DATA));
     }
     let Some(told) = told else {
         eprintln!("thimble-lab storm: stopped; its files are in {}", files.folder.display());
@@ -160,22 +131,15 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     println!("\nmachine: {}", machine::describe());
     println!("node: --memory {}, group {}", options.memory, findings.group);
     print!("{}", verdict::table(&rows));
-    fs::write(files.verdict(), serde_json::to_string_pretty(&rows)?)?;
+    fs::write(files.file("verdict.json"), serde_json::to_string_pretty(&rows)?)?;
     println!("\nseries, picture, reports and logs: {}", files.folder.display());
     println!("{}", if good { "storm: every verdict is good" } else { "storm: FAILED" });
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 async fn storm(options: &Options, memory_bytes: u64, files: &Files) -> Result<Findings> {
-    let program = std::env::current_exe().context("finding this program")?;
-    let beside = program.parent().map(|folder| folder.join("thimble"));
-    let binary = options.node.clone().or(beside).context("--node is needed")?;
-    ensure!(
-        binary.is_file(),
-        "there is no node at {}; build it (make build) or name it with --node",
-        binary.display()
-    );
-
+    let program = cli::this_program()?;
+    let binary = cli::program(options.node.as_deref(), "thimble", "node")?;
     let mut node =
         CappedNode::start(&program, &binary, options.group, memory_bytes, &options.mode, files)
             .await?;
@@ -192,7 +156,7 @@ async fn storm(options: &Options, memory_bytes: u64, files: &Files) -> Result<Fi
     node.watch(Duration::from_secs(options.cool_down_seconds)).await?;
     let after_bytes = node.anonymous_now()?;
     let metrics = node.metrics().await?;
-    fs::write(files.metrics(), &metrics)?;
+    fs::write(files.file("metrics.txt"), &metrics)?;
 
     files.mark("stop")?;
     let (group, summary) = node.stop().await?;
@@ -221,42 +185,29 @@ async fn hammer(
 ) -> Result<(Hammer, Vec<i64>)> {
     let seconds = options.seconds.unwrap_or(if options.mode == "all" { 20 } else { 120 });
     let mut command = Command::new(program);
-    command
-        .args([
-            "hammer",
-            "--mode",
-            &options.mode,
-            "--seconds",
-            &seconds.to_string(),
-            "--url",
-            node.url(),
-        ])
-        .arg("--json")
-        .arg(files.hammer_json());
+    command.args(["hammer", "--mode", &options.mode, "--seconds", &seconds.to_string()]);
+    command.args(["--url", node.url(), "--json"]).arg(files.file(HAMMER_JSON));
     if let Some((_, scale)) = SCALES.iter().find(|(least, _)| memory_bytes >= *least) {
         command.args(["--scale", scale]);
     }
-    command.args(&options.hammer).stdin(Stdio::null()).stdout(File::create(files.hammer_table())?);
+    command
+        .args(&options.hammer)
+        .stdin(Stdio::null())
+        .stdout(File::create(files.file("hammer.txt"))?);
     let mut child = Child::spawn(&mut command, "the hammer")?;
     let modes = if options.mode == "all" { HAMMER_MODES_MAX } else { 1 };
     let timeout = (Duration::from_secs(seconds) * HAMMER_PARTS_MAX + HAMMER_TIMEOUT) * modes;
-    let deadline = Instant::now() + timeout;
     let mut unaccounted = Vec::new();
-    let status = loop {
-        if let Some(status) = child.status()? {
-            break status;
-        }
+    let watch = async || {
         node.check()?;
         // A node that is too busy to answer once is asked again.
         if let Ok(metrics) = node.metrics().await {
             unaccounted.extend(verdict::unaccounted(&metrics));
         }
-        if Instant::now() > deadline {
-            bail!("the hammer did not end within {} s", timeout.as_secs());
-        }
-        tokio::time::sleep(SAMPLE_EVERY).await;
+        anyhow::Ok(())
     };
-    let report = fs::read_to_string(files.hammer_json()).ok();
+    let status = child.ended_meanwhile(timeout, SAMPLE_EVERY, watch).await?;
+    let report = fs::read_to_string(files.file(HAMMER_JSON)).ok();
     let hammer = Hammer {
         status: status.to_string(),
         success: status.success(),

@@ -1,17 +1,15 @@
 //! A node inside `thimble-lab cap`: started, watched, asked, stopped.
 
 use std::{
-    fs::File,
-    os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
 use cli::{Child, OnDrop};
 
-use super::Files;
+use super::{DATA, Files, MARKS, SERIES};
 use crate::cap::{
     self,
     series::{self, Header, Line, Summary},
@@ -42,53 +40,26 @@ impl CappedNode {
         mode: &str,
         files: &Files,
     ) -> Result<Self> {
-        let address = files.folder.join("address.txt");
+        let (address, log) = (files.file("address.txt"), files.file("node.log"));
         let memory = memory_bytes.to_string();
-        let log = File::create(files.log())?;
         let mut command = Command::new(program);
         // Sampled more finely than by default: a message's memory comes and goes within tenths of a
         // second.
-        command.args([
-            "cap",
-            "--memory",
-            &memory,
-            "--name",
-            &format!("storm {mode}"),
-            "--interval-millis",
-            "100",
-        ]);
+        command.args(["cap", "--memory", &memory, "--name", &format!("storm {mode}")]);
+        command.args(["--interval-millis", "100"]);
         if let Some(group) = group {
             command.args(["--group", &group.to_string()]);
         }
-        command
-            .arg("--json")
-            .arg(files.series())
-            .arg("--picture")
-            .arg(files.picture())
-            .arg("--mark-file")
-            .arg(files.marks())
-            .arg("--")
-            .arg(binary)
-            .args([
-                "run",
-                "--memory",
-                &memory,
-                "--listen",
-                "127.0.0.1:0",
-                "--log",
-                "info",
-                "--data-dir",
-            ])
-            .arg(files.data())
-            .arg("--address-file")
-            .arg(&address)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            // Out of reach of the terminal: a Ctrl-C is ours to pass on, once.
-            .process_group(0);
-        let mut child = Child::spawn(&mut command, "the node or its cap")?
-            .logging_to([files.log()])
+        for (flag, name) in
+            [("--json", SERIES), ("--picture", "memory.svg"), ("--mark-file", MARKS)]
+        {
+            command.arg(flag).arg(files.file(name));
+        }
+        command.arg("--").arg(binary);
+        command.args(["run", "--memory", &memory, "--listen", "127.0.0.1:0", "--log", "info"]);
+        command.arg("--data-dir").arg(files.file(DATA)).arg("--address-file").arg(&address);
+        let mut child = Child::spawn(cli::detach(&mut command, &log)?, "the node or its cap")?
+            .logging_to([log])
             .with_on_drop(OnDrop::Ask);
         let client = reqwest::Client::builder().no_proxy().build()?;
         let healthy = async || {
@@ -97,7 +68,7 @@ impl CappedNode {
             answer.is_ok_and(|answer| answer.status().is_success()).then_some(url)
         };
         let url = child.ready_within(HEALTHY_WITHIN, healthy).await?;
-        Ok(Self { child, url, series: files.series(), client })
+        Ok(Self { child, url, series: files.file(SERIES), client })
     }
 
     pub(crate) fn url(&self) -> &str {

@@ -6,7 +6,7 @@ use budget::{MIB, format_size};
 use compare::figure::{Better, Figure};
 use serde::Serialize;
 
-use crate::cap::series::Summary;
+use crate::cap::{mib, series::Summary};
 
 /// Most anonymous memory of a node with 512 MiB in a hybrid storm.
 const HYBRID_PEAK_BYTES_MAX: u64 = 170 * MIB;
@@ -62,154 +62,141 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// The goal, and whether it is met.
+    pub(crate) fn goal(&mut self, goal: impl Into<String>, met: bool) -> &mut Self {
+        (self.goal, self.met) = (goal.into(), Some(met));
+        self
+    }
+
     /// Adds a figure that `thimble-lab compare` reads.
-    pub(crate) fn add_figure(&mut self, name: &str, value: f64, unit: &str) {
+    pub(crate) fn figure(&mut self, name: &str, value: f64, unit: &str) -> &mut Self {
         self.figures.push(Figure::new(name, value, unit));
+        self
+    }
+}
+
+/// A table of figures and their goals, while it is made.
+#[derive(Default)]
+pub(crate) struct Rows(pub(crate) Vec<Row>);
+
+impl Rows {
+    /// Adds a row without a goal.
+    pub(crate) fn add(&mut self, what: &str, measured: impl Into<String>) -> &mut Row {
+        let (what, measured) = (what.to_owned(), measured.into());
+        self.0.push(Row { what, measured, goal: String::new(), met: None, figures: vec![] });
+        let last = self.0.len() - 1;
+        &mut self.0[last]
     }
 }
 
 /// Compares what was measured with the goals, one row for each figure.
 pub(crate) fn evaluate(findings: &Findings) -> Vec<Row> {
-    let mut rows = Rows(Vec::new());
-    rows.survival(findings);
-    rows.work(findings);
-    rows.memory(findings);
-    rows.unaccounted(findings);
-    rows.rounds(findings);
+    let mut rows = Rows::default();
+    survival(&mut rows, findings);
+    work(&mut rows, findings);
+    memory(&mut rows, findings);
+    unaccounted_memory(&mut rows, findings);
+    rounds(&mut rows, findings);
     let ended = &findings.summary.ended;
-    rows.add_with_goal("the node's end after SIGTERM", ended.clone(), "exit 0", ended == "exit 0");
-    let Rows(mut rows) = rows;
-    add_figures(findings, &mut rows);
-    rows
+    let last = rows.add("the node's end after SIGTERM", ended).goal("exit 0", ended == "exit 0");
+    add_figures(findings, last);
+    rows.0
 }
 
-fn mib(bytes: u64) -> String {
-    format!("{:.1} MiB", bytes as f64 / MIB as f64)
+/// No process was killed or restarted.
+fn survival(rows: &mut Rows, findings: &Findings) {
+    let summary = &findings.summary;
+    rows.add("OOM kills", summary.oom_kills.to_string()).goal("0", summary.oom_kills == 0);
+    let restarts = metric(&findings.metrics, "thimble_worker_restarts_total");
+    rows.add("worker restarts (the node's word)", metric_text(restarts, 0))
+        .goal("0", restarts.is_some_and(|restarts| restarts < 0.5));
+    let restarted: Vec<String> = summary
+        .restarts
+        .iter()
+        .filter(|restarts| !restarts.role.contains(COMPILER))
+        .map(|restarts| format!("{} {}", restarts.role, restarts.count))
+        .collect();
+    let none = restarted.is_empty();
+    let said = if none { "0".into() } else { restarted.join(", ") };
+    rows.add("process restarts (seen from outside)", said).goal("0", none);
 }
 
-/// The verdict while it is made, matter by matter.
-struct Rows(Vec<Row>);
-
-impl Rows {
-    fn add(&mut self, what: &str, measured: String, goal: &str, met: Option<bool>) {
-        let (what, goal) = (what.to_owned(), goal.to_owned());
-        self.0.push(Row { what, measured, goal, met, figures: vec![] });
+/// What the hammer did, and found right.
+fn work(rows: &mut Rows, findings: &Findings) {
+    let hammer = &findings.hammer;
+    rows.add("hammer", &hammer.status).goal("exit status: 0", hammer.success);
+    let report = hammer.report.as_ref();
+    let wrong = report.and_then(|report| report.get("verification_failures")?.as_u64());
+    let said = wrong.map_or_else(|| "no report".to_owned(), |wrong| wrong.to_string());
+    rows.add("verification failures", said).goal("0", wrong == Some(0));
+    let done = report.map_or(0, operations);
+    // A storm in which nothing was done proves nothing.
+    rows.add("operations done", done.to_string()).goal("some", done > 0);
+    if let Some(errors) = report.and_then(|report| report.get("errors")?.as_u64()) {
+        rows.add("errors the hammer was answered with", errors.to_string());
     }
+}
 
-    /// With a goal.
-    fn add_with_goal(&mut self, what: &str, measured: String, goal: &str, met: bool) {
-        self.add(what, measured, goal, Some(met));
-    }
+fn memory(rows: &mut Rows, findings: &Findings) {
+    let peak = findings.summary.anonymous_peak_bytes;
+    let peak_max = match (findings.memory_bytes, findings.mode.as_str()) {
+        (bytes, "hybrid") if bytes == 512 * MIB => HYBRID_PEAK_BYTES_MAX,
+        (bytes, _) => bytes,
+    };
+    rows.add("anonymous memory, peak", mib(peak))
+        .goal(format!("at most {}", format_size(peak_max)), peak <= peak_max);
+    rows.add("anonymous memory, idle before", mib(findings.idle_bytes));
+    let what = format!("anonymous memory, {} s after", findings.cool_down_seconds);
+    let goal = format!("at most {} above idle", format_size(KEPT_BYTES_MAX));
+    let met = findings.after_bytes <= findings.idle_bytes + KEPT_BYTES_MAX;
+    rows.add(&what, mib(findings.after_bytes)).goal(goal, met);
+}
 
-    /// A figure without a goal.
-    fn add_without_goal(&mut self, what: &str, measured: String) {
-        self.add(what, measured, "", None);
-    }
+fn unaccounted_memory(rows: &mut Rows, findings: &Findings) {
+    let signed = |bytes: i64| format!("{:.1} MiB", bytes as f64 / MIB as f64);
+    let idle = findings.unaccounted_idle_bytes;
+    let said = idle.map_or_else(|| "not told".to_owned(), signed);
+    rows.add("memory that no pool holds, idle before", said);
+    let samples = &findings.unaccounted_bytes;
+    let part = findings.memory_bytes / 100 * UNACCOUNTED_STORM_PERCENT_MAX;
+    let most = part.max(UNACCOUNTED_STORM_BYTES_MIN);
+    let peak = samples.iter().copied().max();
+    let said = peak.map_or_else(
+        || "not told".to_owned(),
+        |peak| format!("{} in {} samples", signed(peak), samples.len()),
+    );
+    let enough = samples.len() >= UNACCOUNTED_SAMPLES_MIN;
+    let goal = format!("at most {} ({UNACCOUNTED_STORM_PERCENT_MAX} % or 12 MiB)", mib(most));
+    rows.add("memory that no pool holds, peak", said)
+        .goal(goal, enough && peak.is_some_and(|peak| peak <= most as i64));
+}
 
-    /// No process was killed or restarted.
-    fn survival(&mut self, findings: &Findings) {
-        let summary = &findings.summary;
-        self.add_with_goal("OOM kills", summary.oom_kills.to_string(), "0", summary.oom_kills == 0);
-        let restarts = metric(&findings.metrics, "thimble_worker_restarts_total");
-        self.add_with_goal(
-            "worker restarts (the node's word)",
-            restarts.map_or_else(|| "not told".into(), |restarts| format!("{restarts:.0}")),
-            "0",
-            restarts.is_some_and(|restarts| restarts < 0.5),
-        );
-        let restarted: Vec<String> = summary
-            .restarts
-            .iter()
-            .filter(|restarts| !restarts.role.contains(COMPILER))
-            .map(|restarts| format!("{} {}", restarts.role, restarts.count))
-            .collect();
-        let none = restarted.is_empty();
-        let said = if none { "0".into() } else { restarted.join(", ") };
-        self.add_with_goal("process restarts (seen from outside)", said, "0", none);
+fn rounds(rows: &mut Rows, findings: &Findings) {
+    let summary = &findings.summary;
+    let charged = mib(summary.charged_peak_bytes);
+    rows.add("charged memory, peak (page cache included)", charged);
+    for (what, name, digits) in [
+        ("longest stall of rounds, seconds", "thimble_longest_stall_seconds", 3),
+        ("rounds skipped", "thimble_rounds_skipped_total", 0),
+    ] {
+        rows.add(what, metric_text(metric(&findings.metrics, name), digits));
     }
+    let (some, full) = (summary.pressure_some_percent_max, summary.pressure_full_percent_max);
+    if let (Some(some), Some(full)) = (some, full) {
+        let said = format!("some {some:.1} %, full {full:.1} %");
+        rows.add("memory pressure, worst 10 s", said);
+    }
+}
 
-    /// What the hammer did, and found right.
-    fn work(&mut self, findings: &Findings) {
-        let hammer = &findings.hammer;
-        self.add_with_goal("hammer", hammer.status.clone(), "exit status: 0", hammer.success);
-        let report = hammer.report.as_ref();
-        let wrong = report.and_then(|report| report.get("verification_failures")?.as_u64());
-        let said = wrong.map_or_else(|| "no report".to_owned(), |wrong| wrong.to_string());
-        self.add_with_goal("verification failures", said, "0", wrong == Some(0));
-        let done = report.map_or(0, operations);
-        // A storm in which nothing was done proves nothing.
-        self.add_with_goal("operations done", done.to_string(), "some", done > 0);
-        if let Some(errors) = report.and_then(|report| report.get("errors")?.as_u64()) {
-            self.add_without_goal("errors the hammer was answered with", errors.to_string());
-        }
-    }
-
-    fn memory(&mut self, findings: &Findings) {
-        let peak = findings.summary.anonymous_peak_bytes;
-        let peak_max = match (findings.memory_bytes, findings.mode.as_str()) {
-            (bytes, "hybrid") if bytes == 512 * MIB => HYBRID_PEAK_BYTES_MAX,
-            (bytes, _) => bytes,
-        };
-        let goal = format!("at most {}", format_size(peak_max));
-        self.add_with_goal("anonymous memory, peak", mib(peak), &goal, peak <= peak_max);
-        self.add_without_goal("anonymous memory, idle before", mib(findings.idle_bytes));
-        self.add_with_goal(
-            &format!("anonymous memory, {} s after", findings.cool_down_seconds),
-            mib(findings.after_bytes),
-            &format!("at most {} above idle", format_size(KEPT_BYTES_MAX)),
-            findings.after_bytes <= findings.idle_bytes + KEPT_BYTES_MAX,
-        );
-    }
-
-    fn unaccounted(&mut self, findings: &Findings) {
-        let signed = |bytes: i64| format!("{:.1} MiB", bytes as f64 / MIB as f64);
-        let idle = findings.unaccounted_idle_bytes;
-        self.add_without_goal(
-            "memory that no pool holds, idle before",
-            idle.map_or_else(|| "not told".to_owned(), signed),
-        );
-        let samples = &findings.unaccounted_bytes;
-        let part = findings.memory_bytes / 100 * UNACCOUNTED_STORM_PERCENT_MAX;
-        let most = part.max(UNACCOUNTED_STORM_BYTES_MIN);
-        let peak = samples.iter().copied().max();
-        let said = peak.map_or_else(
-            || "not told".to_owned(),
-            |peak| format!("{} in {} samples", signed(peak), samples.len()),
-        );
-        let enough = samples.len() >= UNACCOUNTED_SAMPLES_MIN;
-        self.add_with_goal(
-            "memory that no pool holds, peak",
-            said,
-            &format!("at most {} ({UNACCOUNTED_STORM_PERCENT_MAX} % or 12 MiB)", mib(most)),
-            enough && peak.is_some_and(|peak| peak <= most as i64),
-        );
-    }
-
-    fn rounds(&mut self, findings: &Findings) {
-        let summary = &findings.summary;
-        let charged = mib(summary.charged_peak_bytes);
-        self.add_without_goal("charged memory, peak (page cache included)", charged);
-        let metric_text = |name: &str, digits: usize| {
-            metric(&findings.metrics, name)
-                .map_or_else(|| "not told".to_owned(), |value| format!("{value:.digits$}"))
-        };
-        let stall = metric_text("thimble_longest_stall_seconds", 3);
-        self.add_without_goal("longest stall of rounds, seconds", stall);
-        self.add_without_goal("rounds skipped", metric_text("thimble_rounds_skipped_total", 0));
-        let (some, full) = (summary.pressure_some_percent_max, summary.pressure_full_percent_max);
-        if let (Some(some), Some(full)) = (some, full) {
-            let said = format!("some {some:.1} %, full {full:.1} %");
-            self.add_without_goal("memory pressure, worst 10 s", said);
-        }
-    }
+fn metric_text(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "not told".to_owned(), |value| format!("{value:.digits$}"))
 }
 
 /// Figures for comparing runs, on the last row.
-fn add_figures(findings: &Findings, rows: &mut [Row]) {
-    let Some(row) = rows.last_mut() else { return };
+fn add_figures(findings: &Findings, row: &mut Row) {
     let Findings { summary, mode, .. } = findings;
     let mut add = |name: &str, value: f64, unit: &str| {
-        row.add_figure(&format!("storm {mode} > {name}"), value, unit)
+        row.figure(&format!("storm {mode} > {name}"), value, unit);
     };
     add("anonymous memory, idle before", findings.idle_bytes as f64, "bytes");
     add("anonymous memory, peak", summary.anonymous_peak_bytes as f64, "bytes");

@@ -363,31 +363,20 @@ impl Page<'_> {
     fn events(&mut self, marks: &[Mark], places: &[Option<labels::LabelPosition>], end: f64) {
         for (mark, place) in marks.iter().zip(places) {
             let (line, text) = classes(mark.what);
-            let lane_bottom = |lane: usize| self.top - 6.0 - lane as f64 * LANE_HEIGHT;
+            let base = self.top - 6.0;
+            let lane = |place: &labels::LabelPosition| base - place.lane as f64 * LANE_HEIGHT;
             // Processes that come and go are many: short marks, so that they do not hatch the plot.
             let faint = matches!(mark.what, What::ProcessDied | What::ProcessStarted);
             let bottom = if faint { self.top + 7.0 } else { end };
-            match place {
-                Some(place) => {
-                    let y = lane_bottom(place.lane);
-                    self.svg.line(
-                        &format!("e {line}"),
-                        (mark.label.x, y - 9.0),
-                        (mark.label.x, bottom),
-                    );
-                    let (x, anchor) = match place.before {
-                        true => (place.right, Anchor::End),
-                        false => (place.left, Anchor::Start),
-                    };
-                    self.svg.text(text, (x, y), anchor, &mark.text);
-                }
-                None => {
-                    self.svg.line(
-                        &format!("e {line}"),
-                        (mark.label.x, self.top),
-                        (mark.label.x, bottom),
-                    );
-                }
+            let top = place.as_ref().map_or(self.top, |place| lane(place) - 9.0);
+            let (x, class) = (mark.label.x, format!("e {line}"));
+            self.svg.line(&class, (x, top), (x, bottom));
+            if let Some(place) = place {
+                let (x, anchor) = match place.before {
+                    true => (place.right, Anchor::End),
+                    false => (place.left, Anchor::Start),
+                };
+                self.svg.text(text, (x, lane(place)), anchor, &mark.text);
             }
         }
     }

@@ -35,7 +35,10 @@ use super::{
     GROUP, disk, forwarded_ports, host_hardware, machine_config, machines_of, report,
     report::Report,
 };
-use crate::cap::{info::Info, rotating::Rotating, series::What};
+use crate::{
+    cap::{info::Info, rotating::Rotating, series::What},
+    machine,
+};
 
 /// Most bytes of a machine's log, and of its series.
 const LOG_BYTES_MAX: u64 = 32 << 20;
@@ -79,7 +82,7 @@ struct Keeper {
     child: Child,
     info: Info,
     report: Report,
-    log: Log,
+    log: Rotating,
     /// When we were asked to end, and when we last asked the machine.
     stop_requested: Option<(Instant, Instant)>,
     /// Why we ended it ourselves.
@@ -151,7 +154,9 @@ fn start(net: &Net, place: &NetFolder, index: usize) -> Result<(Keeper, Streams)
         node.memory_bytes,
         net.sample_millis,
     );
-    let log = Log::open(&place.log(index))?;
+    let log = place.log(index);
+    let log = Rotating::append(&log, LOG_BYTES_MAX)
+        .with_context(|| format!("opening the log {}", log.display()))?;
     let mut report = Report::begin(&place.series(index), SERIES_BYTES_MAX, header)?;
     let mut child = tokio::process::Command::from(command)
         .spawn()
@@ -208,7 +213,7 @@ impl Keeper {
         loop {
             line_begun = console.is_within_line().then(|| line_begun.unwrap_or_else(Instant::now));
             if line_begun.is_some_and(|begun| begun.elapsed() >= LINE_TIMEOUT) {
-                console.flush(|line| self.log.line(line));
+                console.flush(|line| log_line(&mut self.log, line));
                 line_begun = None;
             }
             self.repeat_powerdown(&mut streams.monitor).await;
@@ -218,7 +223,7 @@ impl Keeper {
                     || at.elapsed() >= REST_TIMEOUT)
             {
                 if console.is_within_line() {
-                    console.flush(|line| self.log.line(line));
+                    console.flush(|line| log_line(&mut self.log, line));
                 }
                 return Ok(status);
             }
@@ -228,7 +233,7 @@ impl Keeper {
             }
             tokio::select! {
                 read = streams.console.read(a), if has_console => match read {
-                    Ok(length) if length > 0 => console.push(&a[..length], |line| self.log.line(line)),
+                    Ok(length) if length > 0 => console.push(&a[..length], |line| log_line(&mut self.log, line)),
                     _ => has_console = false,
                 },
                 read = streams.reports.read(b), if has_reports => match read {
@@ -271,10 +276,9 @@ impl Keeper {
                     data.get("guest").and_then(serde_json::Value::as_bool).unwrap_or(false);
                 if name == "RESET" && by_guest {
                     self.report.reset();
-                    self.log.line(&format!(
-                        "-- the machine was reset, for the {}. time",
-                        self.report.resets
-                    ));
+                    let resets = self.report.resets;
+                    let text = format!("-- the machine was reset, for the {resets}. time");
+                    log_line(&mut self.log, &text);
                     if self.report.resets_without_node > RESETS_MAX && self.ended_by_us.is_none() {
                         self.ended_by_us = Some(format!(
                             "the machine was reset {} times without starting its node, and was \
@@ -336,7 +340,7 @@ impl Keeper {
             self.report.ended.as_ref(),
             &self.qemu_said,
         );
-        self.log.line(&format!("-- {how}"));
+        log_line(&mut self.log, &format!("-- {how}"));
         let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX);
         self.info.ended = Some(self.report.finish(how, code));
         self.info.write(Some(&place.info_file(index)));
@@ -375,39 +379,9 @@ async fn send(monitor: &mut UnixStream, command: &str) {
     let _ = monitor.write_all(qmp::command(command).as_bytes()).await;
 }
 
-/// The machine's console, line by line with the time of each.
-struct Log {
-    file: Rotating,
-    complained: bool,
-}
-
-impl Log {
-    fn open(path: &std::path::Path) -> Result<Self> {
-        let file = Rotating::append(path, LOG_BYTES_MAX)
-            .with_context(|| format!("opening the log {}", path.display()))?;
-        Ok(Self { file, complained: false })
-    }
-
-    fn line(&mut self, text: &str) {
-        let line = format!("{} {text}\n", timestamp());
-        let anew = if self.file.is_full_with(line.len()) { self.file.begin_anew() } else { Ok(()) };
-        if let Err(error) = anew.and_then(|()| self.file.write(line.as_bytes()))
-            && !std::mem::replace(&mut self.complained, true)
-        {
-            eprintln!("the log {} cannot be written: {error}", self.file.path().display());
-        }
-    }
-}
-
-/// The time of day in UTC, such as `2026-11-23T04:05:06.789Z`.
-fn timestamp() -> String {
-    let now = time::OffsetDateTime::now_utc();
-    let (year, month, day) = (now.year(), u8::from(now.month()), now.day());
-    let (hour, minute, second) = (now.hour(), now.minute(), now.second());
-    format!(
-        "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z",
-        now.millisecond()
-    )
+/// A line of the machine's console, with its time.
+fn log_line(log: &mut Rotating, text: &str) {
+    log.log(format!("{} {text}\n", machine::timestamp()).as_bytes(), "");
 }
 
 #[cfg(test)]

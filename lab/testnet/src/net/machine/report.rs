@@ -11,7 +11,7 @@ use machines::console::harmless;
 
 use crate::{
     cap::{
-        info,
+        info, round,
         series::{
             self, Event, Header, Line, ProcessSample, Restarts, Sample, Summary, What, Writer,
         },
@@ -173,29 +173,8 @@ impl Report {
             processes_not_listed: said.processes.len().saturating_sub(processes.len()),
             processes,
         };
-        self.sum_up(&sample);
+        self.summary.add(&sample, true);
         self.write(&Line::Sample(sample));
-    }
-
-    fn sum_up(&mut self, sample: &Sample) {
-        let summary = &mut self.summary;
-        summary.samples += 1;
-        if sample.anonymous_bytes > summary.anonymous_peak_bytes {
-            summary.anonymous_peak_bytes = sample.anonymous_bytes;
-            summary.anonymous_peak_seconds = sample.seconds;
-        }
-        summary.anonymous_last_bytes = sample.anonymous_bytes;
-        summary.file_peak_bytes = summary.file_peak_bytes.max(sample.file_bytes);
-        summary.shared_peak_bytes = summary.shared_peak_bytes.max(sample.shared_bytes);
-        summary.charged_peak_bytes = summary.charged_peak_bytes.max(sample.charged_bytes);
-        summary.oom_kills = sample.oom_kills;
-        summary.cpu_seconds = sample.cpu_seconds;
-        summary.major_faults = sample.major_faults;
-        summary.pressure_some_percent_max = summary
-            .pressure_some_percent_max
-            .into_iter()
-            .chain(sample.pressure_some_percent)
-            .reduce(f64::max);
     }
 
     /// The end of the machine.
@@ -221,7 +200,7 @@ impl Report {
     }
 
     fn seconds(&self) -> f64 {
-        (self.started.elapsed().as_secs_f64() * 1e3).round() / 1e3
+        round(self.started.elapsed().as_secs_f64())
     }
 
     /// A series that cannot be written any more must not end the machine.
@@ -250,7 +229,6 @@ pub(super) fn header(
     cap_bytes: u64,
     interval_millis: u64,
 ) -> Header {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Header {
         format: series::FORMAT,
         name,
@@ -262,7 +240,7 @@ pub(super) fn header(
         pressure_of: super::GROUP.to_owned(),
         interval_millis,
         started: machine::now().0,
-        started_monotonic_seconds: now.tv_sec as f64 + now.tv_nsec as f64 / 1e9,
+        started_monotonic_seconds: cli::monotonic().as_secs_f64(),
     }
 }
 

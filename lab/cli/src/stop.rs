@@ -2,10 +2,10 @@
 //!
 //! Must never know: the stopped work.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use anyhow::Result;
-use cli::StopSignals;
+use lifecycle::StopSignals;
 use tokio::sync::watch;
 
 /// See the module.
@@ -24,6 +24,22 @@ impl Stop {
         Self::new().1
     }
 
+    /// Requested by the first signal to stop; `notice` is called before.
+    ///
+    /// # Errors
+    ///
+    /// The operating system refuses a handler for a signal.
+    pub fn by_signal(notice: impl FnOnce() + Send + 'static) -> Result<Self> {
+        let (stop_tx, stop) = Self::new();
+        let mut signals = StopSignals::listen()?;
+        tokio::spawn(async move {
+            signals.next().await;
+            notice();
+            stop_tx.send_replace(true);
+        });
+        Ok(stop)
+    }
+
     /// Whether a stop was requested.
     pub fn is_requested(&self) -> bool {
         *self.0.borrow()
@@ -37,8 +53,19 @@ impl Stop {
         }
     }
 
+    /// Waits until a stop is requested, or for `seconds` if they are stated.
+    pub async fn requested_within(&self, seconds: Option<u64>) {
+        match seconds {
+            Some(seconds) => {
+                let time = Duration::from_secs(seconds);
+                let _ = tokio::time::timeout(time, self.requested()).await;
+            }
+            None => self.requested().await,
+        }
+    }
+
     /// Waits for `work`; `None` when a stop was requested before it was done.
-    pub(crate) async fn race<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+    pub async fn race<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
             () = self.requested() => None,
@@ -49,7 +76,11 @@ impl Stop {
 
 /// Runs `work`, which returns whether its result is good. The first Ctrl-C or SIGTERM asks it to
 /// stop, the second ends it at once.
-pub(crate) async fn until_done(
+///
+/// # Errors
+///
+/// Those of `work`.
+pub async fn until_done(
     who: &str,
     work: impl AsyncFnOnce(Stop) -> Result<bool>,
 ) -> Result<ExitCode> {
@@ -66,10 +97,10 @@ pub(crate) async fn until_done(
     };
     let good = tokio::select! {
         good = work(stop.clone()) => good?,
-        () = twice => return Ok(cli::interrupted()),
+        () = twice => return Ok(crate::interrupted()),
     };
     Ok(match (stop.is_requested(), good) {
-        (true, _) => cli::interrupted(),
+        (true, _) => crate::interrupted(),
         (false, true) => ExitCode::SUCCESS,
         (false, false) => ExitCode::FAILURE,
     })
