@@ -287,7 +287,7 @@ struct Watch {
 impl Watch {
     fn begin(options: &Options) -> Result<Self> {
         let pid = Pid(options.pid);
-        let Some(stat) = tree::stat(pid).filter(|stat| !stat.is_dead) else {
+        let Some(stat) = process::stat(pid).ok().filter(|stat| !stat.is_dead) else {
             bail!("there is no process {pid}");
         };
         if let Err(error) = std::fs::read_link(format!("/proc/{pid}/exe")) {
