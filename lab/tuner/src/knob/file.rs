@@ -65,7 +65,7 @@ impl Log {
 struct File {
     name: String,
     title: String,
-    collector: Option<Collector>,
+    collector: Option<Dialect>,
     #[serde(default)]
     help: Vec<String>,
     #[serde(default)]
@@ -76,16 +76,7 @@ struct File {
     knob: Vec<Entry>,
 }
 
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Collector {
-    Ghc,
-    Go,
-    Jvm,
-    Node,
-}
-
-#[derive(Default, Deserialize)]
+#[derive(Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Form {
     argument: Option<Words>,
@@ -95,7 +86,7 @@ struct Form {
     join: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(untagged)]
 enum Words {
     One(String),
@@ -176,22 +167,13 @@ fn parse(text: &str) -> Result<Runtime> {
         );
     }
     let log = match file.collector {
-        Some(collector) => Some(Log { dialect: dialect(collector), way: way(file.log)? }),
+        Some(dialect) => Some(Log { dialect, way: way(file.log)? }),
         None => None,
     };
     for word in &file.help {
         short(word, "help")?;
     }
     Ok(Runtime { name: file.name, title: file.title, knobs, log, help: file.help })
-}
-
-fn dialect(collector: Collector) -> Dialect {
-    match collector {
-        Collector::Ghc => Dialect::Ghc,
-        Collector::Go => Dialect::Go,
-        Collector::Jvm => Dialect::Jvm,
-        Collector::Node => Dialect::Node,
-    }
 }
 
 fn knob(entry: Entry, pass: &Form) -> Result<Knob> {
@@ -209,23 +191,10 @@ fn knob(entry: Entry, pass: &Form) -> Result<Knob> {
         .map(|value| self::value(value, entry.relative, entry.suffix))
         .collect::<Result<_>>()?;
     let own = entry.argument.is_some() || entry.environment.is_some();
-    let mut way = way(if own {
-        Form {
-            argument: entry.argument,
-            place: entry.place,
-            environment: entry.environment,
-            text: entry.text.clone(),
-            join: entry.join,
-        }
-    } else {
-        Form {
-            argument: pass.argument.as_ref().map(|words| Words::Many(words.list())),
-            place: pass.place,
-            environment: pass.environment.clone(),
-            text: entry.text.clone(),
-            join: pass.join.clone(),
-        }
-    })?;
+    let Entry { argument, place, environment, join, .. } = entry;
+    let form =
+        if own { Form { argument, place, environment, join, text: None } } else { pass.clone() };
+    let mut way = way(Form { text: entry.text.clone(), ..form })?;
     if let (None, Some(argument)) = (&entry.text, &way.argument) {
         ensure!(
             argument.template.iter().any(|word| word.contains("{}") || word.contains(CONFIG)),
@@ -288,10 +257,10 @@ fn short(text: &str, what: &str) -> Result<()> {
 }
 
 impl Words {
-    fn list(&self) -> Vec<String> {
+    fn list(self) -> Vec<String> {
         match self {
-            Self::One(word) => vec![word.clone()],
-            Self::Many(words) => words.clone(),
+            Self::One(word) => vec![word],
+            Self::Many(words) => words,
         }
     }
 }

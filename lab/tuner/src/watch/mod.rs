@@ -35,7 +35,7 @@ use budget::{
     cgroup::Cgroup,
     process::{self, Pid},
 };
-use clap::{Args, ValueEnum};
+use clap::Args;
 use cli::StopSignals;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
@@ -76,8 +76,8 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
     /// Whose log it is. [default: found by looking at the process]
-    #[arg(long)]
-    runtime: Option<Runtime>,
+    #[arg(long, value_parser = ["ghc", "go", "jvm", "node"])]
+    runtime: Option<String>,
     /// Seconds between two samples.
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
     interval: Duration,
@@ -103,26 +103,6 @@ pub struct Options {
     /// A collector that takes more than this of the program's CPU time is a finding, in per cent.
     #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=100))]
     collector_limit: u64,
-}
-
-/// Runtimes whose logs are read.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Runtime {
-    Ghc,
-    Go,
-    Jvm,
-    Node,
-}
-
-impl Runtime {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Ghc => "ghc",
-            Self::Go => "go",
-            Self::Jvm => "jvm",
-            Self::Node => "node",
-        }
-    }
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
@@ -362,8 +342,7 @@ impl Watch {
     }
 
     fn find_log(&mut self, pid: Pid, options: &Options) -> Result<()> {
-        let name =
-            options.runtime.map(Runtime::name).or_else(|| self.recognition.collected_runtime());
+        let name = options.runtime.as_deref().or_else(|| self.recognition.collected_runtime());
         let dialect = name.and_then(Dialect::of_runtime);
         let Some(dialect) = dialect else {
             if options.log.is_some() {
