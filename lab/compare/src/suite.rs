@@ -193,7 +193,7 @@ fn resolution(gathered: &BTreeMap<(String, Unit), TestValues>) -> f64 {
 }
 
 /// The middle value, or the mean of the two in the middle.
-pub(crate) fn median(values: &[f64]) -> Option<f64> {
+pub fn median(values: &[f64]) -> Option<f64> {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

@@ -81,14 +81,7 @@ impl Trial {
 
     /// The median of a figure over the runs that have it.
     pub(crate) fn median(&self, of: impl Fn(&Measurement) -> Option<f64>) -> Option<f64> {
-        let mut values: Vec<f64> = self.runs.iter().filter_map(of).collect();
-        values.sort_by(f64::total_cmp);
-        let middle = values.len() / 2;
-        match values.len() {
-            0 => None,
-            count if count % 2 == 1 => values.get(middle).copied(),
-            _ => Some((values.get(middle - 1)? + values.get(middle)?) / 2.0),
-        }
+        compare::median(&self.runs.iter().filter_map(of).collect::<Vec<_>>())
     }
 
     pub(crate) fn peak(&self) -> f64 {
