@@ -28,7 +28,7 @@ use self::{
 use crate::{
     journal::Journal,
     knob,
-    run::{Plan, StoppedByUser},
+    run::{Patterns, Plan, Ready, StoppedByUser},
     search::{End, SearchSpec, Unusable, measure, search},
 };
 
@@ -99,7 +99,7 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
         knobs: selection.knobs.clone(),
         objective: options.goal,
         goal: options.lateness,
-        is_late_measured: plan.probe.is_some() || plan.beat.is_some() || plan.miss.is_some(),
+        is_late_measured: plan.is_late_measured(),
         cap_bytes,
         cap_bytes_max: machine,
         is_capped: options.memory.is_some(),
@@ -199,21 +199,31 @@ fn plan(
     cap_bytes: u64,
     scratch: &Path,
 ) -> Result<Plan> {
+    let (ready, ready_probe) = match options.ready.clone() {
+        Some(Ready::Line(pattern)) => (Some(pattern), None),
+        Some(Ready::Answer(probe)) => (None, Some(probe)),
+        None => (None, None),
+    };
+    let log_in_output = selection.log.as_ref().filter(|log| !log.has_file());
     Ok(Plan {
         exe: std::env::current_exe().context("finding this program")?,
         command: options.command.clone(),
         by: selection.by,
         cap_bytes,
-        ready: options.ready.clone(),
+        patterns: Patterns {
+            ready,
+            beat: options.beat.clone(),
+            beat_period: options.beat_every,
+            miss: options.miss.clone(),
+            dialect: log_in_output.map(|log| log.dialect),
+        },
+        ready_probe,
         ready_within: options.ready_within,
         phase: options.phase(),
         is_phase_asked: options.seconds.is_some(),
         until_load_ends: options.load().is_some() && !options.past_load,
         probe: options.question()?,
         per_second: options.rate,
-        beat: options.beat.clone(),
-        beat_period: options.beat_every,
-        miss: options.miss.clone(),
         load: options.load().map(str::to_owned),
         log: selection.log.clone(),
         scratch: scratch.to_owned(),
