@@ -95,11 +95,9 @@ pub(crate) fn example_names() -> Names {
 
 /// The way of a collector's report, with its file filled in.
 fn with_report(way: &Way, file: &str) -> Way {
-    let mut way = Way { text: way.text.replace("{file}", file), ..way.clone() };
-    if let Some(argument) = &mut way.argument {
-        for word in &mut argument.template {
-            *word = word.replace("{file}", file);
-        }
+    let mut way = way.clone();
+    for word in way.argument.iter_mut().chain([&mut way.text]) {
+        *word = word.replace("{file}", file);
     }
     way
 }

@@ -62,7 +62,7 @@ impl Merge for (f64, u64) {
 
 /// At most `MOST` values over any time, evenly spaced.
 #[derive(Debug)]
-pub(crate) struct Thinned<T, const MOST: usize> {
+pub(crate) struct BoundedSeries<T, const MOST: usize> {
     values: Vec<T>,
     /// Number of values that are merged into one.
     stride: u64,
@@ -70,17 +70,17 @@ pub(crate) struct Thinned<T, const MOST: usize> {
 }
 
 /// Samples of a watch.
-pub(crate) type History = Thinned<Sample, SAMPLES_MAX>;
+pub(crate) type History = BoundedSeries<Sample, SAMPLES_MAX>;
 /// The lowest values, with their seconds.
-pub(crate) type LowestValues<const MOST: usize> = Thinned<(f64, u64), MOST>;
+pub(crate) type LowestValues<const MOST: usize> = BoundedSeries<(f64, u64), MOST>;
 
-impl<T, const MOST: usize> Default for Thinned<T, MOST> {
+impl<T, const MOST: usize> Default for BoundedSeries<T, MOST> {
     fn default() -> Self {
         Self { values: Vec::new(), stride: 1, waiting: None }
     }
 }
 
-impl<T: Merge + Clone, const MOST: usize> Thinned<T, MOST> {
+impl<T: Merge + Clone, const MOST: usize> BoundedSeries<T, MOST> {
     pub(crate) fn push(&mut self, value: T) {
         let (value, count) = match self.waiting.take() {
             Some((before, count)) => (T::merge(&before, &value), count + 1),
