@@ -130,9 +130,13 @@ fn interpreter(file: &File) -> Option<PathBuf> {
         return Some(first.to_owned());
     }
     let name = words.find(|word| !word.starts_with('-') && !word.contains('='))?;
-    env::split_paths(&env::var_os("PATH")?)
-        .map(|folder| folder.join(name))
-        .find(|path| path.is_file())
+    on_path(name)
+}
+
+/// Where the shell would find a program.
+pub(crate) fn on_path(name: &str) -> Option<PathBuf> {
+    let folders = env::var_os("PATH")?;
+    env::split_paths(&folders).map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
 fn mark_name(path: &Path, marks: &mut BTreeSet<&'static str>) {

@@ -45,17 +45,23 @@ impl Setting {
         self.0.iter().map(|(knob, value)| KnobChoice { knob: *knob, value: *value })
     }
 
+    /// The knobs that are turned, in their order, with their values.
+    pub(crate) fn turned<'a>(&self, knobs: &'a [Knob], peak_bytes: u64) -> Vec<(&'a Knob, String)> {
+        let turned = |choice: KnobChoice| {
+            let knob = knobs.get(choice.knob)?;
+            Some((knob, knob.values.get(choice.value)?.text(peak_bytes)))
+        };
+        self.choices().filter_map(turned).collect()
+    }
+
     /// Names and values, in the order of the knobs.
     pub(crate) fn names_and_values(
         &self,
         knobs: &[Knob],
         peak_bytes: u64,
     ) -> Vec<(String, String)> {
-        let name = |choice: KnobChoice| {
-            let knob = knobs.get(choice.knob)?;
-            Some((knob.name.clone(), knob.values.get(choice.value)?.text(peak_bytes)))
-        };
-        self.choices().filter_map(name).collect()
+        let turned = self.turned(knobs, peak_bytes).into_iter();
+        turned.map(|(knob, value)| (knob.name.clone(), value)).collect()
     }
 }
 

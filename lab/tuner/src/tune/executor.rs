@@ -101,13 +101,8 @@ impl<'a> Executor<'a> {
         if self.journal.is_used_up() {
             self.spent = self.spent.max(Duration::from_secs_f64(self.journal.spent_seconds));
         }
-        let ways: Vec<(&Way, String)> = setting
-            .choices()
-            .zip(&named)
-            .filter_map(|(choice, (_, value))| {
-                Some((&self.knobs.get(choice.knob)?.way, value.clone()))
-            })
-            .collect();
+        let turned = setting.turned(self.knobs, self.peak_bytes).into_iter();
+        let ways: Vec<(&Way, String)> = turned.map(|(knob, value)| (&knob.way, value)).collect();
         let mut plan = Plan { cap_bytes, ..self.plan.clone() };
         if let Some(loaded) = self.loaded {
             plan.phase = plan.phase.min(loaded * LOAD_TIMEOUT);
