@@ -61,7 +61,7 @@ pub(crate) trait Bench {
     /// Time that is left of the budget.
     fn time_left(&self) -> Duration;
     /// Reports the best setting so far.
-    fn report_best(&mut self, setting: &Setting, table: &Table, judge: &Judge);
+    fn report_best(&mut self, setting: &Setting, table: &Table);
 }
 
 /// Specification of a search.
@@ -223,7 +223,7 @@ impl<'a, B: Bench> Search<'a, B> {
         self.runs += 1;
         self.table.add(setting, run.clone());
         if let Some((_, best)) = self.table.ranked(&self.judge).first() {
-            self.bench.report_best(best, &self.table, &self.judge);
+            self.bench.report_best(best, &self.table);
         }
         Ok(run)
     }

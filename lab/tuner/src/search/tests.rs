@@ -109,7 +109,7 @@ impl Bench for Model {
         Duration::from_secs_f64(self.seconds_left.max(0.0))
     }
 
-    fn report_best(&mut self, _setting: &Setting, _table: &Table, _judge: &Judge) {}
+    fn report_best(&mut self, _setting: &Setting, _table: &Table) {}
 }
 
 /// Of the shape of a copying collector's: one knob halves memory and is late, one does nothing, ...

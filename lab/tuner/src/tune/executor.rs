@@ -12,7 +12,7 @@ use crate::{
     journal::{Journal, Record},
     knob::{Knob, Setting, Way},
     run::{self, Measurement, Outcome, Plan, Stop},
-    search::{Bench, Judge, Table},
+    search::{Bench, Table},
 };
 
 /// Runs in a row during which the machine was busy before the search gives up.
@@ -200,7 +200,7 @@ impl Bench for Executor<'_> {
         self.budget.saturating_sub(self.spent)
     }
 
-    fn report_best(&mut self, setting: &Setting, table: &Table, _judge: &Judge) {
+    fn report_best(&mut self, setting: &Setting, table: &Table) {
         let named = setting.names_and_values(self.knobs, self.peak_bytes);
         let peak = table.trial(setting).map_or(0.0, |trial| trial.peak());
         let best = format!("{}, {}", format_setting(&named), budget::format_size(peak as u64));

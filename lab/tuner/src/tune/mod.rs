@@ -22,7 +22,7 @@ pub use self::options::Options;
 use self::{
     executor::{Executor, TooNoisy, clock},
     options::machine_bytes,
-    report::{About, Report, Verdict},
+    report::{Report, Verdict},
     selection::KnobSelection,
 };
 use crate::{
@@ -69,7 +69,6 @@ async fn ask_to_stop(stop: watch::Sender<bool>) -> Result<()> {
     }
 }
 
-#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode> {
     if !options.table.is_empty() {
         print!("{}", table::table(&options.table)?);
@@ -91,7 +90,7 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
     let machine = machine_bytes()?;
     let cap_bytes = options.memory.unwrap_or(machine);
     let folder = options.state.clone().unwrap_or_else(|| folder_of(program));
-    let identity = identity(options, &selection, cap_bytes)?;
+    let identity = identity(options, &selection, cap_bytes);
     let journal = Journal::open(&folder, &options.command.join(" "), &identity, options.fresh)?;
     let scratch = empty_scratch(&folder)?;
     let plan = plan(options, &selection, cap_bytes, &scratch)?;
@@ -127,21 +126,7 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
         )),
         _ => None,
     };
-    let report = Report::new(
-        &found,
-        About {
-            command: &options.command,
-            knobs: &selection.knobs,
-            runtimes: selection.titles.clone(),
-            absent: selection.absent.clone(),
-            cap_bytes,
-            is_capped: options.memory.is_some(),
-            runs: executor.made,
-            discarded: executor.discarded,
-            spent_seconds: executor.spent().as_secs_f64(),
-            paste,
-        },
-    );
+    let report = Report::new(&found, options, &selection, &executor, cap_bytes, paste);
     print(&report, options, executor.journal.folder())?;
     Ok(match report.verdict {
         Verdict::Better | Verdict::DefaultIsBest | Verdict::Measured => ExitCode::SUCCESS,
@@ -157,28 +142,25 @@ fn folder_of(program: &str) -> PathBuf {
 }
 
 /// Everything that a run depends on: runs of another search are not taken for this one's.
-fn identity(options: &Options, selection: &KnobSelection, cap_bytes: u64) -> Result<String> {
-    Ok(format!(
-        "{:?}",
-        (
-            (
-                &options.command,
-                cap_bytes,
-                &selection.knobs,
-                selection.by,
-                options.lateness,
-                options.goal
-            ),
-            (options.question()?, options.rate, options.load(), options.seconds, options.past_load),
-            (
-                options.beat.as_ref().map(regex::Regex::as_str),
-                options.beat_every,
-                options.miss.as_ref().map(regex::Regex::as_str),
-                format!("{:?}", options.ready),
-                options.ready_within,
-            ),
-        )
-    ))
+fn identity(options: &Options, selection: &KnobSelection, cap_bytes: u64) -> String {
+    let searched = (
+        &options.command,
+        cap_bytes,
+        &selection.knobs,
+        selection.by,
+        options.lateness,
+        options.goal,
+    );
+    let asked =
+        (options.question(), options.rate, options.load(), options.seconds, options.past_load);
+    let lines = (
+        options.beat.as_ref().map(regex::Regex::as_str),
+        options.beat_every,
+        options.miss.as_ref().map(regex::Regex::as_str),
+        format!("{:?}", options.ready),
+        options.ready_within,
+    );
+    format!("{:?}", (searched, asked, lines))
 }
 
 /// The folder for files of the runs, without what a search that was killed left there.
@@ -222,7 +204,7 @@ fn plan(
         phase: options.phase(),
         is_phase_asked: options.seconds.is_some(),
         until_load_ends: options.load().is_some() && !options.past_load,
-        probe: options.question()?,
+        probe: options.question(),
         per_second: options.rate,
         load: options.load().map(str::to_owned),
         log: selection.log.clone(),

@@ -130,8 +130,8 @@ pub struct Options {
 }
 
 impl Options {
-    pub(super) fn question(&self) -> Result<Option<Probe>> {
-        Ok(match (&self.http, &self.tcp, self.rpc.as_slice(), &self.probe) {
+    pub(super) fn question(&self) -> Option<Probe> {
+        match (&self.http, &self.tcp, self.rpc.as_slice(), &self.probe) {
             (Some(address), ..) => Some(Probe::Http(address.clone())),
             (_, Some(address), ..) => Some(Probe::Tcp(address.clone())),
             (_, _, [address, method, parameters @ ..], _) => {
@@ -139,7 +139,7 @@ impl Options {
             }
             (.., Some(command)) => Some(Probe::Command(command.clone())),
             _ => None,
-        })
+        }
     }
 
     pub(super) fn load(&self) -> Option<&str> {
@@ -157,7 +157,7 @@ impl Options {
 
     /// Rejects options that cannot be combined.
     pub(super) fn check(&self) -> Result<()> {
-        let measured = self.question()?.is_some() || self.beat.is_some() || self.miss.is_some();
+        let measured = self.question().is_some() || self.beat.is_some() || self.miss.is_some();
         if let Some(goal) = self.lateness
             && !measured
         {
@@ -167,7 +167,7 @@ impl Options {
             );
         }
         // A question is wrong before the first run, not in it.
-        if let Some(question) = self.question()? {
+        if let Some(question) = self.question() {
             let names = crate::run::example_names();
             question.target(&names).context("what is to be asked")?;
         }
