@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
+use serde::Serialize;
 
 use crate::{
     figure::{Better, Unit, by_name},
@@ -26,7 +27,8 @@ const REPETITIONS_MAX: usize = 1_000;
 const DECIMALS_MAX: i32 = 4;
 
 /// How it was decided which values are better.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum By {
     Flag,
     File,

@@ -176,7 +176,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     {
         sink.write(&sample)?;
     }
-    watch.read_log(&options);
+    watch.read_log(&options, false);
     watch.apply_rules(&options);
     lines.end();
     let report = watch.report(&options);
@@ -373,7 +373,7 @@ impl Watch {
         match Tail::open(&place.path) {
             Ok(tail) => {
                 self.log = Some((tail, gc::Reader::new(dialect), place.name));
-                self.read_log_as(options, true);
+                self.read_log(options, true);
             }
             Err(error) if options.log.is_some() => return Err(error),
             Err(error) => self.notes.push(format!("{error:#}; the watch continues without it")),
@@ -381,11 +381,8 @@ impl Watch {
         Ok(())
     }
 
-    fn read_log(&mut self, options: &Options) {
-        self.read_log_as(options, false);
-    }
-
-    fn read_log_as(&mut self, options: &Options, backlog: bool) {
+    /// `backlog`: its lines are from before the watch.
+    fn read_log(&mut self, options: &Options, backlog: bool) {
         let Some((tail, reader, name)) = &mut self.log else { return };
         let seconds = self.started.elapsed().as_secs_f64();
         let tally = &mut self.tally;
@@ -403,7 +400,7 @@ impl Watch {
 
     /// `None` when the process has ended.
     fn sample(&mut self, options: &Options) -> Option<Sample> {
-        self.read_log(options);
+        self.read_log(options, false);
         let Some((tree, cpu)) = self.tree.take() else {
             self.ended = true;
             return None;
