@@ -20,7 +20,7 @@ pub(crate) struct Record {
     pub(crate) layers: Vec<String>,
     pub(crate) virtual_bytes: u64,
     /// Of the base's file, see [`crate::sparse`].
-    #[serde(with = "files::hash")]
+    #[serde(with = "hex")]
     pub(crate) digest: [u8; 32],
     /// Of the base's file, when its digest was last known to be this.
     pub(crate) identity: Identity,
