@@ -53,7 +53,8 @@ impl ProcessMemory {
         self.anonymous_bytes.saturating_add(self.file_bytes).saturating_add(self.shared_bytes)
     }
 
-    fn plus(self, other: Self) -> Self {
+    /// The sum of both.
+    pub fn plus(self, other: Self) -> Self {
         Self {
             anonymous_bytes: self.anonymous_bytes.saturating_add(other.anonymous_bytes),
             file_bytes: self.file_bytes.saturating_add(other.file_bytes),
@@ -114,25 +115,36 @@ pub fn relocated_bytes(pid: Pid) -> Result<u64, ReadError> {
     Ok(parse_relocated(&text, &program.to_string_lossy()))
 }
 
-/// User and system CPU time of one process, its ended threads included.
-pub fn cpu_time(pid: Pid) -> Result<Duration, ReadError> {
-    let path = pid.file("stat");
-    let text = read_text(&path)?;
-    parse_stat_ticks(&text)
-        .map(ticks_to_duration)
-        .ok_or(ReadError::Missing { path, wanted: "utime" })
+/// State of one process, as its line of `/proc/<pid>/stat` has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// The process that started it, or the one that took it over.
+    pub parent: Pid,
+    /// Whether it has ended, and was not waited for.
+    pub is_dead: bool,
+    /// User and system CPU time in clock ticks, its ended threads included.
+    pub ticks: u64,
+    /// Number of its threads.
+    pub threads: u64,
+    /// When it was started, in clock ticks since boot: distinguishes it from a later process with
+    /// the same id.
+    pub started_ticks: u64,
 }
 
-/// When the process was started, in clock ticks since boot: distinguishes it from a later process
-/// with the same id.
-pub fn started_ticks(pid: Pid) -> Result<u64, ReadError> {
+/// State of one process.
+pub fn stat(pid: Pid) -> Result<Stat, ReadError> {
     let path = pid.file("stat");
-    let text = read_text(&path)?;
-    // Field 22; the third is the first behind the command.
-    let ticks = text
-        .rsplit_once(')')
-        .and_then(|(_, rest)| rest.split_ascii_whitespace().nth(19)?.parse().ok());
-    ticks.ok_or(ReadError::Missing { path, wanted: "starttime" })
+    parse_stat(&read_text(&path)?).ok_or(ReadError::Missing { path, wanted: "starttime" })
+}
+
+/// User and system CPU time of one process, its ended threads included.
+pub fn cpu_time(pid: Pid) -> Result<Duration, ReadError> {
+    Ok(ticks_to_duration(stat(pid)?.ticks))
+}
+
+/// When the process was started: [`Stat::started_ticks`].
+pub fn started_ticks(pid: Pid) -> Result<u64, ReadError> {
+    Ok(stat(pid)?.started_ticks)
 }
 
 /// Description of a process for display: the name of its program, and its first argument when that
@@ -247,14 +259,19 @@ fn parse_relocated(smaps: &str, program: &str) -> u64 {
     bytes
 }
 
-/// Fields 14 and 15 of `/proc/<pid>/stat`. The second field, the command, may hold spaces and
-/// parentheses: the last `)` ends it.
-fn parse_stat_ticks(text: &str) -> Option<u64> {
+/// The second field, the command, may hold spaces and parentheses: the last `)` ends it. The third
+/// is the first one here.
+fn parse_stat(text: &str) -> Option<Stat> {
     let (_, after_command) = text.rsplit_once(')')?;
-    let mut fields = after_command.split_ascii_whitespace().skip(11);
-    let user: u64 = fields.next()?.parse().ok()?;
-    let system: u64 = fields.next()?.parse().ok()?;
-    user.checked_add(system)
+    let fields: Vec<&str> = after_command.split_ascii_whitespace().take(20).collect();
+    let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
+    Some(Stat {
+        parent: Pid(u32::try_from(number(1)?).ok()?),
+        is_dead: matches!(*fields.first()?, "Z" | "X"),
+        ticks: number(11)?.checked_add(number(12)?)?,
+        threads: number(17)?,
+        started_ticks: number(19)?,
+    })
 }
 
 fn ticks_to_duration(ticks: u64) -> Duration {
@@ -331,12 +348,15 @@ mod tests {
     }
 
     #[test]
-    fn cpu_ticks_are_found_behind_any_command_name() {
-        let stat = "19307 (a) R (b c) S 1 19307 19307 0 -1 4194304 1 2 3 4 250 50 7 8 20 0 1 0 \
+    fn a_stat_is_read_behind_any_command_name() {
+        let text = "19307 (a) R (b c) S 1 19307 19307 0 -1 4194304 1 2 3 4 250 50 7 8 20 0 9 0 \
                     100 3133440 419";
-        assert_eq!(parse_stat_ticks(stat), Some(300));
-        assert_eq!(parse_stat_ticks("1 (x) S 1 2"), None);
-        assert_eq!(parse_stat_ticks(""), None);
+        let stat = parse_stat(text).unwrap();
+        assert_eq!((stat.parent, stat.ticks), (Pid(1), 300));
+        assert_eq!((stat.threads, stat.started_ticks), (9, 100));
+        assert!(!stat.is_dead && parse_stat(&text.replace(") S ", ") Z ")).unwrap().is_dead);
+        assert_eq!(parse_stat("1 (x) S 1 2"), None);
+        assert_eq!(parse_stat(""), None);
     }
 
     #[test]

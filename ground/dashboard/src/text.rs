@@ -99,5 +99,6 @@ mod tests {
         assert_eq!(short(1536), "1.5 KiB");
         assert_eq!(short(32 << 20), "32.0 MiB");
         assert_eq!(signed(-(5 << 30)), "-5.00 GiB");
+        assert_eq!(signed(-1536), "-1.5 KiB");
     }
 }

@@ -9,11 +9,9 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::{Request, body::Bytes, header};
-use hyper_util::rt::TokioIo;
+use dashboard::ask::{Query, fetch};
 
 use crate::{
     document::{self, Document},
@@ -28,8 +26,14 @@ use crate::{
 const PACKED_BYTES_MAX: usize = 32 << 20;
 /// The node answers within [`ANSWER_TIME`], with the profile or an error.
 const TIMEOUT: Duration = Duration::from_secs(ANSWER_TIME.as_secs() + 5);
-/// Longest words of a refusal that are shown.
-const REFUSAL_CHARS_MAX: usize = 600;
+/// The samples of a node.
+const SAMPLES: Query<'_> = Query {
+    path: "/debug/heap",
+    what: "profile",
+    flag: "the address",
+    timeout: TIMEOUT,
+    bytes_max: PACKED_BYTES_MAX,
+};
 
 /// The program whose command this is.
 #[derive(Clone, Copy, Debug)]
@@ -93,7 +97,7 @@ pub fn run(
         Some(path) => (contents(path)?, path.display().to_string()),
         None => {
             let address = address()?;
-            (ask(address)?, address.to_string())
+            (fetch(address, SAMPLES)?.to_vec(), address.to_string())
         }
     };
     let document = parsed(&packed, &source)?;
@@ -145,39 +149,4 @@ fn contents(path: &Path) -> Result<Vec<u8>> {
 fn parsed(packed: &[u8], source: &str) -> Result<Document> {
     document::read(Cursor::new(packed))
         .with_context(|| format!("what {source} holds is no heap profile of this version"))
-}
-
-fn ask(address: SocketAddr) -> Result<Vec<u8>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        tokio::time::timeout(TIMEOUT, fetch(address)).await.with_context(|| {
-            format!("the node at {address} did not answer within {} s", TIMEOUT.as_secs())
-        })?
-    })
-}
-
-async fn fetch(address: SocketAddr) -> Result<Vec<u8>> {
-    let stream = tokio::net::TcpStream::connect(address).await.with_context(|| {
-        format!("no node answers at {address}; is it running, and is the address right?")
-    })?;
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    let connection = tokio::spawn(connection);
-    let request = Request::get("/debug/heap")
-        .header(header::HOST, address.to_string())
-        .body(Empty::<Bytes>::new())?;
-    let response = sender.send_request(request).await?;
-    let status = response.status();
-    let body = Limited::new(response.into_body(), PACKED_BYTES_MAX)
-        .collect()
-        .await
-        .map_err(|error| anyhow!("reading the profile: {error}"))?
-        .to_bytes();
-    connection.abort();
-    if !status.is_success() {
-        let words: String =
-            String::from_utf8_lossy(&body).chars().take(REFUSAL_CHARS_MAX).collect();
-        bail!("{address} answered {status}: {}", words.trim());
-    }
-    Ok(body.to_vec())
 }

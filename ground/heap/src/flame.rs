@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 
+use dashboard::text::{short, signed};
 use picture::{Anchor, Svg, XmlEscaped};
 
 use crate::{
@@ -136,7 +137,7 @@ pub(crate) fn draw(profile: &Profile, by: By) -> String {
     let sampled = format!(
         "process {}: {title}; one allocation sampled in {}",
         profile.head.pid,
-        table::size(i64::try_from(profile.head.sample_bytes).unwrap_or(i64::MAX))
+        short(profile.head.sample_bytes)
     );
     page.add_text(MARGIN, 45.0, "soft", &sampled);
     let mut x = MARGIN;
@@ -185,7 +186,7 @@ impl Page {
             Owner::Allocator => "all",
         };
         let y = HEAD + depth as f64 * ROW;
-        let (bytes, share) = (table::size(node.value), table::share(node.value, self.sum));
+        let (bytes, share) = (signed(node.value), table::share(node.value, self.sum));
         let title: String = name.chars().take(TITLE_CHARS_MAX).collect();
         // Narrow parts are drawn to a hundredth of a pixel, so that they are adjacent.
         self.svg.raw(format_args!(

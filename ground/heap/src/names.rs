@@ -103,20 +103,10 @@ pub(crate) fn owner(name: &str, own: &[&str]) -> Owner {
 /// A name without the parts in `<...>`, `{{closure}}` and the hashes of crates.
 pub(crate) fn short(name: &str) -> String {
     let name = self_type(name);
-    let mut out = String::with_capacity(name.len());
-    let mut depth = 0_usize;
-    let mut before = ' ';
-    for letter in name.chars() {
-        match letter {
-            '<' | '[' => depth += 1,
-            // The arrow of a function's type is not a bracket.
-            '>' if before == '-' => {}
-            '>' | ']' => depth = depth.saturating_sub(1),
-            _ if depth == 0 => out.push(letter),
-            _ => {}
-        }
-        before = letter;
-    }
+    let outside = |(_, letter, depth): &(usize, char, usize)| {
+        *depth == 0 && !['<', '>', '[', ']'].contains(letter)
+    };
+    let mut out: String = with_depth(&name).filter(outside).map(|(_, letter, _)| letter).collect();
     while let Some(at) = out.find("::::") {
         out.replace_range(at..at + 2, "");
     }
@@ -132,39 +122,34 @@ fn trait_of_parameter(name: &str) -> Option<&str> {
     parameter.chars().all(char::is_alphanumeric).then_some(rest)
 }
 
+/// Letters with their places, and how many brackets are open behind each.
+fn with_depth(text: &str) -> impl Iterator<Item = (usize, char, usize)> {
+    let (mut depth, mut before) = (0_usize, ' ');
+    text.char_indices().map(move |(at, letter)| {
+        match letter {
+            '<' | '[' => depth += 1,
+            // The arrow of a function's type is not a bracket.
+            '>' if before == '-' => {}
+            '>' | ']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        before = letter;
+        (at, letter, depth)
+    })
+}
+
 /// `<store::Log as core::ops::Drop>::drop` is `store::Log::drop` to people.
 fn self_type(name: &str) -> String {
-    let Some(inside) = name.strip_prefix('<') else { return name.to_owned() };
-    let (mut depth, mut before) = (1_usize, ' ');
-    let mut end = None;
-    for (at, letter) in inside.char_indices() {
-        match letter {
-            '<' => depth += 1,
-            '>' if before != '-' => depth -= 1,
-            _ => {}
-        }
-        before = letter;
-        if depth == 0 {
-            end = Some(at);
-            break;
-        }
+    if !name.starts_with('<') {
+        return name.to_owned();
     }
-    let Some(end) = end else { return name.to_owned() };
-    let (inner, rest) = (&inside[..end], &inside[end + 1..]);
-    let (mut depth, mut before) = (0_usize, ' ');
-    let mut cut = inner.len();
-    for (at, letter) in inner.char_indices() {
-        match letter {
-            '<' => depth += 1,
-            '>' if before != '-' => depth = depth.saturating_sub(1),
-            ' ' if depth == 0 && inner[at..].starts_with(" as ") => {
-                cut = at;
-                break;
-            }
-            _ => {}
-        }
-        before = letter;
-    }
+    let Some((end, _, _)) = with_depth(name).find(|(_, _, depth)| *depth == 0) else {
+        return name.to_owned();
+    };
+    let (inner, rest) = (&name[1..end], &name[end + 1..]);
+    let is_cut =
+        |(at, _, depth): &(usize, char, usize)| *depth == 0 && inner[*at..].starts_with(" as ");
+    let cut = with_depth(inner).find(is_cut).map_or(inner.len(), |(at, _, _)| at);
     if trait_of_parameter(name).is_some() {
         // Its own type has no information.
         return format!("{}{rest}", inner.get(cut + " as ".len()..).unwrap_or_default());

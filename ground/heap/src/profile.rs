@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Result, bail, ensure};
+use serde::Serialize;
 
 use crate::{
     command::Program,
@@ -17,7 +18,7 @@ use crate::{
 
 /// Allocations of a stack or a site, extrapolated from its samples. Live ones are negative where a
 /// profile is of the changes between two documents and more was freed than allocated.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Amount {
     pub(crate) live_bytes: i64,
     pub(crate) live_objects: i64,

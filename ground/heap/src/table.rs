@@ -2,6 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap, fmt::Write};
 
+use dashboard::text::{short, signed};
 use serde::Serialize;
 
 use crate::{
@@ -19,12 +20,8 @@ pub(crate) struct Site {
     /// The nearest function of the program's own that had it allocate, if it is another.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) caller: Option<String>,
-    pub(crate) live_bytes: i64,
-    pub(crate) live_objects: i64,
-    pub(crate) live_samples: i64,
-    pub(crate) total_bytes: i64,
-    pub(crate) total_objects: i64,
-    pub(crate) total_samples: i64,
+    #[serde(flatten)]
+    pub(crate) amount: Amount,
 }
 
 /// Cost of sampling to the node.
@@ -49,12 +46,8 @@ pub(crate) struct Report {
     pub(crate) since_millis: u64,
     pub(crate) taken_millis: u64,
     pub(crate) sample_bytes: u64,
-    pub(crate) live_bytes: i64,
-    pub(crate) live_objects: i64,
-    pub(crate) live_samples: i64,
-    pub(crate) total_bytes: i64,
-    pub(crate) total_objects: i64,
-    pub(crate) total_samples: i64,
+    #[serde(flatten)]
+    pub(crate) amount: Amount,
     pub(crate) stacks: usize,
     pub(crate) cost: Cost,
     /// Sites beyond those listed.
@@ -87,25 +80,22 @@ pub(crate) fn report(profile: &Profile, by: By, top: usize) -> Report {
         .map(|((site, caller), amount)| Site {
             site: site.to_owned(),
             caller: caller.map(str::to_owned),
-            live_bytes: amount.live_bytes,
-            live_objects: amount.live_objects,
-            live_samples: amount.live_samples,
-            total_bytes: amount.total_bytes,
-            total_objects: amount.total_objects,
-            total_samples: amount.total_samples,
+            amount,
         })
         .collect();
     match by {
         // Between two moments freed memory is as much of a change as allocated memory.
-        By::Live if profile.between => {
-            sites.sort_by_key(|site| Reverse((site.live_bytes.unsigned_abs(), site.total_bytes)));
-        }
-        By::Live => sites.sort_by_key(|site| Reverse((site.live_bytes, site.total_bytes))),
-        By::Total => sites.sort_by_key(|site| Reverse((site.total_bytes, site.live_bytes))),
+        By::Live if profile.between => sites.sort_by_key(|Site { amount, .. }| {
+            Reverse((amount.live_bytes.unsigned_abs(), amount.total_bytes))
+        }),
+        By::Live => sites
+            .sort_by_key(|Site { amount, .. }| Reverse((amount.live_bytes, amount.total_bytes))),
+        By::Total => sites
+            .sort_by_key(|Site { amount, .. }| Reverse((amount.total_bytes, amount.live_bytes))),
     }
     let sites_left_out = sites.len().saturating_sub(top);
     sites.truncate(top);
-    let (head, sum) = (&profile.head, &profile.sum);
+    let head = &profile.head;
     Report {
         program: head.program.clone(),
         pid: head.pid,
@@ -113,12 +103,7 @@ pub(crate) fn report(profile: &Profile, by: By, top: usize) -> Report {
         since_millis: profile.since_millis,
         taken_millis: head.taken_millis,
         sample_bytes: head.sample_bytes,
-        live_bytes: sum.live_bytes,
-        live_objects: sum.live_objects,
-        live_samples: sum.live_samples,
-        total_bytes: sum.total_bytes,
-        total_objects: sum.total_objects,
-        total_samples: sum.total_samples,
+        amount: profile.sum,
         stacks: profile.stacks.len(),
         cost: Cost {
             profiler_bytes: head.profiler_bytes,
@@ -129,18 +114,6 @@ pub(crate) fn report(profile: &Profile, by: By, top: usize) -> Report {
         sites_left_out,
         sites,
         between: profile.between,
-    }
-}
-
-/// `12.3 MiB`: three figures are enough for a person.
-pub(crate) fn size(bytes: i64) -> String {
-    let sign = if bytes < 0 { "-" } else { "" };
-    let value = bytes.unsigned_abs();
-    match value {
-        0..1024 => format!("{sign}{value} B"),
-        1024..1_048_576 => format!("{sign}{:.1} KiB", value as f64 / 1024.0),
-        1_048_576..1_073_741_824 => format!("{sign}{:.1} MiB", value as f64 / 1_048_576.0),
-        _ => format!("{sign}{:.2} GiB", value as f64 / 1_073_741_824.0),
     }
 }
 
@@ -182,14 +155,14 @@ impl Report {
         if self.between {
             format!(
                 "{} allocated within {time}, live bytes changed by {}",
-                size(self.total_bytes),
-                size(self.live_bytes)
+                signed(self.amount.total_bytes),
+                signed(self.amount.live_bytes)
             )
         } else {
             format!(
                 "{} live, {} allocated since sampling began {time} before",
-                size(self.live_bytes),
-                size(self.total_bytes)
+                signed(self.amount.live_bytes),
+                signed(self.amount.total_bytes)
             )
         }
     }
@@ -203,18 +176,17 @@ impl Report {
             out,
             "sampled     one allocation in {}: {} live samples, {} in all, {} call stacks; n \
              samples are known to 1 in the root of n",
-            size(i64::try_from(self.sample_bytes).unwrap_or(i64::MAX)),
-            grouped(self.live_samples),
-            grouped(self.total_samples),
+            short(self.sample_bytes),
+            grouped(self.amount.live_samples),
+            grouped(self.amount.total_samples),
             self.stacks
         );
-        let whole = |bytes: u64| size(i64::try_from(bytes).unwrap_or(i64::MAX));
         let _ = writeln!(
             out,
             "cost        {} of {} for records of call stacks; up to {} as each sample has its own slab",
-            whole(self.cost.profiler_bytes),
-            whole(self.cost.profiler_bytes_max),
-            whole(self.cost.slab_bytes)
+            short(self.cost.profiler_bytes),
+            short(self.cost.profiler_bytes_max),
+            short(self.cost.slab_bytes)
         );
         if self.cost.stopped {
             let _ = writeln!(
@@ -231,15 +203,16 @@ impl Report {
             "share", "objects", "total", "share", "samples"
         );
         for site in &self.sites {
+            let amount = &site.amount;
             let _ = writeln!(
                 out,
                 "{:>10} {:>7} {:>11} {:>11} {:>7} {:>9}  {}",
-                size(site.live_bytes),
-                share(site.live_bytes, self.live_bytes),
-                grouped(site.live_objects),
-                size(site.total_bytes),
-                share(site.total_bytes, self.total_bytes),
-                grouped(site.total_samples),
+                signed(amount.live_bytes),
+                share(amount.live_bytes, self.amount.live_bytes),
+                grouped(amount.live_objects),
+                signed(amount.total_bytes),
+                share(amount.total_bytes, self.amount.total_bytes),
+                grouped(amount.total_samples),
                 site.site
             );
             if let Some(caller) = &site.caller {
@@ -264,7 +237,7 @@ mod tests {
         let shown: Vec<_> =
             report.sites.iter().map(|site| (&site.site[..], site.caller.as_deref())).collect();
         assert_eq!(shown, [("library::Buffer::grow", Some("own::read")), ("own::index", None)]);
-        assert_eq!(report.sites[0].live_bytes, 3 << 20);
+        assert_eq!(report.sites[0].amount.live_bytes, 3 << 20);
         assert_eq!(report.sites_left_out, 1);
         let text = report.text(&PROGRAM);
         for words in
@@ -283,7 +256,7 @@ mod tests {
         between.stacks[2].amount.live_bytes = -(9 << 20);
         let report = report(&between, By::Live, 1);
         assert_eq!(
-            (&report.sites[0].site[..], report.sites[0].live_bytes),
+            (&report.sites[0].site[..], report.sites[0].amount.live_bytes),
             ("own::index", -(9 << 20))
         );
         assert!(report.text(&PROGRAM).contains("live +/-"));
@@ -293,7 +266,7 @@ mod tests {
     fn by_total_other_sites_are_first() {
         let report = report(&profile(), By::Total, 10);
         assert_eq!(report.sites[0].site, "own::answer");
-        assert_eq!((report.sites[0].live_bytes, report.sites_left_out), (0, 0));
+        assert_eq!((report.sites[0].amount.live_bytes, report.sites_left_out), (0, 0));
     }
 
     #[test]
@@ -309,10 +282,6 @@ mod tests {
 
     #[test]
     fn figures_are_short() {
-        assert_eq!(
-            (size(0), size(-1536), size(32 << 20)),
-            ("0 B".into(), "-1.5 KiB".into(), "32.0 MiB".into())
-        );
         assert_eq!((grouped(1_234_567), grouped(-12)), ("1,234,567".into(), "-12".into()));
         assert_eq!(
             (share(1, 3), share(1, 0), share(-1, 5)),

@@ -28,11 +28,13 @@ pub use pair::{
     analysis::{PairedEstimate, TURNS_MIN, estimate_change},
     machine::{Busy, Counters, describe},
 };
+pub use stats::special::two_sided_inverse;
+pub use suite::median;
 
 use input::Run;
 use options::{CompareSpec, is_stdout, write};
 use report::{Report, Source};
-use suite::{Directions, Suite};
+use suite::Directions;
 use verdict::Verdict;
 
 /// When something cannot be read or measured; 1 is for `--fail-on`.
@@ -58,21 +60,15 @@ fn compare(spec: &CompareSpec) -> Result<ExitCode> {
     let baseline = read_all(&spec.baseline)?;
     let candidate = read_all(&spec.candidate)?;
     let directions = Directions { more: &spec.more, less: &spec.less };
-    let suite = suite::assemble(&baseline, &candidate, &directions)?;
-    let report = build_report(&suite, &baseline, &candidate, spec);
+    let report = build_report(&baseline, &candidate, &directions, (spec.error, spec.least))?;
     print(&report, spec)?;
     Ok(status(&report, &spec.fail_on))
 }
 
 /// Table, Markdown, JSON and page of a comparison, for programs. Errors: too many runs or tests.
 pub fn render(baseline: &[Run], candidate: &[Run]) -> Result<[String; 4]> {
-    let suite = suite::assemble(baseline, candidate, &Directions::default())?;
-    let report = Report {
-        format: report::FORMAT,
-        baseline: baseline.iter().map(Source::from_run).collect(),
-        candidate: candidate.iter().map(Source::from_run).collect(),
-        outcome: verdict::judge_suite(&suite, options::ERROR, 0.0),
-    };
+    let bounds = (options::ERROR, 0.0);
+    let report = build_report(baseline, candidate, &Directions::default(), bounds)?;
     let json = serde_json::to_string_pretty(&report)?;
     Ok([report::text(&report, true), report::markdown(&report), json, report::page(&report)])
 }
@@ -103,13 +99,20 @@ fn read_all(paths: &[PathBuf]) -> Result<Vec<Run>> {
     Ok(runs)
 }
 
-fn build_report(suite: &Suite, baseline: &[Run], candidate: &[Run], spec: &CompareSpec) -> Report {
-    Report {
+/// `error` and `least` as of [`verdict::judge_suite`].
+fn build_report(
+    baseline: &[Run],
+    candidate: &[Run],
+    directions: &Directions<'_>,
+    (error, least): (f64, f64),
+) -> Result<Report> {
+    let suite = suite::assemble(baseline, candidate, directions)?;
+    Ok(Report {
         format: report::FORMAT,
         baseline: baseline.iter().map(Source::from_run).collect(),
         candidate: candidate.iter().map(Source::from_run).collect(),
-        outcome: verdict::judge_suite(suite, spec.error, spec.least),
-    }
+        outcome: verdict::judge_suite(&suite, error, least),
+    })
 }
 
 fn print(report: &Report, spec: &CompareSpec) -> Result<()> {

@@ -124,10 +124,6 @@ impl Options {
         let after = After::try_parse_from(&self.candidate)
             .map_err(|error| anyhow::anyhow!("behind --: {}", error.to_string().trim()))?;
         let (before, behind) = (self.flags.clone(), after.flags);
-        let both = |mut a: Vec<String>, b: Vec<String>| {
-            a.extend(b);
-            a
-        };
         let spec = CompareSpec {
             baseline: self.baseline.clone(),
             candidate: after.files,
@@ -135,8 +131,8 @@ impl Options {
             markdown: behind.markdown.or(before.markdown),
             json: behind.json.or(before.json),
             fail_on: [before.fail_on, behind.fail_on].concat(),
-            more: both(before.higher_is_better, behind.higher_is_better),
-            less: both(before.lower_is_better, behind.lower_is_better),
+            more: [before.higher_is_better, behind.higher_is_better].concat(),
+            less: [before.lower_is_better, behind.lower_is_better].concat(),
             error: behind.error.or(before.error).unwrap_or(ERROR),
             least: behind.least.or(before.least).unwrap_or(0.0),
             all: before.all || behind.all,

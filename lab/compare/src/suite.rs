@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
+use serde::Serialize;
 
 use crate::{
     figure::{Better, Unit, by_name},
@@ -26,7 +27,8 @@ const REPETITIONS_MAX: usize = 1_000;
 const DECIMALS_MAX: i32 = 4;
 
 /// How it was decided which values are better.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum By {
     Flag,
     File,
@@ -193,7 +195,7 @@ fn resolution(gathered: &BTreeMap<(String, Unit), TestValues>) -> f64 {
 }
 
 /// The middle value, or the mean of the two in the middle.
-pub(crate) fn median(values: &[f64]) -> Option<f64> {
+pub fn median(values: &[f64]) -> Option<f64> {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

@@ -76,8 +76,8 @@ pub(crate) struct TestResult {
     pub(crate) unit: Unit,
     /// Which values are better.
     pub(crate) better: Better,
-    /// Source of `better`: `flag`, `file`, `name`.
-    pub(crate) better_by: &'static str,
+    /// Source of `better`.
+    pub(crate) better_by: By,
     /// By run; none where a run has none.
     pub(crate) baseline: Vec<Option<f64>>,
     /// Value of each run of the candidate; `None` where a run has none.
@@ -231,17 +231,12 @@ fn notes(suite: &Suite, findings: &Findings) -> Vec<String> {
     notes
 }
 
-#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 fn judge_test(test: &Test, finding: Option<&Finding>, error: f64, least: f64) -> TestResult {
     let mut judged = TestResult {
         name: test.name.clone(),
         unit: test.unit.clone(),
         better: test.better,
-        better_by: match test.better_by {
-            By::Flag => "flag",
-            By::File => "file",
-            By::Name => "name",
-        },
+        better_by: test.better_by,
         baseline: test.values.baseline.clone(),
         candidate: test.values.candidate.clone(),
         baseline_mean: middle(&test.values.baseline),
@@ -260,8 +255,7 @@ fn judge_test(test: &Test, finding: Option<&Finding>, error: f64, least: f64) ->
         judged.why = match (has_baseline, test.without_value) {
             (true, true) => Some("failed or skipped in the candidate".into()),
             (false, true) => Some("failed or skipped on both sides".into()),
-            (false, false) => None,
-            (true, false) => None,
+            (_, false) => None,
         };
         return judged;
     };

@@ -1,6 +1,7 @@
 //! Figures of the operating system about a node: the memory and CPU of all its processes.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use budget::process::{self, Pid};
 
 /// One process of the node.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -42,30 +43,12 @@ pub fn processes(root: u32) -> Result<Vec<Process>> {
 }
 
 fn process(pid: u32) -> Result<Process> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let field = |name: &str| -> u64 {
-        status
-            .lines()
-            .find_map(|line| line.strip_prefix(name))
-            .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
-            .unwrap_or(0)
-            * 1024
-    };
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let after_name = stat.rsplit_once(')').context("a process's stat line has a name")?.1;
-    let fields: Vec<&str> = after_name.split_whitespace().collect();
-    let ticks =
-        |index: usize| fields.get(index).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
-    let ticks_per_second = rustix::param::clock_ticks_per_second() as f64;
+    let memory = process::memory(Pid(pid))?;
+    let cpu_seconds = process::cpu_time(Pid(pid))?.as_secs_f64();
     let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let role = command.split('\0').nth(1).filter(|word| !word.is_empty()).unwrap_or("?").to_owned();
-    Ok(Process {
-        pid,
-        role,
-        anonymous_bytes: field("RssAnon:") + field("RssShmem:"),
-        file_bytes: field("RssFile:"),
-        cpu_seconds: (ticks(11) + ticks(12)) as f64 / ticks_per_second,
-    })
+    let anonymous_bytes = memory.anonymous_bytes + memory.shared_bytes;
+    Ok(Process { pid, role, anonymous_bytes, file_bytes: memory.file_bytes, cpu_seconds })
 }
 
 /// Anonymous memory and CPU seconds of all of them.

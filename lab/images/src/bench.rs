@@ -40,7 +40,7 @@ pub struct Options {
     #[arg(long, value_name = "DIR", default_value = "/usr")]
     from: PathBuf,
     /// Size of the disk that is made; two thirds of it are filled.
-    #[arg(long, value_name = "SIZE", default_value = "1600MB", value_parser = size)]
+    #[arg(long, value_name = "SIZE", default_value = "1600MB", value_parser = parse_size)]
     size: u64,
     /// How many machines.
     #[arg(long, default_value_t = 8)]
@@ -57,10 +57,6 @@ pub struct Options {
     /// Only methods with this in their name.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    parse_size(text).map_err(|error| error.to_string())
 }
 
 /// One method once.

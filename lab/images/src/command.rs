@@ -94,10 +94,10 @@ pub struct Common {
 #[derive(Clone, Debug, Args)]
 struct Limits {
     /// Largest disk, as a machine sees it; what a file declares is not believed.
-    #[arg(long, value_name = "SIZE", default_value = "64GiB", value_parser = size)]
+    #[arg(long, value_name = "SIZE", default_value = "64GiB", value_parser = parse_size)]
     limit: u64,
     /// Room that stays free on the cache's file system while a base is made.
-    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = size)]
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = parse_size)]
     reserve: u64,
 }
 
@@ -133,7 +133,7 @@ pub struct Overlays {
     #[arg(value_name = "DEST", required = true)]
     destinations: Vec<PathBuf>,
     /// A larger disk than the base has; a smaller size changes nothing.
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     grow: Option<u64>,
     /// Recreate them: the data of machines in earlier ones is lost.
     #[arg(long)]
@@ -175,10 +175,6 @@ pub struct Collect {
     dry_run: bool,
     #[command(flatten)]
     common: Common,
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    parse_size(text).map_err(|error| error.to_string())
 }
 
 /// Runs a command; `subcommand` is the path of its parent on the command line of this program
@@ -344,7 +340,7 @@ fn overlay(options: &Overlays, stop: &Stop) -> Result<ExitCode> {
     let how = OverlayOptions { grow: options.grow, fresh: options.fresh };
     let mut made = Vec::new();
     for destination in &options.destinations {
-        stop_check(stop)?;
+        stop.check()?;
         let overlay = cache.overlay(&id, destination, how)?;
         if !options.common.json {
             println!("{}", overlay.path.display());
@@ -370,10 +366,6 @@ fn overlay(options: &Overlays, stop: &Stop) -> Result<ExitCode> {
         eprintln!("image: overlays: {}; {:.3} s", words.join(", "), began.elapsed().as_secs_f64());
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn stop_check(stop: &Stop) -> Result<()> {
-    Ok(stop.check()?)
 }
 
 fn list(common: &Common, stop: &Stop) -> Result<ExitCode> {

@@ -125,24 +125,3 @@ pub(crate) fn now() -> String {
         now.second()
     )
 }
-
-/// A hash as hexadecimal digits in a document.
-pub(crate) mod hash {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub(crate) fn serialize<S: Serializer>(
-        hash: &[u8; 32],
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&hex::encode(hash))
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<[u8; 32], D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let mut hash = [0; 32];
-        hex::decode_to_slice(text, &mut hash).map_err(D::Error::custom)?;
-        Ok(hash)
-    }
-}

@@ -33,7 +33,7 @@ const BUFFER_BYTES: usize = 1 << 20;
 #[derive(Serialize, Deserialize)]
 struct Entry {
     identity: Identity,
-    #[serde(with = "files::hash")]
+    #[serde(with = "hex")]
     sha256: [u8; 32],
 }
 

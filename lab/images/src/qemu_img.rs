@@ -66,14 +66,7 @@ struct Bounds {
 /// Runs `qemu-img info` on a qcow2 file whose header was checked.
 pub(crate) fn info(path: &Path, settings: &Settings) -> Result<Info> {
     // Locks of machines that run on the file do not matter to who only looks.
-    let arguments = [
-        OsStr::new("info"),
-        "-U".as_ref(),
-        "-f".as_ref(),
-        "qcow2".as_ref(),
-        "--output=json".as_ref(),
-        path.as_ref(),
-    ];
+    let arguments = words_before(path, &["info", "-U", "-f", "qcow2", "--output=json"]);
     let bounds = Bounds { timeout: TIMEOUT_FOR_TABLES, file_bytes: 0 };
     let output = run(&arguments, &bounds, &mut || Ok(()), settings)?;
     serde_json::from_slice(&output).map_err(|error| Error::Tool {
@@ -84,14 +77,7 @@ pub(crate) fn info(path: &Path, settings: &Settings) -> Result<Info> {
 
 /// Checks the tables of a qcow2 file with `qemu-img check`.
 pub(crate) fn check(path: &Path, cluster_bytes: u64, settings: &Settings) -> Result<()> {
-    let arguments = [
-        OsStr::new("check"),
-        "-U".as_ref(),
-        "-f".as_ref(),
-        "qcow2".as_ref(),
-        "--output=json".as_ref(),
-        path.as_ref(),
-    ];
+    let arguments = words_before(path, &["check", "-U", "-f", "qcow2", "--output=json"]);
     let bounds = Bounds { timeout: TIMEOUT_FOR_TABLES, file_bytes: 0 };
     let (status, output, words) = spawn(&arguments, &bounds, &mut || Ok(()), settings)?;
     // 0: fine; 2: errors; 3: leaked clusters, which only take room.
@@ -144,16 +130,14 @@ pub(crate) fn convert(
 /// Makes the disk of an overlay larger; it fails when a machine runs on it.
 pub(crate) fn grow(path: &Path, virtual_bytes: u64, settings: &Settings) -> Result<()> {
     let size = OsString::from(virtual_bytes.to_string());
-    let arguments = [
-        OsStr::new("resize"),
-        "-q".as_ref(),
-        "-f".as_ref(),
-        "qcow2".as_ref(),
-        path.as_ref(),
-        &size,
-    ];
+    let mut arguments = words_before(path, &["resize", "-q", "-f", "qcow2"]);
+    arguments.push(&size);
     let bounds = Bounds { timeout: TIMEOUT_FOR_TABLES, file_bytes: u64::MAX };
     run(&arguments, &bounds, &mut || Ok(()), settings).map(drop)
+}
+
+fn words_before<'a>(path: &'a Path, words: &[&'a str]) -> Vec<&'a OsStr> {
+    words.iter().map(|word| OsStr::new(*word)).chain([path.as_os_str()]).collect()
 }
 
 fn run(

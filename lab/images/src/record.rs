@@ -6,8 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, files, files::Identity, id::BaseId};
 
-/// Version of the file.
-const FORMAT: u32 = 1;
 /// A path and a few numbers.
 const RECORD_BYTES_MAX: u64 = 64 << 10;
 
@@ -22,7 +20,7 @@ pub(crate) struct Record {
     pub(crate) layers: Vec<String>,
     pub(crate) virtual_bytes: u64,
     /// Of the base's file, see [`crate::sparse`].
-    #[serde(with = "files::hash")]
+    #[serde(with = "hex")]
     pub(crate) digest: [u8; 32],
     /// Of the base's file, when its digest was last known to be this.
     pub(crate) identity: Identity,
@@ -30,36 +28,41 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    pub(crate) const FORMAT: u32 = FORMAT;
+    /// Version of the file.
+    pub(crate) const FORMAT: u32 = 1;
 
     /// `None` where there is none; an unreadable one counts as missing and is recreated.
     pub(crate) fn load(folder: &Path) -> Result<Option<Self>> {
         let Some(bytes) = files::read_small(&folder.join("base.json"), RECORD_BYTES_MAX)? else {
             return Ok(None);
         };
-        Ok(serde_json::from_slice(&bytes).ok().filter(|record: &Self| record.format == FORMAT))
+        Ok(serde_json::from_slice(&bytes)
+            .ok()
+            .filter(|record: &Self| record.format == Self::FORMAT))
     }
 
     /// Writes it, durably, into a folder that no process reads yet.
     pub(crate) fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join("base.json");
-        let fail = Error::io("writing", &path);
-        let bytes = serde_json::to_vec_pretty(self).map_err(std::io::Error::from).map_err(&fail)?;
-        std::fs::write(&path, bytes).map_err(&fail)?;
-        std::fs::File::open(&path).and_then(|file| file.sync_all()).map_err(&fail)
+        self.write(&path)?;
+        let synced = std::fs::File::open(&path).and_then(|file| file.sync_all());
+        synced.map_err(Error::io("writing", &path))
+    }
+
+    fn write(&self, path: &Path) -> Result<()> {
+        let bytes = serde_json::to_vec_pretty(self).map_err(std::io::Error::from);
+        bytes.and_then(|bytes| std::fs::write(path, bytes)).map_err(Error::io("writing", path))
     }
 
     /// Replaces it in a folder that others read.
     pub(crate) fn replace(&self, folder: &Path) -> Result<()> {
         let scratch = folder.join(format!("base.json.{}", files::unique()));
-        let fail = Error::io("writing", &scratch);
-        let bytes = serde_json::to_vec_pretty(self).map_err(std::io::Error::from).map_err(&fail)?;
-        std::fs::write(&scratch, bytes).map_err(&fail)?;
+        self.write(&scratch)?;
         let renamed = std::fs::rename(&scratch, folder.join("base.json"));
         if renamed.is_err() {
             let _ = std::fs::remove_file(&scratch);
         }
-        renamed.map_err(&fail)
+        renamed.map_err(Error::io("writing", &scratch))
     }
 }
 

@@ -84,22 +84,19 @@ impl Journal {
                 }
             }
         }
-        match read_bounded(&head_path)? {
-            Some(bytes) => {
-                let head: Head = serde_json::from_slice(&bytes)
-                    .with_context(|| format!("{} is no head of a search", head_path.display()))?;
-                ensure!(
-                    head.format == FORMAT && head.identity == identity,
-                    "{shown} holds another search ({}); begin anew with --fresh, or name another \
-                     folder with --state",
-                    head.what
-                );
-            }
-            None => {
-                let head = Head { format: FORMAT, identity, what: what.to_owned() };
-                let bytes = serde_json::to_vec_pretty(&head)?;
-                disk::replace_file(&head_path, &bytes, disk::Readers::All)?;
-            }
+        if head_path.exists() {
+            let head: Head = serde_json::from_slice(&setup::read_input(&head_path)?)
+                .with_context(|| format!("{} is no head of a search", head_path.display()))?;
+            ensure!(
+                head.format == FORMAT && head.identity == identity,
+                "{shown} holds another search ({}); begin anew with --fresh, or name another \
+                 folder with --state",
+                head.what
+            );
+        } else {
+            let head = Head { format: FORMAT, identity, what: what.to_owned() };
+            let bytes = serde_json::to_vec_pretty(&head)?;
+            disk::replace_file(&head_path, &bytes, disk::Readers::All)?;
         }
         let records = read_records(&runs_path)?;
         let file = OpenOptions::new().create(true).append(true).open(&runs_path)?;
@@ -171,16 +168,6 @@ fn read_records(path: &Path) -> Result<Vec<Record>> {
         good += count as u64;
     }
     Ok(records)
-}
-
-fn read_bounded(path: &Path) -> Result<Option<Vec<u8>>> {
-    let file = match File::open(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        other => other.with_context(|| format!("opening {}", path.display()))?,
-    };
-    let mut bytes = Vec::new();
-    file.take(RECORD_BYTES_MAX).read_to_end(&mut bytes)?;
-    Ok(Some(bytes))
 }
 
 #[cfg(test)]

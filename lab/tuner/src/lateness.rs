@@ -137,6 +137,13 @@ impl fmt::Display for Goal {
     }
 }
 
+/// `1.5ms` is 1.5 and `ms`.
+pub(crate) fn number_and_unit(text: &str) -> Option<(f64, &str)> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    Some((number.parse().ok()?, unit))
+}
+
 impl FromStr for Goal {
     type Err = String;
 
@@ -145,18 +152,10 @@ impl FromStr for Goal {
             format!("`{text}` is no goal; goals are such as p99<50ms, p50<800us, max<1s, misses<1")
         };
         let (figure, bound) = text.split_once('<').ok_or_else(advice)?;
-        let figure = match figure.trim() {
-            "p50" => Figure::P50,
-            "p90" => Figure::P90,
-            "p99" => Figure::P99,
-            "max" => Figure::Max,
-            "misses" => Figure::Misses,
-            _ => return Err(advice()),
-        };
-        let bound = bound.trim();
-        let digits = bound.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(bound.len());
-        let (number, unit) = bound.split_at(digits);
-        let number: f64 = number.parse().map_err(|_| advice())?;
+        let figures = [Figure::P50, Figure::P90, Figure::P99, Figure::Max, Figure::Misses];
+        let figure = figures.into_iter().find(|known| known.name() == figure.trim());
+        let figure = figure.ok_or_else(advice)?;
+        let (number, unit) = number_and_unit(bound.trim()).ok_or_else(advice)?;
         let scale = match (figure, unit.trim()) {
             (Figure::Misses, "") => 1.0,
             (Figure::Misses, _) => return Err(advice()),

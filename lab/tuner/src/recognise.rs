@@ -19,6 +19,11 @@ use std::{
 };
 
 use budget::process::Pid;
+use object::{
+    LittleEndian, ReadCache,
+    elf::{DT_NEEDED, FileHeader64, SHT_DYNAMIC},
+    read::elf::{FileHeader, SectionHeader},
+};
 use regex::bytes::Regex;
 
 /// Names of runtimes, in the order in which they are found.
@@ -27,9 +32,7 @@ pub const RUNTIMES: [&str; 5] = ["ghc", "go", "jvm", "node", "dotnet"];
 pub const ALLOCATORS: [&str; 3] = ["jemalloc", "mimalloc", "glibc"];
 
 /// Most sections of a file; linkers of large programs make some dozens.
-const SECTIONS_MAX: usize = 4096;
-/// Most bytes of a table of names.
-const NAMES_BYTES_MAX: u64 = 4 << 20;
+const SECTIONS_MAX: u16 = 4096;
 /// Most bytes of the dynamic section.
 const DYNAMIC_BYTES_MAX: u64 = 64 << 10;
 /// Most bytes of constants searched. Node, the largest runtime, has some 40 MiB of them.
@@ -127,9 +130,13 @@ fn interpreter(file: &File) -> Option<PathBuf> {
         return Some(first.to_owned());
     }
     let name = words.find(|word| !word.starts_with('-') && !word.contains('='))?;
-    env::split_paths(&env::var_os("PATH")?)
-        .map(|folder| folder.join(name))
-        .find(|path| path.is_file())
+    on_path(name)
+}
+
+/// Where the shell would find a program.
+pub(crate) fn on_path(name: &str) -> Option<PathBuf> {
+    let folders = env::var_os("PATH")?;
+    env::split_paths(&folders).map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
 fn mark_name(path: &Path, marks: &mut BTreeSet<&'static str>) {
@@ -163,14 +170,14 @@ fn mark_library(name: &str, marks: &mut BTreeSet<&'static str>) {
 }
 
 fn mark_file(file: &File, marks: &mut BTreeSet<&'static str>) {
-    let sections = sections(file).unwrap_or_default();
+    let (sections, libraries) = sections(file).unwrap_or_default();
     for section in &sections {
         // Linkers cut the names of Go's sections in no format; a plug-in of Go has them too.
         if section.name == ".go.buildinfo" || section.name == ".gopclntab" {
             marks.insert("go");
         }
     }
-    for name in needed(file, &sections).unwrap_or_default() {
+    for name in libraries {
         mark_library(&name, marks);
     }
     let is_dynamic = sections.iter().any(|section| section.name == ".interp");
@@ -235,79 +242,36 @@ struct Section {
     name: String,
     offset: u64,
     bytes: u64,
-    /// Number of the section with the names of this one.
-    link: usize,
 }
 
 fn is_elf(file: &File) -> bool {
-    read(file, 0, 4).is_some_and(|bytes| bytes == b"\x7fELF")
+    let mut magic = [0; 4];
+    file.read_exact_at(&mut magic, 0).is_ok() && &magic == b"\x7fELF"
 }
 
-/// Sections of a 64-bit little-endian ELF file.
-fn sections(file: &File) -> Option<Vec<Section>> {
-    const ENTRY_BYTES: usize = 64;
-    let header = read(file, 0, 64)?;
-    if !header.starts_with(b"\x7fELF\x02\x01") {
+/// Sections of a 64-bit little-endian ELF file, and the libraries that it asks for.
+fn sections(file: &File) -> Option<(Vec<Section>, Vec<String>)> {
+    let data = &ReadCache::new(file);
+    let header = FileHeader64::<LittleEndian>::parse(data).ok()?;
+    let endian = header.endian().ok()?;
+    if !(1..=SECTIONS_MAX).contains(&header.e_shnum(endian)) {
         return None;
     }
-    let entry = usize::try_from(number(&header, 58, 2)?).ok()?;
-    let count = usize::try_from(number(&header, 60, 2)?).ok()?;
-    let names = usize::try_from(number(&header, 62, 2)?).ok()?;
-    if entry != ENTRY_BYTES || count > SECTIONS_MAX || names >= count {
-        return None;
+    let table = header.sections(endian, data).ok()?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let sections = table.iter().map(|section| Section {
+        name: text(table.section_name(endian, section).unwrap_or_default()),
+        offset: section.sh_offset(endian),
+        bytes: section.sh_size(endian),
+    });
+    let dynamic = table.iter().find(|section| section.sh_type(endian) == SHT_DYNAMIC);
+    let is_small = dynamic.is_some_and(|section| section.sh_size(endian) <= DYNAMIC_BYTES_MAX);
+    let mut libraries = Vec::new();
+    if is_small && let Ok(dynamic) = table.dynamic_table(endian, data) {
+        let needed = dynamic.iter().filter(|entry| entry.tag == DT_NEEDED);
+        libraries.extend(needed.filter_map(|entry| Some(text(dynamic.string(entry).ok()?))));
     }
-    let table = read(file, number(&header, 40, 8)?, count * ENTRY_BYTES)?;
-    let of =
-        |index: usize, at: usize, bytes: usize| number(&table, index * ENTRY_BYTES + at, bytes);
-    let names = read_up_to(file, of(names, 24, 8)?, of(names, 32, 8)?, NAMES_BYTES_MAX)?;
-    let mut sections = Vec::with_capacity(count);
-    for index in 0..count {
-        sections.push(Section {
-            name: string(&names, of(index, 0, 4)?).unwrap_or_default(),
-            offset: of(index, 24, 8)?,
-            bytes: of(index, 32, 8)?,
-            link: usize::try_from(of(index, 40, 4)?).ok()?,
-        });
-    }
-    Some(sections)
-}
-
-/// Libraries that the file asks for.
-fn needed(file: &File, sections: &[Section]) -> Option<Vec<String>> {
-    const NEEDED: u64 = 1;
-    let dynamic = sections.iter().find(|section| section.name == ".dynamic")?;
-    let names = sections.get(dynamic.link)?;
-    let names = read_up_to(file, names.offset, names.bytes, NAMES_BYTES_MAX)?;
-    let entries = read_up_to(file, dynamic.offset, dynamic.bytes, DYNAMIC_BYTES_MAX)?;
-    let of = |entry: &[u8]| Some((number(entry, 0, 8)?, number(entry, 8, 8)?));
-    let needed = entries.chunks_exact(16).filter_map(of).filter(|(tag, _)| *tag == NEEDED);
-    Some(needed.filter_map(|(_, at)| string(&names, at)).collect())
-}
-
-fn read_up_to(file: &File, offset: u64, bytes: u64, most: u64) -> Option<Vec<u8>> {
-    if bytes > most {
-        return None;
-    }
-    read(file, offset, usize::try_from(bytes).ok()?)
-}
-
-fn read(file: &File, offset: u64, bytes: usize) -> Option<Vec<u8>> {
-    let mut buffer = vec![0; bytes];
-    file.read_exact_at(&mut buffer, offset).ok()?;
-    Some(buffer)
-}
-
-fn number(bytes: &[u8], at: usize, length: usize) -> Option<u64> {
-    let mut whole = [0; 8];
-    whole.get_mut(..length)?.copy_from_slice(bytes.get(at..at.checked_add(length)?)?);
-    Some(u64::from_le_bytes(whole))
-}
-
-/// The C string at `at`.
-fn string(names: &[u8], at: u64) -> Option<String> {
-    let rest = names.get(usize::try_from(at).ok()?..)?;
-    let end = rest.iter().position(|byte| *byte == 0)?;
-    Some(String::from_utf8_lossy(rest.get(..end)?).into_owned())
+    Some((sections.collect(), libraries))
 }
 
 #[cfg(test)]

@@ -12,7 +12,6 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::Readings;
-use crate::figure::Unit;
 
 /// Most packages whose output is put together.
 const PACKAGES_MAX: usize = 4096;
@@ -66,8 +65,7 @@ pub(crate) fn read_events(text: &str) -> Result<Readings, String> {
                 readings.add(&name(&package, &test), seconds, "s", None)?;
             }
             ("fail" | "skip", Some(test), _) => {
-                *(if action == "fail" { &mut readings.failed } else { &mut readings.skipped }) += 1;
-                readings.add_without_value(&name(&package, &test), Unit::Seconds)?;
+                readings.add_incomplete(&name(&package, &test), action == "fail")?;
             }
             ("output", _, _) => {
                 if !outputs.contains_key(&package) && outputs.len() >= PACKAGES_MAX {
@@ -140,14 +138,7 @@ fn flush(
         let name = name(package, test);
         match outcome {
             "PASS" => readings.add(&name, seconds, "s", None)?,
-            "FAIL" => {
-                readings.failed += 1;
-                readings.add_without_value(&name, Unit::Seconds)?;
-            }
-            _ => {
-                readings.skipped += 1;
-                readings.add_without_value(&name, Unit::Seconds)?;
-            }
+            _ => readings.add_incomplete(&name, outcome == "FAIL")?,
         }
     }
     Ok(())

@@ -12,7 +12,7 @@ use quick_xml::{
 };
 
 use super::Readings;
-use crate::figure::{Unit, shortened};
+use crate::figure::shortened;
 
 /// Deepest nesting of elements.
 const DEPTH_MAX: usize = 64;
@@ -129,17 +129,10 @@ fn begin(
 fn finish(case: Option<Case>, readings: &mut Readings) -> Result<(), String> {
     let Some(case) = case else { return Ok(()) };
     match (case.failed, case.skipped, case.seconds) {
-        (true, ..) => {
-            readings.failed += 1;
-            readings.add_without_value(&case.name, Unit::Seconds)
-        }
-        (_, true, _) => {
-            readings.skipped += 1;
-            readings.add_without_value(&case.name, Unit::Seconds)
-        }
+        (true, ..) | (_, true, _) => readings.add_incomplete(&case.name, case.failed),
         (_, _, Some(seconds)) => readings.add(&case.name, seconds, "s", None),
         // Some runners give no time for what took none.
-        (_, _, None) => readings.add_without_value(&case.name, Unit::Seconds),
+        (_, _, None) => readings.add_without_time(&case.name),
     }
 }
 

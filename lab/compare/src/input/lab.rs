@@ -10,7 +10,7 @@
 use serde_json::Value;
 
 use super::Readings;
-use crate::figure::{Better, Figure};
+use crate::figure::Figure;
 
 /// Files that sum up what is in their folder: a storm's, a bench of a subnet's.
 pub(crate) const SUMMARIES: [&str; 3] = ["verdict.json", "table.json", "figures.json"];
@@ -20,7 +20,7 @@ const SERIES_LINES_MAX: usize = 4_000_000;
 const QUANTILES: [&str; 2] = ["p50", "p99"];
 
 pub(crate) fn is_series_header(value: &Value) -> bool {
-    value.get("kind").and_then(Value::as_str) == Some("header") && value.get("cap_bytes").is_some()
+    word(value, "kind") == Some("header") && value.get("cap_bytes").is_some()
 }
 
 /// Whether the first line is a series' header.
@@ -30,15 +30,10 @@ pub(crate) fn is_series(bytes: &[u8]) -> bool {
 }
 
 pub(crate) fn is_report(value: &Value) -> bool {
-    let has_rows = |value: &Value| value.as_array().is_some_and(|rows| rows.iter().any(is_row));
-    has_rows(value)
-        || value.get("figures").is_some_and(Value::is_array)
-        || value.get("phases").is_some_and(Value::is_array)
-        || value.get("runs").is_some_and(Value::is_array)
-        || value.get("modes").is_some_and(Value::is_array)
-        || value
-            .as_array()
-            .is_some_and(|turns| turns.iter().any(|turn| turn.get("phases").is_some()))
+    let is_list = |field: &str| value.get(field).is_some_and(Value::is_array);
+    let is_item = |item: &Value| is_row(item) || item.get("phases").is_some();
+    ["figures", "phases", "runs", "modes"].into_iter().any(is_list)
+        || value.as_array().is_some_and(|items| items.iter().any(is_item))
 }
 
 fn is_row(value: &Value) -> bool {
@@ -52,9 +47,9 @@ pub(crate) fn read(value: &Value) -> Result<Readings, String> {
         figures(list, &mut readings)?;
     } else if let Some(runs) = value.get("runs").and_then(Value::as_array) {
         for run in runs {
-            let word = |field: &str| run.get(field).and_then(Value::as_str).unwrap_or_default();
+            let [label, part] = ["label", "part"].map(|name| word(run, name).unwrap_or_default());
             if let Some(report) = run.get("report").filter(|report| !report.is_null()) {
-                stress(report, &format!("{} > {} > ", word("label"), word("part")), &mut readings)?;
+                stress(report, &format!("{label} > {part} > "), &mut readings)?;
             }
         }
     } else if value.get("modes").is_some() {
@@ -68,7 +63,7 @@ pub(crate) fn read(value: &Value) -> Result<Readings, String> {
             if let Some(list) = item.get("figures") {
                 figures(list, &mut readings)?;
             } else if item.get("phases").is_some() {
-                let label = item.get("label").and_then(Value::as_str).unwrap_or_default();
+                let label = word(item, "label").unwrap_or_default();
                 stress(item, &format!("{label} > "), &mut readings)?;
             }
         }
@@ -82,10 +77,8 @@ pub(crate) fn read(value: &Value) -> Result<Readings, String> {
 fn figures(list: &Value, readings: &mut Readings) -> Result<(), String> {
     for item in list.as_array().map_or(&[][..], Vec::as_slice) {
         // JSON has no NaN; writers put null.
-        let name = item.get("name").and_then(Value::as_str);
-        if let (Some(name), Some(Value::Null)) = (name, item.get("value")) {
-            let unit = item.get("unit").and_then(Value::as_str).unwrap_or_default();
-            readings.add(name, f64::NAN, unit, None)?;
+        if let (Some(name), Some(Value::Null)) = (word(item, "name"), item.get("value")) {
+            readings.add(name, f64::NAN, word(item, "unit").unwrap_or_default(), None)?;
             continue;
         }
         let figure: Figure =
@@ -97,30 +90,24 @@ fn figures(list: &Value, readings: &mut Readings) -> Result<(), String> {
 
 /// A report of `stress`.
 fn stress(report: &Value, before: &str, readings: &mut Readings) -> Result<(), String> {
-    let number = |value: &Value, pointer: &str| value.pointer(pointer).and_then(Value::as_f64);
     for phase in array(report, "phases") {
-        let phase_name = phase.get("name").and_then(Value::as_str).unwrap_or("phase");
-        let mut add =
-            |what: &str, value: Option<f64>, unit: &str, better: Option<Better>| match value {
-                Some(value) => {
-                    readings.add(&format!("{before}{phase_name} > {what}"), value, unit, better)
-                }
-                None => Ok(()),
-            };
+        let phase_name = word(phase, "name").unwrap_or("phase");
+        let mut add = |what: &str, value: Option<f64>, unit: &str| {
+            readings.add_some(&format!("{before}{phase_name} > {what}"), value, unit)
+        };
         let seconds = number(phase, "/seconds").filter(|seconds| *seconds > 0.0);
         let accepted = number(phase, "/accepted");
         let rate = accepted.zip(seconds).map(|(accepted, seconds)| accepted / seconds);
-        add("reached", rate, "/s", None)?;
+        add("reached", rate, "/s")?;
         let answers = array(phase, "answers");
-        let good =
-            answers.iter().find(|one| one.get("answer").and_then(Value::as_str) == Some("200"));
+        let good = answers.iter().find(|one| word(one, "answer") == Some("200"));
         let counted = |latency: &&Value| number(latency, "/count").is_some_and(|count| count > 0.0);
         let mut latency = |what: &str, latency: Option<&Value>| {
             let latency = latency.filter(counted);
             for quantile in QUANTILES {
                 let value =
                     latency.and_then(|latency| number(latency, &format!("/{quantile}_millis")));
-                add(&format!("{what}, {quantile}"), value, "ms", None)?;
+                add(&format!("{what}, {quantile}"), value, "ms")?;
             }
             Ok::<(), String>(())
         };
@@ -132,20 +119,17 @@ fn stress(report: &Value, before: &str, readings: &mut Readings) -> Result<(), S
         latency("store queries", phase.pointer("/queries/latency"))?;
         let missing = |one: &Value| number(one, "/missing").unwrap_or(0.0);
         let lost = array(phase, "receivers").iter().map(missing).fold(f64::NAN, f64::max);
-        add("lost to one receiver", Some(lost).filter(|lost| lost.is_finite()), "messages", None)?;
-        add("CPU per message", number(phase, "/cpu_millis_per_accepted"), "ms", None)?;
+        add("lost to one receiver", Some(lost).filter(|lost| lost.is_finite()), "messages")?;
+        add("CPU per message", number(phase, "/cpu_millis_per_accepted"), "ms")?;
         for (index, node) in array(phase, "nodes").iter().enumerate() {
             let who = format!("node {index}, anonymous memory");
-            add(&format!("{who}, peak"), number(node, "/peak/anonymous_bytes"), "bytes", None)?;
-            add(&format!("{who}, mean"), number(node, "/mean/anonymous_bytes"), "bytes", None)?;
+            add(&format!("{who}, peak"), number(node, "/peak/anonymous_bytes"), "bytes")?;
+            add(&format!("{who}, mean"), number(node, "/mean/anonymous_bytes"), "bytes")?;
         }
     }
     for (index, node) in array(report, "nodes").iter().enumerate() {
-        let mut add = |what: &str, value: Option<f64>, unit: &str| match value {
-            Some(value) => {
-                readings.add(&format!("{before}node {index}, {what}"), value, unit, None)
-            }
-            None => Ok(()),
+        let mut add = |what: &str, value: Option<f64>, unit: &str| {
+            readings.add_some(&format!("{before}node {index}, {what}"), value, unit)
         };
         add("anonymous memory, idle", number(node, "/idle/anonymous_bytes"), "bytes")?;
         let after =
@@ -159,35 +143,37 @@ fn stress(report: &Value, before: &str, readings: &mut Readings) -> Result<(), S
 /// A report of the hammer.
 fn hammer(report: &Value, readings: &mut Readings) -> Result<(), String> {
     for mode in array(report, "modes") {
-        let mode_name = mode.get("mode").and_then(Value::as_str).unwrap_or("mode");
-        if let Some(rate) = mode.get("inter_canister_messages_per_second").and_then(Value::as_f64) {
-            readings.add(&format!("{mode_name} > messages between canisters"), rate, "/s", None)?;
-        }
+        let mode_name = word(mode, "mode").unwrap_or("mode");
+        let rate = number(mode, "/inter_canister_messages_per_second");
+        readings.add_some(&format!("{mode_name} > messages between canisters"), rate, "/s")?;
         for phase in array(mode, "phases") {
             if phase.get("preparation").and_then(Value::as_bool) == Some(true) {
                 continue;
             }
-            let phase_name = phase.get("name").and_then(Value::as_str).unwrap_or("phase");
-            let seconds =
-                phase.get("seconds").and_then(Value::as_f64).filter(|seconds| *seconds > 0.0);
+            let phase_name = word(phase, "name").unwrap_or("phase");
+            let seconds = number(phase, "/seconds").filter(|seconds| *seconds > 0.0);
             let kinds = phase.get("kinds").and_then(Value::as_object);
             for (kind, stats) in kinds.into_iter().flatten() {
                 let name = format!("{mode_name} > {phase_name} > {kind}");
-                let done = stats.get("done").and_then(Value::as_f64).filter(|done| *done > 0.0);
+                let done = number(stats, "/done").filter(|done| *done > 0.0);
                 let Some((done, seconds)) = done.zip(seconds) else { continue };
                 readings.add(&name, done / seconds, "/s", None)?;
                 for quantile in QUANTILES {
-                    let latency =
-                        stats.pointer(&format!("/latency_ms/{quantile}")).and_then(Value::as_f64);
-                    if let Some(latency) = latency {
-                        readings.add(&format!("{name}, {quantile}"), latency, "ms", None)?;
-                    }
+                    let latency = number(stats, &format!("/latency_ms/{quantile}"));
+                    readings.add_some(&format!("{name}, {quantile}"), latency, "ms")?;
                 }
             }
         }
     }
-    let errors = report.get("errors").and_then(Value::as_f64);
-    errors.map_or(Ok(()), |errors| readings.add("errors", errors, "errors", None))
+    readings.add_some("errors", number(report, "/errors"), "errors")
+}
+
+fn number(value: &Value, pointer: &str) -> Option<f64> {
+    value.pointer(pointer).and_then(Value::as_f64)
+}
+
+fn word<'a>(value: &'a Value, field: &str) -> Option<&'a str> {
+    value.get(field).and_then(Value::as_str)
 }
 
 fn array<'a>(value: &'a Value, field: &str) -> &'a [Value] {
@@ -209,8 +195,8 @@ pub(crate) fn read_series(text: &str) -> Result<Readings, String> {
     let mut lines = text.lines().take(SERIES_LINES_MAX);
     let header: Value =
         lines.next().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();
-    let name = header.get("name").and_then(Value::as_str).unwrap_or("run").to_owned();
-    let is_summary = |value: &Value| value.get("kind").and_then(Value::as_str) == Some("summary");
+    let name = word(&header, "name").unwrap_or("run");
+    let is_summary = |value: &Value| word(value, "kind") == Some("summary");
     let summary = lines
         .filter(|line| line.contains("\"summary\""))
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
@@ -219,9 +205,8 @@ pub(crate) fn read_series(text: &str) -> Result<Readings, String> {
         .ok_or("it has no summary: the run was killed, or still runs")?;
     let mut readings = Readings::default();
     for (field, what, unit) in FIGURES {
-        if let Some(value) = summary.get(field).and_then(Value::as_f64) {
-            readings.add(&format!("{name} > {what}"), value, unit, None)?;
-        }
+        let value = number(&summary, &format!("/{field}"));
+        readings.add_some(&format!("{name} > {what}"), value, unit)?;
     }
     Ok(readings)
 }

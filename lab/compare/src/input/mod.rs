@@ -127,14 +127,26 @@ impl Readings {
         })
     }
 
-    /// Keeps the name of a test without a value.
-    pub(crate) fn add_without_value(&mut self, name: &str, unit: Unit) -> Result<(), String> {
-        self.push(Reading {
-            name: shortened(name.trim(), NAME_BYTES_MAX),
-            value: None,
-            unit,
-            better: None,
-        })
+    /// Keeps a value where there is one.
+    pub(crate) fn add_some(
+        &mut self,
+        name: &str,
+        value: Option<f64>,
+        unit: &str,
+    ) -> Result<(), String> {
+        value.map_or(Ok(()), |value| self.add(name, value, unit, None))
+    }
+
+    /// Keeps the name of a test that has no time.
+    pub(crate) fn add_without_time(&mut self, name: &str) -> Result<(), String> {
+        let name = shortened(name.trim(), NAME_BYTES_MAX);
+        self.push(Reading { name, value: None, unit: Unit::Seconds, better: None })
+    }
+
+    /// Keeps the name of a test that failed or, if it did not, was skipped: its time does not count.
+    pub(crate) fn add_incomplete(&mut self, name: &str, has_failed: bool) -> Result<(), String> {
+        *(if has_failed { &mut self.failed } else { &mut self.skipped }) += 1;
+        self.add_without_time(name)
     }
 
     fn push(&mut self, reading: Reading) -> Result<(), String> {

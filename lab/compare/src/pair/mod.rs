@@ -34,6 +34,7 @@ use crate::{
     figure::{Better, Unit, by_name},
     input,
     options::{CompareSpec, is_stdout, percent, write},
+    stats::correct,
     suite::median,
     verdict::Verdict,
 };
@@ -356,24 +357,18 @@ fn build_metrics(kept: &[&PairedRun], spec: &CompareSpec, options: &Options) -> 
     let count = keys.len();
     let mut metrics: Vec<Metric> =
         keys.into_iter().map(|key| metric(kept, key, count, options)).collect();
-    let mut order: Vec<(f64, usize)> =
-        metrics.iter().enumerate().filter_map(|(index, metric)| Some((metric.p?, index))).collect();
-    order.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let mut least = 1.0_f64;
-    for (rank, (p, index)) in order.iter().enumerate().rev() {
-        least = least.min(p * order.len() as f64 / (rank as f64 + 1.0));
-        if let Some(metric) = metrics.get_mut(*index) {
-            metric.q = Some(least);
-            let improves =
-                metric.change.is_some_and(|change| change > 0.0) == (metric.better == Better::More);
-            let large =
-                metric.change.is_some_and(|change| change.ln_1p().abs() >= spec.least.ln_1p());
-            metric.verdict = match (least <= spec.error && large, improves) {
-                (true, true) => Verdict::Faster,
-                (true, false) => Verdict::Slower,
-                (false, _) => Verdict::Noise,
-            };
-        }
+    let p: Vec<Option<f64>> = metrics.iter().map(|metric| metric.p).collect();
+    for (metric, q) in metrics.iter_mut().zip(correct(&p)) {
+        metric.q = q;
+        let Some(q) = q else { continue };
+        let improves =
+            metric.change.is_some_and(|change| change > 0.0) == (metric.better == Better::More);
+        let large = metric.change.is_some_and(|change| change.ln_1p().abs() >= spec.least.ln_1p());
+        metric.verdict = match (q <= spec.error && large, improves) {
+            (true, true) => Verdict::Faster,
+            (true, false) => Verdict::Slower,
+            (false, _) => Verdict::Noise,
+        };
     }
     metrics
 }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     figure::Better,
-    report::{clean, percent, probability, value},
+    report::{clean, or_dash, percent, probability, table, value},
     verdict::Verdict,
 };
 
@@ -97,27 +97,9 @@ impl Report {
             self.turns,
             self.dropped
         );
-        let rows: Vec<[String; 6]> = self.metrics.iter().map(cells).collect();
         let heads = ["figure", "better", "baseline", "candidate", "change", "95 % between"];
-        let mut widths = heads.map(str::len);
-        for row in &rows {
-            for (width, cell) in widths.iter_mut().zip(row) {
-                *width = (*width).max(cell.chars().count());
-            }
-        }
-        let mut line = |cells: [&str; 6], verdict: &str| {
-            for (index, (cell, width)) in cells.iter().zip(widths).enumerate() {
-                let _ = match index {
-                    0 | 1 => write!(text, "{cell:<width$}  "),
-                    _ => write!(text, "{cell:>width$}  "),
-                };
-            }
-            let _ = writeln!(text, "{verdict}");
-        };
-        line(heads, "verdict");
-        for (row, metric) in rows.iter().zip(&self.metrics) {
-            line(row.each_ref().map(String::as_str), &self.verdict(metric));
-        }
+        let row = |metric: &Metric| (cells(metric), self.verdict(metric));
+        text.push_str(&table(heads, &self.metrics.iter().map(row).collect::<Vec<_>>()));
         text.push('\n');
         let tell = self.tell * 100.0;
         for metric in self.metrics.iter().take(2) {
@@ -165,7 +147,7 @@ fn cells(metric: &Metric) -> [String; 6] {
         if metric.better == Better::Less { "less".into() } else { "more".into() },
         value(metric.baseline_median, unit),
         value(metric.candidate_median, unit),
-        metric.change.map_or_else(|| "-".into(), percent),
+        or_dash(metric.change, percent),
         metric
             .between
             .map_or_else(|| "-".into(), |[a, b]| format!("{} and {}", percent(a), percent(b))),

@@ -4,11 +4,8 @@
 
 use std::fmt::Write;
 
-use super::{Report, change, clean, how, picture, probability, summary, tells, unsigned, value};
-use crate::{
-    figure::Better,
-    verdict::{TestResult, VERDICTS, Verdict},
-};
+use super::{Report, cells, clean, how, picture, summary};
+use crate::verdict::{TestResult, VERDICTS, Verdict};
 
 /// Rows of the table.
 const ROWS_MAX: usize = 5_000;
@@ -133,23 +130,15 @@ fn table(html: &mut String, tests: &[TestResult]) {
 }
 
 fn row(html: &mut String, test: &TestResult) {
-    let of = |mean: Option<f64>| {
-        mean.map_or_else(|| "-".into(), |mean| escape(&value(mean, &test.unit)))
-    };
-    let part = |part: Option<f64>| part.map_or_else(|| "-".into(), unsigned);
+    let [better, baseline, candidate, change, noise, tells, q] =
+        cells(test).map(|cell| escape(&cell));
     let _ = writeln!(
         html,
-        "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"change {}\">{}</td><td>{}</td>\
-         <td>{}</td><td>{}</td><td>{}</td></tr>",
+        "<tr><td>{}</td><td>{better}</td><td>{baseline}</td><td>{candidate}</td>\
+         <td class=\"change {}\">{change}</td><td>{noise}</td>\
+         <td>{tells}</td><td>{q}</td><td>{}</td></tr>",
         escape(&test.name),
-        if test.better == Better::Less { "less" } else { "more" },
-        of(test.baseline_mean),
-        of(test.candidate_mean),
         picture::class(test.verdict),
-        escape(&change(test)),
-        part(test.noise),
-        test.tells.map_or_else(|| "-".into(), tells),
-        test.q.map_or_else(|| "-".into(), probability),
         escape(test.why.as_deref().unwrap_or_default())
     );
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Report, change, clean, how, probability, summary, unsigned, value};
+use super::{Report, cells, clean, how, summary};
 use crate::{
     figure::shortened,
     verdict::{TestResult, Verdict},
@@ -42,19 +42,12 @@ fn table(text: &mut String, tests: &[&TestResult]) {
     text.push_str("| verdict | test | baseline | candidate | change | noise | q |\n");
     text.push_str("|---|---|---:|---:|---:|---:|---:|\n");
     for test in tests.iter().take(ROWS_MAX) {
-        let of = |mean: Option<f64>| {
-            mean.map_or_else(|| "-".into(), |mean| plain(&value(mean, &test.unit)))
-        };
+        let [_, baseline, candidate, change, noise, _, q] = cells(test).map(|cell| plain(&cell));
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {} | {} | {} | {} |",
+            "| {} | {} | {baseline} | {candidate} | {change} | {noise} | {q} |",
             test.verdict.label_for(&test.unit),
             code(&shortened(&test.name, NAME_BYTES_MAX)),
-            of(test.baseline_mean),
-            of(test.candidate_mean),
-            plain(&change(test)),
-            test.noise.map_or_else(|| "-".into(), unsigned),
-            test.q.map_or_else(|| "-".into(), probability),
         );
     }
     if tests.len() > ROWS_MAX {

@@ -13,10 +13,12 @@ pub(crate) use html::page;
 pub(crate) use markdown::markdown;
 pub(crate) use text::text;
 
+use std::fmt::Write;
+
 use serde::Serialize;
 
 use crate::{
-    figure::Unit,
+    figure::{Better, Unit},
     input::Run,
     verdict::{Outcome, TestResult, Verdict},
 };
@@ -137,6 +139,48 @@ pub(crate) fn tells(part: f64) -> String {
 /// A probability with three decimals, such as `0.012`; below 0.001 as `3e-5`.
 pub(crate) fn probability(p: f64) -> String {
     if p >= 0.001 { format!("{p:.3}") } else { format!("{p:.0e}") }
+}
+
+/// A value, or a dash where there is none.
+pub(crate) fn or_dash(value: Option<f64>, text: impl FnOnce(f64) -> String) -> String {
+    value.map_or_else(|| "-".into(), text)
+}
+
+/// Which values are better, the means of both sides, the change, the noise, the smallest change
+/// that would be called one, and the corrected probability.
+pub(crate) fn cells(test: &TestResult) -> [String; 7] {
+    [
+        if test.better == Better::Less { "less".into() } else { "more".into() },
+        or_dash(test.baseline_mean, |mean| value(mean, &test.unit)),
+        or_dash(test.candidate_mean, |mean| value(mean, &test.unit)),
+        change(test),
+        or_dash(test.noise, unsigned),
+        or_dash(test.tells, tells),
+        or_dash(test.q, probability),
+    ]
+}
+
+/// A table for a terminal: two columns at the left, figures at the right, and the verdict.
+pub(crate) fn table<const N: usize>(heads: [&str; N], rows: &[([String; N], String)]) -> String {
+    let mut widths = heads.map(str::len);
+    for (row, _) in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut text = String::new();
+    let heads = (heads.map(str::to_owned), "verdict".to_owned());
+    for (cells, verdict) in std::iter::once(&heads).chain(rows) {
+        for (index, (cell, width)) in cells.iter().zip(widths).enumerate() {
+            // Writing to a String cannot fail.
+            let _ = match index {
+                0 | 1 => write!(text, "{cell:<width$}  "),
+                _ => write!(text, "{cell:>width$}  "),
+            };
+        }
+        let _ = writeln!(text, "{verdict}");
+    }
+    text
 }
 
 /// How the change of a test is written: as a ratio, else as a difference.

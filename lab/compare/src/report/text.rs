@@ -2,11 +2,8 @@
 
 use std::fmt::Write;
 
-use super::{Report, change, clean, how, probability, summary, tells, unsigned, value};
-use crate::{
-    figure::Better,
-    verdict::{TestResult, Verdict},
-};
+use super::{Report, cells, clean, how, summary, table};
+use crate::verdict::{TestResult, Verdict};
 
 /// Rows of tests within their noise that are shown without being asked for.
 const QUIET_ROWS_MAX: usize = 30;
@@ -17,39 +14,14 @@ const NAME_CHARS_MAX: usize = 60;
 
 /// The table and its summary. `all` shows every test within its noise too.
 pub(crate) fn text(report: &Report, all: bool) -> String {
-    let mut text = String::new();
     let quiet_max = if all { ROWS_MAX } else { QUIET_ROWS_MAX };
     let (loud, quiet): (Vec<&TestResult>, Vec<&TestResult>) =
         report.outcome.tests.iter().partition(|test| test.verdict != Verdict::Noise);
     let shown: Vec<&TestResult> =
         loud.iter().take(ROWS_MAX).chain(quiet.iter().take(quiet_max)).copied().collect();
-    const HEADS: [&str; 8] =
-        ["test", "better", "baseline", "candidate", "change", "noise", "tells", "q"];
-    let rows: Vec<[String; 8]> = shown.iter().map(|test| cells(test)).collect();
-    let mut widths = HEADS.map(str::len);
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut line = |cells: [&str; 8], verdict: &str| {
-        for (index, (cell, width)) in cells.iter().zip(widths).enumerate() {
-            let _ = match index {
-                0 | 1 => write!(text, "{cell:<width$}  "),
-                _ => write!(text, "{cell:>width$}  "),
-            };
-        }
-        let _ = writeln!(text, "{verdict}");
-    };
-    line(HEADS, "verdict");
-    for (row, test) in rows.iter().zip(&shown) {
-        let words = test.verdict.label_for(&test.unit);
-        let verdict = match &test.why {
-            Some(why) => format!("{words} ({why})"),
-            None => words.to_owned(),
-        };
-        line(row.each_ref().map(String::as_str), &verdict);
-    }
+    let rows: Vec<_> = shown.iter().map(|test| row(test)).collect();
+    let mut text =
+        table(["test", "better", "baseline", "candidate", "change", "noise", "tells", "q"], &rows);
     let hidden = report.outcome.tests.len() - shown.len();
     if hidden > 0 {
         let _ = writeln!(text, "and {hidden} more within their noise (--all shows them)");
@@ -65,7 +37,7 @@ pub(crate) fn text(report: &Report, all: bool) -> String {
     text
 }
 
-fn cells(test: &TestResult) -> [String; 8] {
+fn row(test: &TestResult) -> ([String; 8], String) {
     let name = clean(&test.name);
     let count = name.chars().count();
     let name = if count > NAME_CHARS_MAX {
@@ -74,19 +46,11 @@ fn cells(test: &TestResult) -> [String; 8] {
     } else {
         name
     };
-    let of = |mean: Option<f64>| mean.map_or_else(|| "-".into(), |mean| value(mean, &test.unit));
-    let part = |part: Option<f64>| part.map_or_else(|| "-".into(), unsigned);
-    [
-        name,
-        match test.better {
-            Better::Less => "less".into(),
-            Better::More => "more".into(),
-        },
-        of(test.baseline_mean),
-        of(test.candidate_mean),
-        change(test),
-        part(test.noise),
-        test.tells.map_or_else(|| "-".into(), tells),
-        test.q.map_or_else(|| "-".into(), probability),
-    ]
+    let [better, baseline, candidate, change, noise, tells, q] = cells(test);
+    let words = test.verdict.label_for(&test.unit);
+    let verdict = match &test.why {
+        Some(why) => format!("{words} ({why})"),
+        None => words.to_owned(),
+    };
+    ([name, better, baseline, candidate, change, noise, tells, q], verdict)
 }

@@ -148,7 +148,12 @@ pub(crate) fn find(tests: &[Values], shared_runs: bool, error: f64) -> Findings 
         .iter()
         .map(|test| has_both(test).then(|| analyse_test(test, prior, &runs, tail, &mut limits)))
         .collect();
-    correct(&mut findings);
+    let p: Vec<_> = findings.iter().map(|finding| finding.as_ref()?.p).collect();
+    for (finding, q) in findings.iter_mut().zip(correct(&p)) {
+        if let Some(finding) = finding {
+            finding.q = q;
+        }
+    }
     Findings {
         tests: findings,
         run_spread: runs.known.then(|| runs.variance.sqrt()),
@@ -347,22 +352,21 @@ fn combine_df(own: f64, own_df: f64, between: f64, between_df: f64) -> f64 {
     if whole > 0.0 { (own + between).powi(2) / whole } else { own_df }
 }
 
-/// Benjamini and Hochberg: of the tests up to a `q`, so large a part may be wrong.
-fn correct(findings: &mut [Option<Finding>]) {
-    let mut order: Vec<(f64, usize)> = findings
-        .iter()
-        .enumerate()
-        .filter_map(|(index, finding)| Some((finding.as_ref()?.p?, index)))
-        .collect();
+/// Benjamini and Hochberg: of the tests up to a `q`, so large a part may be wrong. In the order of
+/// the probabilities.
+pub(crate) fn correct(probabilities: &[Option<f64>]) -> Vec<Option<f64>> {
+    let mut order: Vec<(f64, usize)> =
+        probabilities.iter().enumerate().filter_map(|(index, p)| Some(((*p)?, index))).collect();
     order.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let count = order.len() as f64;
+    let mut corrected = vec![None; probabilities.len()];
     let mut least = 1.0_f64;
     for (rank, (p, index)) in order.iter().enumerate().rev() {
-        least = least.min(p * count / (rank as f64 + 1.0));
-        if let Some(Some(finding)) = findings.get_mut(*index) {
-            finding.q = Some(least);
+        least = least.min(p * order.len() as f64 / (rank as f64 + 1.0));
+        if let Some(q) = corrected.get_mut(*index) {
+            *q = Some(least);
         }
     }
+    corrected
 }
 
 #[cfg(test)]
@@ -419,10 +423,9 @@ mod tests {
 
     #[test]
     fn many_probabilities_are_corrected_together() {
-        let with = |p: f64| Some(Finding { p: Some(p), ..single(&[1.0, 1.1], &[1.0]) });
-        let mut findings = vec![with(0.01), with(0.04), None, with(0.03), with(0.9)];
-        correct(&mut findings);
-        let q: Vec<f64> = findings.iter().flatten().map(|finding| finding.q.unwrap()).collect();
+        let corrected = correct(&[Some(0.01), Some(0.04), None, Some(0.03), Some(0.9)]);
+        assert_eq!(corrected[2], None);
+        let q: Vec<f64> = corrected.into_iter().flatten().collect();
         for (got, wanted) in q.iter().zip([0.04, 0.16 / 3.0, 0.16 / 3.0, 0.9]) {
             assert!((got - wanted).abs() < 1e-12, "{q:?}");
         }

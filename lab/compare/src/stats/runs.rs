@@ -8,6 +8,7 @@
 //! Bounds: tests and runs. Must never know: what is measured.
 
 use super::{Scale, TESTS_MIN, TransformedTest, count, mean};
+use crate::suite::median;
 
 /// Offsets of whole runs.
 #[derive(Clone, Debug, Default)]
@@ -87,13 +88,9 @@ fn side_offsets(sides: &[Vec<Option<f64>>], length: usize) -> Option<Vec<f64>> {
     }
     let mut offsets: Vec<f64> = (0..length)
         .map(|run| {
-            let mut off: Vec<f64> =
+            let off: Vec<f64> =
                 whole.iter().filter_map(|side| Some((*side.get(run)?)? - mean(side))).collect();
-            off.sort_by(f64::total_cmp);
-            let middle = off.len() / 2;
-            let high = off.get(middle).copied().unwrap_or(0.0);
-            let low = off.get(middle.saturating_sub(1)).copied().unwrap_or(high);
-            if off.len().is_multiple_of(2) { f64::midpoint(low, high) } else { high }
+            median(&off).unwrap_or(0.0)
         })
         .collect();
     let centre = offsets.iter().sum::<f64>() / length as f64;

@@ -86,7 +86,8 @@ fn sample(machine_bytes: u64) -> Sample {
         cpu_seconds: cpu_seconds(),
         major_faults: events.get("pgmajfault"),
         oom_kills: events.get("oom_kill"),
-        pressure_some_percent: pressure(),
+        pressure_some_percent: budget::pressure::machine_memory()
+            .map(|pressure| f64::from(pressure.some.avg10_hundredths) / 100.0),
         processes: processes(),
     }
 }
@@ -133,12 +134,6 @@ fn cpu_seconds() -> f64 {
         })
         .unwrap_or(0);
     ticks as f64 / rustix::param::clock_ticks_per_second() as f64
-}
-
-/// `some avg10=0.00 ...`
-fn pressure() -> Option<f64> {
-    let text = fs::read_to_string("/proc/pressure/memory").ok()?;
-    text.split_whitespace().find_map(|word| word.strip_prefix("avg10=")?.parse().ok())
 }
 
 /// Processes that have memory of their own, without this one.

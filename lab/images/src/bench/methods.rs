@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail};
 
 use super::{Measurement, image::tool, measure};
-use crate::{BaseId, Cache, OverlayOptions, Packing, Settings, Stop};
+use crate::{Cache, OverlayOptions, Packing, Settings, Stop};
 
 /// A way to make the disks.
 pub(crate) struct Method {
@@ -29,105 +29,57 @@ pub(crate) fn is_goal(name: &str) -> bool {
     [BY_LIBRARY, BY_COMMAND].contains(&name)
 }
 
+const fn method(
+    name: &'static str,
+    before: Option<Packing>,
+    work: fn(&Workspace, &Path) -> Result<()>,
+) -> Method {
+    Method { name, before, work }
+}
+
 /// All of them.
 pub(crate) const METHODS: &[Method] = &[
-    Method {
-        name: "unpack each, in sequence",
-        before: None,
-        work: |workspace, to| workspace.unpack_each(to, false),
-    },
-    Method {
-        name: "unpack each, in parallel",
-        before: None,
-        work: |workspace, to| workspace.unpack_each(to, true),
-    },
-    Method {
-        name: "unpack once + cp --reflink=auto, in parallel",
-        before: None,
-        work: |workspace, to| {
-            workspace.unpack(&to.join("base"))?;
-            workspace.every(true, &|index| {
-                let mut cp = Command::new("cp");
-                tool(
-                    cp.args(["--reflink=auto", "--sparse=auto"])
-                        .args([to.join("base"), disk(to, index)]),
-                    "cp",
-                    "coreutils",
-                )
-            })
-        },
-    },
-    Method {
-        name: "unpack once + qemu-img create each",
-        before: None,
-        work: |workspace, to| {
-            workspace.unpack(&to.join("base"))?;
-            workspace.every(false, &|index| create(&to.join("base"), "raw", &disk(to, index)))
-        },
-    },
-    Method {
-        name: "image add + overlays (synced)",
-        before: None,
-        work: |workspace, to| {
-            let cache = workspace.cache(&to.join("cache"))?;
-            let id = cache.add(&workspace.image, Packing::Best)?.base.id;
-            workspace.overlays(&cache, &id, to)
-        },
-    },
-    Method {
-        name: BY_LIBRARY,
-        before: Some(Packing::Best),
-        work: |workspace, to| {
-            let cache = workspace.cache(&workspace.warm)?;
-            let id = cache.add(&workspace.image, Packing::Best)?.base.id;
-            workspace.overlays(&cache, &id, to)
-        },
-    },
-    Method { name: BY_COMMAND, before: Some(Packing::Best), work: Workspace::command },
-    Method {
-        name: "base cached + qemu-img create, in sequence",
-        before: Some(Packing::Best),
-        work: |workspace, to| {
-            let base = workspace.cached(Packing::Best)?;
-            workspace.every(false, &|index| create(&base.path, base.format, &disk(to, index)))
-        },
-    },
-    Method {
-        name: "base cached + qemu-img create, in parallel",
-        before: Some(Packing::Best),
-        work: |workspace, to| {
-            let base = workspace.cached(Packing::Best)?;
-            workspace.every(true, &|index| create(&base.path, base.format, &disk(to, index)))
-        },
-    },
-    Method {
-        name: "image add --compressed + overlays (synced)",
-        before: None,
-        work: |workspace, to| {
-            let cache = workspace.cache(&to.join("cache"))?;
-            let id = cache.add(&workspace.image, Packing::Compressed)?.base.id;
-            workspace.overlays(&cache, &id, to)
-        },
-    },
-    Method {
-        name: "compressed base cached + overlays",
-        before: Some(Packing::Compressed),
-        work: |workspace, to| {
-            let cache = workspace.cache(&workspace.compressed)?;
-            let id = cache.add(&workspace.image, Packing::Compressed)?.base.id;
-            workspace.overlays(&cache, &id, to)
-        },
-    },
-    Method {
-        name: "read a disk, raw base",
-        before: Some(Packing::Best),
-        work: |workspace, to| workspace.read(Packing::Best, to),
-    },
-    Method {
-        name: "read a disk, compressed base",
-        before: Some(Packing::Compressed),
-        work: |workspace, to| workspace.read(Packing::Compressed, to),
-    },
+    method("unpack each, in sequence", None, |workspace, to| workspace.unpack_each(to, false)),
+    method("unpack each, in parallel", None, |workspace, to| workspace.unpack_each(to, true)),
+    method("unpack once + cp --reflink=auto, in parallel", None, |workspace, to| {
+        let base = to.join("base");
+        workspace.unpack(&base)?;
+        workspace.every(true, &|index| {
+            let mut cp = Command::new("cp");
+            cp.args(["--reflink=auto", "--sparse=auto"]).args([&base, &disk(to, index)]);
+            tool(&mut cp, "cp", "coreutils")
+        })
+    }),
+    method("unpack once + qemu-img create each", None, |workspace, to| {
+        let base = to.join("base");
+        workspace.unpack(&base)?;
+        workspace.every(false, &|index| create(&base, "raw", &disk(to, index)))
+    }),
+    method("image add + overlays (synced)", None, |workspace, to| {
+        workspace.overlays(&to.join("cache"), Packing::Best, to)
+    }),
+    method(BY_LIBRARY, Some(Packing::Best), |workspace, to| {
+        workspace.overlays(&workspace.warm, Packing::Best, to)
+    }),
+    method(BY_COMMAND, Some(Packing::Best), Workspace::command),
+    method("base cached + qemu-img create, in sequence", Some(Packing::Best), |workspace, to| {
+        workspace.create_each(to, false)
+    }),
+    method("base cached + qemu-img create, in parallel", Some(Packing::Best), |workspace, to| {
+        workspace.create_each(to, true)
+    }),
+    method("image add --compressed + overlays (synced)", None, |workspace, to| {
+        workspace.overlays(&to.join("cache"), Packing::Compressed, to)
+    }),
+    method("compressed base cached + overlays", Some(Packing::Compressed), |workspace, to| {
+        workspace.overlays(&workspace.compressed, Packing::Compressed, to)
+    }),
+    method("read a disk, raw base", Some(Packing::Best), |workspace, to| {
+        workspace.read(Packing::Best, to)
+    }),
+    method("read a disk, compressed base", Some(Packing::Compressed), |workspace, to| {
+        workspace.read(Packing::Compressed, to)
+    }),
 ];
 
 /// Where it happens.
@@ -197,9 +149,12 @@ impl Workspace {
         Ok(Cache::open(folder, self.settings.clone())?)
     }
 
+    fn cache_of(&self, wanted: Packing) -> &Path {
+        if wanted == Packing::Compressed { &self.compressed } else { &self.warm }
+    }
+
     fn cached(&self, wanted: Packing) -> Result<crate::Base> {
-        let folder = if wanted == Packing::Compressed { &self.compressed } else { &self.warm };
-        Ok(self.cache(folder)?.add(&self.image, wanted)?.base)
+        Ok(self.cache(self.cache_of(wanted))?.add(&self.image, wanted)?.base)
     }
 
     pub(crate) fn measure(&self, method: &Method) -> Result<Measurement> {
@@ -250,12 +205,18 @@ impl Workspace {
         self.every(parallel, &|index| self.unpack(&disk(to, index)))
     }
 
-    fn overlays(&self, cache: &Cache, id: &BaseId, to: &Path) -> Result<()> {
+    fn create_each(&self, to: &Path, parallel: bool) -> Result<()> {
+        let base = self.cached(Packing::Best)?;
+        self.every(parallel, &|index| create(&base.path, base.format, &disk(to, index)))
+    }
+
+    /// Adds the image to the cache in a folder, and makes the overlays.
+    fn overlays(&self, cache: &Path, wanted: Packing, to: &Path) -> Result<()> {
+        let cache = self.cache(cache)?;
+        let id = cache.add(&self.image, wanted)?.base.id;
         (0..self.machines).try_for_each(|index| {
-            cache
-                .overlay(id, &disk(to, index), OverlayOptions::default())
-                .map(drop)
-                .map_err(Into::into)
+            cache.overlay(&id, &disk(to, index), OverlayOptions::default())?;
+            Ok(())
         })
     }
 
@@ -274,8 +235,7 @@ impl Workspace {
 
     /// Reads all of a disk once through an overlay, as one machine that reads everything would.
     fn read(&self, wanted: Packing, to: &Path) -> Result<()> {
-        let folder = if wanted == Packing::Compressed { &self.compressed } else { &self.warm };
-        let cache = self.cache(folder)?;
+        let cache = self.cache(self.cache_of(wanted))?;
         let base = cache.add(&self.image, wanted)?.base;
         let disk = disk(to, 0);
         cache.overlay(&base.id, &disk, OverlayOptions::default())?;

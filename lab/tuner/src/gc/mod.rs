@@ -9,6 +9,8 @@ mod go;
 mod jvm;
 mod node;
 
+use serde::Deserialize;
+
 /// Longest line that is read. GHC's have some 100 bytes, those of a JVM some 200.
 pub const LINE_BYTES_MAX: usize = 4096;
 /// Largest number believed: a terabyte in MiB, a year in milliseconds and a petabyte in bytes are
@@ -18,7 +20,8 @@ pub const NUMBER_MAX: f64 = 1e16;
 const MIB: f64 = 1024.0 * 1024.0;
 
 /// Whose log it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Dialect {
     /// `+RTS -S` of GHC.
     Ghc,

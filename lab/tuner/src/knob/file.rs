@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use super::{
-    Argument, ArgumentPosition, KNOBS_MAX, Knob, Suffix, TEXT_BYTES_MAX, VALUES_MAX, Value,
-    Variable, Way, setting::CONFIG,
+    ArgumentPosition, KNOBS_MAX, Knob, Suffix, TEXT_BYTES_MAX, VALUES_MAX, Value, Way,
+    setting::CONFIG,
 };
 use crate::gc::Dialect;
 
@@ -54,9 +54,8 @@ pub(crate) struct Log {
 impl Log {
     /// Whether it goes to a file of its own.
     pub(crate) fn has_file(&self) -> bool {
-        let in_argument =
-            |argument: &Argument| argument.template.iter().any(|word| word.contains("{file}"));
-        self.way.text.contains("{file}") || self.way.argument.as_ref().is_some_and(in_argument)
+        let mut words = self.way.argument.iter().chain([&self.way.text]);
+        words.any(|word| word.contains("{file}"))
     }
 }
 
@@ -65,41 +64,15 @@ impl Log {
 struct File {
     name: String,
     title: String,
-    collector: Option<Collector>,
+    collector: Option<Dialect>,
     #[serde(default)]
     help: Vec<String>,
     #[serde(default)]
-    log: Form,
+    log: Way,
     #[serde(default)]
-    pass: Form,
+    pass: Way,
     #[serde(default)]
     knob: Vec<Entry>,
-}
-
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Collector {
-    Ghc,
-    Go,
-    Jvm,
-    Node,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Form {
-    argument: Option<Words>,
-    place: ArgumentPosition,
-    environment: Option<String>,
-    text: Option<String>,
-    join: Option<String>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Words {
-    One(String),
-    Many(Vec<String>),
 }
 
 #[derive(Deserialize)]
@@ -110,7 +83,8 @@ struct Entry {
     values: Vec<toml::Value>,
     relative: Option<Relative>,
     suffix: Option<Suffix>,
-    argument: Option<Words>,
+    #[serde(default, deserialize_with = "words")]
+    argument: Vec<String>,
     #[serde(default)]
     place: ArgumentPosition,
     environment: Option<String>,
@@ -176,7 +150,10 @@ fn parse(text: &str) -> Result<Runtime> {
         );
     }
     let log = match file.collector {
-        Some(collector) => Some(Log { dialect: dialect(collector), way: way(file.log)? }),
+        Some(dialect) => {
+            check(&file.log)?;
+            Some(Log { dialect, way: file.log })
+        }
         None => None,
     };
     for word in &file.help {
@@ -185,16 +162,7 @@ fn parse(text: &str) -> Result<Runtime> {
     Ok(Runtime { name: file.name, title: file.title, knobs, log, help: file.help })
 }
 
-fn dialect(collector: Collector) -> Dialect {
-    match collector {
-        Collector::Ghc => Dialect::Ghc,
-        Collector::Go => Dialect::Go,
-        Collector::Jvm => Dialect::Jvm,
-        Collector::Node => Dialect::Node,
-    }
-}
-
-fn knob(entry: Entry, pass: &Form) -> Result<Knob> {
+fn knob(entry: Entry, pass: &Way) -> Result<Knob> {
     short(&entry.name, "name")?;
     ensure!(!entry.name.is_empty(), "a knob has a name");
     ensure!(
@@ -208,30 +176,19 @@ fn knob(entry: Entry, pass: &Form) -> Result<Knob> {
         .iter()
         .map(|value| self::value(value, entry.relative, entry.suffix))
         .collect::<Result<_>>()?;
-    let own = entry.argument.is_some() || entry.environment.is_some();
-    let mut way = way(if own {
-        Form {
-            argument: entry.argument,
-            place: entry.place,
-            environment: entry.environment,
-            text: entry.text.clone(),
-            join: entry.join,
-        }
+    let Entry { argument, place, environment, join, .. } = entry;
+    let text = entry.text.clone().unwrap_or_default();
+    let mut way = if argument.is_empty() && environment.is_none() {
+        Way { text, ..pass.clone() }
     } else {
-        Form {
-            argument: pass.argument.as_ref().map(|words| Words::Many(words.list())),
-            place: pass.place,
-            environment: pass.environment.clone(),
-            text: entry.text.clone(),
-            join: pass.join.clone(),
-        }
-    })?;
-    if let (None, Some(argument)) = (&entry.text, &way.argument) {
-        ensure!(
-            argument.template.iter().any(|word| word.contains("{}") || word.contains(CONFIG)),
-            "its argument has no `{{}}` for the value"
-        );
-    }
+        Way { argument, place, environment, join, text }
+    };
+    check(&way)?;
+    let has_value = |word: &String| word.contains("{}") || word.contains(CONFIG);
+    ensure!(
+        entry.text.is_some() || way.argument.is_empty() || way.argument.iter().any(has_value),
+        "its argument has no `{{}}` for the value"
+    );
     if way.text.is_empty() {
         way.text = "{}".to_owned();
     }
@@ -256,25 +213,22 @@ fn value(value: &toml::Value, relative: Option<Relative>, suffix: Option<Suffix>
     Ok(Value::OfPeak(part, suffix.context("`relative` wants a `suffix`: m, MiB, hex or nothing")?))
 }
 
-fn way(form: Form) -> Result<Way> {
-    let argument =
-        form.argument.map(|words| Argument { template: words.list(), place: form.place });
+fn check(way: &Way) -> Result<()> {
     ensure!(
-        argument.is_some() || form.environment.is_some(),
+        !way.argument.is_empty() || way.environment.is_some(),
         "it does not say how a value gets to the program: `argument` or `environment`"
     );
-    for word in argument.iter().flat_map(|argument| &argument.template) {
+    for word in &way.argument {
         short(word, "argument")?;
     }
-    if let Some(name) = &form.environment {
+    if let Some(name) = &way.environment {
         short(name, "environment")?;
         ensure!(
             !name.is_empty() && !name.contains(['=', '\0']),
             "`{name}` is no name of a variable"
         );
     }
-    let environment = form.environment.map(|name| Variable { name, join: form.join });
-    Ok(Way { argument, environment, text: form.text.unwrap_or_default() })
+    Ok(())
 }
 
 fn short(text: &str, what: &str) -> Result<()> {
@@ -287,13 +241,18 @@ fn short(text: &str, what: &str) -> Result<()> {
     Ok(())
 }
 
-impl Words {
-    fn list(&self) -> Vec<String> {
-        match self {
-            Self::One(word) => vec![word.clone()],
-            Self::Many(words) => words.clone(),
-        }
+/// One word, or several.
+pub(super) fn words<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Words {
+        One(String),
+        Many(Vec<String>),
     }
+    Ok(match Words::deserialize(deserializer)? {
+        Words::One(word) => vec![word],
+        Words::Many(words) => words,
+    })
 }
 
 #[cfg(test)]
@@ -321,7 +280,7 @@ mod tests {
         .unwrap();
         let knob = runtime.knobs.first().unwrap();
         assert_eq!(knob.values, [Value::Fixed("16".into()), Value::Fixed("64".into())]);
-        assert_eq!(knob.way.argument.as_ref().unwrap().place, ArgumentPosition::End);
+        assert_eq!(knob.way.place, ArgumentPosition::End);
         assert_eq!(knob.way.text, "{}");
     }
 

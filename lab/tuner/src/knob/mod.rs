@@ -65,21 +65,21 @@ pub(crate) enum Suffix {
     Hex,
 }
 
-/// How a value gets to the program; at least one of both.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// How a value gets to the program: by arguments, by a variable, or by either.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub(crate) struct Way {
-    pub(crate) argument: Option<Argument>,
-    pub(crate) environment: Option<Variable>,
+    /// Words of the command line, if there are any; `{}` as a word of its own takes the texts of all
+    /// knobs that have the same words.
+    #[serde(deserialize_with = "file::words")]
+    pub(crate) argument: Vec<String>,
+    pub(crate) place: ArgumentPosition,
+    /// Name of a variable of the environment.
+    pub(crate) environment: Option<String>,
+    /// Separator between several settings; `None` if the variable holds a single one.
+    pub(crate) join: Option<String>,
     /// The value within its form, such as `-A{}`.
     pub(crate) text: String,
-}
-
-/// Words of the command line; `{}` as a word of its own takes the texts of all knobs that have the
-/// same template.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Argument {
-    pub(crate) template: Vec<String>,
-    pub(crate) place: ArgumentPosition,
 }
 
 /// Where arguments go.
@@ -91,14 +91,6 @@ pub(crate) enum ArgumentPosition {
     /// Behind all other words of the command line.
     #[default]
     End,
-}
-
-/// A variable of the environment.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Variable {
-    pub(crate) name: String,
-    /// Separator between several settings; `None` if the variable holds a single one.
-    pub(crate) join: Option<String>,
 }
 
 /// Which way is taken where a knob has both.
@@ -147,22 +139,10 @@ fn rounded(number: u64) -> u64 {
 }
 
 impl Way {
-    /// Takes the way preferred, or the one there is.
-    fn target(&self, by: By) -> DeliveryTarget<'_> {
-        match (by, &self.argument, &self.environment) {
-            (By::Argument, Some(argument), _) | (By::Environment, Some(argument), None) => {
-                DeliveryTarget::Argument(argument)
-            }
-            (_, _, Some(variable)) => DeliveryTarget::Environment(variable),
-            (By::Argument, None, None) | (By::Environment, None, None) => DeliveryTarget::Nothing,
-        }
+    /// Whether it goes by arguments: as preferred, or as the only way there is.
+    fn is_by_argument(&self, by: By) -> bool {
+        !self.argument.is_empty() && (by == By::Argument || self.environment.is_none())
     }
-}
-
-enum DeliveryTarget<'a> {
-    Argument(&'a Argument),
-    Environment(&'a Variable),
-    Nothing,
 }
 
 #[cfg(test)]

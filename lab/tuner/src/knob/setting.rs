@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Argument, ArgumentPosition, By, DeliveryTarget, Knob};
+use super::{ArgumentPosition, By, Knob, Way};
 
 /// A value of a knob, by their places in the list of knobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,17 +45,23 @@ impl Setting {
         self.0.iter().map(|(knob, value)| KnobChoice { knob: *knob, value: *value })
     }
 
+    /// The knobs that are turned, in their order, with their values.
+    pub(crate) fn turned<'a>(&self, knobs: &'a [Knob], peak_bytes: u64) -> Vec<(&'a Knob, String)> {
+        let turned = |choice: KnobChoice| {
+            let knob = knobs.get(choice.knob)?;
+            Some((knob, knob.values.get(choice.value)?.text(peak_bytes)))
+        };
+        self.choices().filter_map(turned).collect()
+    }
+
     /// Names and values, in the order of the knobs.
     pub(crate) fn names_and_values(
         &self,
         knobs: &[Knob],
         peak_bytes: u64,
     ) -> Vec<(String, String)> {
-        let name = |choice: KnobChoice| {
-            let knob = knobs.get(choice.knob)?;
-            Some((knob.name.clone(), knob.values.get(choice.value)?.text(peak_bytes)))
-        };
-        self.choices().filter_map(name).collect()
+        let turned = self.turned(knobs, peak_bytes).into_iter();
+        turned.map(|(knob, value)| (knob.name.clone(), value)).collect()
     }
 }
 
@@ -85,63 +91,62 @@ impl TunedCommand {
     /// added.
     pub(crate) fn with_knobs(
         command: &[String],
-        texts: &[(&super::Way, String)],
+        texts: &[(&Way, String)],
         by: By,
         inherited: impl Fn(&str) -> Option<String>,
     ) -> Self {
         let mut applied = Self::new(command);
         for (way, value) in texts {
             let text = way.text.replace("{}", value);
-            match way.target(by) {
-                DeliveryTarget::Argument(argument) => applied.add_argument(argument, &text),
-                DeliveryTarget::Environment(variable) => {
-                    let known =
-                        applied.environment.iter_mut().find(|(name, _)| *name == variable.name);
-                    match (known, &variable.join) {
-                        (Some((_, known)), Some(join)) => {
-                            known.push_str(join);
-                            known.push_str(&text);
-                        }
-                        (Some((_, known)), None) => *known = text,
-                        (None, join) => {
-                            let before = inherited(&variable.name).filter(|text| !text.is_empty());
-                            let text = match (before, join) {
-                                (Some(before), Some(join)) => format!("{before}{join}{text}"),
-                                _ => text,
-                            };
-                            applied.environment.push((variable.name.clone(), text));
-                        }
-                    }
+            if way.is_by_argument(by) {
+                applied.add_argument(way, &text);
+                continue;
+            }
+            let Some(variable) = &way.environment else { continue };
+            let known = applied.environment.iter_mut().find(|(name, _)| name == variable);
+            match (known, &way.join) {
+                (Some((_, known)), Some(join)) => {
+                    known.push_str(join);
+                    known.push_str(&text);
                 }
-                DeliveryTarget::Nothing => {}
+                (Some((_, known)), None) => *known = text,
+                (None, join) => {
+                    let before = inherited(variable).filter(|text| !text.is_empty());
+                    let text = match (before, join) {
+                        (Some(before), Some(join)) => format!("{before}{join}{text}"),
+                        _ => text,
+                    };
+                    applied.environment.push((variable.clone(), text));
+                }
             }
         }
         applied.finish()
     }
 
-    fn add_argument(&mut self, argument: &Argument, text: &str) {
-        if argument.template.iter().any(|word| word.contains(CONFIG)) {
+    fn add_argument(&mut self, way: &Way, text: &str) {
+        let template = &way.argument;
+        if template.iter().any(|word| word.contains(CONFIG)) {
             self.config.push(text.to_owned());
-            if !self.end.iter().any(|(template, _)| *template == argument.template) {
-                self.end.push((argument.template.clone(), Vec::new()));
+            if !self.end.iter().any(|(known, _)| known == template) {
+                self.end.push((template.clone(), Vec::new()));
             }
             return;
         }
         let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
-        if !argument.template.iter().any(|word| word == "{}") {
-            let filled = argument.template.iter().map(|word| word.replace("{}", text)).collect();
-            match argument.place {
+        if !template.iter().any(|word| word == "{}") {
+            let filled = template.iter().map(|word| word.replace("{}", text)).collect();
+            match way.place {
                 ArgumentPosition::First => self.front.extend::<Vec<String>>(filled),
                 ArgumentPosition::End => self.end.push((filled, Vec::new())),
             }
             return;
         }
-        match argument.place {
-            ArgumentPosition::First => self.front.extend(fill(&argument.template, &words)),
+        match way.place {
+            ArgumentPosition::First => self.front.extend(fill(template, &words)),
             ArgumentPosition::End => {
-                match self.end.iter_mut().find(|(template, _)| *template == argument.template) {
+                match self.end.iter_mut().find(|(known, _)| known == template) {
                     Some((_, all)) => all.extend(words),
-                    None => self.end.push((argument.template.clone(), words)),
+                    None => self.end.push((template.clone(), words)),
                 }
             }
         }

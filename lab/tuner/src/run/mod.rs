@@ -24,7 +24,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use compare::Counters;
 use nix::sys::resource::{UsageWho, getrusage};
-use testnet::cap::series::{Line, Summary};
+use testnet::cap::series::{self, Line, Summary};
 use tokio::{
     process::{Child, Command},
     sync::watch,
@@ -53,8 +53,11 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 const INTERVAL_MILLIS: u32 = 25;
 /// A collector's report is read up to here.
 const REPORT_BYTES_MAX: u64 = 256 << 20;
-/// Longest line of a series file.
-const SERIES_LINE_BYTES_MAX: u64 = 1 << 20;
+/// Names of the files of a run.
+const SERIES: &str = "series.jsonl";
+const INFO: &str = "info.json";
+const REPORT: &str = "report.log";
+const CONFIG: &str = "config.toml";
 /// Time between two tries whether a program answers.
 const READY_EVERY: Duration = Duration::from_millis(20);
 
@@ -80,8 +83,8 @@ pub(crate) async fn run(
     let own = folder.path().join("own");
     fs::create_dir(&own)?;
     let names = Names::new(&own.to_string_lossy(), &cli::free_ports::<3>()?);
-    let files = Files::in_folder(folder.path());
-    let report = plan.log.as_ref().map(|log| with_report(&log.way, &files.report));
+    let files = Files(folder.path());
+    let report = plan.log.as_ref().map(|log| with_report(&log.way, &files.path(REPORT)));
     measure(plan, turned, report.as_ref(), &names, &files, stop).await
 }
 
@@ -92,32 +95,19 @@ pub(crate) fn example_names() -> Names {
 
 /// The way of a collector's report, with its file filled in.
 fn with_report(way: &Way, file: &str) -> Way {
-    let mut way = Way { text: way.text.replace("{file}", file), ..way.clone() };
-    if let Some(argument) = &mut way.argument {
-        for word in &mut argument.template {
-            *word = word.replace("{file}", file);
-        }
+    let mut way = way.clone();
+    for word in way.argument.iter_mut().chain([&mut way.text]) {
+        *word = word.replace("{file}", file);
     }
     way
 }
 
 /// Files of one run, outside the command's folder.
-struct Files {
-    series: String,
-    info: String,
-    report: String,
-    config: String,
-}
+struct Files<'a>(&'a Path);
 
-impl Files {
-    fn in_folder(folder: &Path) -> Self {
-        let name = |name: &str| folder.join(name).to_string_lossy().into_owned();
-        Self {
-            series: name("series.jsonl"),
-            info: name("info.json"),
-            report: name("report.log"),
-            config: name("config.toml"),
-        }
+impl Files<'_> {
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).to_string_lossy().into_owned()
     }
 }
 
@@ -127,7 +117,7 @@ async fn measure(
     turned: &[(&Way, String)],
     report: Option<&Way>,
     names: &Names,
-    files: &Files,
+    files: &Files<'_>,
     stop: &Stop,
 ) -> Result<Measurement> {
     let command: Vec<String> = plan.command.iter().map(|word| names.fill(word)).collect();
@@ -135,16 +125,16 @@ async fn measure(
     all.extend(report.map(|way| (way, String::new())));
     let applied =
         TunedCommand::with_knobs(&command, &all, plan.by, |name| std::env::var(name).ok());
+    let config = files.path(CONFIG);
     if !applied.config.is_empty() {
-        fs::write(&files.config, applied.config.join("\n") + "\n")
+        fs::write(&config, applied.config.join("\n") + "\n")
             .context("writing the configuration file")?;
     }
-    let applied = applied.with_config_at(&files.config);
+    let applied = applied.with_config_at(&config);
     let target = plan.probe.as_ref().map(|probe| probe.target(names)).transpose()?.map(Arc::new);
-    let ready_target = match &plan.ready {
-        Some(Ready::Answer(probe)) => Some(Arc::new(probe.target(names)?)),
-        Some(Ready::Line(_)) => None,
-        None => target.clone(),
+    let ready_target = match &plan.ready_probe {
+        Some(probe) => Some(Arc::new(probe.target(names)?)),
+        None => target.clone().filter(|_| plan.patterns.ready.is_none()),
     };
     if let Some(target) = &ready_target
         && !matches!(**target, probe::Target::Command(_))
@@ -159,19 +149,10 @@ async fn measure(
     let (counters, own_before) = (Counters::now(), own_cpu_seconds());
     let started = Instant::now();
     let mut child = start(plan, &applied, files)?;
-    let patterns = Patterns {
-        ready: match &plan.ready {
-            Some(Ready::Line(pattern)) => Some(pattern.clone()),
-            _ => None,
-        },
-        beat: plan.beat.clone(),
-        beat_period: plan.beat_period,
-        miss: plan.miss.clone(),
-        dialect: plan.log.as_ref().filter(|log| !log.has_file()).map(|log| log.dialect),
-    };
+    let patterns = &plan.patterns;
     let waits_for_line =
-        patterns.ready.is_some() || (plan.beat.is_some() && ready_target.is_none());
-    let output = Output::new(patterns);
+        patterns.ready.is_some() || (patterns.beat.is_some() && ready_target.is_none());
+    let output = Output::new(patterns.clone());
     let readers = [
         child.stdout.take().map(|pipe| tokio::spawn(output.clone().read(pipe))),
         child.stderr.take().map(|pipe| tokio::spawn(output.clone().read(pipe))),
@@ -181,9 +162,8 @@ async fn measure(
     }
 
     let under_way = ActiveRun { plan, names, output: &output, target, ready_target, started, stop };
-    let (verdict, progress) = under_way.until_end(&mut child).await?;
-    let stopped_by_us = progress.ended.is_none();
-    end(&mut child, progress.ended.is_some()).await?;
+    let progress = under_way.until_end(&mut child).await?;
+    end(&mut child, progress.has_ended).await?;
     for reader in readers.into_iter().flatten() {
         // The pipe's end is there once all processes of the group are gone, and they are.
         let _ = tokio::time::timeout(Duration::from_secs(5), reader).await;
@@ -192,40 +172,39 @@ async fn measure(
     let ticks = rustix::param::clock_ticks_per_second() as f64;
     let busy = counters.until(&Counters::now(), own_seconds, ticks);
 
-    let Some((summary, held)) = read_series(&files.series)? else {
+    let Some((summary, held)) = read_series(&files.path(SERIES))? else {
         // Its own words, which came the way of the command's.
         bail!("the command could not be run under its cap: {}", output.tail());
     };
     let collected = match &plan.log {
-        Some(log) if log.has_file() => read_report(log.dialect, &files.report),
+        Some(log) if log.has_file() => read_report(log.dialect, &files.path(REPORT)),
         _ => output.collector_totals(),
     };
-    let lateness = progress.lateness;
-    let outcome =
-        outcome(verdict, &summary, stopped_by_us, read_processes_left(&files.info), &output);
+    let left = read_processes_left(&files.path(INFO));
     Ok(Measurement {
-        outcome,
+        start_millis: progress.ready_at.map(|at| (at - started).as_secs_f64() * 1_000.0),
+        lateness: progress.lateness.clone(),
+        outcome: outcome(progress, &summary, left, &output),
         peak_bytes: held.peak_bytes,
         end_bytes: held.end_bytes,
         cpu_seconds: summary.cpu_seconds,
-        start_millis: progress.ready_at.map(|at| (at - started).as_secs_f64() * 1_000.0),
         seconds: summary.seconds,
         live_bytes: collected.live_bytes_max,
         collector_percent: (collected.tells_cpu && summary.cpu_seconds > 0.0)
             .then(|| (collected.cpu_millis / 10.0 / summary.cpu_seconds).min(100.0)),
         collections: (collected.count > 0).then_some(collected.count),
         pause_max_millis: (collected.count > 0).then_some(collected.pause_max_millis),
-        lateness,
         others_percent: busy.others * 100.0,
     })
 }
 
 /// Starts the command under its cap.
-fn start(plan: &Plan, applied: &TunedCommand, files: &Files) -> Result<Child> {
+fn start(plan: &Plan, applied: &TunedCommand, files: &Files<'_>) -> Result<Child> {
     let mut cap = Command::new(&plan.exe);
     cap.args(["cap", "--with-parent", "--quiet", "--memory", &plan.cap_bytes.to_string()]);
     cap.args(["--interval-millis", &INTERVAL_MILLIS.to_string()]);
-    cap.args(["--json", &files.series, "--info-file", &files.info, "--"]).args(&applied.command);
+    cap.args(["--json", &files.path(SERIES), "--info-file", &files.path(INFO), "--"]);
+    cap.args(&applied.command);
     for (name, value) in &applied.environment {
         cap.env(name, value);
     }
@@ -234,18 +213,14 @@ fn start(plan: &Plan, applied: &TunedCommand, files: &Files) -> Result<Child> {
     cap.process_group(0).kill_on_drop(true).spawn().context("starting thimble-lab cap")
 }
 
-/// Result of the run while it lasted.
-enum Verdict {
-    Fine,
-    NotReady(Duration),
-    Load(String),
-    Stalled(String),
-}
-
+/// The run while it lasted.
+#[derive(Default)]
 struct RunProgress {
+    /// Why it was given up.
+    failure: Option<Outcome>,
     ready_at: Option<Instant>,
     /// Whether the command ended by itself.
-    ended: Option<()>,
+    has_ended: bool,
     lateness: Option<Lateness>,
 }
 
@@ -266,23 +241,23 @@ impl ActiveRun<'_> {
         clippy::too_many_lines,
         reason = "steps of one matter, each on what those before it left"
     )]
-    async fn until_end(&self, child: &mut Child) -> Result<(Verdict, RunProgress)> {
-        let mut progress = RunProgress { ready_at: None, ended: None, lateness: None };
+    async fn until_end(&self, child: &mut Child) -> Result<RunProgress> {
+        let mut progress = RunProgress::default();
         let mut stop = self.stop.clone();
         let waited = tokio::select! {
             at = self.output.until_ready() => Some(at),
             at = self.first_answer() => Some(at),
-            _ = child.wait() => { progress.ended = Some(()); None }
+            _ = child.wait() => { progress.has_ended = true; None }
             () = tokio::time::sleep(self.plan.ready_within) => None,
             _ = stop.wait_for(|stop| *stop) => return self.abort(child).await,
         };
         let Some(at) = waited else {
-            let verdict = if progress.ended.is_some() {
-                Verdict::Fine
-            } else {
-                Verdict::NotReady(self.started.elapsed())
-            };
-            return Ok((verdict, progress));
+            if !progress.has_ended {
+                let seconds = self.started.elapsed().as_secs_f64();
+                let words = format!("not within {seconds:.0} s");
+                progress.failure = Some(Outcome::NeverReady(words));
+            }
+            return Ok(progress);
         };
         progress.ready_at = Some(at);
         self.output.forget_samples();
@@ -297,7 +272,6 @@ impl ActiveRun<'_> {
             None => None,
         };
         let phase_end = Instant::now() + self.plan.phase;
-        let mut verdict = Verdict::Fine;
         loop {
             let load_ended = async {
                 match &mut load {
@@ -308,7 +282,7 @@ impl ActiveRun<'_> {
             tokio::select! {
                 ended = load_ended => {
                     if let Some(words) = ended? {
-                        verdict = Verdict::Load(words);
+                        progress.failure = Some(Outcome::LoadFailed(words));
                         break;
                     }
                     load = None;
@@ -316,13 +290,13 @@ impl ActiveRun<'_> {
                         break;
                     }
                 }
-                _ = child.wait() => { progress.ended = Some(()); break }
+                _ = child.wait() => { progress.has_ended = true; break }
                 () = tokio::time::sleep_until(phase_end) => {
                     if load.is_some() && self.plan.until_load_ends {
-                        verdict = Verdict::Stalled(format!(
+                        progress.failure = Some(Outcome::Stalled(format!(
                             "the load did not end within {:.0} s (--seconds)",
                             self.plan.phase.as_secs_f64()
-                        ));
+                        )));
                     }
                     break;
                 }
@@ -336,7 +310,7 @@ impl ActiveRun<'_> {
         let mut all = self.output.samples();
         let _ = end_asking.send(true);
         if let Some(asker) = asker {
-            if progress.ended.is_some() {
+            if progress.has_ended {
                 asker.abort();
             } else {
                 let _ = asker.await;
@@ -348,10 +322,8 @@ impl ActiveRun<'_> {
         if let Some(load) = load {
             load.stop().await;
         }
-        let is_asked =
-            self.plan.probe.is_some() || self.plan.beat.is_some() || self.plan.miss.is_some();
-        progress.lateness = is_asked.then(|| all.summary());
-        Ok((verdict, progress))
+        progress.lateness = self.plan.is_late_measured().then(|| all.summary());
+        Ok(progress)
     }
 
     async fn first_answer(&self) -> Instant {
@@ -365,7 +337,7 @@ impl ActiveRun<'_> {
         }
     }
 
-    async fn abort(&self, child: &mut Child) -> Result<(Verdict, RunProgress)> {
+    async fn abort(&self, child: &mut Child) -> Result<RunProgress> {
         end(child, false).await?;
         Err(StoppedByUser.into())
     }
@@ -393,13 +365,7 @@ async fn end(child: &mut Child, has_ended: bool) -> Result<()> {
     Ok(())
 }
 
-fn outcome(
-    verdict: Verdict,
-    summary: &Summary,
-    stopped_by_us: bool,
-    left: u64,
-    output: &Output,
-) -> Outcome {
+fn outcome(progress: RunProgress, summary: &Summary, left: u64, output: &Output) -> Outcome {
     let tail = || output.tail();
     if summary.oom_kills > 0 {
         let at = budget::format_size(summary.anonymous_peak_bytes.max(summary.shared_peak_bytes));
@@ -409,20 +375,14 @@ fn outcome(
             tail()
         ));
     }
-    match verdict {
-        Verdict::NotReady(waited) => {
-            return Outcome::NeverReady(format!(
-                "not within {:.0} s\n{}",
-                waited.as_secs_f64(),
-                tail()
-            ));
+    match progress.failure {
+        Some(Outcome::NeverReady(words)) => {
+            return Outcome::NeverReady(format!("{words}\n{}", tail()));
         }
-        Verdict::Load(words) => return Outcome::LoadFailed(words),
-        Verdict::Stalled(words) => return Outcome::Stalled(words),
-        Verdict::Fine => {}
-    }
-    if stopped_by_us {
-        return Outcome::Lived;
+        Some(failure) => return failure,
+        // It was stopped by us.
+        None if !progress.has_ended => return Outcome::Lived,
+        None => {}
     }
     if left > 0 {
         return Outcome::LeftBehind(format!(
@@ -461,27 +421,21 @@ struct UnreclaimableMemory {
 
 /// The summary, and the memory held per the samples; `None` when the command never ran.
 fn read_series(path: &str) -> Result<Option<(Summary, UnreclaimableMemory)>> {
-    let Ok(file) = fs::File::open(path) else { return Ok(None) };
-    let mut reader = BufReader::new(file);
-    let mut line = Vec::new();
-    let mut held = UnreclaimableMemory::default();
-    loop {
-        line.clear();
-        let count = (&mut reader).take(SERIES_LINE_BYTES_MAX).read_until(b'\n', &mut line)?;
-        if count == 0 {
-            return Ok(None);
-        }
-        match serde_json::from_slice(&line) {
-            Ok(Line::Sample(sample)) => {
-                let bytes = sample.anonymous_bytes.saturating_add(sample.shared_bytes);
-                held.peak_bytes = held.peak_bytes.max(bytes);
-                if !sample.processes.is_empty() {
-                    held.end_bytes = bytes;
-                }
+    let (mut found, mut held) = (None, UnreclaimableMemory::default());
+    let read = series::read(Path::new(path), |line| match line {
+        Line::Sample(sample) => {
+            let bytes = sample.anonymous_bytes.saturating_add(sample.shared_bytes);
+            held.peak_bytes = held.peak_bytes.max(bytes);
+            if !sample.processes.is_empty() {
+                held.end_bytes = bytes;
             }
-            Ok(Line::Summary(summary)) => return Ok(Some((summary, held))),
-            _ => {}
         }
+        Line::Summary(summary) => found = Some(summary),
+        _ => {}
+    });
+    match read {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+        _ => Ok(found.map(|summary| (summary, held))),
     }
 }
 

@@ -7,10 +7,11 @@ use serde::{Deserialize, Serialize};
 use crate::lateness::Lateness;
 
 /// How a run ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "words", rename_all = "snake_case")]
 pub(crate) enum Outcome {
     /// It worked until the request to stop, or ended by itself with success.
+    #[default]
     Lived,
     /// The kernel killed a process of it for lack of memory.
     OutOfMemory(String),
@@ -68,7 +69,7 @@ impl fmt::Display for Outcome {
 }
 
 /// What was measured, over all processes of the command.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measurement {
     pub(crate) outcome: Outcome,
     /// Most anonymous and shared memory at any moment.
@@ -92,23 +93,4 @@ pub(crate) struct Measurement {
     pub(crate) lateness: Option<Lateness>,
     /// Part of all processors that others took meanwhile.
     pub(crate) others_percent: f64,
-}
-
-impl Default for Measurement {
-    fn default() -> Self {
-        Self {
-            outcome: Outcome::Lived,
-            peak_bytes: 0,
-            end_bytes: 0,
-            cpu_seconds: 0.0,
-            start_millis: None,
-            seconds: 0.0,
-            live_bytes: None,
-            collector_percent: None,
-            collections: None,
-            pause_max_millis: None,
-            lateness: None,
-            others_percent: 0.0,
-        }
-    }
 }

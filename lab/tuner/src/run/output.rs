@@ -128,6 +128,10 @@ impl Output {
         let mut reader = self.patterns.dialect.map(Reader::new);
         let mut buffer = vec![0; 64 << 10];
         let mut line = Vec::new();
+        let mut end_line = |line: &mut Vec<u8>, now| {
+            self.process_line(String::from_utf8_lossy(line).trim_end(), now, reader.as_mut());
+            line.clear();
+        };
         while let Ok(count @ 1..) = from.read(&mut buffer).await {
             let now = Instant::now();
             for part in
@@ -136,21 +140,12 @@ impl Output {
                 let room = LINE_BYTES_MAX.saturating_sub(line.len());
                 line.extend_from_slice(part.get(..room).unwrap_or(part));
                 if part.ends_with(b"\n") {
-                    self.process_line(
-                        String::from_utf8_lossy(&line).trim_end(),
-                        now,
-                        reader.as_mut(),
-                    );
-                    line.clear();
+                    end_line(&mut line, now);
                 }
             }
         }
         if !line.is_empty() {
-            self.process_line(
-                String::from_utf8_lossy(&line).trim_end(),
-                Instant::now(),
-                reader.as_mut(),
-            );
+            end_line(&mut line, Instant::now());
         }
     }
 

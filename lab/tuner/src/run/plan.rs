@@ -5,6 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use anyhow::Result;
 use regex::Regex;
 
+use super::Patterns;
 use crate::{
     knob::{By, Log},
     probe::Target,
@@ -19,7 +20,10 @@ pub(crate) struct Plan {
     pub(crate) command: Vec<String>,
     pub(crate) by: By,
     pub(crate) cap_bytes: u64,
-    pub(crate) ready: Option<Ready>,
+    /// What its lines mean.
+    pub(crate) patterns: Patterns,
+    /// A probe whose answer shows that it is ready.
+    pub(crate) ready_probe: Option<Probe>,
     pub(crate) ready_within: Duration,
     /// How long it is measured once it is ready; with a load, how long that may take at most.
     pub(crate) phase: Duration,
@@ -28,14 +32,17 @@ pub(crate) struct Plan {
     pub(crate) until_load_ends: bool,
     pub(crate) probe: Option<Probe>,
     pub(crate) per_second: f64,
-    pub(crate) beat: Option<Regex>,
-    pub(crate) beat_period: Option<Duration>,
-    pub(crate) miss: Option<Regex>,
     pub(crate) load: Option<String>,
     /// How the collector is made to report.
     pub(crate) log: Option<Log>,
     /// Where folders of runs are made.
     pub(crate) scratch: PathBuf,
+}
+
+impl Plan {
+    pub(crate) fn is_late_measured(&self) -> bool {
+        self.probe.is_some() || self.patterns.beat.is_some() || self.patterns.miss.is_some()
+    }
 }
 
 /// The sign that a program is ready.

@@ -61,7 +61,7 @@ pub(crate) trait Bench {
     /// Time that is left of the budget.
     fn time_left(&self) -> Duration;
     /// Reports the best setting so far.
-    fn report_best(&mut self, setting: &Setting, table: &Table, judge: &Judge);
+    fn report_best(&mut self, setting: &Setting, table: &Table);
 }
 
 /// Specification of a search.
@@ -156,11 +156,7 @@ pub(crate) struct Search<'a, B> {
 
 /// Searches until the time is spent or nothing is left to try.
 pub(crate) async fn search<B: Bench>(bench: &mut B, spec: &SearchSpec) -> Result<SearchResult> {
-    let judge = Judge { objective: spec.objective, goal: spec.goal };
-    let statuses = vec![KnobStatus::Untried; spec.knobs.len()];
-    let total = bench.time_left();
-    let mut search =
-        Search { bench, spec, judge, table: Table::default(), statuses, runs: 0, total };
+    let mut search = Search::new(bench, spec);
     let default = Setting::default();
     for _ in 0..DEFAULT_RUNS {
         let run = search.run(&default, "the default").await?;
@@ -199,14 +195,11 @@ pub(crate) async fn measure<B: Bench>(
     spec: &SearchSpec,
     runs: usize,
 ) -> Result<SearchResult> {
-    let judge = Judge { objective: spec.objective, goal: spec.goal };
-    let (total, statuses) = (bench.time_left(), Vec::new());
-    let mut search =
-        Search { bench, spec, judge, table: Table::default(), statuses, runs: 0, total };
+    let mut search = Search::new(bench, spec);
     for _ in 0..runs {
         search.run(&Setting::default(), "as it is").await?;
     }
-    let table = search.table;
+    let Search { judge, table, .. } = search;
     Ok(SearchResult {
         table,
         judge,
@@ -217,13 +210,20 @@ pub(crate) async fn measure<B: Bench>(
     })
 }
 
-impl<B: Bench> Search<'_, B> {
+impl<'a, B: Bench> Search<'a, B> {
+    fn new(bench: &'a mut B, spec: &'a SearchSpec) -> Self {
+        let judge = Judge { objective: spec.objective, goal: spec.goal };
+        let statuses = vec![KnobStatus::Untried; spec.knobs.len()];
+        let total = bench.time_left();
+        Self { bench, spec, judge, table: Table::default(), statuses, runs: 0, total }
+    }
+
     pub(crate) async fn run(&mut self, setting: &Setting, why: &str) -> Result<Measurement> {
         let run = self.bench.run(setting, why).await?;
         self.runs += 1;
         self.table.add(setting, run.clone());
         if let Some((_, best)) = self.table.ranked(&self.judge).first() {
-            self.bench.report_best(best, &self.table, &self.judge);
+            self.bench.report_best(best, &self.table);
         }
         Ok(run)
     }

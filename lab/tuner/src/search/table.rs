@@ -81,14 +81,7 @@ impl Trial {
 
     /// The median of a figure over the runs that have it.
     pub(crate) fn median(&self, of: impl Fn(&Measurement) -> Option<f64>) -> Option<f64> {
-        let mut values: Vec<f64> = self.runs.iter().filter_map(of).collect();
-        values.sort_by(f64::total_cmp);
-        let middle = values.len() / 2;
-        match values.len() {
-            0 => None,
-            count if count % 2 == 1 => values.get(middle).copied(),
-            _ => Some((values.get(middle - 1)? + values.get(middle)?) / 2.0),
-        }
+        compare::median(&self.runs.iter().filter_map(of).collect::<Vec<_>>())
     }
 
     pub(crate) fn peak(&self) -> f64 {
@@ -102,6 +95,13 @@ impl Trial {
     pub(crate) fn lived(&self) -> bool {
         !self.runs.is_empty() && self.runs.iter().all(|run| run.outcome.lived())
     }
+}
+
+/// The mean of values and the sum of squares about it; none without values.
+pub(super) fn squares(values: &[f64]) -> Option<(f64, f64)> {
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    let sum = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (!values.is_empty()).then_some((mean, sum))
 }
 
 impl Table {
@@ -124,18 +124,16 @@ impl Table {
     /// Standard deviation of a run's figure about the mean of its setting, over all settings that
     /// ran more than once.
     pub(crate) fn spread(&self, least: f64, of: impl Fn(&Measurement) -> Option<f64>) -> f64 {
-        let (mut squares, mut freedom) = (0.0, 0.0);
+        let (mut all, mut freedom) = (0.0, 0.0);
         for trial in self.0.values() {
             let values: Vec<f64> =
                 trial.runs.iter().filter(|run| run.outcome.lived()).filter_map(&of).collect();
-            if values.len() < 2 {
-                continue;
+            if let Some((_, sum)) = squares(&values) {
+                all += sum;
+                freedom += values.len() as f64 - 1.0;
             }
-            let mean = values.iter().sum::<f64>() / values.len() as f64;
-            squares += values.iter().map(|value| (value - mean).powi(2)).sum::<f64>();
-            freedom += values.len() as f64 - 1.0;
         }
-        if freedom < 1.0 { least } else { (squares / freedom).sqrt().max(least) }
+        if freedom < 1.0 { least } else { (all / freedom).sqrt().max(least) }
     }
 
     pub(crate) fn score_spread(&self, judge: &Judge) -> f64 {

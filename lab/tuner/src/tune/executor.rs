@@ -12,7 +12,7 @@ use crate::{
     journal::{Journal, Record},
     knob::{Knob, Setting, Way},
     run::{self, Measurement, Outcome, Plan, Stop},
-    search::{Bench, Judge, Table},
+    search::{Bench, Table},
 };
 
 /// Runs in a row during which the machine was busy before the search gives up.
@@ -101,13 +101,8 @@ impl<'a> Executor<'a> {
         if self.journal.is_used_up() {
             self.spent = self.spent.max(Duration::from_secs_f64(self.journal.spent_seconds));
         }
-        let ways: Vec<(&Way, String)> = setting
-            .choices()
-            .zip(&named)
-            .filter_map(|(choice, (_, value))| {
-                Some((&self.knobs.get(choice.knob)?.way, value.clone()))
-            })
-            .collect();
+        let turned = setting.turned(self.knobs, self.peak_bytes).into_iter();
+        let ways: Vec<(&Way, String)> = turned.map(|(knob, value)| (&knob.way, value)).collect();
         let mut plan = Plan { cap_bytes, ..self.plan.clone() };
         if let Some(loaded) = self.loaded {
             plan.phase = plan.phase.min(loaded * LOAD_TIMEOUT);
@@ -205,7 +200,7 @@ impl Bench for Executor<'_> {
         self.budget.saturating_sub(self.spent)
     }
 
-    fn report_best(&mut self, setting: &Setting, table: &Table, _judge: &Judge) {
+    fn report_best(&mut self, setting: &Setting, table: &Table) {
         let named = setting.names_and_values(self.knobs, self.peak_bytes);
         let peak = table.trial(setting).map_or(0.0, |trial| trial.peak());
         let best = format!("{}, {}", format_setting(&named), budget::format_size(peak as u64));

@@ -22,13 +22,13 @@ pub use self::options::Options;
 use self::{
     executor::{Executor, TooNoisy, clock},
     options::machine_bytes,
-    report::{About, Report, Verdict},
+    report::{Report, Verdict},
     selection::KnobSelection,
 };
 use crate::{
     journal::Journal,
     knob,
-    run::{Plan, StoppedByUser},
+    run::{Patterns, Plan, Ready, StoppedByUser},
     search::{End, SearchSpec, Unusable, measure, search},
 };
 
@@ -69,7 +69,6 @@ async fn ask_to_stop(stop: watch::Sender<bool>) -> Result<()> {
     }
 }
 
-#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode> {
     if !options.table.is_empty() {
         print!("{}", table::table(&options.table)?);
@@ -91,7 +90,7 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
     let machine = machine_bytes()?;
     let cap_bytes = options.memory.unwrap_or(machine);
     let folder = options.state.clone().unwrap_or_else(|| folder_of(program));
-    let identity = identity(options, &selection, cap_bytes)?;
+    let identity = identity(options, &selection, cap_bytes);
     let journal = Journal::open(&folder, &options.command.join(" "), &identity, options.fresh)?;
     let scratch = empty_scratch(&folder)?;
     let plan = plan(options, &selection, cap_bytes, &scratch)?;
@@ -99,7 +98,7 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
         knobs: selection.knobs.clone(),
         objective: options.goal,
         goal: options.lateness,
-        is_late_measured: plan.probe.is_some() || plan.beat.is_some() || plan.miss.is_some(),
+        is_late_measured: plan.is_late_measured(),
         cap_bytes,
         cap_bytes_max: machine,
         is_capped: options.memory.is_some(),
@@ -127,21 +126,7 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
         )),
         _ => None,
     };
-    let report = Report::new(
-        &found,
-        About {
-            command: &options.command,
-            knobs: &selection.knobs,
-            runtimes: selection.titles.clone(),
-            absent: selection.absent.clone(),
-            cap_bytes,
-            is_capped: options.memory.is_some(),
-            runs: executor.made,
-            discarded: executor.discarded,
-            spent_seconds: executor.spent().as_secs_f64(),
-            paste,
-        },
-    );
+    let report = Report::new(&found, options, &selection, &executor, cap_bytes, paste);
     print(&report, options, executor.journal.folder())?;
     Ok(match report.verdict {
         Verdict::Better | Verdict::DefaultIsBest | Verdict::Measured => ExitCode::SUCCESS,
@@ -157,28 +142,25 @@ fn folder_of(program: &str) -> PathBuf {
 }
 
 /// Everything that a run depends on: runs of another search are not taken for this one's.
-fn identity(options: &Options, selection: &KnobSelection, cap_bytes: u64) -> Result<String> {
-    Ok(format!(
-        "{:?}",
-        (
-            (
-                &options.command,
-                cap_bytes,
-                &selection.knobs,
-                selection.by,
-                options.lateness,
-                options.goal
-            ),
-            (options.question()?, options.rate, options.load(), options.seconds, options.past_load),
-            (
-                options.beat.as_ref().map(regex::Regex::as_str),
-                options.beat_every,
-                options.miss.as_ref().map(regex::Regex::as_str),
-                format!("{:?}", options.ready),
-                options.ready_within,
-            ),
-        )
-    ))
+fn identity(options: &Options, selection: &KnobSelection, cap_bytes: u64) -> String {
+    let searched = (
+        &options.command,
+        cap_bytes,
+        &selection.knobs,
+        selection.by,
+        options.lateness,
+        options.goal,
+    );
+    let asked =
+        (options.question(), options.rate, options.load(), options.seconds, options.past_load);
+    let lines = (
+        options.beat.as_ref().map(regex::Regex::as_str),
+        options.beat_every,
+        options.miss.as_ref().map(regex::Regex::as_str),
+        format!("{:?}", options.ready),
+        options.ready_within,
+    );
+    format!("{:?}", (searched, asked, lines))
 }
 
 /// The folder for files of the runs, without what a search that was killed left there.
@@ -199,21 +181,31 @@ fn plan(
     cap_bytes: u64,
     scratch: &Path,
 ) -> Result<Plan> {
+    let (ready, ready_probe) = match options.ready.clone() {
+        Some(Ready::Line(pattern)) => (Some(pattern), None),
+        Some(Ready::Answer(probe)) => (None, Some(probe)),
+        None => (None, None),
+    };
+    let log_in_output = selection.log.as_ref().filter(|log| !log.has_file());
     Ok(Plan {
         exe: std::env::current_exe().context("finding this program")?,
         command: options.command.clone(),
         by: selection.by,
         cap_bytes,
-        ready: options.ready.clone(),
+        patterns: Patterns {
+            ready,
+            beat: options.beat.clone(),
+            beat_period: options.beat_every,
+            miss: options.miss.clone(),
+            dialect: log_in_output.map(|log| log.dialect),
+        },
+        ready_probe,
         ready_within: options.ready_within,
         phase: options.phase(),
         is_phase_asked: options.seconds.is_some(),
         until_load_ends: options.load().is_some() && !options.past_load,
-        probe: options.question()?,
+        probe: options.question(),
         per_second: options.rate,
-        beat: options.beat.clone(),
-        beat_period: options.beat_every,
-        miss: options.miss.clone(),
         load: options.load().map(str::to_owned),
         log: selection.log.clone(),
         scratch: scratch.to_owned(),

@@ -1,6 +1,6 @@
 //! `thimble-lab tune`: what is asked on the command line.
 
-use std::{path::PathBuf, time::Duration};
+use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use budget::parse_size;
@@ -9,7 +9,7 @@ use regex::Regex;
 
 use crate::{
     knob::By,
-    lateness::Goal,
+    lateness::{Goal, number_and_unit},
     run::{Probe, Ready},
     search::Objective,
 };
@@ -130,8 +130,8 @@ pub struct Options {
 }
 
 impl Options {
-    pub(super) fn question(&self) -> Result<Option<Probe>> {
-        Ok(match (&self.http, &self.tcp, self.rpc.as_slice(), &self.probe) {
+    pub(super) fn question(&self) -> Option<Probe> {
+        match (&self.http, &self.tcp, self.rpc.as_slice(), &self.probe) {
             (Some(address), ..) => Some(Probe::Http(address.clone())),
             (_, Some(address), ..) => Some(Probe::Tcp(address.clone())),
             (_, _, [address, method, parameters @ ..], _) => {
@@ -139,7 +139,7 @@ impl Options {
             }
             (.., Some(command)) => Some(Probe::Command(command.clone())),
             _ => None,
-        })
+        }
     }
 
     pub(super) fn load(&self) -> Option<&str> {
@@ -157,7 +157,7 @@ impl Options {
 
     /// Rejects options that cannot be combined.
     pub(super) fn check(&self) -> Result<()> {
-        let measured = self.question()?.is_some() || self.beat.is_some() || self.miss.is_some();
+        let measured = self.question().is_some() || self.beat.is_some() || self.miss.is_some();
         if let Some(goal) = self.lateness
             && !measured
         {
@@ -167,7 +167,7 @@ impl Options {
             );
         }
         // A question is wrong before the first run, not in it.
-        if let Some(question) = self.question()? {
+        if let Some(question) = self.question() {
             let names = crate::run::example_names();
             question.target(&names).context("what is to be asked")?;
         }
@@ -186,8 +186,7 @@ fn memory(text: &str) -> Result<u64, String> {
 /// `90s`, `10m`, `1h`, `250ms`.
 fn time(text: &str) -> Result<Duration, String> {
     let advice = || format!("`{text}` is no time; times are such as 250ms, 90s, 10m, 1h");
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
+    let (number, unit) = number_and_unit(text).ok_or_else(advice)?;
     let scale = match unit {
         "ms" => 0.001,
         "s" => 1.0,
@@ -195,36 +194,35 @@ fn time(text: &str) -> Result<Duration, String> {
         "h" => 3600.0,
         _ => return Err(advice()),
     };
-    let seconds = number.parse::<f64>().map_err(|_| advice())? * scale;
+    let seconds = number * scale;
     if !(0.001..=30.0 * 86_400.0).contains(&seconds) {
         return Err(format!("`{text}`: from 1 ms to 30 days"));
     }
     Ok(Duration::from_secs_f64(seconds))
 }
 
+/// `ending` is left out; `what` and `bounds` are for the error text.
+fn number(
+    text: &str,
+    ending: &str,
+    range: RangeInclusive<f64>,
+    (what, bounds): (&str, &str),
+) -> Result<f64, String> {
+    let number: Result<f64, _> = text.strip_suffix(ending).unwrap_or(text).parse();
+    let number = number.map_err(|_| format!("`{text}` is no {what}"))?;
+    if range.contains(&number) { Ok(number) } else { Err(format!("`{text}`: from {bounds}")) }
+}
+
 fn seconds(text: &str) -> Result<f64, String> {
-    let number: f64 = text.parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
-    if !(0.1..=86_400.0).contains(&number) {
-        return Err(format!("`{text}`: from 0.1 to 86400 seconds"));
-    }
-    Ok(number)
+    number(text, "", 0.1..=86_400.0, ("number of seconds", "0.1 to 86400 seconds"))
 }
 
 fn rate(text: &str) -> Result<f64, String> {
-    let number: f64 = text.parse().map_err(|_| format!("`{text}` is no rate"))?;
-    if !(0.01..=10_000.0).contains(&number) {
-        return Err(format!("`{text}`: from 0.01 to 10000 per second"));
-    }
-    Ok(number)
+    number(text, "", 0.01..=10_000.0, ("rate", "0.01 to 10000 per second"))
 }
 
 fn percent(text: &str) -> Result<f64, String> {
-    let number = text.strip_suffix('%').unwrap_or(text);
-    let number: f64 = number.parse().map_err(|_| format!("`{text}` is no percentage"))?;
-    if !(0.0..=100.0).contains(&number) {
-        return Err(format!("`{text}`: from 0% to 100%"));
-    }
-    Ok(number)
+    number(text, "%", 0.0..=100.0, ("percentage", "0% to 100%"))
 }
 
 fn pattern(text: &str) -> Result<Regex, String> {

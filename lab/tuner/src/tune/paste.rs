@@ -41,33 +41,27 @@ pub(crate) fn paste(
     by: By,
     (cap_bytes, program): (Option<u64>, Option<&Path>),
 ) -> Paste {
-    let named = setting.names_and_values(knobs, peak_bytes);
-    let turned: Vec<(&Way, String)> = setting
-        .choices()
-        .zip(&named)
-        .filter_map(|(choice, (_, value))| Some((&knobs.get(choice.knob)?.way, value.clone())))
-        .collect();
-    let applied = TunedCommand::with_knobs(command, &turned, by, |name| std::env::var(name).ok());
+    let turned = setting.turned(knobs, peak_bytes);
+    let ways: Vec<(&Way, String)> =
+        turned.iter().map(|(knob, value)| (&knob.way, value.clone())).collect();
+    let applied = TunedCommand::with_knobs(command, &ways, by, |name| std::env::var(name).ok());
     let config = applied.config.clone();
     let applied = applied.with_config_at(CONFIG_NAME);
     let words: Vec<String> = applied.command.iter().map(|word| quoted(word)).collect();
     let variables =
         applied.environment.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
     let command_line = variables.chain(words).collect::<Vec<_>>().join(" ");
-    let why = setting
-        .choices()
-        .zip(&named)
-        .filter_map(|(choice, (knob, value))| {
-            let why = knobs.get(choice.knob)?.why.clone();
-            Some(KnobRationale { knob: knob.clone(), value: value.clone(), why })
-        })
-        .collect();
+    let why = |(knob, value): (&Knob, String)| KnobRationale {
+        knob: knob.name.clone(),
+        value,
+        why: knob.why.clone(),
+    };
     Paste {
         command_line,
         systemd: drop_in(&applied, applied.command != command, cap_bytes, program),
         environment: applied.environment,
         config,
-        why,
+        why: turned.into_iter().map(why).collect(),
     }
 }
 

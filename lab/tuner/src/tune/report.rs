@@ -8,8 +8,10 @@ use compare::PairedEstimate;
 use serde::Serialize;
 
 use super::{
-    executor::{format_setting, mib},
+    Options,
+    executor::{Executor, format_setting, mib},
     paste::Paste,
+    selection::KnobSelection,
 };
 use crate::{
     knob::{Knob, Setting},
@@ -120,23 +122,17 @@ struct NearMiss {
     value: f64,
 }
 
-/// Data of the report in addition to the result.
-pub(crate) struct About<'a> {
-    pub(crate) command: &'a [String],
-    pub(crate) knobs: &'a [Knob],
-    pub(crate) runtimes: Vec<String>,
-    pub(crate) absent: Vec<String>,
-    pub(crate) cap_bytes: u64,
-    pub(crate) is_capped: bool,
-    pub(crate) runs: usize,
-    pub(crate) discarded: usize,
-    pub(crate) spent_seconds: f64,
-    pub(crate) paste: Option<Paste>,
-}
-
 impl Report {
-    pub(crate) fn new(found: &SearchResult, about: About<'_>) -> Self {
-        let named = |setting: &Setting| setting.names_and_values(about.knobs, found.peak_bytes);
+    pub(super) fn new(
+        found: &SearchResult,
+        options: &Options,
+        selection: &KnobSelection,
+        executor: &Executor<'_>,
+        cap_bytes: u64,
+        paste: Option<Paste>,
+    ) -> Self {
+        let knobs = &selection.knobs;
+        let named = |setting: &Setting| setting.names_and_values(knobs, found.peak_bytes);
         let row = |setting: &Setting| {
             found.table.trial(setting).map(|trial| Row::new(named(setting), trial))
         };
@@ -160,17 +156,17 @@ impl Report {
         let goal = found.judge.goal;
         Self {
             format: FORMAT,
-            command: about.command.to_vec(),
+            command: options.command.clone(),
             machine: compare::describe(),
-            runtimes: about.runtimes,
-            absent: about.absent,
-            cap_bytes: about.cap_bytes,
-            is_capped: about.is_capped,
+            runtimes: selection.titles.clone(),
+            absent: selection.absent.clone(),
+            cap_bytes,
+            is_capped: options.memory.is_some(),
             goal: goal.map(|goal| goal.to_string()),
             is_goal_of_default: found.goal_of_default.is_some(),
             aim: format!("{:?}", found.judge.objective).to_lowercase(),
             verdict,
-            summary: summary(found, about.cap_bytes, default.as_ref(), confirmed, &named),
+            summary: summary(found, cap_bytes, default.as_ref(), confirmed, &named),
             confirmation: confirmed.map(|confirmed| Confirmation {
                 turns: confirmed.turns,
                 memory_percent: confirmed.memory.as_ref().map(Interval::from_estimate),
@@ -178,20 +174,15 @@ impl Report {
                 failed_before: confirmed.failed.iter().map(named).collect(),
             }),
             frontier: found.table.frontier(&found.judge).into_iter().filter_map(row).collect(),
-            knobs: about
-                .knobs
-                .iter()
-                .zip(&found.statuses)
-                .map(|(knob, status)| KnobLine::new(knob, status))
-                .collect(),
+            knobs: knobs.iter().zip(&found.statuses).map(KnobLine::new).collect(),
             failed: failed_settings(found, &named),
             near: near_misses(found, &named),
             default,
             winner,
-            runs: about.runs,
-            discarded: about.discarded,
-            spent_seconds: about.spent_seconds,
-            paste: about.paste,
+            runs: executor.made,
+            discarded: executor.discarded,
+            spent_seconds: executor.spent().as_secs_f64(),
+            paste,
         }
     }
 
@@ -398,7 +389,7 @@ impl Interval {
 }
 
 impl KnobLine {
-    fn new(knob: &Knob, status: &KnobStatus) -> Self {
+    fn new((knob, status): (&Knob, &KnobStatus)) -> Self {
         let (fate, words) = match status {
             KnobStatus::Alive => ("alive", String::new()),
             KnobStatus::Dead => ("dead", String::new()),

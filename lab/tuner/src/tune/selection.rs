@@ -183,12 +183,10 @@ fn is_script(path: Option<&Path>) -> bool {
     opened.is_some_and(|mut file| file.read_exact(&mut first).is_ok() && &first == b"#!")
 }
 
-/// Where the shell would find it.
 fn found_program(name: &str) -> Option<PathBuf> {
     let path = Path::new(name);
     if path.components().count() > 1 {
         return path.exists().then(|| path.to_owned());
     }
-    let folders = std::env::var_os("PATH")?;
-    std::env::split_paths(&folders).map(|folder| folder.join(name)).find(|file| file.is_file())
+    recognise::on_path(name)
 }

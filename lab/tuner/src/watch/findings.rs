@@ -76,31 +76,33 @@ pub(crate) struct Finding {
     pub(crate) knobs: Vec<Knob>,
 }
 
-/// A rule: what is wrong, if it is.
-type Rule = fn(&Facts<'_>) -> Option<Finding>;
+/// A rule: its name, what is wrong if it is, and the settings for that by the runtime.
+type Rule = (&'static str, fn(&Facts<'_>) -> Option<String>, fn(&str) -> Vec<Knob>);
 
 const RULES: [Rule; 10] = [
-    kills,
-    live_grows,
-    holds_garbage,
-    peak_kept,
-    resident_grows,
-    outside_grows,
-    collector_busy,
-    pauses,
-    near_cap,
-    swap,
+    ("killed", kills, knobs::smaller_heap),
+    ("live_grows", live_grows, knobs::heap_profile),
+    ("holds_garbage", holds_garbage, knobs::give_back),
+    ("peak_kept", peak_kept, knobs::give_back),
+    ("resident_grows", resident_grows, knobs::give_back),
+    ("outside_grows", outside_grows, knobs::outside),
+    ("collector_busy", collector_busy, knobs::larger_heap),
+    ("long_pauses", pauses, knobs::shorter_pauses),
+    ("near_cap", near_cap, knobs::smaller_heap),
+    ("swap", swap, knobs::smaller_heap),
 ];
 
 /// Everything that is wrong now, the worst first.
 pub(crate) fn all(facts: &Facts<'_>) -> Vec<Finding> {
-    RULES.iter().filter_map(|rule| rule(facts)).collect()
+    let found = |&(name, rule, knobs): &Rule| {
+        Some(Finding { name, text: rule(facts)?, knobs: knobs(facts.runtime) })
+    };
+    RULES.iter().filter_map(found).collect()
 }
 
-fn kills(facts: &Facts<'_>) -> Option<Finding> {
-    (facts.oom_kills > 0).then(|| Finding {
-        name: "killed",
-        text: format!(
+fn kills(facts: &Facts<'_>) -> Option<String> {
+    (facts.oom_kills > 0).then(|| {
+        format!(
             "The kernel killed {} of its group for lack of memory{} during the watch.",
             if facts.oom_kills == 1 {
                 "a process".to_owned()
@@ -111,38 +113,32 @@ fn kills(facts: &Facts<'_>) -> Option<Finding> {
                 .cap_bytes
                 .map(|cap| format!(" under its cap of {}", format_size(cap)))
                 .unwrap_or_default()
-        ),
-        knobs: knobs::smaller_heap(facts.runtime),
+        )
     })
 }
 
 /// Memory in use keeps growing over full collections.
-fn live_grows(facts: &Facts<'_>) -> Option<Finding> {
+fn live_grows(facts: &Facts<'_>) -> Option<String> {
     let (from, to, seconds) = growth(facts.lives, GROWTH_SECONDS_MIN)?;
-    Some(Finding {
-        name: "live_grows",
-        text: format!(
-            "Live memory grows: {} to {} within {seconds:.0} s, each time after the whole heap \
-             was collected. That is data the program still refers to (a leak, or a cache without \
-             a bound): no setting of the collector will help, the program has to let go.",
-            format_size(from),
-            format_size(to)
-        ),
-        knobs: knobs::heap_profile(facts.runtime),
-    })
+    Some(format!(
+        "Live memory grows: {} to {} within {seconds:.0} s, each time after the whole heap \
+         was collected. That is data the program still refers to (a leak, or a cache without \
+         a bound): no setting of the collector will help, the program has to let go.",
+        format_size(from),
+        format_size(to)
+    ))
 }
 
 /// Idle, and much more memory is held than is live.
-fn holds_garbage(facts: &Facts<'_>) -> Option<Finding> {
+fn holds_garbage(facts: &Facts<'_>) -> Option<String> {
     let live = facts.live_bytes?;
     // These two have much memory outside their heap, so only the heap is judged.
     let own_heap = matches!(facts.runtime, "jvm" | "node");
     let held = facts.heap_bytes.filter(|_| own_heap).unwrap_or(facts.anonymous_bytes);
     // A copying collector needs twice what lives while it works.
     let expected = live.saturating_mul(2).max(live.saturating_add(WORTH_BYTES));
-    (facts.idle_seconds >= IDLE_SECONDS && held > expected).then(|| Finding {
-        name: "holds_garbage",
-        text: format!(
+    (facts.idle_seconds >= IDLE_SECONDS && held > expected).then(|| {
+        format!(
             "At rest for {:.0} s it holds {} for {} that live ({:.1} times): the rest is garbage \
              or free memory that its runtime keeps.{}",
             facts.idle_seconds,
@@ -150,21 +146,19 @@ fn holds_garbage(facts: &Facts<'_>) -> Option<Finding> {
             format_size(live),
             held as f64 / live.max(1) as f64,
             knobs::explain_settings(facts.runtime, &facts.settings)
-        ),
-        knobs: knobs::give_back(facts.runtime),
+        )
     })
 }
 
 /// A peak followed by idle time, without returned memory.
-fn peak_kept(facts: &Facts<'_>) -> Option<Finding> {
+fn peak_kept(facts: &Facts<'_>) -> Option<String> {
     let rise = facts.peak_bytes.saturating_sub(facts.before_peak_bytes);
     let fallen = facts.peak_bytes.saturating_sub(facts.anonymous_bytes);
     let kept = (fallen as f64) < rise as f64 * GIVEN_BACK_SHARE;
     let is_it = facts.idle_seconds >= IDLE_SECONDS && rise > WORTH_BYTES && kept;
     // With live memory known, the other rules decide whether that is a problem.
-    (is_it && facts.live_bytes.is_none()).then(|| Finding {
-        name: "peak_kept",
-        text: format!(
+    (is_it && facts.live_bytes.is_none()).then(|| {
+        format!(
             "It grew from {} to {} while it worked, and after {:.0} s at rest {} of it is still \
              held. How much of it is live is not reported.{}",
             format_size(facts.before_peak_bytes),
@@ -172,101 +166,82 @@ fn peak_kept(facts: &Facts<'_>) -> Option<Finding> {
             facts.idle_seconds,
             format_size(facts.anonymous_bytes),
             knobs::explain_settings(facts.runtime, &facts.settings)
-        ),
-        knobs: knobs::give_back(facts.runtime),
+        )
     })
 }
 
 /// Held memory keeps growing, and live memory is not reported.
-fn resident_grows(facts: &Facts<'_>) -> Option<Finding> {
+fn resident_grows(facts: &Facts<'_>) -> Option<String> {
     if facts.live_bytes.is_some() {
         return None;
     }
     let (from, to, seconds) = growth(facts.residents, GROWTH_BLIND_SECONDS_MIN)?;
-    Some(Finding {
-        name: "resident_grows",
-        text: format!(
-            "Anonymous memory grows: {} to {} within {seconds:.0} s and never came back. Whether \
-             it is live data (a leak, which no setting cures) or memory that is kept, the \
-             runtime's log would tell.",
-            format_size(from),
-            format_size(to)
-        ),
-        knobs: knobs::give_back(facts.runtime),
-    })
+    Some(format!(
+        "Anonymous memory grows: {} to {} within {seconds:.0} s and never came back. Whether \
+         it is live data (a leak, which no setting cures) or memory that is kept, the \
+         runtime's log would tell.",
+        format_size(from),
+        format_size(to)
+    ))
 }
 
 /// The heap keeps its size, and memory outside it grows.
-fn outside_grows(facts: &Facts<'_>) -> Option<Finding> {
+fn outside_grows(facts: &Facts<'_>) -> Option<String> {
     let (from, to, seconds) = growth(facts.outsides, GROWTH_OUTSIDE_SECONDS_MIN)?;
     let more_threads = facts.threads > facts.threads_first.saturating_mul(3) / 2 + 8;
     let threads = match more_threads {
         true => format!(" Threads went from {} to {}.", facts.threads_first, facts.threads),
         false => String::new(),
     };
-    Some(Finding {
-        name: "outside_grows",
-        text: format!(
-            "Memory outside the collected heap grows: {} to {} within {seconds:.0} s. It is thread \
-             stacks, buffers of libraries, or arenas of the C allocator.{threads}",
-            format_size(from),
-            format_size(to)
-        ),
-        knobs: knobs::outside(facts.runtime),
-    })
+    Some(format!(
+        "Memory outside the collected heap grows: {} to {} within {seconds:.0} s. It is thread \
+         stacks, buffers of libraries, or arenas of the C allocator.{threads}",
+        format_size(from),
+        format_size(to)
+    ))
 }
 
-fn collector_busy(facts: &Facts<'_>) -> Option<Finding> {
+fn collector_busy(facts: &Facts<'_>) -> Option<String> {
     let share = facts.collector_percent.filter(|share| *share > facts.collector_percent_max)?;
-    Some(Finding {
-        name: "collector_busy",
-        text: format!(
-            "The collector takes {share:.0} % of the program's CPU time; above {:.0} % it is \
-             short of memory.",
-            facts.collector_percent_max
-        ),
-        knobs: knobs::larger_heap(facts.runtime),
-    })
+    Some(format!(
+        "The collector takes {share:.0} % of the program's CPU time; above {:.0} % it is \
+         short of memory.",
+        facts.collector_percent_max
+    ))
 }
 
-fn pauses(facts: &Facts<'_>) -> Option<Finding> {
-    (facts.pauses_long > 0).then(|| Finding {
-        name: "long_pauses",
-        text: format!(
+fn pauses(facts: &Facts<'_>) -> Option<String> {
+    (facts.pauses_long > 0).then(|| {
+        format!(
             "The collector stopped the program for up to {:.0} ms; {} {} longer than {:.0} ms.",
             facts.pause_max_millis,
             facts.pauses_long,
             if facts.pauses_long == 1 { "pause was" } else { "pauses were" },
             facts.pause_limit_millis
-        ),
-        knobs: knobs::shorter_pauses(facts.runtime),
+        )
     })
 }
 
-fn near_cap(facts: &Facts<'_>) -> Option<Finding> {
+fn near_cap(facts: &Facts<'_>) -> Option<String> {
     let cap = facts.cap_bytes.filter(|cap| *cap > 0)?;
     let full = facts.group_bytes / (cap / 1000).max(1) >= NEAR_CAP_PER_MILLE;
-    full.then(|| Finding {
-        name: "near_cap",
-        text: format!(
+    full.then(|| {
+        format!(
             "Its group holds {} of anonymous memory under a cap of {}: the kernel kills when it \
              reaches it.",
             format_size(facts.group_bytes),
             format_size(cap)
-        ),
-        knobs: knobs::smaller_heap(facts.runtime),
+        )
     })
 }
 
-fn swap(facts: &Facts<'_>) -> Option<Finding> {
-    (facts.swap_bytes > MIB).then(|| Finding {
-        name: "swap",
-        text: format!(
+fn swap(facts: &Facts<'_>) -> Option<String> {
+    (facts.swap_bytes > MIB).then(|| {
+        format!(
             "{} of it is in swap. A collector touches all of its heap: each major collection \
              reads that back from disk.",
             format_size(facts.swap_bytes)
-        ),
-        knobs: knobs::smaller_heap(facts.runtime),
+        )
     })
 }
 

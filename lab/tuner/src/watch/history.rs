@@ -33,79 +33,58 @@ pub(crate) struct Sample {
     pub(crate) pause_max_millis: f64,
 }
 
-impl Sample {
-    /// Merges this sample with the figures of the previous one about the time between.
-    fn after(self, before: &Self) -> Self {
+/// Values over time of which two can become one.
+pub(crate) trait Merge {
+    /// One for both.
+    fn merge(before: &Self, after: &Self) -> Self;
+}
+
+impl Merge for Sample {
+    /// The later one, with the figures of both about the time between.
+    fn merge(before: &Self, after: &Self) -> Self {
         Self {
-            pause_millis: self.pause_millis + before.pause_millis,
-            pause_max_millis: self.pause_max_millis.max(before.pause_max_millis),
-            cpu_percent: (self.cpu_percent + before.cpu_percent) / 2.0,
+            pause_millis: after.pause_millis + before.pause_millis,
+            pause_max_millis: after.pause_max_millis.max(before.pause_max_millis),
+            cpu_percent: (after.cpu_percent + before.cpu_percent) / 2.0,
             // A peak must not get lost.
-            anonymous_bytes: self.anonymous_bytes.max(before.anonymous_bytes),
-            ..self
+            anonymous_bytes: after.anonymous_bytes.max(before.anonymous_bytes),
+            ..after.clone()
         }
     }
 }
 
-/// At most [`SAMPLES_MAX`] samples over any time, evenly spaced.
+impl Merge for (f64, u64) {
+    /// The lower one.
+    fn merge(before: &Self, after: &Self) -> Self {
+        if after.1 < before.1 { *after } else { *before }
+    }
+}
+
+/// At most `MOST` values over any time, evenly spaced.
 #[derive(Debug)]
-pub(crate) struct History {
-    samples: Vec<Sample>,
-    /// Number of samples that are merged into one.
+pub(crate) struct BoundedSeries<T, const MOST: usize> {
+    values: Vec<T>,
+    /// Number of values that are merged into one.
     stride: u64,
-    waiting: Option<(Sample, u64)>,
+    waiting: Option<(T, u64)>,
 }
 
-impl Default for History {
-    fn default() -> Self {
-        Self { samples: Vec::with_capacity(SAMPLES_MAX), stride: 1, waiting: None }
-    }
-}
+/// Samples of a watch.
+pub(crate) type History = BoundedSeries<Sample, SAMPLES_MAX>;
+/// The lowest values, with their seconds.
+pub(crate) type LowestValues<const MOST: usize> = BoundedSeries<(f64, u64), MOST>;
 
-impl History {
-    pub(crate) fn push(&mut self, sample: Sample) {
-        let (sample, count) = match self.waiting.take() {
-            Some((before, count)) => (sample.after(&before), count + 1),
-            None => (sample, 1),
-        };
-        if count < self.stride {
-            self.waiting = Some((sample, count));
-            return;
-        }
-        self.samples.push(sample);
-        if self.samples.len() == SAMPLES_MAX {
-            thin(&mut self.samples, |before, after| after.clone().after(before));
-            self.stride = self.stride.saturating_mul(2);
-        }
-        debug_assert!(self.samples.len() < SAMPLES_MAX);
-    }
-
-    /// Oldest first; the newest is always among them.
-    pub(crate) fn samples(&self) -> Vec<Sample> {
-        self.samples.iter().chain(self.waiting.iter().map(|(sample, _)| sample)).cloned().collect()
-    }
-}
-
-/// Values over time, at most `MOST` of them; when there are more, the lower of every two stays.
-#[derive(Clone, Debug)]
-pub(crate) struct LowestValues<const MOST: usize> {
-    values: Vec<(f64, u64)>,
-    stride: u64,
-    waiting: Option<((f64, u64), u64)>,
-}
-
-impl<const MOST: usize> Default for LowestValues<MOST> {
+impl<T, const MOST: usize> Default for BoundedSeries<T, MOST> {
     fn default() -> Self {
         Self { values: Vec::new(), stride: 1, waiting: None }
     }
 }
 
-impl<const MOST: usize> LowestValues<MOST> {
-    pub(crate) fn push(&mut self, seconds: f64, bytes: u64) {
-        let lower = |one: (f64, u64), other: (f64, u64)| if other.1 < one.1 { other } else { one };
+impl<T: Merge + Clone, const MOST: usize> BoundedSeries<T, MOST> {
+    pub(crate) fn push(&mut self, value: T) {
         let (value, count) = match self.waiting.take() {
-            Some((before, count)) => (lower(before, (seconds, bytes)), count + 1),
-            None => ((seconds, bytes), 1),
+            Some((before, count)) => (T::merge(&before, &value), count + 1),
+            None => (value, 1),
         };
         if count < self.stride {
             self.waiting = Some((value, count));
@@ -113,23 +92,25 @@ impl<const MOST: usize> LowestValues<MOST> {
         }
         self.values.push(value);
         if self.values.len() >= MOST {
-            thin(&mut self.values, |before, after| lower(*before, *after));
+            let joined = self.values.chunks(2).filter_map(|pair| match pair {
+                [before, after] => Some(T::merge(before, after)),
+                _ => None,
+            });
+            self.values = joined.collect();
             self.stride = self.stride.saturating_mul(2);
         }
+        debug_assert!(self.values.len() < MOST);
     }
 
-    pub(crate) fn values(&self) -> &[(f64, u64)] {
+    /// Oldest first, without those that wait to be merged.
+    pub(crate) fn values(&self) -> &[T] {
         &self.values
     }
-}
 
-/// Makes one of every two, in place.
-fn thin<T>(values: &mut Vec<T>, join: impl Fn(&T, &T) -> T) {
-    let joined = values.chunks(2).filter_map(|pair| match pair {
-        [before, after] => Some(join(before, after)),
-        _ => None,
-    });
-    *values = joined.collect();
+    /// Oldest first; the newest is always among them.
+    pub(crate) fn samples(&self) -> Vec<T> {
+        self.values.iter().chain(self.waiting.iter().map(|(value, _)| value)).cloned().collect()
+    }
 }
 
 #[cfg(test)]
@@ -164,7 +145,7 @@ mod tests {
     fn lows_stay_low_and_few() {
         let mut lows = LowestValues::<64>::default();
         for second in 0..10_000_u32 {
-            lows.push(f64::from(second), if second % 10 == 0 { 5 } else { 100 });
+            lows.push((f64::from(second), if second % 10 == 0 { 5 } else { 100 }));
         }
         assert!((16..64).contains(&lows.values().len()));
         assert!(lows.values().iter().filter(|(_, bytes)| *bytes == 5).count() >= 16);

@@ -35,7 +35,7 @@ use budget::{
     cgroup::Cgroup,
     process::{self, Pid},
 };
-use clap::{Args, ValueEnum};
+use clap::Args;
 use cli::StopSignals;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
@@ -76,8 +76,8 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
     /// Whose log it is. [default: found by looking at the process]
-    #[arg(long)]
-    runtime: Option<Runtime>,
+    #[arg(long, value_parser = ["ghc", "go", "jvm", "node"])]
+    runtime: Option<String>,
     /// Seconds between two samples.
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
     interval: Duration,
@@ -103,26 +103,6 @@ pub struct Options {
     /// A collector that takes more than this of the program's CPU time is a finding, in per cent.
     #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=100))]
     collector_limit: u64,
-}
-
-/// Runtimes whose logs are read.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Runtime {
-    Ghc,
-    Go,
-    Jvm,
-    Node,
-}
-
-impl Runtime {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Ghc => "ghc",
-            Self::Go => "go",
-            Self::Jvm => "jvm",
-            Self::Node => "node",
-        }
-    }
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
@@ -196,7 +176,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     {
         sink.write(&sample)?;
     }
-    watch.read_log(&options);
+    watch.read_log(&options, false);
     watch.apply_rules(&options);
     lines.end();
     let report = watch.report(&options);
@@ -287,7 +267,7 @@ struct Watch {
 impl Watch {
     fn begin(options: &Options) -> Result<Self> {
         let pid = Pid(options.pid);
-        let Some(stat) = tree::stat(pid).filter(|stat| !stat.is_dead) else {
+        let Some(stat) = process::stat(pid).ok().filter(|stat| !stat.is_dead) else {
             bail!("there is no process {pid}");
         };
         if let Err(error) = std::fs::read_link(format!("/proc/{pid}/exe")) {
@@ -362,8 +342,7 @@ impl Watch {
     }
 
     fn find_log(&mut self, pid: Pid, options: &Options) -> Result<()> {
-        let name =
-            options.runtime.map(Runtime::name).or_else(|| self.recognition.collected_runtime());
+        let name = options.runtime.as_deref().or_else(|| self.recognition.collected_runtime());
         let dialect = name.and_then(Dialect::of_runtime);
         let Some(dialect) = dialect else {
             if options.log.is_some() {
@@ -394,7 +373,7 @@ impl Watch {
         match Tail::open(&place.path) {
             Ok(tail) => {
                 self.log = Some((tail, gc::Reader::new(dialect), place.name));
-                self.read_log_as(options, true);
+                self.read_log(options, true);
             }
             Err(error) if options.log.is_some() => return Err(error),
             Err(error) => self.notes.push(format!("{error:#}; the watch continues without it")),
@@ -402,11 +381,8 @@ impl Watch {
         Ok(())
     }
 
-    fn read_log(&mut self, options: &Options) {
-        self.read_log_as(options, false);
-    }
-
-    fn read_log_as(&mut self, options: &Options, backlog: bool) {
+    /// `backlog`: its lines are from before the watch.
+    fn read_log(&mut self, options: &Options, backlog: bool) {
         let Some((tail, reader, name)) = &mut self.log else { return };
         let seconds = self.started.elapsed().as_secs_f64();
         let tally = &mut self.tally;
@@ -424,7 +400,7 @@ impl Watch {
 
     /// `None` when the process has ended.
     fn sample(&mut self, options: &Options) -> Option<Sample> {
-        self.read_log(options);
+        self.read_log(options, false);
         let Some((tree, cpu)) = self.tree.take() else {
             self.ended = true;
             return None;

@@ -71,7 +71,7 @@ impl Tally {
         self.heap_bytes = collection.heap_bytes.or(self.heap_bytes);
         if let Some(live) = collection.live_bytes.filter(|_| collection.major) {
             self.live_bytes = Some(live);
-            self.lives.push(collection.seconds.unwrap_or(seconds), live);
+            self.lives.push((collection.seconds.unwrap_or(seconds), live));
         }
         if backlog {
             return;
@@ -107,9 +107,9 @@ impl Tally {
             self.before_peak_bytes = self.low_bytes;
         }
         (self.anonymous_bytes, self.threads, self.swap_bytes) = (bytes, threads, memory.swap_bytes);
-        self.residents.push(seconds, bytes);
+        self.residents.push((seconds, bytes));
         if let Some(heap) = self.heap_bytes {
-            self.outsides.push(seconds, bytes.saturating_sub(heap));
+            self.outsides.push((seconds, bytes.saturating_sub(heap)));
         }
         let step = Step {
             seconds: elapsed.as_secs_f64(),

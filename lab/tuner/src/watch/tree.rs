@@ -6,22 +6,12 @@ use std::{
     time::Duration,
 };
 
-use budget::process::{self, Pid, ProcessMemory};
+use budget::process::{self, Pid, ProcessMemory, Stat};
 
 /// Most processes of the machine read in one sample.
 const LISTED_MAX: usize = 32_768;
 /// Most descendants watched; those behind are left out.
 pub(crate) const WATCHED_MAX: usize = 512;
-
-/// Content of `/proc/<pid>/stat`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Stat {
-    pub(crate) parent: u32,
-    pub(crate) is_dead: bool,
-    ticks: u64,
-    pub(crate) threads: u64,
-    pub(crate) started_ticks: u64,
-}
 
 /// All of the tree at one moment.
 #[derive(Clone, Debug, Default)]
@@ -47,7 +37,7 @@ impl Reader {
     /// The tree now, and what CPU time it used since the last one; `None` when the process has
     /// ended.
     pub(crate) fn take(&mut self) -> Option<(Tree, Duration)> {
-        let root = stat(self.root)?;
+        let root = process::stat(self.root).ok()?;
         if root.is_dead || root.started_ticks != self.started_ticks {
             return None;
         }
@@ -58,11 +48,7 @@ impl Reader {
         for (pid, stat) in stats {
             // One that ended in between has no memory.
             let Ok(memory) = process::memory(pid) else { continue };
-            let all = &mut tree.memory;
-            all.anonymous_bytes = all.anonymous_bytes.saturating_add(memory.anonymous_bytes);
-            all.file_bytes = all.file_bytes.saturating_add(memory.file_bytes);
-            all.shared_bytes = all.shared_bytes.saturating_add(memory.shared_bytes);
-            all.swap_bytes = all.swap_bytes.saturating_add(memory.swap_bytes);
+            tree.memory = tree.memory.plus(memory);
             tree.threads = tree.threads.saturating_add(stat.threads);
             tree.pids.push(pid);
             let before = self.ticks.get(&pid).filter(|(started, _)| *started == stat.started_ticks);
@@ -83,9 +69,11 @@ impl Reader {
 
 /// The tree below `root`, itself first, the nearest next.
 fn descendants(root: Pid, of_root: Stat) -> Vec<(Pid, Stat)> {
-    let mut children: BTreeMap<u32, Vec<(Pid, Stat)>> = BTreeMap::new();
+    let mut children: BTreeMap<Pid, Vec<(Pid, Stat)>> = BTreeMap::new();
     for pid in listed() {
-        if let Some(stat) = stat(pid).filter(|stat| !stat.is_dead) {
+        if let Ok(stat) = process::stat(pid)
+            && !stat.is_dead
+        {
             children.entry(stat.parent).or_default().push((pid, stat));
         }
     }
@@ -93,7 +81,7 @@ fn descendants(root: Pid, of_root: Stat) -> Vec<(Pid, Stat)> {
     let mut seen = BTreeSet::from([root]);
     let mut at = 0;
     while let Some((pid, _)) = found.get(at).copied() {
-        for (child, stat) in children.remove(&pid.0).unwrap_or_default() {
+        for (child, stat) in children.remove(&pid).unwrap_or_default() {
             if found.len() < WATCHED_MAX && seen.insert(child) {
                 found.push((child, stat));
             }
@@ -110,24 +98,6 @@ fn listed() -> Vec<Pid> {
     names.map(Pid).collect()
 }
 
-pub(crate) fn stat(pid: Pid) -> Option<Stat> {
-    parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
-}
-
-/// The second field, the command, may hold anything: the last `)` ends it.
-fn parse(text: &str) -> Option<Stat> {
-    let (_, rest) = text.rsplit_once(')')?;
-    let fields: Vec<&str> = rest.split_ascii_whitespace().take(20).collect();
-    let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
-    Some(Stat {
-        parent: u32::try_from(number(1)?).ok()?,
-        is_dead: matches!(*fields.first()?, "Z" | "X"),
-        ticks: number(11)?.checked_add(number(12)?)?,
-        threads: number(17)?,
-        started_ticks: number(19)?,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::process::Command;
@@ -135,21 +105,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stat_is_read_behind_any_command_name() {
-        let text = "19307 (a) R (b c) S 1 19307 19307 0 -1 4194304 1 2 3 4 250 50 7 8 20 0 9 0 \
-                    100 3133440 419";
-        let stat = parse(text).unwrap();
-        assert_eq!((stat.parent, stat.ticks, stat.threads, stat.started_ticks), (1, 300, 9, 100));
-        assert!(!stat.is_dead && parse(&text.replace(") S ", ") Z ")).unwrap().is_dead);
-        assert_eq!(parse("7 (x) S 1"), None);
-    }
-
-    #[test]
     fn children_of_children_belong_to_it_and_its_end_is_seen() {
         let mut child =
             Command::new("sh").args(["-c", "sh -c 'sleep 60; :' & wait; :"]).spawn().unwrap();
         let pid = Pid(child.id());
-        let mut reader = Reader::new(pid, stat(pid).unwrap().started_ticks);
+        let mut reader = Reader::new(pid, process::stat(pid).unwrap().started_ticks);
         let mut tree = reader.take().unwrap().0;
         for _ in 0..10_000 {
             if tree.pids.len() == 3 {
