@@ -53,7 +53,10 @@ sheet::limits! {
         /// Size at which a segment of the log ends.
         segment_bytes: u64 = mib_steps([16, 16, 32, 64, 64, 64, 128]), local,
             pays line("log_pages", "segments_in_transit"),
-            bounds [at_least(MIB, "the log would be all small files")],
+            bounds [
+                at_least(MIB, "the log would be all small files"),
+                at_most(1024 * MIB, "a segment is removed as a whole, and its index has 32 bits"),
+            ],
             reason "the unit in which room is given back";
         /// Time after which what was appended is written through to the disk. A killed process
         /// loses nothing; a machine without power loses so much.

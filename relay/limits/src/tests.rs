@@ -214,6 +214,10 @@ fn contradictions_are_named_with_both_limits() {
         ),
         (json!({"store": {"retention_bytes": "64MiB"}}), vec!["store.segment_bytes x 4"]),
         (
+            json!({"store": {"retention_bytes": "64GiB", "segment_bytes": "4GiB"}}),
+            vec!["store.segment_bytes", "at most"],
+        ),
+        (
             json!({"store": {"page_messages_max": 101}}),
             vec!["store.page_messages_max", "at most 100"],
         ),
