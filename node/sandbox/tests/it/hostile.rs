@@ -3,10 +3,6 @@
 //! A module is accepted or refused by what is in it. So the limits must be such that whatever is
 //! accepted compiles with room to spare on the smallest node there is, and that is what is shown
 //! here: each shape at the largest size that is accepted.
-#![allow(clippy::unwrap_used)]
-
-#[path = "common/shapes.rs"]
-mod shapes;
 
 use std::io::{Seek, Write};
 use std::path::PathBuf;
@@ -14,6 +10,8 @@ use std::path::PathBuf;
 use limits::{Limits, ModuleLimits};
 use sandbox::{Caps, Children, CompileError, CompiledModule, Compiler, NotPrepared, Priority};
 use wasm_encoder::{ConstExpr, DataSection, MemorySection, MemoryType, Module};
+
+use crate::shapes;
 
 /// The smallest budget.
 fn limits() -> Limits {

@@ -1,6 +1,5 @@
 //! A module's way from upload to running code: compiled in a child, loaded from the artefact, run
 //! with the least host there can be.
-#![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};

@@ -1,7 +1,6 @@
 //! Valid modules with random damage: validation never panics, and whatever it still accepts is
 //! valid WebAssembly after instrumentation. The same property is fuzzed by `fuzz/`; this is the
 //! part of it that every test run repeats, with the same modules each time.
-#![allow(clippy::unwrap_used)]
 
 use limits::ModuleLimits;
 use proptest::collection::vec;
@@ -92,7 +91,7 @@ fn injure(mut wasm: Vec<u8>, injuries: &[Damage]) -> Vec<u8> {
 // Promise: P15 - A damaged module is refused or instrumented to a valid module.
 #[test]
 fn damaged_modules_are_refused_or_instrument_to_valid_ones() {
-    let seeds: Vec<Vec<u8>> = include_str!("seeds.wat")
+    let seeds: Vec<Vec<u8>> = include_str!("../seeds.wat")
         .split(";; ----")
         .map(|wat| wat::parse_str(wat).unwrap())
         .collect();

@@ -1,14 +1,18 @@
-//! Stories of canisters in real worker processes.
+//! Modules and what they may be, and stories of canisters in real worker processes.
 #![allow(clippy::unwrap_used)]
 
 mod backtraces;
 mod budgeted;
 mod calls;
+mod hostile;
 mod lifecycle;
 mod memory;
 mod metering;
+mod modules;
+mod mutated;
 mod permissions;
 mod queries;
+mod shapes;
 mod slices;
 mod workers;
 mod world;
