@@ -1,5 +1,4 @@
 //! Envelope authentication, scheme by scheme: valid envelopes, and what each falsification is
-
 //! refused with.
 
 use std::time::Duration;

@@ -1,5 +1,4 @@
 //! The published client library against the gateway: every kind of identity, every endpoint it
-
 //! uses, every signature it verifies.
 
 use std::sync::atomic::Ordering;

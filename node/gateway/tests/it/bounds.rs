@@ -1,5 +1,4 @@
 //! The doors under pressure: each limit is reached over real sockets, answers by its name, and is
-
 //! free again afterwards.
 
 use std::{

@@ -1,5 +1,4 @@
 //! The HTTP gateway under pressure: clients that send nothing, read nothing or take everything, and
-
 //! canisters that never end. Requests are unverified, so that the canister can be anything.
 
 use std::{

@@ -1,5 +1,4 @@
 //! A scripted node, and a client that may do what no library would: support for the tests of the
-
 //! other files.
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]

@@ -17,6 +17,7 @@ mod memory;
 mod peer;
 mod raw;
 mod refusals;
+mod rest;
 mod secure;
 mod stories;
 mod streams;

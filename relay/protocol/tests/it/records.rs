@@ -1,5 +1,4 @@
 //! Node records and lists of them, as other implementations write them and as strangers damage
-
 //! them.
 
 use std::net::Ipv4Addr;

@@ -12,7 +12,7 @@ use state::{Ingress, IngressId, RequestId, SignedIngress, Time, Validity};
 
 use envelope::Envelopes;
 
-use crate::{
+use crate::simulation::{
     Context, MENDED,
     net::{Net, time_of},
     real,

@@ -1,5 +1,4 @@
 //! The load driver against real nodes, as an operator runs it: both binaries, nothing mocked.
-#![allow(clippy::unwrap_used)]
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -16,7 +15,7 @@ use ic_management_canister_types::{
 use serde::Deserialize;
 use serde_json::Value;
 
-const LAB: &str = env!("CARGO_BIN_EXE_thimble-lab");
+use crate::support::LAB;
 
 /// A node in a folder of its own.
 struct Node {

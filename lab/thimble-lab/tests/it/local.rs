@@ -1,6 +1,5 @@
 //! `thimble-lab local` as a developer meets it: the published project tool works on it as it is.
 //! `tests/clients/setup.sh` installs the tool (as `make test` does).
-#![allow(clippy::unwrap_used)]
 
 use std::{
     fs,
@@ -19,7 +18,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use testing::process::{Signal, send};
 
-const LAB: &str = env!("CARGO_BIN_EXE_thimble-lab");
+use crate::support::LAB;
+
 /// Read by HTTP clients.
 const PROXY_VARIABLES: [&str; 4] = ["http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY"];
 const T: u128 = 1_000_000_000_000;

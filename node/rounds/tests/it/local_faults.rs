@@ -1,8 +1,6 @@
 //! Behaviour of the round loop on local faults: a disk that takes no checkpoints or no blocks,
 //! memory that is short. The clock is simulated: waiting moves it and takes no time.
 
-#![allow(clippy::unwrap_used)]
-
 use std::{
     fmt, io,
     path::{Path, PathBuf},

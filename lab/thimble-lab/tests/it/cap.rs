@@ -4,8 +4,6 @@
 //! Where no group can be made (an unprivileged container, say) a test reports that on standard
 //! error and ends; `cap` itself decides that, so a machine that can make groups skips nothing.
 
-#![expect(clippy::unwrap_used, reason = "a test")]
-
 use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},

@@ -35,8 +35,6 @@
 //! cut those short (`pages`, `state` and `execution`). Folders are durable when they are made or
 //! renamed, as [`disk::SimulatedDisk`] says.
 
-#![allow(clippy::unwrap_used)]
-
 use std::{
     collections::BTreeSet,
     sync::atomic::{AtomicU64, Ordering},

@@ -14,7 +14,7 @@ use consensus::{Attempt, Layer, Operation, WallClock};
 use futures::{FutureExt as _, future::BoxFuture};
 use state::Time;
 
-use crate::{Context, faulty_machine::MachineFaults, net::time_of};
+use crate::simulation::{Context, faulty_machine::MachineFaults, net::time_of};
 
 /// Reads and writes mostly meet the operating system's cache: they wait for this part of what
 /// making durable takes.

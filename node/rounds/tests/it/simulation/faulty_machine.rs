@@ -23,7 +23,7 @@ use rounds::{BeginError, DiskProbe, HistoryCapacity, Installation, OfferOutcome,
 use state::{Batch, Fault, Height, StoreError};
 use statesync::{InstallError, Progress};
 
-use crate::probe::{Audit, AuditedReplica};
+use crate::simulation::probe::{Audit, AuditedReplica};
 
 /// Faults of a machine; may change while the node runs.
 #[derive(Default)]

@@ -10,7 +10,7 @@ use consensus::CountedQueries;
 use ic_principal::Principal;
 use state::{Height, QueryCounts, QueryReport};
 
-use crate::real;
+use crate::simulation::real;
 
 /// An ID of no canister, which a node reports in another's name.
 const LIE: [u8; 1] = [0x11];

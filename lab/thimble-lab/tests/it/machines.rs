@@ -1,8 +1,6 @@
 //! Nets of virtual machines from the user's view: real QEMU, and an image of the binaries in the
 //! folder of this program. Emulation is slow, so each test runs a whole scenario.
 
-#![expect(clippy::unwrap_used, reason = "a test")]
-
 use std::{
     fs,
     os::unix::fs::PermissionsExt,
@@ -15,17 +13,10 @@ use std::{
 use serde_json::Value;
 use testing::{process::is_running, until};
 
-const LAB: &str = env!("CARGO_BIN_EXE_thimble-lab");
+use crate::support::{LAB, text};
+
 /// Emulated processors of two nets at once would wait for each other.
 static TURN: Mutex<()> = Mutex::new(());
-
-fn text(output: &Output) -> String {
-    format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    )
-}
 
 /// The image of all tests of this file, in a cache of its own; `None` where none can be made.
 fn cache() -> Option<&'static Path> {

@@ -4,8 +4,6 @@
 //! Where no memory-capped group can be made, or no network namespace, a test reports that on
 //! standard error and ends.
 
-#![expect(clippy::unwrap_used, reason = "a test")]
-
 use std::{
     fs,
     io::{Read, Write},
@@ -22,27 +20,10 @@ use testing::{
     until,
 };
 
-const LAB: &str = env!("CARGO_BIN_EXE_thimble-lab");
+use crate::support::{LAB, groups, text};
+
 /// Nothing here takes as long; what has not happened by then will not.
 const TIMEOUT: Duration = Duration::from_secs(60);
-
-fn text(output: &Output) -> String {
-    format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    )
-}
-
-/// Whether memory-capped groups can be made here; reports why not.
-fn groups() -> bool {
-    let output =
-        Command::new(LAB).args(["cap", "--memory", "64MiB", "--", "true"]).output().unwrap();
-    if output.status.code() == Some(125) {
-        testing::missing(text(&output));
-    }
-    output.status.success()
-}
 
 /// A net's folder; whatever the test did, nothing of the net stays.
 struct Net {

@@ -1,7 +1,5 @@
 //! `thimble-lab chaos`, `thimble-lab history` and `thimble-lab hostile` against real nodes.
 
-#![expect(clippy::unwrap_used, reason = "a test")]
-
 use std::{
     collections::BTreeMap,
     fs,
@@ -11,29 +9,12 @@ use std::{
 
 use serde_json::Value;
 
-const LAB: &str = env!("CARGO_BIN_EXE_thimble-lab");
+use crate::support::{LAB, groups, text};
 
 fn lab(words: &str) -> Command {
     let mut command = Command::new("env");
     command.args(["--default-signal", LAB]).args(words.split_whitespace()).stdin(Stdio::null());
     command
-}
-
-fn text(output: &Output) -> String {
-    format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    )
-}
-
-/// Whether memory-capped groups can be made here; reports why not.
-fn groups() -> bool {
-    let output = lab("cap --memory 64MiB -- true").output().unwrap();
-    if output.status.code() == Some(125) {
-        testing::missing(text(&output));
-    }
-    output.status.success()
 }
 
 fn only_folder(of: &Path) -> PathBuf {

@@ -42,7 +42,7 @@ use consensus::{
 use disk::SimulatedDisk;
 use rounds::{Driver, RoundError, Settings};
 
-use crate::{
+use crate::simulation::{
     Context, EPOCH, NODES, RETENTION, SPARES,
     clients::Calls,
     falsifying_sender::{Falsifier, falsify},

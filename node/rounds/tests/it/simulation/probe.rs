@@ -24,7 +24,7 @@ use lifecycle::Stop;
 use rounds::{Clock, Observer, Replica};
 use state::{Fault, Height};
 
-use crate::{
+use crate::simulation::{
     Context,
     net::{Durable, SharedFindings},
     reports,

@@ -21,7 +21,7 @@ use rounds::{BeginError, HistoryCapacity, Installation, OfferOutcome, Replica};
 use state::{Batch, Fault, Height, ManifestClaim, SubnetKey, Time};
 use statesync::{InstallError, Progress};
 
-use crate::{
+use crate::simulation::{
     clients::name_of,
     net::Durable,
     probe::{Audit, AuditedReplica},

@@ -1,7 +1,5 @@
 //! Packages and `make install`, as an administrator meets them: into an empty root.
 
-#![expect(clippy::unwrap_used, reason = "a test")]
-
 use std::{
     fs,
     path::{Path, PathBuf},

@@ -1,7 +1,5 @@
 //! `thimble-lab compare` as its user meets it: files of runs, exit codes, pages, commands in turns.
 
-#![expect(clippy::unwrap_used, reason = "a test")]
-
 use std::{
     fmt::Write,
     fs,
@@ -14,15 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-const LAB: &str = env!("CARGO_BIN_EXE_thimble-lab");
-
-fn text(output: &Output) -> String {
-    format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    )
-}
+use crate::support::{LAB, text};
 
 fn compare(arguments: &[&str]) -> Output {
     Command::new(LAB).arg("compare").args(arguments).output().unwrap()

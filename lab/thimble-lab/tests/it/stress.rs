@@ -4,8 +4,6 @@
 //! `THIMBLE_RELAY`. Where it is missing, or no memory-capped group can be made, a test reports it
 //! and ends.
 
-#![expect(clippy::unwrap_used, reason = "a test")]
-
 use std::{
     fs,
     io::{BufRead, BufReader, Read},
@@ -16,15 +14,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-const LAB: &str = env!("CARGO_BIN_EXE_thimble-lab");
-
-fn text(output: &Output) -> String {
-    format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    )
-}
+use crate::support::{LAB, text};
 
 /// Where the relay's program is, if it is there and groups can be made; otherwise this is reported.
 fn relay() -> Option<PathBuf> {

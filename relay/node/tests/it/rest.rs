@@ -1,7 +1,5 @@
 //! The HTTP interface, as an operator's tools meet it: the real program, and a plain client.
 
-#![allow(clippy::unwrap_used)]
-
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fs,

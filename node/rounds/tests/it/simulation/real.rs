@@ -41,7 +41,7 @@ use statesync::complete_install_on;
 
 pub(crate) use self::script::ScriptSandbox;
 use self::script::{CallOp, Op, Spec, encode};
-use crate::{
+use crate::simulation::{
     EPOCH,
     clients::{Target, workload},
     net,
@@ -49,7 +49,7 @@ use crate::{
     toy::CHECKPOINT_EVERY,
 };
 
-#[path = "../../../execution/tests/common/script.rs"]
+#[path = "../../../../execution/tests/common/script.rs"]
 #[allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)]
 mod script;
 

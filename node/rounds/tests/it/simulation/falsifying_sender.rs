@@ -120,7 +120,7 @@ impl<S: LimitedSender, C: CheckedSender<PublicKey = S::PublicKey>> CheckedSender
 }
 
 /// Makes the node send false calls, state roots and states. The messages of its engine stay true:
-/// see [`crate::net::twins`] for those.
+/// see [`crate::simulation::net::twins`] for those.
 pub(crate) fn falsify<S, R>(
     channels: Channels<S, R>,
     falsifier: &Arc<Falsifier>,

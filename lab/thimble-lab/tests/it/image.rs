@@ -1,7 +1,5 @@
 //! `thimble-lab image`: the subcommands exist; their behaviour is tested in their crate.
 
-#![allow(clippy::unwrap_used)]
-
 use std::{fs, path::Path, process::Command};
 
 use serde_json::Value;

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use genesis::MembershipChange;
 use rand::{Rng, rngs::StdRng, seq::SliceRandom};
 
-use crate::{NODES, net::Net};
+use crate::simulation::{NODES, net::Net};
 
 /// Greatest number of members; they tolerate one that is faulty.
 const MEMBERS_MAX: usize = 6;
