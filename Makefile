@@ -101,7 +101,7 @@ test: setup-clients ## Run every test, the published clients in Rust, Node and P
 	@$(if $(ARGS),cargo test,scripts/test.py) $(CHECKED) --release --locked --workspace $(ARGS)
 
 test-long: build setup-clients ## What takes longer than a test may: nets of machines, more runtimes to tune, the price of every kind of work, hundreds of histories, a storm of every mode, five minutes of chaos.
-	@cargo test $(CHECKED) --release --locked --workspace --test machines --test tune --test hostile -- --ignored
+	@cargo test $(CHECKED) --release --locked --workspace --test it --test tune -- --ignored --skip conformance::
 	@$(MAKE) --no-print-directory bench-metering
 	@$(MAKE) --no-print-directory simulate
 	@$(MAKE) --no-print-directory storm MODE=all MEMORY=256MiB
@@ -114,7 +114,7 @@ test-long: build setup-clients ## What takes longer than a test may: nets of mac
 # Promise: P21 [SEEDS=200] - Clock jumps of up to 15 min delay only votes and proposals of their
 #   node.
 simulate: setup ## Run SEEDS histories of a subnet of four to six under a simulated clock, network and disk, each with other faults, from FIRST on.
-	@SIMULATE_SEEDS="$(SEEDS)" SIMULATE_FIRST="$(FIRST)" RUST_LOG=off cargo test $(CHECKED) --release --locked --workspace --test simulation -- --nocapture every_history
+	@SIMULATE_SEEDS="$(SEEDS)" SIMULATE_FIRST="$(FIRST)" RUST_LOG=off cargo test $(CHECKED) --release --locked --workspace --test rounds -- --nocapture every_history
 
 # Promise: P3 - Idle anonymous memory of all processes is under 32 MiB at 512 MiB.
 # Promise: P22 - A node starts in 0.3 s, and executes 1,000 signed updates/s with a median below 20

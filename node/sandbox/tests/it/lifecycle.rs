@@ -227,7 +227,7 @@ fn the_canisters_of_this_repository_install_count_and_upgrade() {
             continue;
         }
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        // Services of a local network take settings: `thimble-lab --test local` installs them.
+        // Services of a local network take settings: `it::local` of `thimble-lab` installs them.
         if name.starts_with("local-") {
             continue;
         }

@@ -4,7 +4,7 @@ use candid::{Decode, Encode};
 use ic_management_canister_types::{CanisterInstallMode, HttpRequestResult, TransformArgs};
 use serde_bytes::ByteBuf;
 
-use crate::{
+use super::{
     fixture::*,
     harness,
     kit::{self, *},

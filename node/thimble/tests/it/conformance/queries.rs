@@ -6,7 +6,7 @@ use ic_management_canister_types::{CanisterStatusResult, FetchCanisterLogsResult
 
 use testing::until_async;
 
-use crate::{
+use super::{
     fixture::*,
     harness::{self, management},
     program::*,

@@ -1,6 +1,6 @@
 //! Chapter "Canister interface", section "Overview of imports": from where each function may be
 //! called. One test per context, each of all functions; the expectation is the table in
-//! [`crate::imports`].
+//! [`super::imports`].
 //!
 //! Two contexts are not here. Nothing that the cleanup callback of a composite query does can be
 //! seen from outside, and the universal canister has no method that a transform could be.
@@ -12,7 +12,7 @@ use ic_management_canister_types::{
     CanisterIdRecord, CanisterInstallMode, FetchCanisterLogsResult, UpdateSettingsArgs,
 };
 
-use crate::{
+use super::{
     fixture::*,
     harness::{self, management},
     imports::{TABLE, permitted, probe},
@@ -339,7 +339,7 @@ fn starting(names: &[&str]) -> Vec<u8> {
     let kind = |letter: char| if letter == 'l' { "i64" } else { "i32" };
     let (mut imports, mut calls) = (String::new(), String::new());
     for name in names {
-        let (_, parameters, result, _) = TABLE[usize::from(crate::imports::number(name))];
+        let (_, parameters, result, _) = TABLE[usize::from(super::imports::number(name))];
         let types: Vec<_> = parameters.chars().map(kind).collect();
         let result_type = result.chars().map(kind).map(|kind| format!("(result {kind})"));
         let result_type: String = result_type.collect();

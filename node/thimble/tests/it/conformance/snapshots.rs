@@ -6,7 +6,7 @@ use ic_management_canister_types::*;
 use serde::Deserialize;
 use serde_bytes::ByteBuf;
 
-use crate::{
+use super::{
     fixture::*,
     harness::{self, management},
     management::{info, no_settings, set, status},

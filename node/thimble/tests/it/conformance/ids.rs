@@ -3,7 +3,7 @@
 use candid::{Encode, Principal};
 use ic_management_canister_types::ProvisionalCreateCanisterWithCyclesArgs;
 
-use crate::{fixture::*, harness::management, program::*};
+use super::{fixture::*, harness::management, program::*};
 
 async fn create_at(world: &World, specified_id: Principal) -> Outcome {
     let arguments = ProvisionalCreateCanisterWithCyclesArgs {
@@ -97,7 +97,7 @@ fn a_wrong_checksum_in_a_textual_id_is_refused() {
         let text = String::from_utf8(text).unwrap();
         let signed = world.agent.query(&canister.id, "query").sign().unwrap();
         let url = format!("{}/api/v3/canister/{text}/query", world.url);
-        let (status, _) = crate::http::post(url, signed.signed_query).await;
+        let (status, _) = super::http::post(url, signed.signed_query).await;
         assert!((400..500).contains(&status), "{status}");
     });
 }

@@ -16,7 +16,7 @@ use tokio::{
     sync::{Mutex, mpsc},
 };
 
-use crate::{
+use super::{
     harness::{self, Node},
     kit::Authority,
     program::Program,
@@ -99,7 +99,7 @@ pub(crate) fn module() -> Vec<u8> {
     std::fs::read(harness::fixture("universal-c.wasm")).unwrap()
 }
 
-/// Settings with the environment variable that [`crate::imports::probe`] reads.
+/// Settings with the environment variable that [`super::imports::probe`] reads.
 pub(crate) fn settings() -> CanisterSettings {
     let probe = EnvironmentVariable { name: "probe".into(), value: "value".into() };
     CanisterSettings { environment_variables: Some(vec![probe]), ..Default::default() }
@@ -202,7 +202,7 @@ pub(crate) fn number(outcome: Outcome) -> u128 {
     u128::from_le_bytes(bytes.try_into().unwrap())
 }
 
-/// Code and message that [`crate::program::rejection`] wrote.
+/// Code and message that [`super::program::rejection`] wrote.
 #[track_caller]
 pub(crate) fn told_reject(outcome: Outcome) -> (u64, String) {
     let bytes = outcome.unwrap();
@@ -248,7 +248,7 @@ impl Universal {
 
     /// Its kept bytes.
     pub(crate) async fn kept(&self) -> Vec<u8> {
-        self.query(crate::program::program().kept().reply()).await.unwrap()
+        self.query(super::program::program().kept().reply()).await.unwrap()
     }
 
     /// Waits until it keeps `expected`.

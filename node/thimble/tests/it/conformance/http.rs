@@ -18,7 +18,7 @@ use ic_agent::{
 use ic_certification::{Certificate, LookupResult};
 use serde::{Deserialize, Serialize};
 
-use crate::{
+use super::{
     fixture::*,
     harness::{self, management},
     program::*,

@@ -2,7 +2,7 @@
 
 use candid::Principal;
 
-use crate::imports;
+use super::imports;
 
 /// A hook that the system runs; `HOOK` of the canister.
 #[derive(Clone, Copy)]

@@ -6,7 +6,7 @@ use ic_management_canister_types::{
     ProvisionalCreateCanisterWithCyclesArgs, ProvisionalTopUpCanisterArgs, UpdateSettingsArgs,
 };
 
-use crate::{
+use super::{
     fixture::*,
     harness::{create_for, management},
     management::status,

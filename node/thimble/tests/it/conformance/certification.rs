@@ -8,7 +8,7 @@ use ic_management_canister_types::{CanisterInstallMode, ProvisionalCreateCaniste
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use crate::{fixture::*, http::post, management::status, program::*};
+use super::{fixture::*, http::post, management::status, program::*};
 
 type Path<'a> = &'a [&'a [u8]];
 
@@ -41,7 +41,7 @@ fn signed(agent: &Agent, paths: &[Path<'_>]) -> Vec<u8> {
         sender: agent.get_principal().unwrap(),
         paths,
     };
-    crate::http::envelope(agent, content)
+    super::http::envelope(agent, content)
 }
 
 /// Reads these paths: the verified certificate, or the HTTP status of the refusal.

@@ -2,7 +2,7 @@
 
 use candid::Principal;
 
-use crate::program::{Call, Program, program};
+use super::program::{Call, Program, program};
 
 /// Name, parameters, result and contexts of each function. Types are `i` and `l` for 32 and 64 bit,
 /// and `I` for an address of the memory's own width; `*` stands for [`EVERYWHERE`]. The universal

@@ -5,7 +5,7 @@ use std::io::Write;
 use candid::Encode;
 use ic_management_canister_types::CanisterInstallMode;
 
-use crate::{
+use super::{
     fixture::*,
     imports::{NARROW, TABLE},
     program::*,
@@ -298,7 +298,7 @@ fn hooks_that_are_not_exported_are_left_out() {
             world.install(canister, mode, wat(text), vec![]).await.unwrap();
         }
         // Without canister_inspect_message every message is accepted.
-        let done = crate::harness::update(&world.stranger, canister, "a", Encode!().unwrap()).await;
+        let done = super::harness::update(&world.stranger, canister, "a", Encode!().unwrap()).await;
         assert_eq!(done.unwrap(), b"");
     });
 }

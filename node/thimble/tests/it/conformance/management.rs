@@ -5,7 +5,7 @@ use ic_management_canister_types::*;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use crate::{
+use super::{
     fixture::*,
     harness::{self, management},
     program::*,
@@ -939,7 +939,7 @@ fn an_installation_over_code_is_rejected_with_the_text_clients_compare() {
     run(async |world| {
         let canister = world.canister().await;
         let done = world
-            .install(canister.id, CanisterInstallMode::Install, crate::fixture::module(), vec![])
+            .install(canister.id, CanisterInstallMode::Install, super::fixture::module(), vec![])
             .await;
         let text = "Canister {id} cannot be installed because the canister is not empty. Try \
                     installing with mode='reinstall' instead.";

@@ -3,7 +3,7 @@
 
 use candid::{Encode, Principal};
 
-use crate::{fixture::*, harness::management, program::*};
+use super::{fixture::*, harness::management, program::*};
 
 /// A principal of the form that canisters have, of no canister.
 fn nobody() -> Principal {

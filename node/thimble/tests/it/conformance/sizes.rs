@@ -1,6 +1,6 @@
 //! Chapter "Sizes of messages": the largest argument, reply and call, and what one byte more gets.
 
-use crate::{
+use super::{
     fixture::*,
     http::{answer, call, identity, sealed, send},
     program::*,

@@ -8,7 +8,7 @@ use ic_transport_types::{Delegation, SenderInfo, SignedDelegation};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
-use crate::{
+use super::{
     fixture::*,
     http::{answer, at, bare, call, identity, query, refused, sealed, send},
     program::*,

@@ -3,7 +3,7 @@
 use candid::{Encode, Principal};
 use ic_management_canister_types::{CanisterInstallMode, CreateCanisterArgs};
 
-use crate::{fixture::*, harness::management, program::*};
+use super::{fixture::*, harness::management, program::*};
 
 /// An address beyond every memory of 32 bit that there is here.
 const NOWHERE: u64 = 0xFFFF_FFF0;
