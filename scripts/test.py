@@ -10,7 +10,8 @@ is memory, another process begins. Programs in ALONE measure, and have the machi
 The longest begin first, by the times of the last run. The output of a process is shown if it
 fails, and otherwise only the tests that could not be run here; all output stays in
 $CARGO_TARGET_DIR/test-logs. The slowest ten are listed at the end. The last step is the examples
-in documentation. Exit status 1 if anything failed.
+in documentation, of the crates that have some: rustdoc reads each of the others for seconds.
+Exit status 1 if anything failed.
 
 LANES=1 runs one after the other, LANES=5 always five.
 """
@@ -26,6 +27,7 @@ import threading
 import time
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
 # The module whose counts are shown chapter by chapter.
 CONFORMANCE = "conformance"
 # Programs that compare runs of a command.
@@ -69,6 +71,8 @@ IDLE_LEAST = 0.2
 IDLE_SECONDS = 2.0
 MEMORY_LEAST_BYTES = 3 << 30
 SLOWEST = 10
+# Fences of examples in documentation.
+RUST = ("", "rust", "ignore", "no_run", "compile_fail", "should_panic")
 
 running = {}
 stopped = threading.Event()
@@ -221,6 +225,34 @@ def end(process, how):
         pass
 
 
+def unseen_examples():
+    """Examples in documentation of crates whose manifest says that they have none."""
+    for manifest in sorted(ROOT.glob("*/*/Cargo.toml")):
+        if "\ndoctest = false\n" in manifest.read_text():
+            for file in sorted((manifest.parent / "src").rglob("*.rs")):
+                yield from (f"{file.relative_to(ROOT)}:{line}" for line in examples(file))
+
+
+def examples(file):
+    """Lines at which examples begin as rustdoc sees them: in a fence of Rust, or indented."""
+    is_fenced, before = False, "code"
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        text = re.match(r"\s*//[/!](.*)", line)
+        if text is None:
+            is_fenced, before = False, "code"
+            continue
+        text = text[1]
+        fence = re.match(r"\s*```(.*)", text)
+        if fence:
+            tags = re.split(r"[\s,]+", fence[1].strip())
+            if not is_fenced and all(tag in RUST or tag.startswith("edition") for tag in tags):
+                yield number
+            is_fenced = not is_fenced
+        elif not is_fenced and not before.strip() and re.match(r" {5,}\S", text):
+            yield number
+        before = text
+
+
 class Machine:
     """What of this machine is idle."""
 
@@ -324,7 +356,10 @@ def main():
     sys.stdout.flush()
     failed = [name for name, good, _, _ in results if not good]
     documented = subprocess.run(["cargo", "test", "--quiet", "--doc", *options]).returncode
-    if documented != 0:
+    unseen = list(unseen_examples())
+    for place in unseen:
+        print(f"{place}: this example is not run: remove `doctest = false` from its crate's manifest")
+    if documented != 0 or unseen:
         failed.append("examples in documentation")
     if failed:
         print("FAILED: " + ", ".join(failed))
