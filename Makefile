@@ -54,13 +54,13 @@ BIN := $(CARGO_TARGET_DIR)/release
 # Every target names the whole workspace and then what it builds of it: so dependencies have the
 # same features everywhere, and are built once. Tests and the simulation run with the debug
 # assertions of this workspace, and compile it with less optimisation: most of their time would go
-# into that. Arithmetic stays as it is, and what executes messages is optimised a little. What is
-# measured is compiled by the other targets. Its dependencies stay as they are, so that they are
-# built once.
+# into that. Arithmetic stays as it is; what executes messages, and the simulation, are optimised a
+# little. What is measured is compiled by the other targets. Its dependencies stay as they are, so
+# that they are built once.
 ARITHMETIC := nidkg compare
 # A member that violates the protocol, for tests.
 BYZANTINE := $(if $(wildcard node/thimble/byzantine/main.rs),--bin thimble-byzantine)
-EXECUTES := budget disk execution memory pages sandbox state
+EXECUTES := budget disk execution limits memory pages rounds sandbox state
 names = $(shell awk -F'"' 'FNR == 1 { named = 0 } /^name/ && !named { print $$2; named = 1 }' $(wildcard ground/*/Cargo.toml node/*/Cargo.toml relay/*/Cargo.toml lab/*/Cargo.toml))
 CHECKED := --config 'profile.release.debug-assertions=true' --config 'profile.release.package."*".debug-assertions=false' \
 	$(foreach crate,$(filter-out $(ARITHMETIC),$(names)),--config 'profile.release.package.$(crate).opt-level=$(if $(filter $(crate),$(EXECUTES)),1,0)')
