@@ -17,6 +17,10 @@ use sandbox::{
 use sha2::{Digest, Sha256};
 use state::{ModuleHash, ModuleInfo, RejectCode};
 use testing::{SmallDisk, until};
+use wasm_encoder::{
+    CodeSection, Function, FunctionSection, Instruction as I, MemArg, MemorySection, MemoryType,
+    TypeSection, ValType,
+};
 use wasmtime::{Caller, Engine, Instance, Linker, Module, Store, Val};
 
 fn module_limits() -> ModuleLimits {
@@ -633,15 +637,42 @@ fn caps() -> Caps {
     Caps::new(&sandbox_limits())
 }
 
-/// Functions that give the optimiser something to do.
+/// Functions that give the optimiser something to do. As text, the larger ones would be 60 MB.
 fn heavy(functions: usize, statements: usize) -> Vec<u8> {
-    let statement = "(local.set 0 (i64.xor (i64.mul (local.get 0) (local.get 1)) (i64.load \
-                     (i32.wrap_i64 (local.get 0)))))";
-    let function = format!(
-        "(func (param i64 i64) (result i64) {} (local.get 0))",
-        statement.repeat(statements)
-    );
-    wat::parse_str(format!("(module (memory 1) {})", function.repeat(functions))).unwrap()
+    let mut function = Function::new([]);
+    for _ in 0..statements {
+        for instruction in [
+            I::LocalGet(0),
+            I::LocalGet(1),
+            I::I64Mul,
+            I::LocalGet(0),
+            I::I32WrapI64,
+            I::I64Load(MemArg { offset: 0, align: 3, memory_index: 0 }),
+            I::I64Xor,
+            I::LocalSet(0),
+        ] {
+            function.instruction(&instruction);
+        }
+    }
+    function.instruction(&I::LocalGet(0)).instruction(&I::End);
+    let mut types = TypeSection::new();
+    types.ty().function([ValType::I64, ValType::I64], [ValType::I64]);
+    let mut memories = MemorySection::new();
+    memories.memory(MemoryType {
+        minimum: 1,
+        maximum: None,
+        memory64: false,
+        shared: false,
+        page_size_log2: None,
+    });
+    let (mut declared, mut code) = (FunctionSection::new(), CodeSection::new());
+    for _ in 0..functions {
+        declared.function(0);
+        code.function(&function);
+    }
+    let mut module = wasm_encoder::Module::new();
+    module.section(&types).section(&declared).section(&memories).section(&code);
+    module.finish()
 }
 
 #[test]
