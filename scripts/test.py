@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The module whose counts are shown chapter by chapter.
 CONFORMANCE = "conformance"
 # Programs that compare runs of a command.
-ALONE = ["tune", "watch"]
+ALONE = ["tune"]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", "target")).resolve()
 LOGS = TARGET / "test-logs"
 TIMES = LOGS / "seconds.json"

@@ -12,3 +12,4 @@ mod net;
 mod package;
 mod stress;
 mod support;
+mod watch;

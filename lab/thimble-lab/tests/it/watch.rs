@@ -1,8 +1,6 @@
 //! `thimble-lab watch` as its user meets it: real programs whose collectors report, and their
 //! faults.
 
-#![expect(clippy::unwrap_used, reason = "a test")]
-
 use std::{
     fs::{self, File},
     io::{BufRead, BufReader, Read, Write},
@@ -15,6 +13,8 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+
+use crate::support::LAB;
 
 /// Nothing here takes as long; what has not happened by then will not.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -31,7 +31,7 @@ impl Drop for Program {
 
 fn watch(own: &[&str]) -> Command {
     let mut watch = Command::new("env");
-    watch.args(["--default-signal", env!("CARGO_BIN_EXE_thimble-lab"), "watch"]).args(own);
+    watch.args(["--default-signal", LAB, "watch"]).args(own);
     watch.stdin(Stdio::null());
     watch
 }
@@ -345,7 +345,7 @@ fn process_of_another_user_is_refused_with_a_reason() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let lab = folder.path().join("thimble-lab");
-    fs::copy(env!("CARGO_BIN_EXE_thimble-lab"), &lab).unwrap();
+    fs::copy(LAB, &lab).unwrap();
     let own = std::process::id().to_string();
     let output =
         Command::new(&lab).args(["watch", "--pid", &own]).uid(NOBODY).gid(NOBODY).output().unwrap();
