@@ -56,3 +56,16 @@ pub async fn until_async(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
         tokio::time::sleep(pause(waited)).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_become_rarer_within_bounds() {
+        let after = |millis| pause(Duration::from_millis(millis));
+        assert_eq!(after(0), PAUSE_LEAST);
+        assert_eq!(after(800), Duration::from_millis(50));
+        assert_eq!(after(60_000), PAUSE_MOST);
+    }
+}
