@@ -54,13 +54,13 @@ BIN := $(CARGO_TARGET_DIR)/release
 # Every target names the whole workspace and then what it builds of it: so dependencies have the
 # same features everywhere, and are built once. Tests and the simulation run with the debug
 # assertions of this workspace, and compile it with less optimisation: most of their time would go
-# into that. Arithmetic stays as it is, and what executes messages is optimised a little. What is
-# measured is compiled by the other targets. Its dependencies stay as they are, so that they are
-# built once.
+# into that. Arithmetic stays as it is; what executes messages, and the simulation, are optimised a
+# little. What is measured is compiled by the other targets. Its dependencies stay as they are, so
+# that they are built once.
 ARITHMETIC := nidkg compare
 # A member that violates the protocol, for tests.
 BYZANTINE := $(if $(wildcard node/thimble/byzantine/main.rs),--bin thimble-byzantine)
-EXECUTES := budget disk execution memory pages sandbox state
+EXECUTES := budget disk execution limits memory pages rounds sandbox state
 names = $(shell awk -F'"' 'FNR == 1 { named = 0 } /^name/ && !named { print $$2; named = 1 }' $(wildcard ground/*/Cargo.toml node/*/Cargo.toml relay/*/Cargo.toml lab/*/Cargo.toml))
 CHECKED := --config 'profile.release.debug-assertions=true' --config 'profile.release.package."*".debug-assertions=false' \
 	$(foreach crate,$(filter-out $(ARITHMETIC),$(names)),--config 'profile.release.package.$(crate).opt-level=$(if $(filter $(crate),$(EXECUTES)),1,0)')
@@ -101,7 +101,7 @@ test: setup-clients ## Run every test, the published clients in Rust, Node and P
 	@$(if $(ARGS),cargo test,scripts/test.py) $(CHECKED) --release --locked --workspace $(ARGS)
 
 test-long: build setup-clients doc ## What takes longer than a test may: the documentation of the crates, nets of machines, more runtimes to tune, the price of every kind of work, hundreds of histories, a storm of every mode, five minutes of chaos.
-	@cargo test $(CHECKED) --release --locked --workspace --test machines --test tune --test hostile -- --ignored
+	@cargo test $(CHECKED) --release --locked --workspace --test it --test tune -- --ignored --skip conformance::
 	@$(MAKE) --no-print-directory bench-metering
 	@$(MAKE) --no-print-directory simulate
 	@$(MAKE) --no-print-directory storm MODE=all MEMORY=256MiB
@@ -114,7 +114,7 @@ test-long: build setup-clients doc ## What takes longer than a test may: the doc
 # Promise: P21 [SEEDS=200] - Clock jumps of up to 15 min delay only votes and proposals of their
 #   node.
 simulate: setup ## Run SEEDS histories of a subnet of four to six under a simulated clock, network and disk, each with other faults, from FIRST on.
-	@SIMULATE_SEEDS="$(SEEDS)" SIMULATE_FIRST="$(FIRST)" RUST_LOG=off cargo test $(CHECKED) --release --locked --workspace --test simulation -- --nocapture every_history
+	@SIMULATE_SEEDS="$(SEEDS)" SIMULATE_FIRST="$(FIRST)" RUST_LOG=off cargo test $(CHECKED) --release --locked --workspace --test rounds -- --nocapture every_history
 
 # Promise: P3 - Idle anonymous memory of all processes is under 32 MiB at 512 MiB.
 # Promise: P22 - A node starts in 0.3 s, and executes 1,000 signed updates/s with a median below 20

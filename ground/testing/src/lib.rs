@@ -18,7 +18,7 @@ mod wait;
 use std::io::Write;
 
 pub use disk::SmallDisk;
-pub use wait::{TIMEOUT, eventually, until, until_async};
+pub use wait::{TIMEOUT, eventually, pause, until, until_async};
 
 /// Environment variables that demand that every test runs; set to anything but "", "0" or "false".
 /// The gate sets the first; hosted runners set the second.

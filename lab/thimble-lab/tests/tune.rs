@@ -321,24 +321,29 @@ fn asked(seconds: &'static str, budget: &'static str) -> Vec<&'static str> {
     ]
 }
 
+/// The Go program, built in the folder.
+fn go_server(folder: &Path) -> Option<String> {
+    let server = folder.join("goserver");
+    let mut build = Command::new("go");
+    let path = std::env::var("PATH").unwrap_or_default();
+    build.env("PATH", format!("{path}:/usr/local/go/bin"));
+    build.args(["build", "-o"]).arg(&server).arg(".").current_dir(programs().join("goserver"));
+    built("the Go program", &mut build).then(|| server.to_str().unwrap().to_owned())
+}
+
+/// Options of a search among the settings of Go's collector.
+fn of_go() -> Vec<&'static str> {
+    [&asked("1", "40s")[..], &["--skip", "GOMAXPROCS", "--skip", "madvdontneed"]].concat()
+}
+
 // Promise: P25 - A Go program that overrides its collector's target has a knob without effect.
 #[test]
 fn a_go_program_that_overrides_its_collectors_target_has_a_dead_knob() {
     let _alone = ALONE.lock();
     let folder = tempfile::tempdir().unwrap();
-    let server = folder.path().join("goserver");
-    let mut build = Command::new("go");
-    let path = std::env::var("PATH").unwrap_or_default();
-    build.env("PATH", format!("{path}:/usr/local/go/bin"));
-    build.args(["build", "-o"]).arg(&server).arg(".").current_dir(programs().join("goserver"));
-    if !built("the Go program", &mut build) {
-        return;
-    }
-    let skip = ["--skip", "GOMAXPROCS", "--skip", "madvdontneed"];
-    let own = [&asked("1", "40s")[..], &skip].concat();
-    let server = server.to_str().unwrap();
+    let Some(server) = go_server(folder.path()) else { return };
     let (status, text, said) =
-        run(folder.path(), &own, &["env", "OVERRIDE=1", server, "{port}", "20"]);
+        run(folder.path(), &of_go(), &["env", "OVERRIDE=1", &server, "{port}", "20"]);
     assert_eq!(status, 0, "{text}{said}");
     let dead = text
         .lines()
@@ -350,10 +355,16 @@ fn a_go_program_that_overrides_its_collectors_target_has_a_dead_knob() {
         report(folder.path())["default"]["collector_percent"].as_f64().unwrap() > 0.0,
         "{text}"
     );
+}
 
-    // The same program, left to its runtime: the knob lives.
-    let own = [&own[..], &["--fresh"]].concat();
-    let (status, text, said) = run(folder.path(), &own, &[server, "{port}", "20"]);
+/// The same program, left to its runtime.
+#[test]
+#[ignore = "half a minute of a machine to itself: make test-long"]
+fn a_go_program_that_leaves_its_collectors_target_has_a_live_knob() {
+    let _alone = ALONE.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let Some(server) = go_server(folder.path()) else { return };
+    let (status, text, said) = run(folder.path(), &of_go(), &[server.as_str(), "{port}", "20"]);
     assert_eq!(status, 0, "{text}{said}");
     let alive = text.lines().find(|line| line.starts_with("Changes something")).unwrap();
     assert!(alive.contains("GOGC"), "{text}");

@@ -6,7 +6,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/it/support.rs"]
 mod support;
 
 use std::{

@@ -2,6 +2,7 @@
 //! is the whole process's.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "it/common.rs"]
 mod common;
 
 use std::fs;

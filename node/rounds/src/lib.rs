@@ -9,7 +9,7 @@
 //! One loop for the node and for the simulation: it is generic in consensus, in the [`Replica`]
 //! that executes, in the [`Clock`], in the [`DiskProbe`] that reports free space and in the
 //! [`Observer`]. A node runs it on a dedicated thread that blocks while it waits; the simulation
-//! (`tests/simulation`) runs many on one thread and moves their clock.
+//! (`tests/it/simulation`) runs many on one thread and moves their clock.
 //!
 //! | to change | start at |
 //! |---|---|

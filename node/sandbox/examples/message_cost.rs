@@ -5,7 +5,7 @@
 //! is its own worker. Prints the machine's load, because figures taken under load say little.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../tests/worker/world.rs"]
+#[path = "../tests/it/world.rs"]
 #[allow(dead_code)]
 mod world;
 

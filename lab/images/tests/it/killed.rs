@@ -100,8 +100,8 @@ fn add_killed_at_every_system_call_leaves_no_partial_base() {
 #[test]
 fn add_killed_at_spread_moments_leaves_no_partial_base() {
     let lab = Lab::new();
-    let image = pack(&lab.disk("disk", 12 << 20, 8), "xz");
-    let disk = content(12 << 20, 8);
+    let image = pack(&lab.disk("disk", 4 << 20, 8), "xz");
+    let disk = content(4 << 20, 8);
     let began = std::time::Instant::now();
     lab.add(&image);
     let whole = began.elapsed();

@@ -1,9 +1,11 @@
 //! Helpers of the tests: a cache in a folder of its own, the program, disks and packed disks.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
+    sync::Mutex,
 };
 
 use serde_json::Value;
@@ -245,12 +247,19 @@ impl Drop for Running {
     }
 }
 
+/// Images of [`halfway`] by their seeds: to pack one takes longer than what is done with it.
+static PACKED: Mutex<BTreeMap<u64, Vec<u8>>> = Mutex::new(BTreeMap::new());
+
 /// A process in the middle of unpacking an image, stopped by a signal; the image, and the lab it
 /// works in.
 pub(crate) fn halfway(lab: &Lab) -> (Running, PathBuf) {
     // A process that is done before it is seen is not halfway: another image then.
     for seed in 0..50 {
-        let image = pack(&lab.disk(&format!("halfway-{seed}"), 24 << 20, seed), "xz");
+        let name = format!("halfway-{seed}");
+        let packed = || fs::read(pack(&lab.disk(&name, 24 << 20, seed), "xz")).unwrap();
+        let bytes = PACKED.lock().unwrap().entry(seed).or_insert_with(packed).clone();
+        let image = lab.path(&format!("{name}.xz"));
+        fs::write(&image, bytes).unwrap();
         let before = names(&lab.cache.join("bases")).len();
         let mut running =
             Running::start(lab.command("add").args(["--json".as_ref(), image.as_path()]));

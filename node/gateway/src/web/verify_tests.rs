@@ -13,7 +13,7 @@ use ic_http_certification::{
 
 use super::*;
 
-#[path = "../../../envelope/tests/signing/mod.rs"]
+#[path = "../../../envelope/tests/it/signing.rs"]
 mod signing;
 
 use signing::{SubnetKey, Tree, canister, leb128, now};

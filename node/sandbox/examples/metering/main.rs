@@ -15,7 +15,7 @@
 mod api;
 mod code;
 mod touches;
-#[path = "../../tests/worker/world.rs"]
+#[path = "../../tests/it/world.rs"]
 #[allow(dead_code)]
 mod world;
 

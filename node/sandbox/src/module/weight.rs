@@ -9,8 +9,8 @@
 //! of them, whose code and tables are kept until the artefact is written.
 //!
 //! A weight is a function of the module's bytes, so every node computes the same weight.
-//! `tests/hostile.rs` shows, shape by shape, that a module within both limits compiles within half
-//! of the child's memory.
+//! `tests/it/hostile.rs` shows, shape by shape, that a module within both limits compiles within
+//! half of the child's memory.
 //!
 //! # Terms
 //!

@@ -67,7 +67,7 @@ fn misbehave(subnet: &mut Subnet, attacks: &str, seed: u64) {
     node.program = env!("CARGO_BIN_EXE_thimble-byzantine");
     node.prelude = format!(
         "export THIMBLE_BYZANTINE_ATTACKS={attacks} THIMBLE_BYZANTINE_SEED={seed} \
-         THIMBLE_BYZANTINE_TURN_SECONDS=3 THIMBLE_BYZANTINE_LOG={}",
+         THIMBLE_BYZANTINE_TURN_SECONDS=2 THIMBLE_BYZANTINE_LOG={}",
         log.display()
     );
 }

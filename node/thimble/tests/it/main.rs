@@ -7,6 +7,7 @@ mod byzantine;
 mod canisters;
 mod clients;
 mod command_line;
+mod conformance;
 mod connections;
 mod crash;
 mod dashboard;

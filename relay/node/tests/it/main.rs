@@ -18,6 +18,7 @@ mod peer;
 mod raw;
 mod reference;
 mod refusals;
+mod rest;
 mod secure;
 mod stories;
 mod streams;

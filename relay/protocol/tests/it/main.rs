@@ -1,0 +1,8 @@
+//! Encodings of the Waku protocols, and input of hostile peers.
+#![allow(clippy::unwrap_used)]
+
+mod frames;
+mod gossip;
+mod messages;
+mod records;
+mod topics;
