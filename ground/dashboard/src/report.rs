@@ -1,6 +1,6 @@
 //! Parts of a status report. Bytes are bytes, times are milliseconds of the Unix epoch.
 
-use budget::{PoolSnapshot, Snapshot};
+use accounting::{PoolSnapshot, Snapshot};
 use serde::{Deserialize, Serialize};
 
 /// Throttling events listed at most: the newest.

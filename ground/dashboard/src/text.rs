@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use budget::format_size;
+use accounting::format_size;
 
 use crate::{Allocator, Memory, Pool};
 

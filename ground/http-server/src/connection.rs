@@ -34,7 +34,7 @@ use std::{
     time::Duration,
 };
 
-use budget::{Pool, PoolFull};
+use accounting::{Pool, PoolFull};
 use http_body_util::{BodyExt, Full};
 use hyper::{
     Request, Response, Version,

@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::{Pool, PoolFull, Reservation};
+use accounting::{Pool, PoolFull, Reservation};
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 use tokio::{
     sync::{Notify, oneshot},

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use budget::{Pool, PoolFull, Reservation};
+use accounting::{Pool, PoolFull, Reservation};
 use hyper::body::{Body, Bytes, Frame};
 use tokio::time::{Instant, Sleep, sleep};
 

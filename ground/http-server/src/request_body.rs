@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use budget::{Pool, PoolFull, Reservation};
+use accounting::{Pool, PoolFull, Reservation};
 use http_body_util::BodyExt;
 use hyper::{
     HeaderMap, Request, Version,

@@ -13,8 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::{Governor, Level, Moment, Throttle, Trim, cgroup::Cgroup, format_size};
-use sheet::{HandBackLimits, throttle_config};
+use accounting::{Governor, Level, Moment, Throttle, Trim, cgroup::Cgroup, format_size};
+use memory_budget::{HandBackLimits, throttle_config};
 
 use crate::{Record, allocator::Heap};
 

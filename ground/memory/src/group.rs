@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use budget::{cgroup::Cgroup, format_size};
+use accounting::{cgroup::Cgroup, format_size};
 use thiserror::Error;
 
 /// A process group that may take less than the smallest budget: its processes would be killed one
@@ -63,7 +63,7 @@ fn argument(bytes: u64) -> String {
 mod tests {
     use std::{fs, path::Path};
 
-    use budget::{
+    use accounting::{
         MIB,
         cgroup::{GroupPath, Version},
     };

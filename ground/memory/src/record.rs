@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use budget::{Level, cgroup::Cgroup};
+use accounting::{Level, cgroup::Cgroup};
 use dashboard::{Allocator, EVENTS_MAX, Event, Group, HISTORY_MAX, Throttling};
 
 use crate::allocator;
@@ -73,7 +73,7 @@ impl<S: Clone, L: Clone + From<Level>> Record<S, L> {
         match self.cgroup.as_ref().and_then(Cgroup::pressure) {
             Some(own) => (Some(own.some.avg10_hundredths), true),
             None => (
-                budget::pressure::machine_memory().map(|machine| machine.some.avg10_hundredths),
+                accounting::pressure::machine_memory().map(|machine| machine.some.avg10_hundredths),
                 false,
             ),
         }

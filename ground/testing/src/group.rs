@@ -31,10 +31,10 @@ impl Group {
     }
 
     fn make() -> Option<Self> {
-        let own = budget::cgroup::Cgroup::own().ok()??;
+        let own = accounting::cgroup::Cgroup::own().ok()??;
         let name =
             format!("thimble-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let version_2 = own.version() == budget::cgroup::Version::V2;
+        let version_2 = own.version() == accounting::cgroup::Version::V2;
         let parent = if version_2 {
             // A group with processes has no groups below it that count memory: a sibling it is.
             let parent = own.directory().parent()?;

@@ -1,7 +1,7 @@
 //! Figures of the operating system about a node: the memory and CPU of all its processes.
 
+use accounting::process::{self, Pid};
 use anyhow::Result;
-use budget::process::{self, Pid};
 
 /// One process of the node.
 #[derive(Clone, Debug, serde::Serialize)]

@@ -1,7 +1,7 @@
 //! Heap profiles, as a node sends them or a file holds them: read, or refused, within the bounds of
 //! their form.
 
-use heap::document;
+use heap_profiler::document;
 
 pub(crate) fn test_one_input(bytes: &[u8]) {
     let _ = document::read(bytes);

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use budget::Pool;
+use accounting::Pool;
 use futures::{AsyncRead, AsyncWrite, FutureExt};
 use libp2p::core::{muxing::StreamMuxer, upgrade::InboundConnectionUpgrade};
 

@@ -9,7 +9,7 @@
 //! does not. So the budget follows from `MemTotal`, in whole steps, and the free memory is only
 //! checked.
 
-use budget::{MIB, format_size};
+use accounting::{MIB, format_size};
 
 /// Memory that a kernel takes once it has loaded itself: drivers, reserved memory, slab, page
 /// tables. Measured: 20 to 25 MiB on machines of 128 MiB to 1 GiB, when the node starts.

@@ -13,8 +13,8 @@ mod methods;
 
 use std::{fs, path::PathBuf, process::ExitCode, time::Instant};
 
+use accounting::{GIB, MIB, format_size, parse_size};
 use anyhow::{Context, Result, ensure};
-use budget::{GIB, MIB, format_size, parse_size};
 use clap::Args;
 use compare::figure::{self, Figure, Figures};
 use nix::sys::resource::{UsageWho, getrusage};

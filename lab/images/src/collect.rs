@@ -3,7 +3,7 @@
 
 use std::{str::FromStr, time::Duration};
 
-use budget::parse_size;
+use accounting::parse_size;
 use serde::Serialize;
 
 use crate::{

@@ -10,8 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use accounting::{format_size, parse_size};
 use anyhow::{Context, Result, bail};
-use budget::{format_size, parse_size};
 use clap::{Args, Subcommand};
 use cli::StopSignals;
 use serde::Serialize;

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use budget::format_size;
+use accounting::format_size;
 
 use crate::id::BaseId;
 

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::format_size;
+use accounting::format_size;
 
 use crate::{Result, Settings, Stop};
 

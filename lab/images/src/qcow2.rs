@@ -229,8 +229,8 @@ pub fn overlay(backing: &[u8], format: &str, virtual_bytes: u64) -> Result<Empty
     if virtual_bytes > OVERLAY_BYTES_MAX {
         return Err(format!(
             "a disk of {} is more than the {} that overlays are made for",
-            budget::format_size(virtual_bytes),
-            budget::format_size(OVERLAY_BYTES_MAX)
+            accounting::format_size(virtual_bytes),
+            accounting::format_size(OVERLAY_BYTES_MAX)
         ));
     }
     let l1_entries = u32::try_from(virtual_bytes.div_ceil(L1_ENTRY_COVERS))

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::{GIB, MIB};
+use accounting::{GIB, MIB};
 use rustix::process::{Resource, Rlimit, Signal};
 use serde::Deserialize;
 

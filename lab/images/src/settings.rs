@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use budget::{GIB, MIB};
+use accounting::{GIB, MIB};
 
 use crate::{Error, Result};
 

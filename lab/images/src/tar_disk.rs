@@ -219,7 +219,7 @@ impl<R: Read> DiskInTar<R> {
                 return Err(invalid("something follows the end of the archive"));
             }
             if total > TRAILING_BYTES_MAX {
-                let limit = budget::format_size(TRAILING_BYTES_MAX);
+                let limit = accounting::format_size(TRAILING_BYTES_MAX);
                 return Err(invalid(format!(
                     "more than {limit} of zeros follow the end of the archive"
                 )));

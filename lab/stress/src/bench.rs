@@ -10,8 +10,8 @@ use std::{
     time::Duration,
 };
 
+use accounting::MIB;
 use anyhow::{Context, Result, bail, ensure};
-use budget::MIB;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use testnet::machine;

@@ -9,8 +9,8 @@ use std::{
     time::Duration,
 };
 
+use accounting::process::{self, Pid};
 use anyhow::{Context, Result, bail};
-use budget::process::{self, Pid};
 use libp2p::Multiaddr;
 use protocol::store;
 use testnet::cap::picture;
@@ -338,7 +338,7 @@ impl Driver<'_> {
         };
         let memory = self.watch.map_or_else(String::new, |watch| {
             let bytes: u64 = watch.node_stats().iter().map(|seen| seen.now.anonymous_bytes).sum();
-            format!(", {:.1} MiB anonymous", bytes as f64 / budget::MIB as f64)
+            format!(", {:.1} MiB anonymous", bytes as f64 / accounting::MIB as f64)
         });
         let seconds = begin.elapsed().as_secs_f64().min(phase.seconds);
         eprintln!(

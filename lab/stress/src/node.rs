@@ -11,8 +11,8 @@ use std::{
     time::Duration,
 };
 
+use accounting::process::Pid;
 use anyhow::{Context, Result};
-use budget::process::Pid;
 use cli::{Child, OnDrop};
 use testnet::cap::series::{self, Line};
 

@@ -2,8 +2,8 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use accounting::parse_size;
 use anyhow::{Result, bail, ensure};
-use budget::parse_size;
 use clap::Args;
 use libp2p::Multiaddr;
 

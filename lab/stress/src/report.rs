@@ -2,7 +2,7 @@
 //!
 //! Bounds: phases, receivers and answers of a run. Must never know: how the figures were measured.
 
-use budget::MIB;
+use accounting::MIB;
 use serde::Serialize;
 
 use crate::{settings::Load, table::table, tally::Latencies};
@@ -549,7 +549,7 @@ impl Report {
             let who =
                 if self.nodes.len() > 1 { format!("node {index}") } else { self.label.clone() };
             let cap = node.cap_bytes.map_or_else(String::new, |bytes| {
-                format!(", capped at {}", budget::format_size(bytes))
+                format!(", capped at {}", accounting::format_size(bytes))
             });
             text += &format!("{who}: {} at {}{cap}\n", node.agent, node.address);
         }

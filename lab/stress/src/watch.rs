@@ -13,11 +13,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
-use budget::{
+use accounting::{
     cgroup::Cgroup,
     process::{self, Pid},
 };
+use anyhow::{Context, Result};
 use testnet::{
     cap::{
         info::Info,

@@ -18,7 +18,7 @@ use std::{
     sync::LazyLock,
 };
 
-use budget::process::Pid;
+use accounting::process::Pid;
 use object::{
     LittleEndian, ReadCache,
     elf::{DT_NEEDED, FileHeader64, SHT_DYNAMIC},

@@ -23,7 +23,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use budget::{Pool, Reservation};
+use accounting::{Pool, Reservation};
 use ic_principal::Principal;
 use state::{OutcallAnswer, OutcallId, Time};
 use tokio::sync::Notify;

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::{Observation, Reservation};
+use accounting::{Observation, Reservation};
 use lifecycle::{Cause, Health, Stop};
 use limits::ConsensusLimits;
 use state::{IngressId, OutcallAnswer, OutcallId, SignedIngress, Time, Validity};
@@ -292,7 +292,7 @@ impl IngressPool {
     }
 
     /// Has the ledger count what waits, in the pool whose cap is `ingress_pool_bytes`.
-    pub fn observe_in(&self, pool: &budget::Pool) {
+    pub fn observe_in(&self, pool: &accounting::Pool) {
         let mut inner = self.lock();
         inner.observation = Some(pool.observe());
         inner.report_bytes();
@@ -879,7 +879,7 @@ mod tests {
         assert_eq!(order, [0, 1, 2]);
     }
 
-    fn submit_answer(pool: &IngressPool, id: u64, room: &budget::Pool) {
+    fn submit_answer(pool: &IngressPool, id: u64, room: &accounting::Pool) {
         let payload = state::Payload::Reply(vec![1; 10]);
         let answer = OutcallAnswer { id: OutcallId(id), until: Time(9), payload };
         pool.submit_answer(&answer, &[2; 48], room.try_reserve(10).unwrap());
@@ -887,7 +887,7 @@ mod tests {
 
     #[test]
     fn answers_do_not_count_as_user_calls() {
-        let room = budget::Pool::standalone("outcalls", 1_000);
+        let room = accounting::Pool::standalone("outcalls", 1_000);
         let pool = pool(2, 100_000);
         pool.set_room(2);
         (1..=3).for_each(|id| submit_answer(&pool, id, &room));
@@ -911,7 +911,7 @@ mod tests {
 
     #[test]
     fn answers_leave_half_of_a_block_to_calls() {
-        let room = budget::Pool::standalone("outcalls", 1_000);
+        let room = accounting::Pool::standalone("outcalls", 1_000);
         let pool = pool(9, 100_000);
         (1..=4).for_each(|id| submit_answer(&pool, id, &room));
         submit(&pool, call(1, 0, 9)).unwrap();

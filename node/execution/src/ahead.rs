@@ -20,7 +20,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use budget::Pool;
+use accounting::Pool;
 use candid::Principal;
 use envelope::candid_wire::Cost;
 use ic_management_canister_types::{CanisterInstallMode, InstallChunkedCodeArgs};

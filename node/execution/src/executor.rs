@@ -325,7 +325,7 @@ impl Executor {
 
     /// Keeps replies of queries, as many as `pool` has room for. To be called before
     /// [`Executor::queries`].
-    pub fn cache_queries(&mut self, pool: budget::Pool) {
+    pub fn cache_queries(&mut self, pool: accounting::Pool) {
         self.queries.cache_in(pool);
     }
 
@@ -345,7 +345,7 @@ impl Executor {
     }
 
     /// Compiles modules before rounds ask for them, within `compilations`.
-    pub fn compile_ahead(&self, compilations: budget::Pool) -> crate::CompileAhead {
+    pub fn compile_ahead(&self, compilations: accounting::Pool) -> crate::CompileAhead {
         crate::CompileAhead::new(Arc::clone(&self.core), self.reader.clone(), compilations)
     }
 

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use budget::Pool;
+use accounting::Pool;
 use envelope::candid_wire::Cost;
 use ic_principal::Principal;
 use sandbox::{

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use budget::{Pool, Reservation};
+use accounting::{Pool, Reservation};
 use sha2::{Digest, Sha256};
 use state::{CanisterState, QueryRequest, SharedCanister};
 

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::Pool;
+use accounting::Pool;
 use gateway::{
     CertifiedView, Gateway, GatewayConfig, Health, Node, Refusal, RequestFacts, Waiters,
 };

@@ -32,7 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::processor::Processors;
+use accounting::processor::Processors;
 use ic_principal::Principal;
 use tokio::sync::oneshot;
 

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use budget::Pool;
+use accounting::Pool;
 use ed25519_dalek::SigningKey;
 use envelope::auth::AuthConfig;
 use http_server::{

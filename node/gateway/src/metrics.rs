@@ -6,7 +6,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use budget::Pool;
+use accounting::Pool;
 use http_server::{connections::Connections, metrics::MetricsWriter};
 use prometheus_client::{
     collector::Collector,

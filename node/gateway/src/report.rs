@@ -215,13 +215,13 @@ pub enum Level {
     Execution,
 }
 
-impl From<budget::Level> for Level {
-    fn from(level: budget::Level) -> Self {
+impl From<accounting::Level> for Level {
+    fn from(level: accounting::Level) -> Self {
         match level {
-            budget::Level::None => Self::None,
-            budget::Level::Queries => Self::Queries,
-            budget::Level::Ingress => Self::Ingress,
-            budget::Level::Execution => Self::Execution,
+            accounting::Level::None => Self::None,
+            accounting::Level::Queries => Self::Queries,
+            accounting::Level::Ingress => Self::Ingress,
+            accounting::Level::Execution => Self::Execution,
         }
     }
 }

@@ -24,7 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::{Pool, Reservation};
+use accounting::{Pool, Reservation};
 use bytes::Bytes;
 use dashboard::page;
 use envelope::{EnvelopeBounds, auth::AuthConfig};
@@ -179,7 +179,7 @@ pub(crate) fn permits(limit: u64) -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS)
 }
 
-fn bodies_full(full: budget::PoolFull) -> ErrorResponse {
+fn bodies_full(full: accounting::PoolFull) -> ErrorResponse {
     let message = format!("{full}; retry in a second");
     ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "bodies_bytes", message, 1)
 }

@@ -1,7 +1,7 @@
 //! Limits of blocks, the ingress pool and the block log.
 
-use budget::MIB;
-use sheet::{GRANULE_BYTES, Rules, SheetLine, limit, lines, times, whole};
+use accounting::MIB;
+use memory_budget::{GRANULE_BYTES, Rules, SheetLine, limit, lines, times, whole};
 
 use crate::{Limits, SCALE, pool};
 
@@ -23,7 +23,7 @@ const _: () = {
     assert!(RETENTION_BLOCK_BYTES <= BLOCKS_BYTES_MAX);
 };
 
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// Limits on blocks and the pool.
     #[serde(deny_unknown_fields)]

@@ -1,7 +1,7 @@
 //! The disk budget: how it is divided, and whether it is enough.
 
-use budget::MIB;
-use sheet::LimitsError;
+use accounting::MIB;
+use memory_budget::LimitsError;
 
 use crate::{Limits, subnet::STATE_LINE};
 
@@ -14,7 +14,7 @@ impl Limits {
     /// the capacity of the subnet follow from it, except limits that were set before.
     /// [`Self::check_disk`] checks whether it is enough.
     pub fn set_disk(&mut self, disk_bytes: u64, states: u64) {
-        sheet::restate(self, |table| {
+        memory_budget::restate(self, |table| {
             // Whole MiB, and never 0, which would mean that none is stated.
             table.disk_budget_bytes = (disk_bytes - disk_bytes % MIB).max(1);
             table.pages.states_on_disk = states;
@@ -49,7 +49,7 @@ impl Limits {
         let mut table = self.clone();
         let mut disk = MIB;
         loop {
-            sheet::restate(&mut table, |table| {
+            memory_budget::restate(&mut table, |table| {
                 table.disk_budget_bytes = disk;
                 table.pages.states_on_disk = states;
             });

@@ -1,7 +1,9 @@
 //! Limits of one message, one query and one round.
 
-use budget::format_size;
-use sheet::{GRANULE_BYTES, Group, LimitValue, Rules, SheetLine, limit, lines, times, whole};
+use accounting::format_size;
+use memory_budget::{
+    GRANULE_BYTES, Group, LimitValue, Rules, SheetLine, limit, lines, times, whole,
+};
 
 use crate::{Limits, SCALE, pool};
 
@@ -80,7 +82,7 @@ const _: () = {
 
 // Thread counts are steps: they change only at a size where memory for the new threads is at
 // hand.
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// Limits on executions.
     #[serde(deny_unknown_fields)]

@@ -1,7 +1,7 @@
 //! Limits of the HTTP interface.
 
-use budget::MIB;
-use sheet::{LimitValue, Rules, SheetLine, limit, lines, times, whole};
+use accounting::MIB;
+use memory_budget::{LimitValue, Rules, SheetLine, limit, lines, times, whole};
 
 use crate::{Limits, SCALE, pool, subnet::MESSAGE_PAYLOAD_BYTES};
 
@@ -23,7 +23,7 @@ const _: () = {
     assert!(rows::requests_in_flight.covers(&rows::sync_calls_waiting));
 };
 
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// Limits of the HTTP interface.
     #[serde(deny_unknown_fields)]

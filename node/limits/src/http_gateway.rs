@@ -3,8 +3,8 @@
 //! Below 192 MiB there is no memory for it: an operator who enables it there takes its memory from
 //! something else.
 
-use budget::MIB;
-use sheet::{Rules, SheetLine, limit, lines, times, whole};
+use accounting::MIB;
+use memory_budget::{Rules, SheetLine, limit, lines, times, whole};
 
 use crate::{CONNECTION_BYTES, Limits, SCALE, pool};
 
@@ -36,7 +36,7 @@ const _: () = assert!(rows::connections.covers(&rows::requests_in_flight));
 const _: () = assert!(HTTP_STREAM_BODY_BYTES <= HTTP_STREAM_BYTES);
 const _: () = assert!(HTTP_SMALL_BYTES <= HTTP_REQUEST_BYTES);
 
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// Limits of the HTTP gateway. Without connections it is off: so it is in tables that were
     /// written down before there was one.

@@ -4,7 +4,7 @@
 //! The path of the number:
 //!
 //! 1. [`Limits::derive`] turns a memory size into a whole table. Every limit is one row
-//!    ([`sheet::limits!`]) in the file of its group: its values at a few sizes, taken in between by
+//!    ([`memory_budget::limits!`]) in the file of its group: its values at a few sizes, taken in between by
 //!    a straight line, or what it follows from (how large a module may be, given what compiling it
 //!    may take); its bounds, its reason, its lines of the sheet. [`Limits::preset`] names three
 //!    sizes.
@@ -13,7 +13,7 @@
 //! 3. [`Limits::sheet`] lists the memory that the table takes, line by line: the **budget sheet**.
 //!    [`Limits::check`] refuses a table whose lines sum to more than the budget, or whose limits
 //!    contradict one another, and names every limit concerned.
-//! 4. [`Limits::ledger`] makes the memory pools ([`budget::Ledger`]) that hold the node to the
+//! 4. [`Limits::ledger`] makes the memory pools ([`accounting::Ledger`]) that hold the node to the
 //!    sheet while it runs.
 //!
 //! Bounds: the table has a fixed number of fields, the sheet a fixed number of lines; nothing here
@@ -47,6 +47,9 @@ pub use http_gateway::{
     HTTP_LINE_BYTES, HTTP_PIECE_BYTES, HTTP_REPLY_BESIDE_BYTES, HTTP_REQUEST_BYTES,
     HTTP_SMALL_BYTES, HTTP_STREAM_BODY_BYTES, HTTP_STREAM_BYTES, HttpGatewayLimits, HttpParts,
 };
+pub use memory_budget::{
+    HeapLimits, LimitsError, LineKind, Preset, Sheet, SheetLine, Violation, Violations,
+};
 pub use module::{ModuleLimits, compile_instructions, validate_instructions};
 pub use outcalls::{
     OUTCALL_BESIDE_BYTES, OUTCALL_CONTEXT_BYTES, OUTCALL_REQUEST_BYTES, OUTCALL_RESPONSE_BYTES,
@@ -55,9 +58,6 @@ pub use outcalls::{
 pub use pages::{PagesLimits, delta_index_bytes};
 pub use process::ProcessLimits;
 pub use sandbox::SandboxLimits;
-pub use sheet::{
-    HeapLimits, LimitsError, LineKind, Preset, Sheet, SheetLine, Violation, Violations,
-};
 pub use subnet::{
     HEAP_LINES, MESSAGE_FILES_LINE, SMALL_MANAGEMENT_CALLS_BYTES, STATE_HEAP_LINE, SubnetLimits,
 };

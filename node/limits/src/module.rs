@@ -1,7 +1,7 @@
 //! Limits of one canister module, and of compiling it.
 
-use budget::MIB;
-use sheet::{GRANULE_BYTES, LimitValue, Rules, limit};
+use accounting::MIB;
+use memory_budget::{GRANULE_BYTES, LimitValue, Rules, limit};
 
 use crate::{Limits, SCALE};
 
@@ -34,7 +34,7 @@ const _: () = {
     assert!(rows::functions.covers(&rows::exported_functions));
 };
 
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// Limits on canister modules.
     #[serde(deny_unknown_fields)]

@@ -3,7 +3,7 @@
 //! Below 512 MiB there is no memory for them in addition to the HTTP gateway: an operator who
 //! enables them there takes their memory from something else.
 
-use sheet::{Rules, SheetLine, limit, lines, whole};
+use memory_budget::{Rules, SheetLine, limit, lines, whole};
 
 use crate::{Limits, SCALE, pool, subnet::MESSAGE_PAYLOAD_BYTES};
 
@@ -24,7 +24,7 @@ const _: () = {
     assert!(OUTCALL_CONTEXT_BYTES < OUTCALL_REQUEST_BYTES);
 };
 
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// Limits of HTTPS outcalls. Without bytes there are none: so it is in tables that were written
     /// down before there were any.

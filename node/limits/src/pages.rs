@@ -1,7 +1,7 @@
 //! Limits of canister memory on disk: the delta log and checkpoints.
 
-use budget::{MIB, format_size};
-use sheet::{LimitValue, Rules, SheetLine, limit, lines, whole};
+use accounting::{MIB, format_size};
+use memory_budget::{LimitValue, Rules, SheetLine, limit, lines, whole};
 
 use crate::{Limits, SCALE, execution::INSTRUCTIONS_PER_ROUND, pool};
 
@@ -55,7 +55,7 @@ const _: () = {
     );
 };
 
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// Limits on canister memory on disk.
     #[serde(deny_unknown_fields)]

@@ -2,7 +2,7 @@
 //!
 //! A pool's cap is the line of the same name in the budget sheet. Pools marked *observed* are held
 //! to their cap by deterministic rules of the replicated state, which every node must apply alike;
-//! the ledger only counts them ([`budget::Pool::observe`]).
+//! the ledger only counts them ([`accounting::Pool::observe`]).
 
 /// Constants of the program that the loader writes in the node and in each worker:
 /// [`crate::ProcessLimits::program_bytes`] each, counted as measured (observed).
@@ -10,7 +10,7 @@ pub const PROGRAM: &str = "program";
 /// Working memory shared by update messages and installs, which exclude one another where they do
 /// not fit together. Before a message starts, [`crate::Limits::message_dirty_bytes`] are reserved;
 /// before an install or upgrade, [`crate::Limits::install_dirty_bytes`]. Wait with
-/// [`budget::Pool::reserve_within`].
+/// [`accounting::Pool::reserve_within`].
 pub const EXECUTIONS: &str = "executions";
 /// Compile children: [`crate::SandboxLimits::compile_anonymous_bytes`] each. Separate from
 /// [`EXECUTIONS`], so that messages run at the same time.

@@ -1,7 +1,7 @@
 //! Limits of the node's processes at rest, of the kernel, and of sampling allocations.
 
-use budget::{MIB, format_size};
-use sheet::{HeapLimits, LimitValue, Row, Rules, SheetLine, limit, lines, times, whole};
+use accounting::{MIB, format_size};
+use memory_budget::{HeapLimits, LimitValue, Row, Rules, SheetLine, limit, lines, times, whole};
 
 use crate::{Limits, SCALE, pool};
 
@@ -19,7 +19,7 @@ const NODE_BASE: Row<9> = SCALE.mib([14, 14, 14, 15, 15, 24, 32, 56, 120]);
 const HEAP_BYTES_PER_TABLE_BYTE: u64 = 512;
 const KERNEL_TABLES_PART: u64 = 4;
 
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// Memory of the process itself.
     #[serde(deny_unknown_fields)]
@@ -47,7 +47,7 @@ sheet::limits! {
     }
 }
 
-sheet::limits! {
+memory_budget::limits! {
     shared HeapLimits as heap of Limits =
         |memory| HeapLimits::with_profiler_bytes(NODE_BASE.value_at(memory) / 4);
     rules check_heap;

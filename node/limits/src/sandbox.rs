@@ -1,7 +1,7 @@
 //! Limits of worker processes and compilation.
 
-use budget::MIB;
-use sheet::{Rules, SheetLine, limit, lines, times, whole};
+use accounting::MIB;
+use memory_budget::{Rules, SheetLine, limit, lines, times, whole};
 
 use crate::{Limits, SCALE, STACK_BYTES, execution::PAYLOADS_PER_MESSAGE, pages::PAGE_BYTES, pool};
 
@@ -28,7 +28,7 @@ const _: () = assert!(rows::resident_floor_bytes.covers(&rows::eviction_batch_by
 const _: () = assert!(rows::compile_memory_bytes.covers(&rows::compile_anonymous_bytes));
 const _: () = assert!(DIRTY_PAGE_BYTES < LONE_PAGE_BYTES, "pages in a row share their records");
 
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// Limits on workers and compilation.
     #[serde(deny_unknown_fields)]

@@ -1,7 +1,7 @@
 //! Limits of replicated state: of canisters, their messages, and statuses of calls.
 
-use budget::{MIB, format_size};
-use sheet::{Rules, SheetLine, limit, lines, times, whole};
+use accounting::{MIB, format_size};
+use memory_budget::{Rules, SheetLine, limit, lines, times, whole};
 
 use crate::{
     LANE_PAYLOAD_BYTES, Limits, SCALE, VIRTUAL_LANES, execution::PAYLOADS_PER_MESSAGE,
@@ -123,7 +123,7 @@ const _: () = {
     assert!(CHECKPOINT_MESSAGES_MIN >= MESSAGE_PAYLOAD_BYTES, "the largest message is below it");
 };
 
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// Limits on replicated state.
     #[serde(deny_unknown_fields)]

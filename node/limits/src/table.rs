@@ -4,15 +4,15 @@
 //! `_rounds`, `_instructions`. Every other crate takes the group it needs by reference and never
 //! invents a limit of its own.
 
-use budget::MIB;
-use sheet::{HeapLimits, LimitsError, Preset, Scale, SheetLine};
+use accounting::MIB;
+use memory_budget::{HeapLimits, LimitsError, Preset, Scale, SheetLine};
 
 use crate::{
     ConsensusLimits, ExecutionLimits, GatewayLimits, GovernorLimits, HttpGatewayLimits,
     ModuleLimits, OutcallLimits, PagesLimits, ProcessLimits, SandboxLimits, SubnetLimits,
 };
 
-/// Memory sizes in MiB at which every row names its value; [`sheet::Row`] defines the values
+/// Memory sizes in MiB at which every row names its value; [`memory_budget::Row`] defines the values
 /// between them.
 ///
 /// How the sizes are used: up to 192 MiB half and more goes to processes and buffers that cannot
@@ -28,7 +28,7 @@ pub const PRESETS: [Preset; 3] = [
     Preset { name: "small", memory_bytes: 1024 * MIB },
 ];
 
-sheet::table! {
+memory_budget::table! {
     /// All limits of one node. Built by [`crate::Limits::derive`] or a preset, checked by
     /// [`crate::Limits::check`].
     pub struct Limits {
@@ -91,7 +91,7 @@ impl Limits {
     /// Limits that all nodes of a subnet must have alike, because the result of a batch depends on
     /// them, or because they bound messages between nodes: by name and in the order of names.
     pub fn agreed(&self) -> Vec<(String, u64)> {
-        sheet::agreed(self)
+        memory_budget::agreed(self)
     }
 
     /// The lines of both sheets, in the order in which the node needs them.

@@ -1,10 +1,10 @@
 //! The table as a whole: values at each size, that they add up everywhere, and rejected values.
 
-use budget::{GIB, MIB};
+use accounting::{GIB, MIB};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use sheet::{Sheet, as_object, numbers};
+use memory_budget::{Sheet, as_object, numbers};
 
 use crate::*;
 
@@ -138,7 +138,7 @@ fn too_little_memory_names_the_line_and_the_smallest_size_which_works() {
     assert!(
         text.contains("64 MiB")
             && text.contains("`executions`")
-            && text.contains(&budget::format_size(smallest_bytes)),
+            && text.contains(&accounting::format_size(smallest_bytes)),
         "{text}"
     );
     assert!(smallest_bytes <= SMALLEST_MIB * MIB);
@@ -259,7 +259,7 @@ fn rows_and_sheet_say_the_same() {
     let mut shared = nano.clone();
     shared.set_disk(100 * GIB, 2);
     let smallest = Limits::derive(Limits::smallest_bytes()).unwrap();
-    assert_eq!(sheet::omissions(&[smallest, nano, shared]), [""; 0]);
+    assert_eq!(memory_budget::omissions(&[smallest, nano, shared]), [""; 0]);
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn members_agree_on_what_affects_results() {
     assert!(agreed.is_sorted() && agreed.contains(&("execution.threads".to_owned(), 2)));
     assert!(agreed.contains(&("execution.reject_guaranteed_response_calls".to_owned(), 0)));
     // In the groups of replicated state and execution only what queries see is of one node alone.
-    for limit in <Limits as sheet::Table>::LIMITS.iter().copied().flatten() {
+    for limit in <Limits as memory_budget::Table>::LIMITS.iter().copied().flatten() {
         let group = limit.name.split('.').next().unwrap();
         let is_shared = ["subnet", "execution", "module"].contains(&group);
         assert!(limit.is_agreed || !is_shared || limit.name.contains("query"), "{}", limit.name);
@@ -487,11 +487,11 @@ fn a_disk_budget_adds_up_for_every_memory_and_leaves_the_rest_to_the_state() {
 fn a_hundred_gib_of_state_fit_half_a_gib_of_memory() {
     let mut limits = Limits::nano().unwrap();
     let disk = limits.disk_bytes(1, 100 * GIB);
-    println!("100 GiB of state need {}", budget::format_size(disk));
+    println!("100 GiB of state need {}", accounting::format_size(disk));
     for memory in [256 * MIB, 512 * MIB] {
         let limits = Limits::derive(memory).unwrap();
         let smallest = limits.smallest_disk_bytes(1);
-        println!("the smallest disk is {}", budget::format_size(smallest));
+        println!("the smallest disk is {}", accounting::format_size(smallest));
     }
     assert!(disk <= 150 * GIB, "{disk}");
     limits.set_disk(disk, 1);
@@ -510,7 +510,7 @@ fn too_little_disk_names_what_lies_beside_the_state_and_the_smallest_that_works(
     for too_little in [0, MIB, smallest - 1] {
         limits.set_disk(too_little, 1);
         let text = limits.check_disk().unwrap_err().to_string();
-        assert!(text.contains(&budget::format_size(smallest)), "{text}");
+        assert!(text.contains(&accounting::format_size(smallest)), "{text}");
     }
     limits.set_disk(smallest, 1);
     limits.check_disk().unwrap();
@@ -627,5 +627,5 @@ fn the_tables_of_the_heap_fit_every_memory_with_every_disk() {
 fn reference_page_of_limits_states_every_row() {
     let mut limits = Limits::nano().unwrap();
     limits.set_disk(100 * GIB, 1);
-    testing::reference::check_page("limits.md", "thimble", &sheet::reference(&limits));
+    testing::reference::check_page("limits.md", "thimble", &memory_budget::reference(&limits));
 }

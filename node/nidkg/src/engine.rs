@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use budget::{Pool, Reservation};
+use accounting::{Pool, Reservation};
 use rayon::{ThreadPool, ThreadPoolBuilder, prelude::*};
 use thiserror::Error;
 

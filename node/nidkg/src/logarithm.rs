@@ -10,7 +10,7 @@
 //! Variable time and memory access by secret values: a leak to processes that share the processor's
 //! caches is limited to the receiver's own chunks.
 
-use budget::{Pool, Reservation};
+use accounting::{Pool, Reservation};
 use rayon::prelude::*;
 
 use crate::{

@@ -2,7 +2,7 @@
 //! refused, and by the check that is there for it.
 #![allow(clippy::unwrap_used)]
 
-use budget::Pool;
+use accounting::Pool;
 use rand::SeedableRng;
 use rand_chacha::ChaCha20Rng;
 use zeroize::Zeroizing;

@@ -15,7 +15,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering::SeqCst},
 };
 
-use budget::Pool;
+use accounting::Pool;
 use nidkg::{Engine, EngineConfig, create_transcript};
 use support::*;
 

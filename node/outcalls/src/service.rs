@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use budget::{Pool, Reservation};
+use accounting::{Pool, Reservation};
 use ic_management_canister_types::HttpRequestResult;
 use ic_principal::Principal;
 use limits::OutcallLimits;

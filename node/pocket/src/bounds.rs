@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
+use accounting::{Ledger, Pool, format_size, missing_unit, parse_size};
 use anyhow::{Context, Result, ensure};
-use budget::{Ledger, Pool, format_size, missing_unit, parse_size};
 use limits::{Limits, OutcallLimits, pool};
 
 /// Memory of one idle instance, its workers included.

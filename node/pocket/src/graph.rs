@@ -183,7 +183,8 @@ mod tests {
 
     #[test]
     fn an_outcome_that_is_kept_holds_no_room_of_another_pool() {
-        let (graph, pool) = (Graph::new(1_000), budget::Pool::standalone("stable_answers", 100));
+        let (graph, pool) =
+            (Graph::new(1_000), accounting::Pool::standalone("stable_answers", 100));
         let Ok(room) = pool.try_reserve(100) else { panic!() };
         let number = graph.begin();
         graph.finish(number, Ok(http_server::with_reservation(vec![7_u8; 60], room)));

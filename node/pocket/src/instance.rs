@@ -81,7 +81,7 @@ pub(crate) struct Handle {
     /// The endpoints of the interface specification.
     pub(crate) endpoints: std::sync::OnceLock<GatewayHandle>,
     /// Memory of the idle instance.
-    _memory: budget::Reservation,
+    _memory: accounting::Reservation,
     thread: std::sync::Mutex<Option<JoinHandle<Result<()>>>>,
 }
 
@@ -269,7 +269,11 @@ impl Instance {
     ///
     /// # Errors
     /// When it cannot be started.
-    pub(crate) fn start(self, root_seed: [u8; 32], memory: budget::Reservation) -> Result<Handle> {
+    pub(crate) fn start(
+        self,
+        root_seed: [u8; 32],
+        memory: accounting::Reservation,
+    ) -> Result<Handle> {
         let commands = self.commands.clone();
         let (shared, views) = (self.replica.shared().clone(), self.replica.views());
         let (makes_progress, failure) = (self.makes_progress.clone(), self.failure.clone());

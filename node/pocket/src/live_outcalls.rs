@@ -13,8 +13,8 @@ use std::{
     sync::{Arc, mpsc::SyncSender},
 };
 
+use accounting::{Pool, Reservation};
 use anyhow::Result;
-use budget::{Pool, Reservation};
 use execution::QueryService;
 use limits::OutcallLimits;
 use outcalls::{AccessPolicy, Client, Service, Transform};

@@ -25,7 +25,7 @@ use std::{
     time::Duration,
 };
 
-use budget::{Pool, Reservation};
+use accounting::{Pool, Reservation};
 use execution::Placement as _;
 use http_server::with_reservation;
 use ic_management_canister_types::{HttpHeader, HttpRequestResult};

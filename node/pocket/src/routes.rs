@@ -636,7 +636,7 @@ fn closing(mut response: Response<Outgoing>, has_body: bool) -> Response<Outgoin
 /// A body and its room in the pool.
 struct Body {
     bytes: Bytes,
-    _room: budget::Reservation,
+    _room: accounting::Reservation,
 }
 
 /// The JSON of the created item, or of the reason why there is none.

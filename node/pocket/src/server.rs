@@ -12,8 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use accounting::cgroup::Cgroup;
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use budget::cgroup::Cgroup;
 use gateway::{Gateway, GatewayConfig, GatewayHandle, Latencies, Waiters};
 use http_server::connections::Connections;
 use lifecycle::StopSignals;

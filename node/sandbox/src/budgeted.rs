@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::{Pool, Reservation};
+use accounting::{Pool, Reservation};
 use limits::Limits;
 use pages::MemoryId;
 use state::{ModuleHash, ModuleInfo};

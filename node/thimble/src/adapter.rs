@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::Level;
+use accounting::Level;
 use consensus::{ClockStatus, IngressPool, PoolRefusal, SubnetStatus};
 use execution::QueryService;
 use gateway::{
@@ -220,11 +220,11 @@ impl Node for Adapter {
 
     fn heap_profile(&self) -> Result<Vec<u8>, HeapProfileError> {
         let Some(sampler) = allocator::sampler() else {
-            return Err(HeapProfileError::Off(heap::off("thimble")));
+            return Err(HeapProfileError::Off(heap_profiler::off("thimble")));
         };
         sampler.answer().map_err(|refused| match refused {
-            heap::ProfileError::Busy => HeapProfileError::Busy(refused.to_string()),
-            heap::ProfileError::Failed(message) => HeapProfileError::Failed(message),
+            heap_profiler::ProfileError::Busy => HeapProfileError::Busy(refused.to_string()),
+            heap_profiler::ProfileError::Failed(message) => HeapProfileError::Failed(message),
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::OnceLock};
 
-use heap::Sampler;
+use heap_profiler::Sampler;
 use limits::HeapLimits;
 use sandbox::HeapFigures;
 
@@ -12,7 +12,7 @@ static SAMPLER: OnceLock<Sampler> = OnceLock::new();
 /// Samples the allocations of the node process from here on; the process may become another one
 /// first. To be called before there are threads, once. Workers are not sampled.
 pub(crate) fn start_sampling(folder: &Path, limits: &HeapLimits) -> anyhow::Result<()> {
-    let settings = heap::Settings {
+    let settings = heap_profiler::Settings {
         sample_bytes: limits.sample_bytes,
         profiler_bytes: limits.profiler_bytes,
         answer_bytes: limits.answer_bytes,

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Whose functions `thimble heap` takes for the program's own.
-const PROGRAM: heap::Program = heap::Program {
+const PROGRAM: heap_profiler::Program = heap_profiler::Program {
     name: "thimble",
     own: &[
         "thimble",
@@ -32,14 +32,14 @@ const PROGRAM: heap::Program = heap::Program {
         "genesis",
         "nidkg",
         "limits",
-        "sheet",
+        "memory_budget",
         "lifecycle",
-        "budget",
+        "accounting",
         "memory",
         "dashboard",
         "http_server",
         "disk",
-        "heap",
+        "heap_profiler",
     ],
 };
 
@@ -268,7 +268,7 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
         #[command(flatten)]
-        options: heap::Options,
+        options: heap_profiler::Options,
     },
     /// Print the effective configuration: defaults, then the file, then the flags.
     ///
@@ -421,7 +421,7 @@ impl Cli {
                     Some(address) => Ok(address),
                     None => listen_address(config.as_deref()),
                 };
-                heap::run(&PROGRAM, address, &options)
+                heap_profiler::run(&PROGRAM, address, &options)
             }
             Command::Config { settings, json } => {
                 let config = Config::load(&settings)?;

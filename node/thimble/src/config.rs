@@ -231,7 +231,7 @@ impl File {
 
 /// An error about a budget, with what may be wrong about the size that was stated for it.
 fn too_small(error: LimitsError, stated: Option<&str>) -> anyhow::Error {
-    match stated.and_then(budget::missing_unit) {
+    match stated.and_then(accounting::missing_unit) {
         Some(hint) => anyhow::anyhow!("{error}; {hint}"),
         None => error.into(),
     }
@@ -273,7 +273,7 @@ impl Config {
         };
         let mut limits = match (memory, preset) {
             (Some(_), Some(_)) => anyhow::bail!("state either memory or preset, not both"),
-            (Some(size), None) => Limits::derive(budget::parse_size(&size)?)
+            (Some(size), None) => Limits::derive(accounting::parse_size(&size)?)
                 .map_err(|error| too_small(error, Some(&size)))?,
             (None, Some(name)) => Limits::preset(&name)?,
             (None, None) => Limits::preset("nano")?,
@@ -283,7 +283,7 @@ impl Config {
         let stated = settings.disk.clone().or(file.disk);
         let overrides = serde_json::to_value(&file.limits)?;
         let disk = match &stated {
-            Some(size) => Some(budget::parse_size(size)?),
+            Some(size) => Some(accounting::parse_size(size)?),
             None => {
                 let mut own = limits.clone();
                 own.apply_overrides(&overrides)?;
@@ -312,8 +312,8 @@ impl Config {
         };
         http_server::origin::check_names(&host_names).map_err(anyhow::Error::msg)?;
         let config = Self {
-            memory: budget::format_size(limits.memory_budget_bytes),
-            disk: disk.map(|_| budget::format_size(limits.disk_budget_bytes)),
+            memory: accounting::format_size(limits.memory_budget_bytes),
+            disk: disk.map(|_| accounting::format_size(limits.disk_budget_bytes)),
             disk_is_stated: stated.is_some(),
             listen: settings.listen.or(file.listen).unwrap_or(LISTEN),
             host_names,

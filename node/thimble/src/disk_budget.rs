@@ -8,8 +8,8 @@
 
 use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
+use accounting::format_size;
 use anyhow::{Context, Result};
-use budget::format_size;
 use limits::Limits;
 
 use crate::{config::Config, keys, rules};

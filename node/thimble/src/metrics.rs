@@ -263,7 +263,7 @@ impl Readings {
 
     fn pools(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let snapshot = self.watch.ledger.snapshot();
-        type Figure = fn(&budget::PoolSnapshot) -> u64;
+        type Figure = fn(&accounting::PoolSnapshot) -> u64;
         let figures: [(&str, &str, Figure); 4] = [
             ("pool_refused", "Requests the pool turned down", |pool| pool.refused),
             ("pool_used_bytes", "Reserved in the pool", |pool| pool.used_bytes),

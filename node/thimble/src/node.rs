@@ -11,8 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use accounting::{Ledger, Pool, cgroup::Cgroup};
 use anyhow::{Context, Result, bail};
-use budget::{Ledger, Pool, cgroup::Cgroup};
 use consensus::{
     BlockLog, Certifier, Consensus, ConsensusDeps, CountedQueries, IngressPool, LogReplay,
     SingleNode, SubnetConfig, SystemRandom,

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::{Ledger, Observation};
+use accounting::{Ledger, Observation};
 use consensus::FinalisedBatch;
 use execution::{Executor, RoundResult};
 use gateway::Waiters;

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
+use accounting::{Pool, Reservation};
 use anyhow::{Context as _, Result, bail};
-use budget::{Pool, Reservation};
 use consensus::{OpenOutcall, OutcallAnswers};
 use execution::{Executor, QueryService};
 use ic_principal::Principal;

@@ -3,8 +3,8 @@
 
 use std::{fmt::Write as _, net::SocketAddr};
 
+use accounting::format_size;
 use anyhow::Result;
-use budget::format_size;
 use dashboard::{
     ask,
     text::{memory, pools, short, throttling},

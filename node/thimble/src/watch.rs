@@ -7,7 +7,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError, atomic::AtomicU64};
 
-use budget::{
+use accounting::{
     Ledger, Level, Observation,
     cgroup::Cgroup,
     process::{self, Pid},
@@ -54,7 +54,7 @@ impl Reading {
     /// Anonymous memory that no pool of the ledger holds: the baseline of the processes, and memory
     /// that was not reserved. Negative while reservations are not used up.
     pub(crate) fn unaccounted_bytes(&self) -> i64 {
-        budget::unaccounted(self.anonymous_bytes, self.accounted_bytes).unaccounted_bytes
+        accounting::unaccounted(self.anonymous_bytes, self.accounted_bytes).unaccounted_bytes
     }
 }
 
@@ -151,7 +151,7 @@ fn with_pool_bytes<T>(ledger: &Ledger, read: impl FnOnce() -> T) -> (T, u64) {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use budget::PoolSpec;
+    use accounting::PoolSpec;
 
     use super::*;
 

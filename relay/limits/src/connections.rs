@@ -1,7 +1,7 @@
 //! Limits of connections, streams and multiplexers.
 
-use budget::{KIB, MIB};
-use sheet::{Rules, SheetLine, limit, lines, times, whole};
+use accounting::{KIB, MIB};
+use memory_budget::{Rules, SheetLine, limit, lines, times, whole};
 
 use crate::{Limits, SCALE, pool};
 
@@ -18,7 +18,7 @@ const _: () = {
     assert!(rows::unread_bytes.covers(&rows::unread_bytes_per_connection));
 };
 
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// Limits on connections.
     #[serde(deny_unknown_fields)]

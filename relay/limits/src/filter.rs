@@ -1,6 +1,6 @@
 //! Limits of filter subscriptions and pushes.
 
-use sheet::{LimitValue, Rules, SheetLine, limit, lines, times, whole};
+use memory_budget::{LimitValue, Rules, SheetLine, limit, lines, times, whole};
 
 use crate::{Limits, REFERENCE_BYTES, SCALE, pool};
 
@@ -20,7 +20,7 @@ const _: () = {
     assert!(streams.covers(&rows::pushes_in_flight_per_receiver));
 };
 
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// Limits of filter.
     #[serde(deny_unknown_fields)]

@@ -1,7 +1,7 @@
 //! Limits of gossip.
 
-use budget::KIB;
-use sheet::{LimitValue, Rules, SheetLine, limit, lines, times, whole};
+use accounting::KIB;
+use memory_budget::{LimitValue, Rules, SheetLine, limit, lines, times, whole};
 
 use crate::{Limits, SCALE, pool};
 
@@ -35,7 +35,7 @@ const _: () = {
     assert!(rows::prune_backoff_seconds.covers(&rows::unsubscribe_backoff_seconds));
 };
 
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// Limits of gossip. Without another word a time or count is that of gossipsub.
     #[serde(deny_unknown_fields)]

@@ -1,6 +1,6 @@
 //! Limits of the governor: when memory is returned, and when work is held back.
 
-use sheet::{HandBackLimits, Rules, limit};
+use memory_budget::{HandBackLimits, Rules, limit};
 
 use crate::{Limits, SCALE};
 
@@ -10,10 +10,10 @@ const _: () = {
     assert!(SCALE.fixed(100).covers(&rows::pause_reading_percent), "percent of the budget");
 };
 
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// When memory is returned, and when work is held back. Unknown fields are refused by
-    /// [`sheet::apply_overrides`]: serde cannot for a flattened struct.
+    /// [`memory_budget::apply_overrides`]: serde cannot for a flattened struct.
     pub struct GovernorLimits as governor of Limits,
         flattens hand_back: HandBackLimits, rules check
     {
@@ -31,7 +31,7 @@ sheet::limits! {
     }
 }
 
-sheet::limits! {
+memory_budget::limits! {
     shared HandBackLimits as governor.hand_back of Limits = |_| HandBackLimits::MEASURED;
     {
         idle_millis: local, reason "a pause between two bursts is shorter";

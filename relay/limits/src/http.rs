@@ -1,7 +1,7 @@
 //! Limits of the REST interface.
 
-use budget::KIB;
-use sheet::{LimitValue, Rules, SheetLine, limit, lines, times, whole};
+use accounting::KIB;
+use memory_budget::{LimitValue, Rules, SheetLine, limit, lines, times, whole};
 
 use crate::{Limits, REFERENCE_BYTES, SCALE, messages::MESSAGE_BYTES, pool};
 
@@ -17,7 +17,7 @@ const _: () = {
     assert!(rows::responses_bytes.covers(&rows::body_bytes), "a response has a message");
 };
 
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// Limits of the REST interface.
     #[serde(deny_unknown_fields)]

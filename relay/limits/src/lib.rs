@@ -1,7 +1,7 @@
 //! Every limit of the relay in one typed table, derived from one number: how much memory it may
 //! take.
 //!
-//! Every limit is one row ([`sheet::limits!`]) in the file of its group. [`Limits::derive`] turns a
+//! Every limit is one row ([`memory_budget::limits!`]) in the file of its group. [`Limits::derive`] turns a
 //! memory size into a whole table. [`Limits::apply_overrides`] applies the operator's own values.
 //! [`Limits::sheet`] lists the memory that the table takes, line by line, and [`Limits::check`]
 //! refuses a table that does not add up or contradicts itself. [`Limits::ledger`] makes the memory
@@ -76,10 +76,10 @@ pub use gossip::{
 pub use governor::GovernorLimits;
 pub use http::{HTTP_CONNECTION_BYTES, HttpLimits};
 pub use light_push::{LightPushLimits, REQUEST_BYTES};
+pub use memory_budget::{LimitsError, LineKind, Preset, Sheet, SheetLine, Violation, Violations};
 pub use messages::MessageLimits;
 pub use peers::{PEER_BYTES, PeerLimits};
 pub use process::ProcessLimits;
-pub use sheet::{LimitsError, LineKind, Preset, Sheet, SheetLine, Violation, Violations};
 pub use store::{INDEX_CONNECTION_BYTES, INDEX_ROW_BYTES, QUERY_BYTES, StoreLimits};
 pub(crate) use table::SCALE;
 pub use table::{Limits, PRESETS};

@@ -1,7 +1,7 @@
 //! Limits of messages that light clients push.
 
-use budget::{KIB, MIB};
-use sheet::{SheetLine, lines, times};
+use accounting::{KIB, MIB};
+use memory_budget::{SheetLine, lines, times};
 
 use crate::{Limits, SCALE, pool};
 
@@ -12,7 +12,7 @@ pub const REQUEST_BYTES: u64 = 4 * KIB;
 const _: () = assert!(rows::messages_burst.covers(&rows::messages_per_second));
 const _: () = assert!(rows::messages_per_second.covers(&rows::hold_back_messages_per_second));
 
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// Limits of light push.
     #[serde(deny_unknown_fields)]

@@ -1,7 +1,7 @@
 //! Limits of messages and frames on their way through.
 
-use budget::KIB;
-use sheet::{Rules, SheetLine, limit, lines, whole};
+use accounting::KIB;
+use memory_budget::{Rules, SheetLine, limit, lines, whole};
 
 use crate::{Limits, SCALE, pool};
 
@@ -19,7 +19,7 @@ const _: () = {
     assert!(frame.covers(&rows::sending_chunk_bytes));
 };
 
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// Limits on messages on their way through.
     #[serde(deny_unknown_fields)]

@@ -1,7 +1,7 @@
 //! Limits of known peers, connected or not.
 
-use budget::KIB;
-use sheet::{Rules, SheetLine, limit, lines, times};
+use accounting::KIB;
+use memory_budget::{Rules, SheetLine, limit, lines, times};
 
 use crate::{Limits, SCALE, pool};
 
@@ -18,7 +18,7 @@ const _: () = {
     assert!(rows::requests_burst.covers(&rows::requests_per_second));
 };
 
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// Limits on known peers.
     #[serde(deny_unknown_fields)]

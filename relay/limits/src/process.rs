@@ -1,14 +1,14 @@
 //! Limits of the process at rest, of the kernel, and of sampling allocations.
 
-use budget::MIB;
-use sheet::{HeapLimits, LimitValue, Row, Rules, SheetLine, limit, lines, whole};
+use accounting::MIB;
+use memory_budget::{HeapLimits, LimitValue, Row, Rules, SheetLine, limit, lines, whole};
 
 use crate::{Limits, SCALE, pool};
 
 /// The process at rest.
 const BASE: Row<7> = SCALE.mib([12, 14, 16, 24, 40, 64, 192]);
 
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// Memory of the process itself.
     #[serde(deny_unknown_fields)]
@@ -33,7 +33,7 @@ sheet::limits! {
     }
 }
 
-sheet::limits! {
+memory_budget::limits! {
     shared HeapLimits as heap of Limits =
         |memory| HeapLimits::with_profiler_bytes(BASE.value_at(memory) / 3);
     rules check_heap;

@@ -1,7 +1,7 @@
 //! Limits of the log, its index, and queries.
 
-use budget::{KIB, MIB};
-use sheet::{LimitValue, Rules, SheetLine, limit, lines, times, whole};
+use accounting::{KIB, MIB};
+use memory_budget::{LimitValue, Rules, SheetLine, limit, lines, times, whole};
 
 use crate::{Limits, PeerLimits, SCALE, messages::MESSAGE_BYTES, pool};
 
@@ -34,7 +34,7 @@ const _: () = {
 };
 
 // Connections to databases are steps: each brings its cache, which is at hand at an anchor.
-sheet::limits! {
+memory_budget::limits! {
     SCALE;
     /// Limits of the store.
     #[serde(deny_unknown_fields)]

@@ -4,15 +4,15 @@
 //! unit is a count. Every other crate of the relay takes the group it needs by reference and never
 //! invents a limit of its own.
 
-use budget::MIB;
-use sheet::{HeapLimits, Preset, Scale, SheetLine};
+use accounting::MIB;
+use memory_budget::{HeapLimits, Preset, Scale, SheetLine};
 
 use crate::{
     ConnectionLimits, FilterLimits, GossipLimits, GovernorLimits, HttpLimits, LightPushLimits,
     MessageLimits, PeerLimits, ProcessLimits, StoreLimits,
 };
 
-/// Memory sizes in MiB at which every row names its values; [`sheet::Row`] defines the values
+/// Memory sizes in MiB at which every row names its values; [`memory_budget::Row`] defines the values
 /// between them.
 ///
 /// How the sizes are used: at 64 MiB nearly half goes to the process, the kernel and the page
@@ -30,7 +30,7 @@ pub const PRESETS: [Preset; 5] = [
     Preset { name: "medium", memory_bytes: 1024 * MIB },
 ];
 
-sheet::table! {
+memory_budget::table! {
     /// All limits of one relay. Built by [`Limits::derive`] or [`Limits::preset`], checked by
     /// [`Limits::check`].
     pub struct Limits {

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use budget::{GIB, KIB, MIB};
+use accounting::{GIB, KIB, MIB};
+use memory_budget::numbers;
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use sheet::numbers;
 
 use crate::*;
 
@@ -131,7 +131,7 @@ fn a_ledger_is_made_of_the_sheet() {
 #[test]
 fn rows_and_sheet_say_the_same() {
     let tables = ["tiny", "micro", "medium"].map(|name| Limits::preset(name).unwrap());
-    assert_eq!(sheet::omissions(&tables), [""; 0]);
+    assert_eq!(memory_budget::omissions(&tables), [""; 0]);
 }
 
 #[test]
@@ -284,5 +284,9 @@ proptest! {
 #[test]
 fn reference_page_of_limits_states_every_row() {
     let limits = Limits::derive(512 * MIB).unwrap();
-    testing::reference::check_page("limits.md", "thimble-relay", &sheet::reference(&limits));
+    testing::reference::check_page(
+        "limits.md",
+        "thimble-relay",
+        &memory_budget::reference(&limits),
+    );
 }

@@ -9,7 +9,7 @@ use libp2p::Multiaddr;
 use crate::{config::Config, discovery, init, key, run, status};
 
 /// The program, and the crates whose functions `thimble-relay heap` counts as its own.
-const PROGRAM: heap::Program = heap::Program {
+const PROGRAM: heap_profiler::Program = heap_profiler::Program {
     name: "thimble-relay",
     own: &[
         "thimble_relay",
@@ -17,13 +17,13 @@ const PROGRAM: heap::Program = heap::Program {
         "store",
         "protocol",
         "relay_limits",
-        "sheet",
-        "budget",
+        "memory_budget",
+        "accounting",
         "memory",
         "dashboard",
         "http_server",
         "disk",
-        "heap",
+        "heap_profiler",
     ],
 };
 
@@ -121,7 +121,7 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
         #[command(flatten)]
-        options: heap::Options,
+        options: heap_profiler::Options,
     },
     /// Print the node's peer id, and its record (ENR) with --record; makes its key if there is
     /// none.
@@ -283,7 +283,7 @@ impl Cli {
                     Some(address) => Ok(address),
                     None => Ok(Config::load(&Settings { config, ..Settings::default() })?.http),
                 };
-                heap::run(&PROGRAM, address, &options)
+                heap_profiler::run(&PROGRAM, address, &options)
             }
             Command::Key { settings, record } => {
                 let config = Config::load(&settings)?;

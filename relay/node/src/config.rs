@@ -100,7 +100,7 @@ impl Config {
         };
         let flags = settings.clone();
         let memory = flags.memory.or(file.memory).unwrap_or_else(|| "128MiB".into());
-        let bytes = budget::parse_size(&memory)
+        let bytes = accounting::parse_size(&memory)
             .with_context(|| format!("memory = \"{memory}\" is not a size"))?;
         let mut limits = Limits::derive(bytes)?;
         limits.apply_overrides(&serde_json::to_value(&file.limits)?)?;

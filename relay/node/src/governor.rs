@@ -6,8 +6,8 @@
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
+use accounting::process::{self, Pid};
 use anyhow::{Context, Result};
-use budget::process::{self, Pid};
 use memory::{GovernorThread, Steps, allocator, unix_millis};
 use relay_limits::GovernorLimits;
 use serde::{Deserialize, Serialize};
@@ -29,13 +29,13 @@ pub(crate) enum Level {
     Reading,
 }
 
-impl From<budget::Level> for Level {
-    fn from(level: budget::Level) -> Self {
+impl From<accounting::Level> for Level {
+    fn from(level: accounting::Level) -> Self {
         match level {
-            budget::Level::None => Self::None,
-            budget::Level::Queries => Self::Queries,
-            budget::Level::Ingress => Self::Pushes,
-            budget::Level::Execution => Self::Reading,
+            accounting::Level::None => Self::None,
+            accounting::Level::Queries => Self::Queries,
+            accounting::Level::Ingress => Self::Pushes,
+            accounting::Level::Execution => Self::Reading,
         }
     }
 }
@@ -87,19 +87,19 @@ impl Watch {
         let [queries, pushes, reading] = self.levels;
         let (from, what, limit, percent) = match work {
             WorkKind::Queries => (
-                budget::Level::Queries,
+                accounting::Level::Queries,
                 "no store queries and REST reads",
                 "refuse_queries_percent",
                 queries,
             ),
             WorkKind::Pushes => (
-                budget::Level::Ingress,
+                accounting::Level::Ingress,
                 "no pushes, subscriptions and connections",
                 "refuse_pushes_percent",
                 pushes,
             ),
             WorkKind::Reading => {
-                (budget::Level::Execution, "nothing", "pause_reading_percent", reading)
+                (accounting::Level::Execution, "nothing", "pause_reading_percent", reading)
             }
         };
         if self.record.level() < from {
@@ -114,7 +114,7 @@ impl Watch {
 
     /// Whether streams are read.
     pub(crate) fn reads(&self) -> bool {
-        self.record.level() < budget::Level::Execution
+        self.record.level() < accounting::Level::Execution
     }
 }
 
@@ -186,18 +186,18 @@ mod tests {
         let watch = Watch::new(memory::Record::new(None, 64 << 20), &limits);
         assert!(watch.held_back(WorkKind::Queries).is_none() && watch.reads());
         let reason = "anonymous memory is 56 MiB, 87 % of the budget of 64 MiB";
-        watch.record.set_level(budget::Level::Queries, reason.into());
+        watch.record.set_level(accounting::Level::Queries, reason.into());
         let text = watch.held_back(WorkKind::Queries).unwrap();
         assert!(
             text.contains(reason) && text.contains("governor.refuse_queries_percent is 85"),
             "{text}"
         );
         assert!(watch.held_back(WorkKind::Pushes).is_none());
-        watch.record.set_level(budget::Level::Ingress, reason.into());
+        watch.record.set_level(accounting::Level::Ingress, reason.into());
         let text = watch.held_back(WorkKind::Pushes).unwrap();
         assert!(text.contains("governor.refuse_pushes_percent is 90"), "{text}");
         assert!(watch.held_back(WorkKind::Reading).is_none() && watch.reads());
-        watch.record.set_level(budget::Level::Execution, reason.into());
+        watch.record.set_level(accounting::Level::Execution, reason.into());
         assert!(watch.held_back(WorkKind::Queries).is_some() && !watch.reads());
         let text = watch.held_back(WorkKind::Reading).unwrap();
         assert!(text.contains("governor.pause_reading_percent is 95"), "{text}");

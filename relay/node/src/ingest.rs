@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::Reservation;
+use accounting::Reservation;
 use bytes::Bytes;
 use protocol::{
     ContentTopic, MessageError, MessageHash, PubsubTopic, WakuMessage, autoshard,

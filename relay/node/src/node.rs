@@ -10,8 +10,8 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use accounting::{Ledger, Pool, cgroup::Cgroup};
 use anyhow::{Context, Result};
-use budget::{Ledger, Pool, cgroup::Cgroup};
 use bytes::Bytes;
 use futures::StreamExt;
 use libp2p::{

@@ -5,11 +5,11 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use anyhow::Result;
-use budget::{
+use accounting::{
     Ledger, Observation,
     process::{self, Pid},
 };
+use anyhow::Result;
 use relay_limits::pool;
 
 use crate::node::{Node, pool as of};

@@ -2,9 +2,9 @@
 
 use std::{io::IsTerminal, path::Path, sync::Arc};
 
+use accounting::cgroup::Cgroup;
 use anyhow::{Context, Result, bail};
-use budget::cgroup::Cgroup;
-use heap::Sampler;
+use heap_profiler::Sampler;
 use libp2p::Multiaddr;
 use lifecycle::StopSignals;
 use relay_limits::Limits;
@@ -44,7 +44,7 @@ pub(crate) fn run(config: &Config, address_file: Option<&Path>) -> Result<()> {
 /// Samples allocations from here on; this process may become another one first.
 fn sampler(config: &Config) -> Result<Sampler> {
     let heap = &config.limits.heap;
-    let settings = heap::Settings {
+    let settings = heap_profiler::Settings {
         sample_bytes: heap.sample_bytes,
         profiler_bytes: heap.profiler_bytes,
         answer_bytes: heap.answer_bytes,

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use budget::Pool;
+use accounting::Pool;
 use bytes::Bytes;
 use disk::RealDisk;
 use store::{Arrival, Config, Query, Store};

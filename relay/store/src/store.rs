@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use budget::Reservation;
+use accounting::Reservation;
 use bytes::Bytes;
 use disk::{Lock, SharedDisk};
 use tokio::sync::{Semaphore, oneshot, watch};

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use budget::Reservation;
+use accounting::Reservation;
 use bytes::Bytes;
 use tokio::sync::oneshot;
 

@@ -9,8 +9,8 @@ use std::{
     time::Duration,
 };
 
+use accounting::format_size;
 use anyhow::{Context, Result};
-use budget::format_size;
 use rustix::system::sethostname;
 
 use super::{

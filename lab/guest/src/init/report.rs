@@ -8,8 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use accounting::process::{self, Pid};
 use anyhow::{Context, Result};
-use budget::process::{self, Pid};
 
 use super::REPORT_DEVICE;
 use crate::line::{EndReport, Line, PROCESSES_MAX, Process, Sample};
@@ -86,7 +86,7 @@ fn sample(machine_bytes: u64) -> Sample {
         cpu_seconds: cpu_seconds(),
         major_faults: events.get("pgmajfault"),
         oom_kills: events.get("oom_kill"),
-        pressure_some_percent: budget::pressure::machine_memory()
+        pressure_some_percent: accounting::pressure::machine_memory()
             .map(|pressure| f64::from(pressure.some.avg10_hundredths) / 100.0),
         processes: processes(),
     }

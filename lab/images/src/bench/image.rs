@@ -6,8 +6,8 @@ use std::{
     process::{Command, Stdio},
 };
 
+use accounting::format_size;
 use anyhow::{Context, Result, bail, ensure};
-use budget::format_size;
 
 use crate::Stop;
 

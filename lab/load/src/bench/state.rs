@@ -12,8 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use accounting::{format_size, parse_size};
 use anyhow::{Context, Result, ensure};
-use budget::{format_size, parse_size};
 use candid::{Decode, Encode, Principal};
 use clap::{Args, ValueEnum};
 use demo::{client, measure};

@@ -344,7 +344,7 @@ impl Modes<'_> {
         let grow = grow_job(Space::Heap, most);
         self.probe(report, "grow the heap in one message", any, grow).await;
         for bytes in p.probe_bytes {
-            let name = format!("write {} of heap in one message", budget::format_size(bytes));
+            let name = format!("write {} of heap in one message", accounting::format_size(bytes));
             self.probe(report, &name, any, write_job(Space::Heap, bytes)).await;
         }
         self.fill(report, Space::Heap, p.heap_fill_bytes).await?;
@@ -389,7 +389,7 @@ impl Modes<'_> {
     async fn probes(&self, report: &mut ModeReport) {
         use ProbeExpectation::{NamedLimit, Success};
         let [small, medium, large] = self.parameters.probe_bytes;
-        let [s, m, l, above] = [small, medium, large, medium - small].map(budget::format_size);
+        let [s, m, l, above] = [small, medium, large, medium - small].map(accounting::format_size);
         let (stable, heap) = (Space::Stable, Space::Heap);
         let upper =
             Action::Read { space: stable, offset: small, bytes: medium - small, by: By::Query };
@@ -424,7 +424,8 @@ impl Modes<'_> {
         for (by, kind, name) in
             [(By::Query, Kind::ReadQuery, "query"), (By::Update, Kind::ReadUpdate, "update")]
         {
-            let name = format!("read {} of stable memory by {name}", budget::format_size(bytes));
+            let name =
+                format!("read {} of stable memory by {name}", accounting::format_size(bytes));
             self.probe(report, &name, ProbeExpectation::Anything, read_job(kind, bytes, by)).await;
         }
     }

@@ -192,34 +192,34 @@ pub struct Options {
     /// Bytes added to the argument of counter updates and of calls between canisters.
     ///
     /// Default: 0. Example: --payload 100KiB
-    #[arg(long, value_parser = budget::parse_size, default_value = "0", hide_default_value = true)]
+    #[arg(long, value_parser = accounting::parse_size, default_value = "0", hide_default_value = true)]
     pub payload: u64,
     /// Bytes that one write dirties, in whole pages of 4 KiB.
     ///
     /// Default: 8MiB times --scale. Example: --write-size 2MiB
-    #[arg(long, value_parser = budget::parse_size)]
+    #[arg(long, value_parser = accounting::parse_size)]
     pub write_size: Option<u64>,
     /// Bytes that one read reads, in whole pages of 4 KiB.
     ///
     /// Default: 24MiB of stable memory, 40MiB of heap in mode heap, 96MiB in heapread, each times
     /// --scale. Example: --read-size 8MiB
-    #[arg(long, value_parser = budget::parse_size)]
+    #[arg(long, value_parser = accounting::parse_size)]
     pub read_size: Option<u64>,
     /// Bytes of each canister's memory that writes rotate over and reads cycle through.
     ///
     /// Default: 128MiB of stable memory, 48MiB of heap in mode heap, 96MiB in heapread, each times
     /// --scale. Example: --fill 64MiB
-    #[arg(long, value_parser = budget::parse_size)]
+    #[arg(long, value_parser = accounting::parse_size)]
     pub fill: Option<u64>,
     /// Bytes of one write while memory is filled before it is read.
     ///
     /// Default: 24MiB times --scale. Example: --fill-step 8MiB
-    #[arg(long, value_parser = budget::parse_size)]
+    #[arg(long, value_parser = accounting::parse_size)]
     pub fill_step: Option<u64>,
     /// Size to which each canister's stable memory grows in mode growth.
     ///
     /// Default: 64MiB times --scale. Example: --grow-to 1GiB
-    #[arg(long, value_parser = budget::parse_size)]
+    #[arg(long, value_parser = accounting::parse_size)]
     pub grow_to: Option<u64>,
     /// Multiplies all default sizes, those of the probes included.
     ///

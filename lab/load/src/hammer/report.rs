@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use budget::format_size;
+use accounting::format_size;
 use cli::{Column, table_head, table_row};
 use serde::Serialize;
 

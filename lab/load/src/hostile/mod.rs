@@ -32,8 +32,8 @@ use std::{
 };
 
 use ::candid::Principal;
+use accounting::{format_size, parse_size};
 use anyhow::{Context, Result, ensure};
-use budget::{format_size, parse_size};
 use clap::{Args, ValueEnum};
 use cli::Stop;
 use rand::Rng;

@@ -21,8 +21,8 @@ use std::{
     time::Instant,
 };
 
+use accounting::format_size;
 use anyhow::{Context, Result, bail, ensure};
-use budget::format_size;
 use clap::Args;
 use guest::{
     config::Role,

@@ -16,8 +16,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use accounting::{MIB, parse_size};
 use anyhow::{Context, Result, bail, ensure};
-use budget::{MIB, parse_size};
 use clap::{Args, ValueEnum};
 use cli::{Child, Stop};
 use serde_json::Value;
@@ -577,7 +577,7 @@ impl Bench {
             ..Header::default()
         };
         merge::write_series(&series, header, &self.phases, &all)?;
-        picture::draw(&all, &self.folder.join("nodes.svg")).context("drawing the picture")
+        svg::draw(&all, &self.folder.join("nodes.svg")).context("drawing the picture")
     }
 }
 

@@ -25,7 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::{
+use accounting::{
     cgroup::{Cgroup, GroupPath, GroupPaths, Version},
     process::{self, Pid},
 };

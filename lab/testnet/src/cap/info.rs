@@ -6,11 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::Result;
-use budget::{
+use accounting::{
     cgroup::{Cgroup, GroupPath, Version},
     process::{self, Pid},
 };
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::{group::Group, series::Summary};

@@ -28,8 +28,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use accounting::{cgroup::Cgroup, format_size, parse_size, process::Pid};
 use anyhow::{Context, Result};
-use budget::{cgroup::Cgroup, format_size, parse_size, process::Pid};
 use clap::Args;
 use nix::sys::signal::Signal;
 use rustix::process::{WaitOptions, WaitStatus};
@@ -57,7 +57,7 @@ const EXIT_NOT_FOUND: u8 = 127;
 /// A process was killed for lack of memory: the status that a shell returns after SIGKILL.
 const EXIT_OOM_KILLED: u8 = 137;
 /// Less holds no process at all.
-const MEMORY_BYTES_MIN: u64 = budget::MIB;
+const MEMORY_BYTES_MIN: u64 = accounting::MIB;
 /// Least size of a log or a series that is kept bounded.
 const KEPT_BYTES_MIN: u64 = 64 << 10;
 
@@ -270,7 +270,7 @@ fn command_name(options: &Options) -> String {
 }
 
 fn whose_pressure(readings: &Cgroup) -> &'static str {
-    match (readings.tells_pressure(), budget::pressure::machine_memory()) {
+    match (readings.tells_pressure(), accounting::pressure::machine_memory()) {
         (true, _) => "group",
         (false, Some(_)) => "machine",
         (false, None) => "none",

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::{
+use accounting::{
     cgroup::Cgroup,
     pressure,
     process::{self, Pid},

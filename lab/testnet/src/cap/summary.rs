@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use budget::format_size;
+use accounting::format_size;
 
 use super::series::{Header, Summary};
 

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::process::{self, Pid};
+use accounting::process::{self, Pid};
 use rustix::{
     io::Errno,
     process::{PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid},

@@ -3,7 +3,7 @@
 
 use std::{path::Path, time::Duration};
 
-use budget::process::{self, Pid};
+use accounting::process::{self, Pid};
 use serde::Serialize;
 use serde_json::Value;
 

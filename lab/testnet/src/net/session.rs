@@ -14,8 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use accounting::process::{self, Pid};
 use anyhow::{Context, Result, bail, ensure};
-use budget::process::{self, Pid};
 use rustix::process::Signal;
 
 use super::{

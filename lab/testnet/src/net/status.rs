@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
+use accounting::format_size;
 use anyhow::Result;
-use budget::format_size;
 use serde::Serialize;
 
 use crate::cap::mib;

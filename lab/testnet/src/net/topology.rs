@@ -3,8 +3,8 @@
 
 use std::{collections::BTreeMap, path::Path};
 
+use accounting::{format_size, parse_size};
 use anyhow::{Context, Result, bail, ensure};
-use budget::{format_size, parse_size};
 use serde::{Deserialize, Serialize};
 
 use super::links::{Quality, parse_latency, parse_loss};

@@ -7,8 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use accounting::{format_size, parse_size};
 use anyhow::{Context, Result, bail, ensure};
-use budget::{format_size, parse_size};
 use clap::Args;
 
 use super::{

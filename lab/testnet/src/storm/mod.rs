@@ -18,8 +18,8 @@ use std::{
     time::Duration,
 };
 
+use accounting::{MIB, format_size, parse_size};
 use anyhow::{Context, Result};
-use budget::{MIB, format_size, parse_size};
 use clap::Args;
 use cli::{Child, Stop};
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use budget::{MIB, format_size};
+use accounting::{MIB, format_size};
 use compare::figure::{Better, Figure};
 use serde::Serialize;
 

@@ -368,7 +368,8 @@ async fn end(child: &mut Child, has_ended: bool) -> Result<()> {
 fn outcome(progress: RunProgress, summary: &Summary, left: u64, output: &Output) -> Outcome {
     let tail = || output.tail();
     if summary.oom_kills > 0 {
-        let at = budget::format_size(summary.anonymous_peak_bytes.max(summary.shared_peak_bytes));
+        let at =
+            accounting::format_size(summary.anonymous_peak_bytes.max(summary.shared_peak_bytes));
         return Outcome::OutOfMemory(format!(
             "after {:.1} s, with {at} of anonymous memory at most\n{}",
             summary.seconds,

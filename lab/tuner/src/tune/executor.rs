@@ -188,7 +188,7 @@ impl Bench for Executor<'_> {
     }
 
     async fn run_capped(&mut self, cap_bytes: u64) -> Result<Measurement> {
-        let why = format!("the default in {}", budget::format_size(cap_bytes));
+        let why = format!("the default in {}", accounting::format_size(cap_bytes));
         self.run_at(&Setting::default(), cap_bytes, &why).await
     }
 
@@ -203,7 +203,7 @@ impl Bench for Executor<'_> {
     fn report_best(&mut self, setting: &Setting, table: &Table) {
         let named = setting.names_and_values(self.knobs, self.peak_bytes);
         let peak = table.trial(setting).map_or(0.0, |trial| trial.peak());
-        let best = format!("{}, {}", format_setting(&named), budget::format_size(peak as u64));
+        let best = format!("{}, {}", format_setting(&named), accounting::format_size(peak as u64));
         if best != self.best && !std::io::stderr().is_terminal() && !setting.is_default() {
             eprintln!("       best so far: {best}");
         }

@@ -2,8 +2,8 @@
 
 use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
 
+use accounting::parse_size;
 use anyhow::{Context, Result, bail, ensure};
-use budget::parse_size;
 use clap::Args;
 use regex::Regex;
 
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Least cap: less holds no process.
-const MEMORY_BYTES_MIN: u64 = 4 * budget::MIB;
+const MEMORY_BYTES_MIN: u64 = 4 * accounting::MIB;
 /// Without --seconds: how long a program is measured, and which part of the budget a load may
 /// take, and seconds at least.
 const SECONDS: f64 = 10.0;
@@ -178,7 +178,10 @@ impl Options {
 fn memory(text: &str) -> Result<u64, String> {
     let bytes = parse_size(text).map_err(|error| error.to_string())?;
     if bytes < MEMORY_BYTES_MIN {
-        return Err(format!("{} holds no program; the least is 4 MiB", budget::format_size(bytes)));
+        return Err(format!(
+            "{} holds no program; the least is 4 MiB",
+            accounting::format_size(bytes)
+        ));
     }
     Ok(bytes)
 }

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use budget::format_size;
+use accounting::format_size;
 use compare::PairedEstimate;
 use serde::Serialize;
 

@@ -1,7 +1,7 @@
 //! Problems of a program's memory, with a text, and the setting to try: one small rule for each
 //! fault, over [`Facts`].
 
-use budget::{MIB, format_size};
+use accounting::{MIB, format_size};
 use serde::Serialize;
 
 use super::{knobs, process_settings::ProcessSettings};

@@ -30,11 +30,11 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Result, bail};
-use budget::{
+use accounting::{
     cgroup::Cgroup,
     process::{self, Pid},
 };
+use anyhow::{Result, bail};
 use clap::Args;
 use cli::StopSignals;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
@@ -123,11 +123,11 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 }
 
 fn parse_kept(text: &str) -> Result<u64, String> {
-    let bytes = budget::parse_size(text).map_err(|error| error.to_string())?;
+    let bytes = accounting::parse_size(text).map_err(|error| error.to_string())?;
     if bytes < JSON_BYTES_MIN {
         return Err(format!(
             "{text} is too little; the least is {}",
-            budget::format_size(JSON_BYTES_MIN)
+            accounting::format_size(JSON_BYTES_MIN)
         ));
     }
     Ok(bytes)
@@ -499,7 +499,7 @@ impl Watch {
                 ));
             }
             if tail.skipped_bytes > 0 {
-                let skipped = budget::format_size(tail.skipped_bytes);
+                let skipped = accounting::format_size(tail.skipped_bytes);
                 notes.push(format!("Of the log {name} {skipped} were not read: it is too long."));
             }
         }

@@ -7,7 +7,7 @@ use std::{
     path::PathBuf,
 };
 
-use budget::process::Pid;
+use accounting::process::Pid;
 
 use crate::gc::Dialect;
 

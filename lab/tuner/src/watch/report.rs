@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use budget::{MIB, format_size};
+use accounting::{MIB, format_size};
 use serde::Serialize;
 
 use super::{findings::Finding, history::Sample};

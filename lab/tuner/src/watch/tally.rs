@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use budget::process::ProcessMemory;
+use accounting::process::ProcessMemory;
 
 use super::{
     findings::{Facts, IDLE_CPU_PERCENT},

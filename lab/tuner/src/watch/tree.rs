@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use budget::process::{self, Pid, ProcessMemory, Stat};
+use accounting::process::{self, Pid, ProcessMemory, Stat};
 
 /// Most processes of the machine read in one sample.
 const LISTED_MAX: usize = 32_768;

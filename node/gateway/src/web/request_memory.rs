@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use budget::{Pool, Reservation};
+use accounting::{Pool, Reservation};
 use http_server::{BodyBudget, ErrorResponse};
 use hyper::StatusCode;
 use limits::{HTTP_REPLY_BESIDE_BYTES, HTTP_SMALL_BYTES, HttpGatewayLimits, HttpParts};

@@ -28,7 +28,7 @@ use super::{
 type CommonHeaders = Option<Vec<HeaderField>>;
 
 /// A place among the long responses, and the memory of each in addition to its piece.
-type LongPlace = Arc<(OwnedSemaphorePermit, OwnedSemaphorePermit, budget::Reservation)>;
+type LongPlace = Arc<(OwnedSemaphorePermit, OwnedSemaphorePermit, accounting::Reservation)>;
 
 /// Hashes of pieces: `None` where nothing is certified.
 type Digests = Option<Vec<Hash>>;

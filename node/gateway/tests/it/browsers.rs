@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::Pool;
+use accounting::Pool;
 use candid::{CandidType, Decode, Encode, Func, define_function};
 use gateway::HttpGatewayConfig;
 use ic_http_certification::HttpRequest;

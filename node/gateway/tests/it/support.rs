@@ -18,7 +18,7 @@ use std::{
 #[path = "../../../envelope/tests/it/signing.rs"]
 mod signing;
 
-use budget::Pool;
+use accounting::Pool;
 use ed25519_dalek::SigningKey;
 use gateway::{
     CertifiedView, Gateway, GatewayConfig, GatewayHandle, Health, Latencies, Node, PublicMetadata,
@@ -382,7 +382,7 @@ impl World {
             host_names: vec!["node".to_owned()],
             queries,
             verify_threads: 2,
-            connections: budget::Pool::standalone("connections", 64 << 20),
+            connections: accounting::Pool::standalone("connections", 64 << 20),
             bodies: bodies.clone(),
             responses: responses.clone(),
             node_key: script.node_key.clone(),

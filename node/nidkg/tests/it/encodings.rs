@@ -56,7 +56,7 @@ fn the_number_of_threads_and_the_room_for_tables_change_no_byte() {
     let made = |threads: usize, table_bytes: u64| {
         let mut config = nidkg::EngineConfig::for_this_machine();
         config.threads = std::num::NonZeroUsize::new(threads).unwrap();
-        config.tables = budget::Pool::standalone("tables", table_bytes);
+        config.tables = accounting::Pool::standalone("tables", table_bytes);
         config.yields = threads == 1;
         let mut engine = nidkg::Engine::new(config).unwrap();
         let mut rng = rng(1_007);

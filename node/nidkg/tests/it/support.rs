@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use budget::Pool;
+use accounting::Pool;
 use nidkg::{
     Committee, Dealing, DealingError, EncryptionPublicKey, EncryptionSecretKey, Engine,
     EngineConfig, Epoch, NodeIndex, SecretShare, Session, Source, Transcript, VerifiedDealing,

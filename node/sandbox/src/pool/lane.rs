@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::processor;
+use accounting::processor;
 use pages::{MemoryId, MemoryLayout, PageFile, PagesError, SegmentId};
 use state::ModuleHash;
 

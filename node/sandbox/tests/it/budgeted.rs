@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::process::{self, Pid};
+use accounting::process::{self, Pid};
 use sandbox::{BudgetedSandbox, Entry, Lane, Sandbox};
 use sha2::{Digest, Sha256};
 
@@ -82,9 +82,10 @@ fn dirty_pages_and_compilations_together_stay_within_what_was_reserved() {
     assert_eq!(message, HEAP_BYTES + STABLE_BYTES);
     // Room for two messages, of which four are to run, and a compilation in addition.
     let cap = 2 * message + compile;
-    let executions = budget::Pool::standalone("executions", 2 * message);
-    let compilations = budget::Pool::standalone("compilations", compile);
-    let pools = (executions.clone(), compilations.clone(), budget::Pool::standalone("queries", 1));
+    let executions = accounting::Pool::standalone("executions", 2 * message);
+    let compilations = accounting::Pool::standalone("compilations", compile);
+    let pools =
+        (executions.clone(), compilations.clone(), accounting::Pool::standalone("queries", 1));
     let budgeted = BudgetedSandbox::new(world.pool.clone(), pools, &limits);
 
     let canisters: Vec<_> = (0..WORKERS).map(|_| world.install(FILLER)).collect();

@@ -66,7 +66,7 @@ fn a_worker_killed_in_the_middle_of_a_message_costs_that_message() {
 fn a_worker_is_brought_to_where_its_thread_stays() {
     let world = World::new(HOST);
     let mut canister = world.install(LOOPS);
-    let usable = budget::processor::Processors::of_this_thread();
+    let usable = accounting::processor::Processors::of_this_thread();
     let at = |pid: u32| {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         let line = status.lines().find(|line| line.starts_with("Cpus_allowed_list:")).unwrap();
@@ -78,7 +78,7 @@ fn a_worker_is_brought_to_where_its_thread_stays() {
     let Some(here) = usable.stay() else { return };
     let there = usable.beside(here, 1).unwrap();
     for processor in [here, there] {
-        assert!(budget::processor::stay_on(processor));
+        assert!(accounting::processor::stay_on(processor));
         assert!(world.update(&mut canister, "ok", b"").result.is_ok());
         assert_eq!(at(world.pool.pids()[0]), processor.to_string());
     }

@@ -6,8 +6,8 @@
 
 use std::{fs, path::Path};
 
+use accounting::{MIB, Pool};
 use anyhow::{Context, Result, bail, ensure};
-use budget::{MIB, Pool};
 use ed25519_dalek::SigningKey;
 use genesis::{GENESIS_EPOCH, NodeRecord, Plan, RECORD_BYTES_MAX, Summary, VerifiedGenesis};
 use ic_principal::Principal;

@@ -1,7 +1,7 @@
 //! Answers, and refusals with instructions: each names the error or the limit that was met, with
 //! its value and a remedy.
 
-use budget::{Pool, PoolFull};
+use accounting::{Pool, PoolFull};
 use dashboard::page;
 use http_server::{ErrorResponse, List, Outgoing, Pieces, TEXT, respond, set_common_headers};
 use hyper::{

@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use budget::Snapshot;
+use accounting::Snapshot;
 use http_server::{
     ErrorResponse, Outgoing,
     metrics::{self, MetricsWriter},

@@ -206,5 +206,5 @@ impl Service {
 struct EncodedMessage {
     content_topic: String,
     bytes: Vec<u8>,
-    held: budget::Reservation,
+    held: accounting::Reservation,
 }

@@ -12,7 +12,7 @@ use std::{
     time::Instant,
 };
 
-use budget::{process, unaccounted};
+use accounting::{process, unaccounted};
 use dashboard::{Allocator, Memory, Pool, Throttling};
 use http_server::{ErrorResponse, Outgoing};
 use hyper::{Response, StatusCode};

@@ -11,8 +11,8 @@ use std::{
 };
 
 use ::heap::Sampler;
+use accounting::{Pool, PoolFull, Reservation};
 use anyhow::{Context, Result};
-use budget::{Pool, PoolFull, Reservation};
 use bytes::Bytes;
 use dashboard::page;
 use http_server::{

@@ -13,7 +13,7 @@ use std::{
     time::Instant,
 };
 
-use budget::Reservation;
+use accounting::Reservation;
 use libp2p::{
     Multiaddr, PeerId,
     core::{Endpoint, transport::PortUse},

@@ -41,7 +41,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::{Pool, Reservation};
+use accounting::{Pool, Reservation};
 use futures::{AsyncRead, AsyncWrite};
 use libp2p::core::muxing::{StreamMuxer, StreamMuxerEvent};
 
@@ -713,7 +713,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for MeteredStream<S> {
 mod tests {
     use std::sync::atomic::AtomicBool;
 
-    use budget::{Ledger, PoolSpec};
+    use accounting::{Ledger, PoolSpec};
     use futures::{FutureExt, io::Cursor};
 
     use super::*;

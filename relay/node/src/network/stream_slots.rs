@@ -25,7 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::{Pool, Reservation};
+use accounting::{Pool, Reservation};
 use futures::{AsyncRead, AsyncWrite};
 use router::Peer;
 

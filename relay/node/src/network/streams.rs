@@ -8,7 +8,7 @@
 
 use std::{io, time::Duration};
 
-use budget::{Pool, Reservation};
+use accounting::{Pool, Reservation};
 use bytes::Bytes;
 use futures::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use protocol::frame;
@@ -41,7 +41,7 @@ pub(crate) enum ReadError {
     #[error("the frame did not arrive within {} s", FRAME_TIME.as_secs())]
     Slow,
     #[error(transparent)]
-    Full(#[from] budget::PoolFull),
+    Full(#[from] accounting::PoolFull),
 }
 
 /// A frame in memory, and the memory.
@@ -114,7 +114,7 @@ pub(crate) async fn reserve(
     pool: &Pool,
     bytes: usize,
     timeout: Duration,
-) -> Result<Reservation, budget::PoolFull> {
+) -> Result<Reservation, accounting::PoolFull> {
     let deadline = tokio::time::Instant::now() + timeout;
     loop {
         // The free bytes are checked first, so that waiting is not counted as refusals.

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use budget::Reservation;
+use accounting::Reservation;
 use bytes::Bytes;
 use libp2p::PeerId;
 use protocol::{

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use budget::Pool;
+use accounting::Pool;
 use bytes::Bytes;
 use disk::{RealDisk, SharedDisk};
 use store::{AppendError, Arrival, Config, Message, Page, Query, QueryError, Store, StoredMessage};

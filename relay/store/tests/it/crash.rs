@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use budget::Pool;
+use accounting::Pool;
 use disk::{RealDisk, SimulatedDisk};
 use store::{Config, Query, Store};
 

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use budget::Pool;
+use accounting::Pool;
 use disk::RealDisk;
 use store::{
     AppendError, Config, MESSAGE_BYTES_MAX, OpenError, Query, QueryError, Store, TOPIC_BYTES_MAX,

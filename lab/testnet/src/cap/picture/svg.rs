@@ -3,8 +3,8 @@
 
 use std::fmt::Write;
 
-use budget::format_size;
-use picture::{Anchor, Svg};
+use accounting::format_size;
+use svg::{Anchor, Svg};
 
 use super::{
     Plot,

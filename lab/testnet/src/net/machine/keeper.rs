@@ -12,8 +12,8 @@ use std::{
     time::Duration,
 };
 
+use accounting::process::{self, Pid};
 use anyhow::{Context, Result};
-use budget::process::{self, Pid};
 use cli::StopSignals;
 use guest::{config, line};
 use images::{Cache, OverlayOptions, Settings};

@@ -20,8 +20,8 @@ use std::{
     time::Duration,
 };
 
+use accounting::parse_size;
 use anyhow::{Context, Result, bail, ensure};
-use budget::parse_size;
 use guest::config::{self, Interface, Role};
 use machines::{
     image::{self, Image},

@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use budget::Pool;
+use accounting::Pool;
 use commonware_cryptography::Signer as _;
 use commonware_p2p::simulated::{Link, Network, Oracle};
 use commonware_runtime::{Quota, Runner as _, Spawner as _, Supervisor as _, deterministic};

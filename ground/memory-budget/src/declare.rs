@@ -3,7 +3,7 @@
 /// Declares a group of limits: one row says all there is to a limit.
 ///
 /// ```
-/// use sheet::{LimitsError, LineKind, Preset, Rules, Scale, SheetLine, limit, limits, whole};
+/// use memory_budget::{LimitsError, LineKind, Preset, Rules, Scale, SheetLine, limit, limits, whole};
 ///
 /// /// Memory sizes, in MiB, at which rows name their values.
 /// const SCALE: Scale<2> = Scale::new([8, 32]);
@@ -33,7 +33,7 @@
 ///
 /// const PRESETS: [Preset; 1] = [Preset { name: "small", memory_bytes: 8 << 20 }];
 ///
-/// sheet::table! {
+/// memory_budget::table! {
 ///     /// All limits of an inn.
 ///     pub struct Limits {
 ///         program "inn", presets PRESETS, lines lines;
@@ -49,7 +49,7 @@
 /// }
 ///
 /// fn lines(limits: &Limits) -> Vec<SheetLine> {
-///     sheet::lines![
+///     memory_budget::lines![
 ///         Pool("cellar", "inn") = whole(limits.cellar.cellar_bytes), "what guests drink";
 ///     ]
 /// }
@@ -57,7 +57,7 @@
 /// # fn main() -> Result<(), LimitsError> {
 /// let limits = Limits::derive(8 << 20)?;
 /// assert_eq!((limits.cellar.cellar_bytes, limits.cellar.barrel_bytes), (4 << 20, 1 << 20));
-/// assert!(sheet::omissions(&[limits]).is_empty());
+/// assert!(memory_budget::omissions(&[limits]).is_empty());
 /// # Ok(())
 /// # }
 /// ```
@@ -98,17 +98,17 @@
 ///
 /// ```compile_fail
 /// # fn main() {}
-/// # const SCALE: sheet::Scale<1> = sheet::Scale::new([8]);
-/// # const PRESETS: [sheet::Preset; 1] = [sheet::Preset { name: "inn", memory_bytes: 8 << 20 }];
-/// # fn lines(_: &Limits) -> Vec<sheet::SheetLine> { Vec::new() }
-/// # sheet::table! {
+/// # const SCALE: memory_budget::Scale<1> = memory_budget::Scale::new([8]);
+/// # const PRESETS: [memory_budget::Preset; 1] = [memory_budget::Preset { name: "inn", memory_bytes: 8 << 20 }];
+/// # fn lines(_: &Limits) -> Vec<memory_budget::SheetLine> { Vec::new() }
+/// # memory_budget::table! {
 /// #     pub struct Limits {
 /// #         program "inn", presets PRESETS, lines lines;
 /// #         budgets { memory_budget_bytes, }
 /// #         groups { door: DoorLimits, }
 /// #     }
 /// # }
-/// sheet::limits! {
+/// memory_budget::limits! {
 ///     SCALE;
 ///     /// The door.
 ///     pub struct DoorLimits as door of Limits {
@@ -122,17 +122,17 @@
 ///
 /// ```compile_fail
 /// # fn main() {}
-/// # const SCALE: sheet::Scale<1> = sheet::Scale::new([8]);
-/// # const PRESETS: [sheet::Preset; 1] = [sheet::Preset { name: "inn", memory_bytes: 8 << 20 }];
-/// # fn lines(_: &Limits) -> Vec<sheet::SheetLine> { Vec::new() }
-/// # sheet::table! {
+/// # const SCALE: memory_budget::Scale<1> = memory_budget::Scale::new([8]);
+/// # const PRESETS: [memory_budget::Preset; 1] = [memory_budget::Preset { name: "inn", memory_bytes: 8 << 20 }];
+/// # fn lines(_: &Limits) -> Vec<memory_budget::SheetLine> { Vec::new() }
+/// # memory_budget::table! {
 /// #     pub struct Limits {
 /// #         program "inn", presets PRESETS, lines lines;
 /// #         budgets { memory_budget_bytes, }
 /// #         groups { door: DoorLimits, }
 /// #     }
 /// # }
-/// sheet::limits! {
+/// memory_budget::limits! {
 ///     SCALE;
 ///     /// The door.
 ///     pub struct DoorLimits as door of Limits {
@@ -146,17 +146,17 @@
 ///
 /// ```compile_fail
 /// # fn main() {}
-/// # const SCALE: sheet::Scale<1> = sheet::Scale::new([8]);
-/// # const PRESETS: [sheet::Preset; 1] = [sheet::Preset { name: "inn", memory_bytes: 8 << 20 }];
-/// # fn lines(_: &Limits) -> Vec<sheet::SheetLine> { Vec::new() }
-/// # sheet::table! {
+/// # const SCALE: memory_budget::Scale<1> = memory_budget::Scale::new([8]);
+/// # const PRESETS: [memory_budget::Preset; 1] = [memory_budget::Preset { name: "inn", memory_bytes: 8 << 20 }];
+/// # fn lines(_: &Limits) -> Vec<memory_budget::SheetLine> { Vec::new() }
+/// # memory_budget::table! {
 /// #     pub struct Limits {
 /// #         program "inn", presets PRESETS, lines lines;
 /// #         budgets { memory_budget_bytes, }
 /// #         groups { door: DoorLimits, }
 /// #     }
 /// # }
-/// sheet::limits! {
+/// memory_budget::limits! {
 ///     SCALE;
 ///     /// The door.
 ///     pub struct DoorLimits as door of Limits {
@@ -423,7 +423,7 @@ macro_rules! table {
             }
 
             /// Applies the operator's own values by name: an object of groups of limits. Nothing is
-            /// changed when anything is refused ([`sheet::apply_overrides`]).
+            /// changed when anything is refused ([`memory_budget::apply_overrides`]).
             pub fn apply_overrides(
                 &mut self,
                 overrides: &serde_json::Value,
@@ -444,7 +444,7 @@ macro_rules! table {
 
             /// The pools that hold the program to the sheet. Lines that are not pools are taken off
             /// the budget first.
-            pub fn ledger(&self) -> Result<budget::Ledger, $crate::LimitsError> {
+            pub fn ledger(&self) -> Result<accounting::Ledger, $crate::LimitsError> {
                 self.sheet().ledger()
             }
         }

@@ -2,7 +2,7 @@
 //! system. Each program defines the shares of the budget from which work is held back; the rules
 //! between these shares are the same for all.
 
-use budget::{GovernorConfig, MIB, ThrottleConfig};
+use accounting::{GovernorConfig, MIB, ThrottleConfig};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 

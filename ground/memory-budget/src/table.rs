@@ -1,6 +1,6 @@
 //! Methods that a program's table of limits must have, and the table of a memory size.
 
-use budget::MIB;
+use accounting::MIB;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use budget::{LedgerError, format_size};
+use accounting::{LedgerError, format_size};
 
 use crate::{Preset, overrides::QUOTED_CHARS_MAX};
 

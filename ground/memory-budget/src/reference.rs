@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use budget::format_size;
+use accounting::format_size;
 use serde_json::Value;
 
 use crate::{Limit, LimitBound, Pays, Table, as_object, render::shown};
@@ -86,7 +86,7 @@ fn doc_text<T: 'static>(limit: &Limit<T>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use budget::MIB;
+    use accounting::MIB;
 
     use super::*;
     use crate::{derive, example::ExampleProgram};

@@ -1,6 +1,6 @@
 //! A small table, for the tests of what all tables have in common: an inn with a door and a cellar.
 
-use budget::MIB;
+use accounting::MIB;
 
 use crate::{Preset, Rules, Scale, SheetLine, limit, limits, lines, table, times, whole};
 

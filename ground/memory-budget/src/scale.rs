@@ -9,7 +9,7 @@
 //! too. So a sheet adds up everywhere once it adds up at the anchors. A program's tests walk every
 //! MiB to be sure: rounding, and lines that are neither, are theirs.
 
-use budget::{KIB, MIB};
+use accounting::{KIB, MIB};
 
 /// Bytes of a row are rounded down to a multiple of this: whole pages of every operating system.
 pub const GRANULE_BYTES: u64 = 64 * KIB;

@@ -28,8 +28,8 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use accounting::{KIB, MIB, format_size};
 use anyhow::{Context, Result, anyhow, bail};
-use budget::{KIB, MIB, format_size};
 use flate2::{Compression, write::GzEncoder};
 use tikv_jemalloc_ctl::{epoch, profiling, raw};
 

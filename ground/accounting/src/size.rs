@@ -54,9 +54,9 @@ pub enum SizeError {
 /// Reads a size in bytes.
 ///
 /// ```
-/// assert_eq!(budget::parse_size("512MiB"), Ok(512 << 20));
-/// assert_eq!(budget::parse_size("1.5 gib"), Ok(1536 << 20));
-/// assert_eq!(budget::parse_size("64MB"), Ok(64_000_000));
+/// assert_eq!(accounting::parse_size("512MiB"), Ok(512 << 20));
+/// assert_eq!(accounting::parse_size("1.5 gib"), Ok(1536 << 20));
+/// assert_eq!(accounting::parse_size("64MB"), Ok(64_000_000));
 /// ```
 pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     let shown = || text.chars().take(TEXT_BYTES_MAX).collect::<String>();

@@ -14,7 +14,7 @@
 //!    sheet**, and the disk space they take. [`check`] refuses a table whose lines sum to more than
 //!    the budget, or whose limits contradict one another ([`Rules`]), and names every limit
 //!    concerned.
-//! 4. [`Sheet::ledger`] makes the memory pools ([`budget::Ledger`]) that hold the program to the
+//! 4. [`Sheet::ledger`] makes the memory pools ([`accounting::Ledger`]) that hold the program to the
 //!    sheet while it runs. [`Sheet::to_text`] and [`Sheet::to_json`] show it.
 //!
 //! Bounds: a table has a fixed number of fields and a sheet a fixed number of lines; texts of the
@@ -43,11 +43,11 @@ pub use error::{LimitsError, Violation, Violations, nearest};
 pub use governor::{HandBackLimits, throttle_config};
 pub use heap::HeapLimits;
 pub use limit::{Follows, Group, Limit, LimitBound, Pays, Value, agreed, omissions};
+pub use memory_budget::{LineKind, Sheet, SheetLine, times, whole};
 pub use overrides::{apply_overrides, as_object, flatten, is_bytes, numbers, restate};
 pub use reference::reference;
 pub use rules::{LimitValue, Rules, check};
 pub use scale::{GRANULE_BYTES, Row, Scale};
-pub use sheet::{LineKind, Sheet, SheetLine, times, whole};
 pub use table::{Preset, Table, derive, preset, smallest_bytes};
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 use std::{any, slice};
 
-use budget::format_size;
+use accounting::format_size;
 
 use crate::{Group, Limit, LimitsError, Sheet, Table, Violation, Violations, derive, is_bytes};
 
@@ -229,7 +229,7 @@ pub fn check<T: Table>(table: &T) -> Result<(), LimitsError> {
 
 #[cfg(test)]
 mod tests {
-    use budget::MIB;
+    use accounting::MIB;
 
     use super::*;
     use crate::example::ExampleProgram;

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use dashboard::text::{short, signed};
-use picture::{Anchor, Svg, XmlEscaped};
+use svg::{Anchor, Svg, XmlEscaped};
 
 use crate::{
     command::By,

@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use budget::format_size;
+use accounting::format_size;
 use serde_json::{Value, json};
 
 use crate::{LineKind, Sheet, SheetLine, Table, as_object, flatten, is_bytes};
@@ -117,7 +117,7 @@ fn write_limits<T: Table>(text: &mut String, limits: &T) {
 pub(crate) fn shown(field: &str, value: &Value) -> String {
     match value.as_u64() {
         Some(number)
-            if is_bytes(field) && budget::parse_size(&format_size(number)) == Ok(number) =>
+            if is_bytes(field) && accounting::parse_size(&format_size(number)) == Ok(number) =>
         {
             format!("\"{}\"", format_size(number))
         }
@@ -141,7 +141,7 @@ fn grouped(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use budget::MIB;
+    use accounting::MIB;
 
     use super::*;
     use crate::{apply_overrides, derive, example::ExampleProgram};

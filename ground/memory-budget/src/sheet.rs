@@ -13,7 +13,7 @@
 //! The lines are in the order in which the program needs them, so that the first line that does not
 //! fit shows the shortage.
 
-use budget::{Ledger, PoolSpec, format_size};
+use accounting::{Ledger, PoolSpec, format_size};
 
 use crate::{LimitsError, Table};
 
@@ -155,7 +155,7 @@ impl Sheet {
 
 #[cfg(test)]
 mod tests {
-    use budget::MIB;
+    use accounting::MIB;
 
     use super::*;
     use crate::{derive, example::ExampleProgram};

@@ -1,6 +1,6 @@
 //! Limits of sampling allocations, which every program of ours can do.
 
-use budget::{KIB, MIB};
+use accounting::{KIB, MIB};
 use serde::{Deserialize, Serialize};
 
 use crate::{LimitValue, Rules};

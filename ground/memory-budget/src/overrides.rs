@@ -5,7 +5,7 @@
 //! that does not exist is refused with the nearest that does. Limits that are consequences of a
 //! changed one follow it, unless they were stated too or had been stated before.
 
-use budget::parse_size;
+use accounting::parse_size;
 use serde_json::{Map, Value};
 
 use crate::{
@@ -196,7 +196,7 @@ pub(crate) fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use budget::MIB;
+    use accounting::MIB;
     use serde_json::json;
 
     use super::*;

@@ -257,7 +257,7 @@ fn changed_lines<T: Table>(limit: &Limit<T>, tables: &[T]) -> BTreeSet<&'static 
 
 #[cfg(test)]
 mod tests {
-    use budget::MIB;
+    use accounting::MIB;
 
     use super::*;
     use crate::{derive, example::ExampleProgram};
