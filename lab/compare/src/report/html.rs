@@ -14,7 +14,7 @@ const STYLE: &str = include_str!("page.css");
 
 /// Escapes text for elements and attributes.
 pub(crate) fn escape(text: &str) -> String {
-    ::picture::XmlEscaped(&clean(text)).to_string()
+    svg::XmlEscaped(&clean(text)).to_string()
 }
 
 /// The whole page.

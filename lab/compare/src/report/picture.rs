@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use ::picture::{Anchor, Svg};
+use svg::{Anchor, Svg};
 
 use super::{change, clean, html::escape, unsigned};
 use crate::{

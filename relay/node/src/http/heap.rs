@@ -1,9 +1,9 @@
 //! `/debug/heap`: the memory profile, as addresses; `thimble-relay heap` names them.
 //!
-//! Refused unless the node was started to sample its allocations. [`::heap::Sampler`] has its
+//! Refused unless the node was started to sample its allocations. [`heap_profiler::Sampler`] has its
 //! bounds; the answer is charged to the pool `responses`.
 
-use ::heap::{ANSWER_TIME, ProfileError, off};
+use heap_profiler::{ANSWER_TIME, ProfileError, off};
 use http_server::{ErrorResponse, Outgoing};
 use hyper::{Response, StatusCode};
 use tokio::{task::spawn_blocking, time::timeout};

@@ -38,8 +38,8 @@ mod subscriptions;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use ::heap::Sampler;
 use anyhow::{Context, Result};
+use heap_profiler::Sampler;
 use http_server::Server;
 use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
 

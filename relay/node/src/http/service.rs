@@ -10,11 +10,11 @@ use std::{
     time::Duration,
 };
 
-use ::heap::Sampler;
 use accounting::{Pool, PoolFull, Reservation};
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use dashboard::page;
+use heap_profiler::Sampler;
 use http_server::{
     ACCEPT_ERROR, BodyError, ConnectionSettings, ErrorResponse, HttpHandler, Outgoing, PoolBudget,
     check_content_type,
