@@ -28,6 +28,7 @@ pub use pair::{
     analysis::{PairedEstimate, TURNS_MIN, estimate_change},
     machine::{Busy, Counters, describe},
 };
+pub use stats::special::two_sided_inverse;
 
 use input::Run;
 use options::{CompareSpec, is_stdout, write};

@@ -53,7 +53,7 @@ pub(crate) fn upper(t: f64, df: f64) -> f64 {
 }
 
 /// The `t` that is exceeded, on both sides together, with probability `p`.
-pub(crate) fn two_sided_inverse(p: f64, df: f64) -> f64 {
+pub fn two_sided_inverse(p: f64, df: f64) -> f64 {
     let (mut low, mut high) = (0.0, 1.0);
     while two_sided(high, df) > p && high < 1e12 {
         high *= 4.0;

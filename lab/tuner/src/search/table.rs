@@ -104,6 +104,13 @@ impl Trial {
     }
 }
 
+/// The mean of values and the sum of squares about it; none without values.
+pub(super) fn squares(values: &[f64]) -> Option<(f64, f64)> {
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    let sum = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (!values.is_empty()).then_some((mean, sum))
+}
+
 impl Table {
     pub(crate) fn trial(&self, setting: &Setting) -> Option<&Trial> {
         self.0.get(setting)
@@ -124,18 +131,16 @@ impl Table {
     /// Standard deviation of a run's figure about the mean of its setting, over all settings that
     /// ran more than once.
     pub(crate) fn spread(&self, least: f64, of: impl Fn(&Measurement) -> Option<f64>) -> f64 {
-        let (mut squares, mut freedom) = (0.0, 0.0);
+        let (mut all, mut freedom) = (0.0, 0.0);
         for trial in self.0.values() {
             let values: Vec<f64> =
                 trial.runs.iter().filter(|run| run.outcome.lived()).filter_map(&of).collect();
-            if values.len() < 2 {
-                continue;
+            if let Some((_, sum)) = squares(&values) {
+                all += sum;
+                freedom += values.len() as f64 - 1.0;
             }
-            let mean = values.iter().sum::<f64>() / values.len() as f64;
-            squares += values.iter().map(|value| (value - mean).powi(2)).sum::<f64>();
-            freedom += values.len() as f64 - 1.0;
         }
-        if freedom < 1.0 { least } else { (squares / freedom).sqrt().max(least) }
+        if freedom < 1.0 { least } else { (all / freedom).sqrt().max(least) }
     }
 
     pub(crate) fn score_spread(&self, judge: &Judge) -> f64 {

@@ -5,7 +5,7 @@ use rand_chacha::ChaCha20Rng;
 
 use super::*;
 use crate::{
-    knob::{Value, Way},
+    knob::{KnobChoice, Value, Way},
     lateness::Lateness,
 };
 
@@ -153,6 +153,54 @@ async fn the_same_setting_is_found_every_time_near_the_best_there_is() {
         assert!(model.seconds_left > -60.0, "seed {seed}: {} s over", -model.seconds_left);
     }
     assert!(mistaken <= 4, "{mistaken} of 200 knobs without effect were said to have one");
+}
+
+/// What becomes of knobs that counted as effective, by these runs (MiB, CPU seconds) of the default
+/// and of the only value of each knob.
+fn revise(default: &[(f64, f64)], knobs: &[&[(f64, f64)]]) -> Vec<KnobStatus> {
+    let mut model = Model::new(0, &vec![[(1.0, 1.0, 1.0)].as_slice(); knobs.len()]);
+    let spec = model.spec(None);
+    let mut table = Table::default();
+    let mut add = |setting: &Setting, runs: &[(f64, f64)]| {
+        for (mib, cpu_seconds) in runs {
+            let bytes = (mib * MIB) as u64;
+            let run = Measurement { peak_bytes: bytes, end_bytes: bytes, ..Measurement::default() };
+            table.add(setting, Measurement { cpu_seconds: *cpu_seconds, ..run });
+        }
+    };
+    add(&Setting::default(), default);
+    for (knob, runs) in knobs.iter().enumerate() {
+        add(&Setting::single(KnobChoice { knob, value: 0 }), runs);
+    }
+    let mut search = Search {
+        bench: &mut model,
+        spec: &spec,
+        judge: Judge { objective: Objective::Memory, goal: None },
+        table,
+        statuses: vec![KnobStatus::Alive; knobs.len()],
+        runs: 0,
+        total: Duration::ZERO,
+    };
+    search.revise_statuses(None);
+    search.statuses
+}
+
+#[test]
+fn a_small_effect_is_not_lost_in_the_spread_of_another_setting() {
+    let default = [(20.0, 1.0), (20.1, 1.0), (19.9, 1.0), (20.05, 1.0), (19.95, 1.0)];
+    let small = [(19.4, 1.0), (19.45, 1.0)];
+    let unsteady = [(10.0, 2.0), (16.0, 2.2), (12.0, 1.9), (15.0, 2.1)];
+    let statuses = revise(&default, &[&small, &unsteady]);
+    assert_eq!(statuses, [KnobStatus::Alive, KnobStatus::Alive]);
+}
+
+#[test]
+fn few_runs_need_a_larger_difference() {
+    let knob: &[(f64, f64)] = &[(18.8, 1.0), (18.85, 1.0)];
+    let few = [(20.0, 1.0), (20.8, 1.0), (20.4, 1.0)];
+    assert_eq!(revise(&few, &[knob]), [KnobStatus::Dead]);
+    let many = [few, few, few, few].concat();
+    assert_eq!(revise(&many, &[knob]), [KnobStatus::Alive]);
 }
 
 // Promise: P25 - Without a difference at most 6 % of 200 searches report an improvement.
