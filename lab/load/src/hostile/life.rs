@@ -359,8 +359,21 @@ impl TestNetwork {
         // With a misbehaving member, another fault would exceed f.
         if random.gen_bool(0.4) || count < self.members.len() {
             run.log(&format!("a worker of node {node} is killed"));
+            if count > 1 {
+                self.members[node].kill_worker(random);
+                return Ok(None);
+            }
+            // A node alone executes the worker's paused messages again from their beginning, in one
+            // round, as after a start; of four members the others make rounds meanwhile.
+            self.judge.begin_recovery();
             self.members[node].kill_worker(random);
-            return Ok(None);
+            let within = START_WITHIN.mul_f64(load_factor());
+            let settled = timeout(within, self.judge.wait_until_settled()).await;
+            self.judge.end_recovery();
+            return Ok(settled.err().map(|_| {
+                let seconds = within.as_secs();
+                format!("node {node} made no round within {seconds} s after a worker was killed")
+            }));
         }
         let all = count == 1 || random.gen_bool(0.25);
         let killed: Vec<usize> = if all { (0..count).collect() } else { vec![node] };

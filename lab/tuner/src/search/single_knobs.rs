@@ -33,8 +33,9 @@ const SIGNS: [Sign; 5] = [
     (|run| Some((run.end_bytes.max(1) as f64).ln()), 0.01),
     // Of a program that hardly works, a part of a second is what others on the machine cost it.
     (|run| Some((run.cpu_seconds + CPU_SECONDS_SMALL).ln()), 0.015),
-    // Of a program that hardly collects, one collection more may follow from where a run ended.
-    (|run| run.collections.map(|count| (count as f64 + COLLECTIONS_SMALL).ln()), 0.03),
+    // Of a program that hardly collects, one collection more may follow from where a run ended. A
+    // run without any is a figure, too: the collector may be switched off.
+    (|run| Some((run.collections.unwrap_or(0) as f64 + COLLECTIONS_SMALL).ln()), 0.03),
     (|run| run.collector_percent.map(|percent| (percent + 0.5).ln()), 0.1),
 ];
 

@@ -158,26 +158,36 @@ async fn the_same_setting_is_found_every_time_near_the_best_there_is() {
 /// What becomes of knobs that counted as effective, by these runs (MiB, CPU seconds) of the default
 /// and of the only value of each knob.
 fn revise(default: &[(f64, f64)], knobs: &[&[(f64, f64)]]) -> Vec<KnobStatus> {
+    let runs = |runs: &&[(f64, f64)]| runs.iter().map(|(mib, cpu)| run_of(*mib, *cpu)).collect();
+    revise_runs(runs(&default), knobs.iter().map(runs).collect())
+}
+
+/// A run with this peak (MiB) and these CPU seconds.
+fn run_of(mib: f64, cpu_seconds: f64) -> Measurement {
+    let bytes = (mib * MIB) as u64;
+    Measurement { peak_bytes: bytes, end_bytes: bytes, cpu_seconds, ..Measurement::default() }
+}
+
+/// The same by whole measurements.
+fn revise_runs(default: Vec<Measurement>, knobs: Vec<Vec<Measurement>>) -> Vec<KnobStatus> {
     let mut model = Model::new(0, &vec![[(1.0, 1.0, 1.0)].as_slice(); knobs.len()]);
     let spec = model.spec(None);
     let mut table = Table::default();
-    let mut add = |setting: &Setting, runs: &[(f64, f64)]| {
-        for (mib, cpu_seconds) in runs {
-            let bytes = (mib * MIB) as u64;
-            let run = Measurement { peak_bytes: bytes, end_bytes: bytes, ..Measurement::default() };
-            table.add(setting, Measurement { cpu_seconds: *cpu_seconds, ..run });
+    let statuses = vec![KnobStatus::Alive; knobs.len()];
+    for run in default {
+        table.add(&Setting::default(), run);
+    }
+    for (knob, runs) in knobs.into_iter().enumerate() {
+        for run in runs {
+            table.add(&Setting::single(KnobChoice { knob, value: 0 }), run);
         }
-    };
-    add(&Setting::default(), default);
-    for (knob, runs) in knobs.iter().enumerate() {
-        add(&Setting::single(KnobChoice { knob, value: 0 }), runs);
     }
     let mut search = Search {
         bench: &mut model,
         spec: &spec,
         judge: Judge { objective: Objective::Memory, goal: None },
         table,
-        statuses: vec![KnobStatus::Alive; knobs.len()],
+        statuses,
         runs: 0,
         total: Duration::ZERO,
     };
@@ -192,6 +202,15 @@ fn a_small_effect_is_not_lost_in_the_spread_of_another_setting() {
     let unsteady = [(10.0, 2.0), (16.0, 2.2), (12.0, 1.9), (15.0, 2.1)];
     let statuses = revise(&default, &[&small, &unsteady]);
     assert_eq!(statuses, [KnobStatus::Alive, KnobStatus::Alive]);
+}
+
+#[test]
+fn a_collector_that_is_switched_off_is_an_effect() {
+    let collecting = |count| Measurement { collections: count, ..run_of(20.0, 1.0) };
+    let runs = |counts: &[Option<u64>]| counts.iter().map(|count| collecting(*count)).collect();
+    let default = runs(&[Some(7), Some(8), Some(7), Some(7), Some(8)]);
+    let knobs = vec![runs(&[None, None]), runs(&[Some(7), Some(8)])];
+    assert_eq!(revise_runs(default, knobs), [KnobStatus::Alive, KnobStatus::Dead]);
 }
 
 #[test]

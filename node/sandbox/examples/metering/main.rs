@@ -225,11 +225,8 @@ fn measure<'a>(world: &World, cases: &'a [Case], runs: usize) -> (f64, Vec<Figur
         let (per_instruction, ratio) = (median(nanos), median(ratios));
         figures.push(Figure { case, per_instruction, ratio, counted });
         eprint!("\r{} of {} {:<60}", figures.len(), cases.len(), case.name);
-        // Folds the written pages, outside the measured time.
-        let ticket = world.store.begin_checkpoint().unwrap();
-        ticket.sync().unwrap();
-        world.store.finish_checkpoint(ticket);
-        while !world.store.fold(1 << 30).unwrap().is_idle() {}
+        // Outside the measured time.
+        world.fold();
     }
     eprintln!();
     (median(all), figures)

@@ -197,6 +197,14 @@ impl World {
         canister.balance = changes.balance;
     }
 
+    /// Writes what was committed into the base files.
+    pub(crate) fn fold(&self) {
+        let ticket = self.store.begin_checkpoint().unwrap();
+        ticket.sync().unwrap();
+        self.store.finish_checkpoint(ticket);
+        while !self.store.fold(1 << 30).unwrap().is_idle() {}
+    }
+
     pub(crate) fn update(&self, canister: &mut Canister, name: &str, arg: &[u8]) -> Outcome {
         self.run(canister, Entry::Update(name.into()), |request| request.context.arg = arg.to_vec())
     }
