@@ -198,13 +198,6 @@ fn comparable_parts(outcome: Outcome) -> (u64, Response, Changes, u64) {
     (outcome.instructions, outcome.result.unwrap(), changes, pages)
 }
 
-fn checkpoint(world: &World) {
-    let ticket = world.store.begin_checkpoint().unwrap();
-    ticket.sync().unwrap();
-    world.store.finish_checkpoint(ticket);
-    while !world.store.fold(1 << 30).unwrap().is_idle() {}
-}
-
 fn kill_paused(world: &World) {
     world.pool.paused_pids().into_iter().for_each(kill);
 }
@@ -225,7 +218,7 @@ fn sliced_or_restarted_message_has_the_outcome_of_an_unsliced_one() {
         type Between = fn(&World);
         let ways: [(&str, u64, Between); 4] = [
             ("kept", 1, |_| {}),
-            ("kept over checkpoints", 1, checkpoint),
+            ("kept over checkpoints", 1, World::fold),
             ("killed", 1, kill_paused),
             ("without a place", 0, |_| {}),
         ];
