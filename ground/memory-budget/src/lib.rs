@@ -43,11 +43,11 @@ pub use error::{LimitsError, Violation, Violations, nearest};
 pub use governor::{HandBackLimits, throttle_config};
 pub use heap::HeapLimits;
 pub use limit::{Follows, Group, Limit, LimitBound, Pays, Value, agreed, omissions};
-pub use memory_budget::{LineKind, Sheet, SheetLine, times, whole};
 pub use overrides::{apply_overrides, as_object, flatten, is_bytes, numbers, restate};
 pub use reference::reference;
 pub use rules::{LimitValue, Rules, check};
 pub use scale::{GRANULE_BYTES, Row, Scale};
+pub use sheet::{LineKind, Sheet, SheetLine, times, whole};
 pub use table::{Preset, Table, derive, preset, smallest_bytes};
 
 #[cfg(test)]

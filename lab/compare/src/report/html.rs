@@ -35,7 +35,7 @@ pub(crate) fn page(report: &Report) -> String {
             let _ = writeln!(
                 html,
                 "<li class=\"{}\"><b>{count}</b> {}</li>",
-                svg::class(verdict),
+                picture::class(verdict),
                 verdict.label()
             );
         }
@@ -48,7 +48,7 @@ pub(crate) fn page(report: &Report) -> String {
     for note in &outcome.notes {
         let _ = writeln!(html, "<p class=\"note\">{}</p>", escape(note));
     }
-    let scatter = svg::scatter(&outcome.tests);
+    let scatter = picture::scatter(&outcome.tests);
     if !scatter.is_empty() {
         let _ = writeln!(
             html,
@@ -57,7 +57,7 @@ pub(crate) fn page(report: &Report) -> String {
              name.</figcaption></figure>"
         );
     }
-    let rows = svg::rows(&outcome.tests);
+    let rows = picture::rows(&outcome.tests);
     if !rows.is_empty() {
         let any = outcome.tests.iter().any(|test| {
             matches!(test.verdict, Verdict::Slower | Verdict::Faster | Verdict::Outlier)
@@ -114,7 +114,7 @@ fn table(html: &mut String, tests: &[TestResult]) {
              <th title=\"smallest change that would be called one\">tells</th>\
              <th title=\"probability by chance, corrected for the number of tests\">q</th><th></th></tr>\
              </thead><tbody>",
-            svg::class(verdict),
+            picture::class(verdict),
             of.len(),
             verdict.label()
         );
@@ -138,7 +138,7 @@ fn row(html: &mut String, test: &TestResult) {
          <td class=\"change {}\">{change}</td><td>{noise}</td>\
          <td>{tells}</td><td>{q}</td><td>{}</td></tr>",
         escape(&test.name),
-        svg::class(test.verdict),
+        picture::class(test.verdict),
         escape(test.why.as_deref().unwrap_or_default())
     );
 }

@@ -577,7 +577,7 @@ impl Bench {
             ..Header::default()
         };
         merge::write_series(&series, header, &self.phases, &all)?;
-        svg::draw(&all, &self.folder.join("nodes.svg")).context("drawing the picture")
+        picture::draw(&all, &self.folder.join("nodes.svg")).context("drawing the picture")
     }
 }
 

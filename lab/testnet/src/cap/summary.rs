@@ -33,7 +33,7 @@ pub(crate) fn text(summary: &Summary, header: &Header) -> String {
         ),
     );
     let shared = match summary.shared_peak_bytes {
-        0..budget::MIB => String::new(),
+        0..accounting::MIB => String::new(),
         shared => format!(", {} of it at most shared memory", mib(shared)),
     };
     line("file", format!("peak {}{shared}", mib(summary.file_peak_bytes)));
