@@ -5,6 +5,8 @@
 //! A target is a module here, a row of [`TARGETS`], a binary of `fuzz/Cargo.toml`, and a folder of
 //! seeds, `fuzz/seeds/NAME`. Must never know: which fuzzer or test calls it.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
 mod allocated;
 mod candid_arguments;
 mod ceremony_files;
