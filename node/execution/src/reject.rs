@@ -19,7 +19,8 @@ const SNAPSHOT_ID_SHOWN: usize = 64;
 /// A reject with this error code; the reject code follows from its hundreds, as in the
 /// specification's table.
 pub(crate) fn reject(error_code: u16, message: impl Into<String>) -> Reject {
-    debug_assert!(ErrorCode(error_code).cause().is_some(), "{error_code} is in no reference");
+    // Each code is in the reference of errors.
+    debug_assert!(ErrorCode(error_code).cause().is_some());
     let code = match error_code / 100 {
         1 => RejectCode::SysFatal,
         2 => RejectCode::SysTransient,

@@ -81,7 +81,9 @@ pub(crate) fn scatter(tests: &[TestResult]) -> String {
     }
     let cap = FACTOR_MAX.ln();
     let most = points.iter().map(|(_, _, y)| y.abs()).fold(0.05, f64::max).min(cap) * 1.08;
-    let low = points.iter().map(|(_, x, _)| *x).fold(f64::INFINITY, f64::min).max(1e-5) / 1.3;
+    let least = points.iter().map(|(_, x, _)| *x).fold(f64::INFINITY, f64::min);
+    // The axis ends at a thousand, and begins far enough below.
+    let low = least.clamp(1e-5, 100.0) / 1.3;
     let high = points.iter().map(|(_, x, _)| *x).fold(0.0, f64::max).clamp(low * 4.0, 1e3) * 1.3;
     let x = |noise: f64| {
         LEFT + (noise.clamp(low, high) / low).ln() / (high / low).ln() * (WIDTH - LEFT - RIGHT)
