@@ -61,7 +61,7 @@ ARITHMETIC := nidkg compare
 # A member that violates the protocol, for tests.
 BYZANTINE := $(if $(wildcard node/thimble/byzantine/main.rs),--bin thimble-byzantine)
 EXECUTES := accounting disk execution limits memory pages rounds sandbox state
-names = $(shell awk -F'"' 'FNR == 1 { named = 0 } /^name/ && !named { print $$2; named = 1 }' $(wildcard ground/*/Cargo.toml node/*/Cargo.toml relay/*/Cargo.toml lab/*/Cargo.toml))
+names = $(shell awk -F'"' 'FNR == 1 { named = 0 } /^name/ && !named { print $$2; named = 1 }' $(wildcard ground/*/Cargo.toml node/*/Cargo.toml relay/*/Cargo.toml tools/*/Cargo.toml lab/*/Cargo.toml))
 CHECKED := --config 'profile.release.debug-assertions=true' --config 'profile.release.package."*".debug-assertions=false' \
 	$(foreach crate,$(filter-out $(ARITHMETIC),$(names)),--config 'profile.release.package.$(crate).opt-level=$(if $(filter $(crate),$(EXECUTES)),1,0)')
 

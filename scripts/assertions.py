@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FLOOR = 6.0
 
 # The folders of the workspace's crates, and in them code that only tests and measurements run.
-CRATES = ("ground", "node", "relay", "lab")
+CRATES = ("ground", "node", "relay", "tools", "lab")
 TESTS = ("tests", "benches", "examples", "byzantine", "ground/testing")
 # Comments, and literals of strings and characters. A lifetime is no literal.
 TEXT = re.compile(

@@ -31,7 +31,7 @@ SPECIFICATION = ROOT / "SPECIFICATION.md"
 MAKEFILE = ROOT / "Makefile"
 PAGE = ROOT / "docs" / "promises.md"
 # The folders of the workspace's crates. Tests of other workspaces have no command of their own.
-CRATES = ("ground", "node", "relay", "lab")
+CRATES = ("ground", "node", "relay", "tools", "lab")
 
 PROMISE = re.compile(r"^- \*\*(P\d+) ([^*]+)\.\*\*", re.MULTILINE)
 ANNOTATION = re.compile(r"^(P\d+)(?: \[([^\]]+)\])? - (\S.*)$")

@@ -8,7 +8,7 @@ lab=${1:?usage: tune-study.sh LAB DIR BUDGET [PROGRAM]...}
 dir=$2 budget=$3
 shift 3
 here=$(cd "$(dirname "$0")/.." && pwd)
-programs=$here/lab/tuner/programs
+programs=$here/tools/tuner/programs
 mkdir -p "$dir"
 dir=$(cd "$dir" && pwd)
 PATH="$PATH:/usr/local/go/bin"

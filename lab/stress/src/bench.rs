@@ -13,8 +13,8 @@ use std::{
 use accounting::MIB;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
+use memory_cap::machine;
 use serde::Serialize;
-use testnet::machine;
 
 use crate::{
     Stop,

@@ -12,8 +12,8 @@ use std::{
 use accounting::process::{self, Pid};
 use anyhow::{Context, Result, bail};
 use libp2p::Multiaddr;
+use memory_cap::picture;
 use protocol::store;
-use testnet::cap::picture;
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, sleep, sleep_until, timeout},

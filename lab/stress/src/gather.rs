@@ -4,8 +4,8 @@
 
 use std::{sync::Arc, sync::Mutex, time::Duration};
 
+use memory_cap::machine;
 use protocol::{light_push, store};
-use testnet::machine;
 
 use crate::{
     clients::{Clients, delivered},

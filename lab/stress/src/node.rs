@@ -14,7 +14,7 @@ use std::{
 use accounting::process::Pid;
 use anyhow::{Context, Result};
 use cli::{Child, OnDrop};
-use testnet::cap::series::{self, Line};
+use memory_cap::series::{self, Line};
 
 use crate::watch::Source;
 

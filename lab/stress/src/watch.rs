@@ -18,12 +18,10 @@ use accounting::{
     process::{self, Pid},
 };
 use anyhow::{Context, Result};
-use testnet::{
-    cap::{
-        info::Info,
-        series::{self, Event, FORMAT, Header, Line, ProcessSample, Sample, What},
-    },
+use memory_cap::{
+    info::Info,
     machine,
+    series::{self, Event, FORMAT, Header, Line, ProcessSample, Sample, What},
 };
 
 use crate::{report::Memory, tally::lock};

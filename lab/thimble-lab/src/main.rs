@@ -54,7 +54,7 @@ enum Command {
     ///
     /// Example: thimble-lab cap --memory 512MiB --json run.jsonl --picture run.svg -- thimble run
     /// --memory 512MiB
-    Cap(testnet::cap::Options),
+    Cap(memory_cap::Options),
     /// Run a node under a memory cap, storm it with the hammer, and judge what its memory did.
     ///
     /// Exit status: 0 when every verdict is good, 1 when one is not, 130 after Ctrl-C.
@@ -262,7 +262,7 @@ enum Image {
 fn main() -> ExitCode {
     match Cli::parse().command {
         // Before any thread is started: it reads signals, which threads would take from it.
-        Command::Cap(options) => testnet::cap::run(options),
+        Command::Cap(options) => memory_cap::run(options),
         Command::Manual { share } => {
             match setup::write_manual(<Cli as clap::CommandFactory>::command(), &share) {
                 Ok(files) => {

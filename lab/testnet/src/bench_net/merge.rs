@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::cap::{
+use memory_cap::{
     self,
     series::{self, Event, Header, Line, ProcessSample, Sample, What, Writer},
 };
@@ -49,7 +49,7 @@ pub(crate) fn read(runs: &[PathBuf], began: f64) -> Result<NodeSeries> {
     for run in runs {
         let mut offset = None;
         let mut kills = 0;
-        for file in [cap::older(run), run.clone()] {
+        for file in [memory_cap::older(run), run.clone()] {
             if !file.exists() {
                 continue;
             }

@@ -24,11 +24,6 @@ use serde_json::Value;
 
 use self::merge::NodeSeries;
 use crate::{
-    cap::{
-        mib, picture,
-        series::{FORMAT, Header},
-    },
-    machine,
     net::{
         Network,
         reading::{Asker, Report},
@@ -37,6 +32,10 @@ use crate::{
         state::NetFolder,
     },
     storm::{Row, Rows, table},
+};
+use memory_cap::{
+    machine, mib, picture,
+    series::{FORMAT, Header},
 };
 
 const IDLE_BYTES_MAX: u64 = 48 * MIB;

@@ -28,19 +28,17 @@ use self::{
     local::Disks,
     plan::{Action, Plan, Possible},
 };
-use crate::{
-    machine,
-    net::{
-        self, Network,
-        links::Quality,
-        reading::{self, Asker},
-        session::{Condition, Session},
-        spawn::{self, Size},
-        state::NetFolder,
-        status,
-        wait::{self, Goal},
-    },
+use crate::net::{
+    self, Network,
+    links::Quality,
+    reading::{self, Asker},
+    session::{Condition, Session},
+    spawn::{self, Size},
+    state::NetFolder,
+    status,
+    wait::{self, Goal},
 };
+use memory_cap::machine;
 
 /// Clients work so long before the first fault and after everything is healed.
 const CALM: Duration = Duration::from_secs(3);

@@ -10,14 +10,14 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::cap;
+use memory_cap;
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Prints the log, its older half first; only the last `lines` if stated. With `follow`, continues
 /// until the future is dropped.
 pub(crate) async fn print(path: &Path, lines: Option<usize>, follow: bool) -> Result<()> {
-    let mut text = fs::read(cap::older(path)).unwrap_or_default();
+    let mut text = fs::read(memory_cap::older(path)).unwrap_or_default();
     let mut file =
         File::open(path).with_context(|| format!("there is no log at {}", path.display()))?;
     file.read_to_end(&mut text)?;

@@ -11,7 +11,7 @@ use super::{
     session::condition,
     state::{Backend, Kind, Net, NetFolder},
 };
-use crate::cap::{
+use memory_cap::{
     self,
     series::{self, Line},
 };
@@ -274,7 +274,7 @@ fn host_bytes(place: &NetFolder, index: usize) -> Option<u64> {
 /// Most anonymous memory in a series, its older half included.
 pub(crate) fn peak(series: &Path) -> u64 {
     let mut peak = 0;
-    for file in [cap::older(series), series.to_owned()] {
+    for file in [memory_cap::older(series), series.to_owned()] {
         // The older half is there only after a while.
         let _ = series::read(&file, |line| {
             if let Line::Sample(sample) = line {

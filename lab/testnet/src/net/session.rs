@@ -24,7 +24,7 @@ use super::{
     machine, namespaces, relay, relays,
     state::{Backend, Kind, LastCommand, Lock, Net, NetFolder, Network},
 };
-use crate::cap::info::Info;
+use memory_cap::info::Info;
 
 /// Between SIGTERM and the end of a node: it makes a checkpoint.
 const STOPPED_WITHIN: Duration = Duration::from_secs(60);
@@ -146,7 +146,7 @@ impl Session {
         fs::create_dir_all(place.node(index))?;
         // The series of the previous run is kept in addition to the new one.
         let _ = fs::rename(place.series(index), place.series(index).with_extension("before.jsonl"));
-        for stale in [crate::cap::older(&place.series(index)), place.info_file(index)] {
+        for stale in [memory_cap::older(&place.series(index)), place.info_file(index)] {
             let _ = fs::remove_file(stale);
         }
         let mut command = self.command(index)?;

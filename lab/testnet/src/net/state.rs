@@ -33,7 +33,7 @@ use super::{
     links::{Link, Links},
     machine::Machines,
 };
-use crate::cap::info::Info;
+use memory_cap::info::Info;
 
 /// Version of the file.
 const FORMAT: u32 = 1;

@@ -6,7 +6,7 @@ use accounting::format_size;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::cap::mib;
+use memory_cap::mib;
 
 use super::{
     reading::{self, Asker, GroupReading, Report, Row},

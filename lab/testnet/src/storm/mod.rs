@@ -4,7 +4,7 @@
 //! The phases, which are marks in the series and in the picture: the node starts and idles; the
 //! hammer storms it; it cools down; it is stopped with SIGTERM. Anonymous memory before and after
 //! is compared, the peak in between is compared with a goal, and no process may have been killed or
-//! restarted and no answer may be wrong. The cap ([`crate::cap`]) and the hammer are child
+//! restarted and no answer may be wrong. The cap ([`memory_cap`]) and the hammer are child
 //! processes, other subcommands of this program, so that each can be used alone.
 
 mod node;
@@ -28,7 +28,7 @@ use self::{
     node::CappedNode,
     verdict::{Findings, Hammer},
 };
-use crate::{cap, machine};
+use memory_cap::machine;
 
 /// Budgets from which on so much of the hammer's default sizes suits the limits per message.
 const SCALES: [(u64, &str); 4] =
@@ -69,7 +69,7 @@ pub struct Options {
     out: PathBuf,
     /// Kind of process group. [default: the first that is possible]
     #[arg(long)]
-    group: Option<cap::Kind>,
+    group: Option<memory_cap::Kind>,
     /// Leave the node's data in the folder.
     #[arg(long)]
     keep_data: bool,

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use cli::{Child, OnDrop};
 
 use super::{DATA, Files, MARKS, SERIES};
-use crate::cap::{
+use memory_cap::{
     self,
     series::{self, Header, Line, Summary},
 };
@@ -35,7 +35,7 @@ impl CappedNode {
     pub(crate) async fn start(
         program: &Path,
         binary: &Path,
-        group: Option<cap::Kind>,
+        group: Option<memory_cap::Kind>,
         memory_bytes: u64,
         mode: &str,
         files: &Files,

@@ -6,7 +6,7 @@ use accounting::{MIB, format_size};
 use compare::figure::{Better, Figure};
 use serde::Serialize;
 
-use crate::cap::{mib, series::Summary};
+use memory_cap::{mib, series::Summary};
 
 /// Most anonymous memory of a node with 512 MiB in a hybrid storm.
 const HYBRID_PEAK_BYTES_MAX: u64 = 170 * MIB;
@@ -269,7 +269,7 @@ fn operations(report: &serde_json::Value) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cap::series::Restarts;
+    use memory_cap::series::Restarts;
 
     fn good() -> Findings {
         Findings {

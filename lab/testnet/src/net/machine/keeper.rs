@@ -35,10 +35,7 @@ use super::{
     GROUP, disk, forwarded_ports, host_hardware, machine_config, machines_of, report,
     report::Report,
 };
-use crate::{
-    cap::{info::Info, rotating::Rotating, series::What},
-    machine,
-};
+use memory_cap::{info::Info, machine, rotating::Rotating, series::What};
 
 /// Most bytes of a machine's log, and of its series.
 const LOG_BYTES_MAX: u64 = 32 << 20;

@@ -9,14 +9,9 @@ use anyhow::{Context, Result};
 use guest::line;
 use machines::console::harmless;
 
-use crate::{
-    cap::{
-        info, round,
-        series::{
-            self, Event, Header, Line, ProcessSample, Restarts, Sample, Summary, What, Writer,
-        },
-    },
-    machine,
+use memory_cap::{
+    info, machine, round,
+    series::{self, Event, Header, Line, ProcessSample, Restarts, Sample, Summary, What, Writer},
 };
 
 /// Letters of a text of the guest's.

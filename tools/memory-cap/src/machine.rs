@@ -19,7 +19,7 @@ pub fn now() -> (String, String) {
 }
 
 /// The time in UTC, such as `2026-11-23T04:05:06.789Z`.
-pub(crate) fn timestamp() -> String {
+pub fn timestamp() -> String {
     let now = time::OffsetDateTime::now_utc();
     let (year, month, day) = (now.year(), u8::from(now.month()), now.day());
     let (hour, minute, second) = (now.hour(), now.minute(), now.second());

@@ -11,7 +11,7 @@ use super::{
     columns::{Columns, Extent},
     labels::{self, Label},
 };
-use crate::cap::{
+use crate::{
     series::{Event, What},
     summary::{duration, mib},
 };

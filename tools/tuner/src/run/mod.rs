@@ -23,8 +23,8 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use compare::Counters;
+use memory_cap::series::{self, Line, Summary};
 use nix::sys::resource::{UsageWho, getrusage};
-use testnet::cap::series::{self, Line, Summary};
 use tokio::{
     process::{Child, Command},
     sync::watch,

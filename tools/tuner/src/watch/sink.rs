@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use testnet::cap::Rotating;
+use memory_cap::Rotating;
 
 use super::history::Sample;
 

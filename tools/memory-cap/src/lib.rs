@@ -8,13 +8,18 @@
 //! The command stays in the process group of the terminal's foreground, and in the group of the cap
 //! from its first instruction on. We stay outside the cap: the measuring must neither count nor die
 //! with what is measured.
+//!
+//! [`machine`] describes the machine of a measurement. Must never know: which program it runs.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod group;
 pub mod info;
 mod log;
+pub mod machine;
 mod marks;
 pub mod picture;
-pub(crate) mod rotating;
+mod rotating;
 mod sampler;
 pub mod series;
 mod signals;
@@ -45,8 +50,7 @@ use self::{
     series::{Event, Header, Line, Summary, What, Writer},
     signals::{SignalEvent, Signals},
 };
-pub(crate) use self::{rotating::older, sampler::round, summary::mib};
-use crate::machine;
+pub use self::{rotating::older, sampler::round, summary::mib};
 
 /// Exit status for failures of this program, as in `env` and `timeout`.
 const EXIT_FAILURE: u8 = 125;
