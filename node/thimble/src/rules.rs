@@ -356,6 +356,21 @@ mod tests {
     }
 
     #[test]
+    fn rules_from_before_a_limit_are_followed_unless_members_agree_on_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (large, small) = (config(folder.path(), "512MiB"), config(folder.path(), "256MiB"));
+        let before = |group: &str, field: &str| {
+            let mut rules = Rules::from_config(&large).unwrap();
+            rules.limits[group].as_object_mut().unwrap().remove(field).unwrap();
+            rules.agreed.retain(|(name, _)| *name != format!("{group}.{field}"));
+            rules.configure(&small).map(|config| config.limits)
+        };
+        assert_eq!(before("pages", "open_files").unwrap(), large.limits);
+        let refused = before("outcalls", "open").unwrap_err().to_string();
+        assert!(refused.contains("this program has other rules"), "{refused}");
+    }
+
+    #[test]
     fn rules_of_another_version_are_refused_by_name_while_there_are_blocks() {
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path();
