@@ -242,8 +242,8 @@ doc: setup ## Build the documentation of the crates, with warnings as errors.
 fmt: ## Format.
 	@cargo fmt --all
 
-reference: setup ## Renew docs/reference from the programs: commands, limits, metrics, error codes; make test compares them.
-	@THIMBLE_WRITE_REFERENCE=1 cargo test $(CHECKED) --release --locked --workspace --lib --test it --test pocket --test package reference_page
+reference: setup ## Renew docs/reference from the programs: commands, limits, metrics, error codes, routes; make test compares them.
+	@THIMBLE_WRITE_REFERENCE=1 cargo test $(CHECKED) --release --locked --workspace --lib --bins --test it --test pocket reference_page
 
 canisters: ## Rebuild the sample canisters in canisters/wasm from their sources.
 	@canisters/build.sh

@@ -6,13 +6,18 @@
 Sizes: bytes of README.md, ARCHITECTURE.md and each page of docs/internals, which has one diagram
 unless it is a list; promises in SPECIFICATION.md; words of each entry of CHANGELOG.md. Records of
 docs/decisions are numbered without gaps and listed. Links: relative ones of all Markdown lead to a
-file, and to a heading in it. Metrics that a document names are listed in the reference. Needs no
-package.
+file, and to a heading in it. Metrics that a document names are listed in the reference. Paths in
+backticks exist, if they begin with a folder of the repository or end in the suffix of a source file
+(the rest of a path is enough); names in capitals stand for any. Test programs that a document, the
+Makefile or a script names (`-p CRATE --test NAME PART`) exist, and a test whose name has this part.
+Needs no package.
 """
 
+import itertools
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,10 +26,16 @@ INTERNALS_BYTES = 8_000
 PROMISES = 25
 ENTRY_WORDS = 25
 # Lists, without a diagram.
-LISTS = ("code-map.md", "glossary.md")
+LISTS = ("code-map.md", "glossary.md", "recipes.md")
 # A diagram is a block of text that comes before the first heading of a section.
 DIAGRAM = re.compile(r"^```text\n.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[(?:[^\[\]]|`[^`]*`)*\]\(([^()\s]+)\)")
+# Suffixes of files that are sources of this repository; other files may be an operator's.
+SOURCES = (".rs", ".c", ".h", ".py", ".mo")
+PATH = re.compile(r"[\w.*{},-]+(?:/[\w.*{},-]+)*/?")
+TEST = re.compile(r"(?:-p\s+([\w-]+)\s+)?((?:--test\s+[a-z]\w*\s*)+)")
+# A crate, and a part of the name of a test.
+FILTER = re.compile(r"-p\s+([\w-]+)\s+(?:--lib|--test\s+\w+)\s+([a-z][\w:]*)")
 
 
 def text(name):
@@ -77,11 +88,16 @@ def anchors(page):
     return found
 
 
+def tracked(*patterns):
+    """Names of files in the repository."""
+    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard",
+                             *patterns], cwd=ROOT, capture_output=True, check=True).stdout
+    return [name for name in listed.decode().split("\0") if name and (ROOT / name).is_file()]
+
+
 def documents():
     """All Markdown files."""
-    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard",
-                             "*.md"], cwd=ROOT, capture_output=True, check=True).stdout
-    return [ROOT / name for name in listed.decode().split("\0") if name and (ROOT / name).is_file()]
+    return [ROOT / name for name in tracked("*.md")]
 
 
 def metrics(files):
@@ -112,12 +128,83 @@ def links(files):
                 yield f"{file.relative_to(ROOT)}: {target} is no heading of that page"
 
 
+def alternatives(path):
+    """The paths that `a/{b,c}.rs` stands for."""
+    parts = [part.split(",") for part in re.split(r"[{}]", path)]
+    return ["".join(choice) for choice in itertools.product(*parts)]
+
+
+def paths(files):
+    """Paths in backticks that lead nowhere. The changelog names former ones."""
+    known = tracked()
+    folders = {name.split("/")[0] for name in known if "/" in name}
+    # Each file and each of its folders, with what comes before it.
+    whole = "\n".join({"/" + "/".join(name.split("/")[:count]) for name in known
+                       for count in range(1, name.count("/") + 2)}) + "\n"
+    for file in files:
+        if file.name == "CHANGELOG.md":
+            continue
+        page = re.sub(r"(?ms)^```.*?^```$", "", file.read_text())
+        spans = re.findall(r"`([^`]+)`", page)
+        for word in itertools.chain.from_iterable(span.split() for span in spans):
+            inside = "/" in word and word.split("/")[0] in folders
+            if not PATH.fullmatch(word) or not inside and not word.endswith(SOURCES):
+                continue
+            for path in alternatives(word.rstrip("/")):
+                some = re.escape(path).replace(r"\*", r"[^/\n]*")
+                some = re.sub(r"\b[A-Z]{3,}\b", lambda _: r"[^/\n]+", some)
+                if not re.search(f"/{some}$", whole, re.MULTILINE):
+                    yield f"{file.relative_to(ROOT)}: `{path}` does not exist"
+
+
+def crates():
+    """Folder of each crate, and names of its test programs."""
+    found = {}
+    for name in tracked("*Cargo.toml"):
+        manifest = tomllib.loads(text(name))
+        if "package" not in manifest:
+            continue
+        crate = (ROOT / name).parent
+        stated = manifest.get("test", [])
+        programs = {test["name"] for test in stated}
+        if manifest["package"].get("autotests", True):
+            paths_stated = {test.get("path") for test in stated}
+            for path in [*crate.glob("tests/*.rs"), *crate.glob("tests/*/main.rs")]:
+                if str(path.relative_to(crate)) not in paths_stated:
+                    programs.add(path.stem if path.stem != "main" else path.parent.name)
+        found[manifest["package"]["name"]] = (crate, programs)
+    return found
+
+
+def tests(files):
+    """Test programs and tests that no crate, or not the named one, has."""
+    known = crates()
+    everywhere = set().union(*(programs for _, programs in known.values()))
+    others = [ROOT / name for name in tracked("Makefile", "scripts/*.sh")]
+    for file in [*files, *others]:
+        page = file.read_text()
+        for crate, named in TEST.findall(page):
+            programs = known.get(crate, (ROOT, set()))[1] if crate else everywhere
+            for name in re.findall(r"--test\s+(\w+)", named):
+                if name not in programs:
+                    of = f" of {crate}" if crate else ""
+                    yield f"{file.relative_to(ROOT)}: --test {name}{of} does not exist"
+        for crate, name in FILTER.findall(page):
+            part = name.strip(":").split("::")[-1]
+            sources = known[crate][0].rglob("*.rs") if crate in known else []
+            found = (part in path.stem or re.search(rf"fn \w*{part}", path.read_text())
+                     for path in sources)
+            if not part.isupper() and not any(found):
+                yield f"{file.relative_to(ROOT)}: {crate} has no test `{name}`"
+
+
 def main():
     if len(sys.argv) > 1:
         print(__doc__)
         return 0 if sys.argv[1:] in (["-h"], ["--help"]) else 2
     files = documents()
-    errors = [*sizes(), *decisions(), *metrics(files), *links(files)]
+    errors = [*sizes(), *decisions(), *metrics(files), *links(files),
+              *paths(files), *tests(files)]
     for error in errors:
         print(error, file=sys.stderr)
     return 1 if errors else 0

@@ -1,11 +1,13 @@
-/* Every function of the System API that a module with 32-bit memory may import, in the order of
- * the table "Overview of imports" of the interface specification: first the functions of both
- * widths, then those of 32 bit alone.
+/* Functions of the System API that a module with 32-bit memory may import: those of the table
+ * "Overview of imports" of the interface specification, without the three others that the node
+ * offers (docs/reference/system-api.md).
  *
  *     EACH(result, name, number of parameters, types of the parameters)
  *
  * The operation that calls a function is IMPORTS plus the function's place in this list, counted
- * from 0. Programs outside rely on that: what is new goes to the end. */
+ * from 0. Tests and load drivers rely on these numbers, so a new function goes to the end of the
+ * list, whatever its width. TABLE in node/thimble/tests/it/conformance/imports.rs has the same
+ * order. */
 #ifndef IMPORTS_H
 #define IMPORTS_H
 

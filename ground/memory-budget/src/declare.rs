@@ -64,8 +64,9 @@
 ///
 /// A row has, in this order:
 ///
-/// 1. The documentation and attributes of the field (`#[serde(default = "...")]`). The reference of
-///    limits shows the documentation ([`crate::reference()`]).
+/// 1. The documentation of the field, which the reference of limits shows
+///    ([`crate::reference()`]). It needs no default for serde: [`crate::from_record`] reads tables
+///    that were recorded before there was the row.
 /// 2. Name and type, `u64` or `bool`. The name ends in its unit.
 /// 3. The value. A method of [`crate::Scale`], without the scale: `fixed(value)`, `mib([..])`,
 ///    `values([..])`, `steps([..])` and so on; further methods of [`crate::Row`] may come after it.
@@ -420,6 +421,12 @@ macro_rules! table {
             /// The table of a named size.
             pub fn preset(name: &str) -> Result<Self, $crate::LimitsError> {
                 $crate::preset(name)
+            }
+
+            /// The table in a record that any version of the program wrote
+            /// ([`memory_budget::from_record`]).
+            pub fn from_record(record: &serde_json::Value) -> Result<Self, $crate::LimitsError> {
+                $crate::from_record(record)
             }
 
             /// Applies the operator's own values by name: an object of groups of limits. Nothing is

@@ -43,7 +43,7 @@ pub use error::{LimitsError, Violation, Violations, nearest};
 pub use governor::{HandBackLimits, throttle_config};
 pub use heap::HeapLimits;
 pub use limit::{Follows, Group, Limit, LimitBound, Pays, Value, agreed, omissions};
-pub use overrides::{apply_overrides, as_object, flatten, is_bytes, numbers, restate};
+pub use overrides::{apply_overrides, as_object, flatten, from_record, is_bytes, numbers, restate};
 pub use reference::reference;
 pub use rules::{LimitValue, Rules, check};
 pub use scale::{GRANULE_BYTES, Row, Scale};

@@ -93,6 +93,42 @@ pub fn apply_overrides<T: Table>(limits: &mut T, overrides: &Value) -> Result<()
     Ok(())
 }
 
+/// The table in a record that any version of the program wrote, by serialising its table. A limit
+/// that the record lacks is newer than it: its value is the one of the recorded memory, or follows
+/// from the recorded limits. So a row needs no default for serde.
+///
+/// # Errors
+/// The record has no memory budget, a limit that this program does not have, or a value of another
+/// kind.
+pub fn from_record<T: Table>(record: &Value) -> Result<T, LimitsError> {
+    let bad =
+        |field: &str, problem: String| LimitsError::BadValue { field: quoted(field), problem };
+    let memory_bytes = record.get("memory_budget_bytes").and_then(Value::as_u64);
+    let memory_bytes = memory_bytes
+        .ok_or_else(|| bad("memory_budget_bytes", "the record has no such number".into()))?;
+    let mut table = as_object(&T::scaled(memory_bytes));
+    let mut recorded = Vec::new();
+    for (name, value) in record.as_object().into_iter().flatten() {
+        if let (Some(Value::Object(group)), Some(fields)) = (table.get_mut(name), value.as_object())
+        {
+            for (field, value) in fields {
+                let path = format!("{name}.{field}");
+                if T::limit(&path).is_none() {
+                    return Err(bad(&path, "is recorded, and this program has none".into()));
+                }
+                recorded.push(path);
+                group.insert(field.clone(), value.clone());
+            }
+            continue;
+        }
+        table.insert(name.clone(), value.clone());
+    }
+    let mut table: T = serde_json::from_value(Value::Object(table))
+        .map_err(|error| bad("limits", error.to_string()))?;
+    table.follow(|name| recorded.iter().any(|path| path == name));
+    Ok(table)
+}
+
 /// Changes what other limits follow from, and lets them follow, but for those that were set
 /// otherwise before.
 pub fn restate<T: Table>(limits: &mut T, change: impl FnOnce(&mut T)) {
@@ -279,6 +315,43 @@ mod tests {
         let mut again = inn();
         apply_overrides(&mut again, &Value::Object(table)).unwrap();
         assert_eq!(again, inn());
+    }
+
+    #[test]
+    fn limit_that_a_record_lacks_has_the_value_of_the_recorded_memory() {
+        let mut limits: ExampleProgram = crate::derive(32 * MIB).unwrap();
+        apply_overrides(&mut limits, &json!({"door": {"guests": 5, "locked": true}})).unwrap();
+        let record = serde_json::to_value(&limits).unwrap();
+        assert_eq!(from_record::<ExampleProgram>(&record).unwrap(), limits);
+        let without = |group: &str, field: &str| {
+            let mut older = record.clone();
+            older[group].as_object_mut().unwrap().remove(field).unwrap();
+            from_record::<ExampleProgram>(&older).unwrap()
+        };
+        assert_eq!(without("cellar", "cellar_bytes").cellar.cellar_bytes, 16 * MIB);
+        assert_eq!(without("door", "guests").door.guests, 16);
+        assert_eq!(without("door", "guests").door.keys, 5, "recorded limits do not follow it");
+        assert_eq!(without("door", "keys").door.keys, 5, "it follows the recorded guests");
+        assert!(!without("door", "locked").door.locked);
+        let mut older = record.clone();
+        older.as_object_mut().unwrap().remove("cellar").unwrap();
+        assert_eq!(from_record::<ExampleProgram>(&older).unwrap(), limits, "a whole group");
+    }
+
+    #[test]
+    fn record_of_unknown_limits_or_without_a_memory_is_refused() {
+        let changed = |change: &dyn Fn(&mut Value)| {
+            let mut record = serde_json::to_value(inn()).unwrap();
+            change(&mut record);
+            from_record::<ExampleProgram>(&record).unwrap_err().to_string()
+        };
+        assert!(changed(&|record| record["door"]["bolts"] = 1.into()).contains("bolts"));
+        assert!(changed(&|record| record["garden"] = json!({"trees": 1})).contains("garden"));
+        assert!(changed(&|record| record["door"]["guests"] = "many".into()).contains("many"));
+        assert!(changed(&|record| record["door"] = 3.into()).contains("limits"));
+        let no_memory = |record: &mut Value| record["memory_budget_bytes"] = "8 MiB".into();
+        assert!(changed(&no_memory).contains("memory_budget_bytes"));
+        assert!(from_record::<ExampleProgram>(&json!([])).is_err());
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! Limits that depend on the memory size, as values at a few sizes.
 //!
 //! A program names its sizes once, in a [`Scale`]. A [`Row`] names a limit's value at each of them.
-//! Between two sizes the value is on the straight line between them (or, for counts of threads, is
-//! that of the smaller one); below the first and above the last it stays. Two things follow. All
-//! rows rise, so more memory never means a smaller limit. And a sum of rows that fits the budget at
-//! two neighbouring sizes fits it at every size between them, because both sides of the comparison
-//! are straight lines; a maximum or a product of rows, which bends upwards, stays below the line
-//! too. So a sheet adds up everywhere once it adds up at the anchors. A program's tests walk every
-//! MiB to be sure: rounding, and lines that are neither, are theirs.
+//! Between two sizes the value is interpolated linearly (or, for counts of threads, is that of the
+//! smaller one); below the first and above the last it stays. Two things follow. All rows rise, so
+//! more memory never means a smaller limit. And a sum of rows that fits the budget at two
+//! neighbouring sizes fits it at every size between them, because both sides of the comparison are
+//! linear; a maximum or a product of rows, which is convex, stays below that value too. So a sheet
+//! adds up everywhere once it adds up at the anchors. A program's tests walk every MiB to be sure:
+//! rounding, and lines of the sheet that are neither, are theirs.
 
 use accounting::{KIB, MIB};
 
@@ -41,10 +41,10 @@ impl<const ANCHORS: usize> Scale<ANCHORS> {
         ANCHORS
     }
 
-    /// A row of plain numbers, in between on a straight line. A constant whose values fall does not
+    /// A row of plain numbers, interpolated linearly. A constant whose values fall does not
     /// compile, here and below.
     pub const fn values(&self, values: [u64; ANCHORS]) -> Row<ANCHORS> {
-        self.row(values, Between::Line)
+        self.row(values, Between::Linear)
     }
 
     /// A row of plain numbers that change at the sizes only, as those of threads do.
@@ -104,9 +104,9 @@ const fn multiples<const ANCHORS: usize>(mut values: [u64; ANCHORS], unit: u64) 
 /// Values between two sizes.
 #[derive(Clone, Copy, Debug)]
 enum Between {
-    /// On the straight line.
-    Line,
-    /// On the straight line, in whole granules.
+    /// Interpolated.
+    Linear,
+    /// Interpolated, in whole granules.
     Granules,
     /// That of the smaller size.
     Steps,
@@ -148,13 +148,13 @@ impl<const ANCHORS: usize> Row<ANCHORS> {
     /// Its value at `memory_bytes`.
     pub fn value_at(&self, memory_bytes: u64) -> u64 {
         match self.between {
-            Between::Line => self.at(memory_bytes),
+            Between::Linear => self.at(memory_bytes),
             Between::Granules => self.bytes_at(memory_bytes),
             Between::Steps => self.step_at(memory_bytes),
         }
     }
 
-    /// Its value at `memory_bytes`, on the straight line between the two anchors around it.
+    /// Its value at `memory_bytes`, interpolated between the two anchors around it.
     pub fn at(&self, memory_bytes: u64) -> u64 {
         let low = self.anchor_below(memory_bytes);
         let (Some(&low_value), Some(&low_mib)) = (self.values.get(low), self.anchors_mib.get(low))

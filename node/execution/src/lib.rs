@@ -59,6 +59,10 @@ mod test_hooks;
 /// Counts changes in the results of batches. Members compare it when they connect, the rules next
 /// to the block log record it, and `subnet_info` reports it in place of a version of the program:
 /// two programs that execute alike may have different versions.
+///
+/// Raise it when the same batch may have another state, reply, reject, cost or certified tree than
+/// with the program before: members with different results would split the subnet. A rule by which
+/// modules are refused has a version of its own, `sandbox::module::MODULE_RULES_VERSION`.
 pub const RULES_VERSION: u32 = 10;
 
 pub use ahead::{Ahead, CompileAhead, ModulesAgain, ReadCall};

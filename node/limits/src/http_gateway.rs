@@ -38,9 +38,7 @@ const _: () = assert!(HTTP_SMALL_BYTES <= HTTP_REQUEST_BYTES);
 
 memory_budget::limits! {
     SCALE;
-    /// Limits of the HTTP gateway. Without connections it is off: so it is in tables that were
-    /// written down before there was one.
-    #[derive(Default)]
+    /// Limits of the HTTP gateway. Without connections it is off.
     #[serde(deny_unknown_fields)]
     pub struct HttpGatewayLimits as http_gateway of Limits,
         if HttpGatewayLimits::is_possible, rules check

@@ -4,10 +4,10 @@
 //! The path of the number:
 //!
 //! 1. [`Limits::derive`] turns a memory size into a whole table. Every limit is one row
-//!    ([`memory_budget::limits!`]) in the file of its group: its values at a few sizes, taken in between by
-//!    a straight line, or what it follows from (how large a module may be, given what compiling it
-//!    may take); its bounds, its reason, its lines of the sheet. [`Limits::preset`] names three
-//!    sizes.
+//!    ([`memory_budget::limits!`]) in the file of its group: its values at a few sizes,
+//!    interpolated in between, or what it follows from (how large a module may be, given what
+//!    compiling it may take); its bounds, its reason, its lines of the sheet. [`Limits::preset`]
+//!    names three sizes.
 //! 2. [`Limits::apply_overrides`] lays the operator's own values over it, by name, and lets the
 //!    consequences follow.
 //! 3. [`Limits::sheet`] lists the memory that the table takes, line by line: the **budget sheet**.

@@ -26,9 +26,7 @@ const _: () = {
 
 memory_budget::limits! {
     SCALE;
-    /// Limits of HTTPS outcalls. Without bytes there are none: so it is in tables that were written
-    /// down before there were any.
-    #[derive(Default)]
+    /// Limits of HTTPS outcalls. Without bytes there are none.
     #[serde(deny_unknown_fields)]
     pub struct OutcallLimits as outcalls of Limits, if OutcallLimits::is_possible, rules check {
         /// Requests of all canisters that are not answered.

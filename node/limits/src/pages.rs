@@ -130,7 +130,6 @@ memory_budget::limits! {
         /// may be open while a checkpoint syncs them, and for queries on older states. No more than
         /// a quarter of the system's limit.
         // Each takes far less than the line of the kernel has.
-        #[serde(default = "open_files")]
         open_files: u64 = values([512, 512, 512, 1024, 1024, 2048, 4096, 8192, 16384]), local,
             bounds [at_least(16, "every lane of execution writes two memories")],
             reason "each holds some 1.5 KiB of the kernel's memory; a round that writes more \
@@ -154,22 +153,11 @@ memory_budget::limits! {
                     accepted can be written and compiled";
         /// Number of states that fit into the disk budget: 2 where a state fetched from peers is
         /// stored alongside the old one.
-        #[serde(default = "one")]
         states_on_disk: u64 = fixed(1), local,
             pays line("heap_tables", "state_heap", "message_files", "checkpoint_records",
                   "canister_state"),
             reason "2 in a subnet of several: a fetched state is stored alongside the old one";
     }
-}
-
-/// For tables that were written down before there was such a limit.
-fn open_files() -> u64 {
-    1024
-}
-
-/// For tables that were written down before there was a disk budget.
-fn one() -> u64 {
-    1
 }
 
 /// The most memory that the index of `delta_bytes` of delta takes.

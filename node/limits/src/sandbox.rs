@@ -55,7 +55,6 @@ memory_budget::limits! {
         /// Paused messages that a worker of their own keeps between rounds; any other runs again
         /// from its beginning. May be 0.
         // The smallest nodes have no memory for one worker more.
-        #[serde(default)]
         paused_workers: u64 = steps([0, 1, 1, 2, 4, 4, 4, 4, 4]), local,
             pays line("program", "paused_workers", "paused_messages", "installations"),
             bounds [at_most(64, "each is a process")],
@@ -72,7 +71,6 @@ memory_budget::limits! {
                     the module";
         /// Anonymous memory of one compile child, reserved for it; four times that in address space
         /// (RLIMIT_DATA).
-        #[serde(default = "compile_anonymous_bytes")]
         compile_anonymous_bytes: u64 = fixed(COMPILE_ANONYMOUS_BYTES), local,
             pays line("compilations"),
             bounds [
@@ -94,11 +92,6 @@ memory_budget::limits! {
             reason "on disk: a sixteenth of the disk budget, at most 4 GiB; what is evicted is \
                     compiled again when it is needed";
     }
-}
-
-/// For tables that were written down before a compile child had its heap in a file.
-fn compile_anonymous_bytes() -> u64 {
-    COMPILE_ANONYMOUS_BYTES
 }
 
 impl SandboxLimits {

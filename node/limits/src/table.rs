@@ -38,7 +38,6 @@ memory_budget::table! {
             memory_budget_bytes,
             /// The most that the node may keep on disk ([`Self::set_disk`]). 0 if not stated: the
             /// size on disk then follows from the memory.
-            #[serde(default)]
             disk_budget_bytes,
         }
         groups {
@@ -57,10 +56,8 @@ memory_budget::table! {
             /// The public HTTP interface.
             gateway: GatewayLimits,
             /// The HTTP gateway, which serves canisters to browsers.
-            #[serde(default)]
             http_gateway: HttpGatewayLimits,
             /// Requests of canisters to servers outside.
-            #[serde(default)]
             outcalls: OutcallLimits,
             /// Reserve for the process itself.
             process: ProcessLimits,

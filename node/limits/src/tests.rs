@@ -263,6 +263,27 @@ fn rows_and_sheet_say_the_same() {
 }
 
 #[test]
+fn record_without_any_one_limit_is_read_as_the_same_table() {
+    let nano = Limits::nano().unwrap();
+    let mut large = nano.clone();
+    large.set_disk(100 * GIB, 1);
+    for limits in [nano, large] {
+        let record = serde_json::to_value(&limits).unwrap();
+        for limit in <Limits as memory_budget::Table>::LIMITS.iter().copied().flatten() {
+            let (group, field) = limit.name.split_once('.').unwrap();
+            let mut older = record.clone();
+            older[group].as_object_mut().unwrap().remove(field).unwrap();
+            assert_eq!(Limits::from_record(&older).unwrap(), limits, "{}", limit.name);
+        }
+        for group in as_object(&limits).iter().filter(|(_, group)| group.is_object()) {
+            let mut older = record.clone();
+            older.as_object_mut().unwrap().remove(group.0).unwrap();
+            assert_eq!(Limits::from_record(&older).unwrap(), limits, "{}", group.0);
+        }
+    }
+}
+
+#[test]
 fn members_agree_on_what_affects_results() {
     let limits = Limits::nano().unwrap();
     let agreed = limits.agreed();

@@ -112,7 +112,7 @@ pub fn version() -> wasmtime::Result<&'static str> {
     let mut hasher = Sha256Hasher(Sha256::new());
     INSTRUMENTATION_VERSION.hash(&mut hasher);
     WASMTIME_VERSION.hash(&mut hasher);
-    module::RULES_VERSION.hash(&mut hasher);
+    module::MODULE_RULES_VERSION.hash(&mut hasher);
     engine()?.precompile_compatibility_hash().hash(&mut hasher);
     let digest = hasher.0.finalize();
     let version = hex::encode(&digest[..8]);
@@ -133,7 +133,7 @@ pub fn agreed() -> Result<Vec<(String, u64)>, crate::PrepareError> {
     Ok(vec![
         (format!("engine.wasmtime {WASMTIME_VERSION} for {TARGET}"), version),
         ("engine.instrumentation".to_owned(), u64::from(INSTRUMENTATION_VERSION)),
-        ("engine.module_rules".to_owned(), u64::from(module::RULES_VERSION)),
+        ("engine.module_rules".to_owned(), u64::from(module::MODULE_RULES_VERSION)),
         ("engine.stack_bytes".to_owned(), WASM_STACK_BYTES as u64),
     ])
 }

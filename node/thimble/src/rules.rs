@@ -87,9 +87,11 @@ impl Rules {
         }
     }
 
-    /// The configuration with these rules in place of its own.
+    /// The configuration with these rules in place of its own. A limit that is newer than the record
+    /// has its value of the recorded memory. If it is an agreed one, the recorded settings do not
+    /// name it, and the record is refused.
     fn configure(&self, config: &Config) -> Result<Config> {
-        let limits: Limits = serde_json::from_value(self.limits.clone())?;
+        let limits = Limits::from_record(&self.limits)?;
         let features = serde_json::from_value(self.features.clone())?;
         let before = Config { limits, features, ..config.clone() };
         let differences = self.differences(&Self::from_config(&before)?);
@@ -351,6 +353,21 @@ mod tests {
         assert!(cut.is_err());
         settled(&small).unwrap();
         settled(&small).unwrap();
+    }
+
+    #[test]
+    fn rules_from_before_a_limit_are_followed_unless_members_agree_on_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (large, small) = (config(folder.path(), "512MiB"), config(folder.path(), "256MiB"));
+        let before = |group: &str, field: &str| {
+            let mut rules = Rules::from_config(&large).unwrap();
+            rules.limits[group].as_object_mut().unwrap().remove(field).unwrap();
+            rules.agreed.retain(|(name, _)| *name != format!("{group}.{field}"));
+            rules.configure(&small).map(|config| config.limits)
+        };
+        assert_eq!(before("pages", "open_files").unwrap(), large.limits);
+        let refused = before("outcalls", "open").unwrap_err().to_string();
+        assert!(refused.contains("this program has other rules"), "{refused}");
     }
 
     #[test]

@@ -80,15 +80,15 @@ impl<M: Clone> Router<M> {
                 self.prune(peer, shard, now);
             }
         }
-        if self.mesh(shard).len() < self.config.d_low {
+        if self.mesh_size(shard) < self.config.d_low {
             self.fill_mesh(shard, now);
         }
-        if self.mesh(shard).len() > self.config.d_high {
+        if self.mesh_size(shard) > self.config.d_high {
             self.thin_mesh(shard, now);
         }
         let outbound = self.count_outbound(&self.mesh(shard));
         let missing = self.config.d_out.saturating_sub(outbound);
-        if self.mesh(shard).len() >= self.config.d_low && missing > 0 {
+        if self.mesh_size(shard) >= self.config.d_low && missing > 0 {
             let dialled = |router: &Self, peer| {
                 router.peers.get(&peer).is_some_and(|state| state.outbound)
                     && router.may_graft(peer, shard, now)
@@ -109,7 +109,7 @@ impl<M: Clone> Router<M> {
 
     /// Grafts up to `d`.
     pub(crate) fn fill_mesh(&mut self, shard: Shard, now: Duration) {
-        let missing = self.config.d.saturating_sub(self.mesh(shard).len());
+        let missing = self.config.d.saturating_sub(self.mesh_size(shard));
         for peer in self.choose(shard, missing, |router, peer| router.may_graft(peer, shard, now)) {
             self.graft(peer, shard, now);
         }
@@ -147,9 +147,9 @@ impl<M: Clone> Router<M> {
             self.prune(peer, shard, now);
         }
         debug_assert!(
-            self.mesh(shard).len() <= self.config.d,
+            self.mesh_size(shard) <= self.config.d,
             "{} peers are left in a mesh of {}",
-            self.mesh(shard).len(),
+            self.mesh_size(shard),
             self.config.d
         );
     }

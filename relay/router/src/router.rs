@@ -638,6 +638,11 @@ impl<M: Clone> Router<M> {
         self.meshes.get(&shard).map(|mesh| mesh.iter().copied().collect()).unwrap_or_default()
     }
 
+    /// Number of peers in the mesh of a topic.
+    pub fn mesh_size(&self, shard: Shard) -> usize {
+        self.meshes.get(&shard).map_or(0, BTreeSet::len)
+    }
+
     /// How much is held.
     pub fn usage(&self) -> RouterUsage {
         RouterUsage {

@@ -58,7 +58,11 @@ pub use crate::system_api::{IC0_FUNCTIONS, Ic0Function};
 
 /// Counts changes to what modules weigh (`weight.rs`) and to any other rule by which one is
 /// refused: nodes that judge modules differently must not be in one subnet.
-pub const RULES_VERSION: u32 = 3;
+///
+/// Raise it when a module is accepted that was refused before, or the other way round: a new
+/// function of the System API, another type or context of one, another weight or bound. Where the
+/// results of messages change as well, raise `execution::RULES_VERSION` too.
+pub const MODULE_RULES_VERSION: u32 = 3;
 
 /// The whole path: what was uploaded in; what to compile, what was found out, and the size of the
 /// unpacked module out.

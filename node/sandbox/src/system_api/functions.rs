@@ -8,7 +8,7 @@
 //! handler gets every argument widened to 64 bits, and its result is narrowed to the type.
 //!
 //! Validation refuses an import that is not here or has another type; the worker links the rows;
-//! `tests/worker/permissions.rs` calls each of them from each context; their table in
+//! `tests/it/permissions.rs` calls each of them from each context; their table in
 //! `docs/reference/system-api.md` is written by a test below.
 
 use wasmparser::ValType;

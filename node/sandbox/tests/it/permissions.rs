@@ -1,5 +1,5 @@
-//! Every function of the System API from every kind of entry point: allowed or refused as the
-//! specification's table says.
+//! Every function of the System API from every kind of entry point: allowed or refused as its row
+//! in the table of functions says.
 
 use sandbox::{
     CallbackKind, Entry, Global, Request,
@@ -47,10 +47,9 @@ fn caller(start: bool) -> String {
     )
 }
 
-// Promise: P9 - System API functions may be called from exactly the contexts that the specification
-//   lists.
-/// That the contexts of the rows are those of the specification is a conformance test of the node
-/// (`imports::functions_have_the_types_and_contexts_of_the_specification`).
+// Promise: P9 - System API functions may be called from exactly the contexts that their rows list.
+/// That these are the contexts of the specification, where it has the function, is a conformance
+/// test of the node (`imports::functions_have_the_types_and_contexts_of_the_specification`).
 #[test]
 fn functions_may_be_called_from_where_the_specification_says() {
     let callback = |kind| Entry::Callback { fun: 0, env: 0, kind };

@@ -15,7 +15,7 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    answer,
+    answer::{self, Row, Rows},
     message::{Names, json_text_bytes_max, put_text},
     service::{ReceivedBody, Service},
 };
@@ -54,12 +54,6 @@ struct PeersOfShard {
     peers: Vec<WakuPeer>,
 }
 
-/// A row of a list.
-trait Row: Serialize + Send {
-    /// The most bytes of its JSON.
-    fn bytes_max(&self) -> usize;
-}
-
 impl Row for WakuPeer {
     fn bytes_max(&self) -> usize {
         PEER_BYTES_MAX + self.multiaddr.len() + self.shards.len() * 6
@@ -69,52 +63,6 @@ impl Row for WakuPeer {
 impl Row for PeersOfShard {
     fn bytes_max(&self) -> usize {
         64 + self.peers.iter().map(|peer| peer.bytes_max() + 1).sum::<usize>()
-    }
-}
-
-/// A list that is made row by row.
-struct Rows<T> {
-    rows: Box<dyn Iterator<Item = T> + Send>,
-    next: Option<T>,
-    begun: bool,
-    ended: bool,
-}
-
-impl<T: Row + 'static> Rows<T> {
-    fn new(rows: impl Iterator<Item = T> + Send + 'static) -> Self {
-        Self { rows: Box::new(rows), next: None, begun: false, ended: false }
-    }
-}
-
-impl<T: Row> Pieces for Rows<T> {
-    fn next_bytes(&mut self) -> Option<usize> {
-        if self.ended {
-            return None;
-        }
-        if self.next.is_none() {
-            self.next = self.rows.next();
-        }
-        Some(2 + self.next.as_ref().map_or(0, Row::bytes_max))
-    }
-
-    fn write(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
-        if !self.begun {
-            out.push(b'[');
-        }
-        match self.next.take() {
-            Some(row) => {
-                if self.begun {
-                    out.push(b',');
-                }
-                serde_json::to_writer(out, &row).map_err(io::Error::other)?;
-            }
-            None => {
-                out.push(b']');
-                self.ended = true;
-            }
-        }
-        self.begun = true;
-        Ok(())
     }
 }
 

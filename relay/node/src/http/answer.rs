@@ -1,6 +1,8 @@
 //! Answers, and refusals with instructions: each names the error or the limit that was met, with
 //! its value and a remedy.
 
+use std::io;
+
 use accounting::{Pool, PoolFull};
 use dashboard::page;
 use http_server::{ErrorResponse, List, Outgoing, Pieces, TEXT, respond, set_common_headers};
@@ -103,11 +105,64 @@ pub(crate) fn json(
     Ok(answer(status, "application/json", Outgoing::charged(bytes, responses).map_err(no_room)?))
 }
 
-/// A JSON list that is made as it is sent. Errors: the pool is full.
+/// A JSON list that is made as it is sent, for lists whose length has no small bound ([`Rows`]);
+/// [`json`] is for bodies that are small. Errors: the pool is full.
 pub(crate) fn list(
     pieces: impl Pieces + 'static,
     responses: &Pool,
 ) -> Result<Response<Outgoing>, ErrorResponse> {
     let list = List::reserve(pieces, responses).map_err(no_room)?;
     Ok(answer(StatusCode::OK, "application/json", Outgoing::List(list)))
+}
+
+/// A row of a list.
+pub(crate) trait Row: Serialize + Send {
+    /// The most bytes of its JSON.
+    fn bytes_max(&self) -> usize;
+}
+
+/// A list that is made row by row.
+pub(crate) struct Rows<T> {
+    rows: Box<dyn Iterator<Item = T> + Send>,
+    next: Option<T>,
+    begun: bool,
+    ended: bool,
+}
+
+impl<T: Row + 'static> Rows<T> {
+    pub(crate) fn new(rows: impl Iterator<Item = T> + Send + 'static) -> Self {
+        Self { rows: Box::new(rows), next: None, begun: false, ended: false }
+    }
+}
+
+impl<T: Row> Pieces for Rows<T> {
+    fn next_bytes(&mut self) -> Option<usize> {
+        if self.ended {
+            return None;
+        }
+        if self.next.is_none() {
+            self.next = self.rows.next();
+        }
+        Some(2 + self.next.as_ref().map_or(0, Row::bytes_max))
+    }
+
+    fn write(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
+        if !self.begun {
+            out.push(b'[');
+        }
+        match self.next.take() {
+            Some(row) => {
+                if self.begun {
+                    out.push(b',');
+                }
+                serde_json::to_writer(out, &row).map_err(io::Error::other)?;
+            }
+            None => {
+                out.push(b']');
+                self.ended = true;
+            }
+        }
+        self.begun = true;
+        Ok(())
+    }
 }

@@ -101,3 +101,23 @@ async fn sample(service: Arc<Service>) {
         service.sample();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+
+    use super::routes::ENDPOINTS;
+
+    #[test]
+    fn reference_page_of_routes_lists_every_endpoint() {
+        let mut text = String::from("| method | path | meaning | read |\n|---|---|---|---|\n");
+        for endpoint in ENDPOINTS {
+            // A number is a shard, and a name too.
+            let is_read = (endpoint.route)("1").unwrap().is_read();
+            let read = if is_read { "yes" } else { "" };
+            let (method, path, meaning) = (&endpoint.method, endpoint.path, endpoint.meaning);
+            writeln!(text, "| {method} | `{path}` | {meaning} | {read} |").unwrap();
+        }
+        testing::reference::check_page("rest.md", "thimble-relay", &text);
+    }
+}

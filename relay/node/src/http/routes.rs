@@ -1,4 +1,4 @@
-//! The routes: paths and methods.
+//! The routes: paths and methods, in one table, from which docs/reference/rest.md is written.
 //!
 //! Paths are those of the OpenAPI files in waku-org/waku-rest-api. A topic in a path is
 //! percent-encoded; since it is the last part of its path, one with plain slashes is accepted too.
@@ -50,110 +50,192 @@ pub(crate) enum Route {
     StoreQuery,
 }
 
-/// The endpoint of a request. Errors: 404, 405 with the methods there are, 400 for a path that
-/// cannot be decoded.
+impl Route {
+    /// Whether it reads data that clients can ask for again later: such requests are the first that
+    /// are refused when memory is short. Store queries are as well, and refuse and count for
+    /// themselves; the operator's pages are not.
+    pub(crate) fn is_read(&self) -> bool {
+        match self {
+            Self::Peers
+            | Self::Peer(_)
+            | Self::ServicePeers
+            | Self::ConnectedPeers
+            | Self::ConnectedPeersOn(_)
+            | Self::RelayPeers
+            | Self::RelayPeersOn(_)
+            | Self::MeshPeers
+            | Self::MeshPeersOn(_)
+            | Self::PeerStats
+            | Self::FilterSubscribers
+            | Self::RelayMessages(_)
+            | Self::AutoMessages(_)
+            | Self::FilterMessages(_) => true,
+            Self::Health
+            | Self::Info
+            | Self::Version
+            | Self::Metrics
+            | Self::Status
+            | Self::Dashboard
+            | Self::Heap
+            | Self::AddPeers
+            | Self::LogLevel(_)
+            | Self::LightPushLegacy
+            | Self::LightPush
+            | Self::RelaySubscribe
+            | Self::RelayUnsubscribe
+            | Self::AutoSubscribe
+            | Self::AutoUnsubscribe
+            | Self::RelayPublish(_)
+            | Self::AutoPublish
+            | Self::FilterSubscribe
+            | Self::FilterUnsubscribe
+            | Self::FilterUnsubscribeAll
+            | Self::FilterPing(_)
+            | Self::StoreQuery => false,
+        }
+    }
+}
+
+/// A method and a path with their route.
+pub(crate) struct Endpoint {
+    pub(crate) method: Method,
+    /// The last part may be a parameter, in braces.
+    pub(crate) path: &'static str,
+    /// Makes the route from the parameter, which is empty where there is none.
+    pub(crate) route: fn(&str) -> Result<Route, ErrorResponse>,
+    /// The meaning in docs/reference/rest.md, which a test writes.
+    #[allow(dead_code, reason = "only a test reads it")]
+    pub(crate) meaning: &'static str,
+}
+
+impl Endpoint {
+    /// The parameter in `path`, empty where there is none; `None` for the path of another endpoint.
+    fn parameter<'a>(&self, path: &'a str) -> Option<&'a str> {
+        match self.path.split_once('{') {
+            Some((prefix, _)) => path.strip_prefix(prefix).filter(|name| !name.is_empty()),
+            None => (path == self.path).then_some(""),
+        }
+    }
+}
+
+macro_rules! endpoints {
+    ($($method:ident $path:literal => $route:expr, $meaning:literal;)+) => {
+        /// All endpoints.
+        pub(crate) static ENDPOINTS: &[Endpoint] = &[$(
+            Endpoint {
+                method: Method::$method,
+                path: $path,
+                route: $route,
+                meaning: $meaning,
+            },
+        )+];
+    };
+}
+
+endpoints! {
+    GET "/health" => |_| Ok(Route::Health),
+        "the health of each protocol, with the reason where one is not ready";
+    GET "/info" => |_| Ok(Route::Info),
+        "addresses and record of this node";
+    GET "/debug/v1/info" => |_| Ok(Route::Info),
+        "the same";
+    GET "/version" => |_| Ok(Route::Version),
+        "name and version of the program";
+    GET "/debug/v1/version" => |_| Ok(Route::Version),
+        "the same";
+    GET "/metrics" => |_| Ok(Route::Metrics),
+        "metrics in the format of OpenMetrics";
+    GET "/status.json" => |_| Ok(Route::Status),
+        "the status report that `thimble-relay status` prints";
+    GET "/dashboard" => |_| Ok(Route::Dashboard),
+        "the page that draws the status report";
+    GET "/debug/heap" => |_| Ok(Route::Heap),
+        "sampled allocations as addresses; 404 without `--heap-profile`";
+    GET "/admin/v1/peers" => |_| Ok(Route::Peers),
+        "connected peers, then known peers that are not connected";
+    POST "/admin/v1/peers" => |_| Ok(Route::AddPeers),
+        "connects to up to 16 addresses, and keeps connecting; 200 when all are connected";
+    GET "/admin/v1/peers/service" => |_| Ok(Route::ServicePeers),
+        "connected peers that were seen to speak a protocol of Waku";
+    GET "/admin/v1/peers/connected" => |_| Ok(Route::ConnectedPeers),
+        "connected peers";
+    GET "/admin/v1/peers/connected/on/{shardId}" => |id| shard(id).map(Route::ConnectedPeersOn),
+        "connected peers subscribed to one shard, as a list";
+    GET "/admin/v1/peers/relay" => |_| Ok(Route::RelayPeers),
+        "connected peers subscribed to each shard of this node";
+    GET "/admin/v1/peers/relay/on/{shardId}" => |id| shard(id).map(Route::RelayPeersOn),
+        "connected peers subscribed to one shard";
+    GET "/admin/v1/peers/mesh" => |_| Ok(Route::MeshPeers),
+        "peers in the mesh of each shard of this node";
+    GET "/admin/v1/peers/mesh/on/{shardId}" => |id| shard(id).map(Route::MeshPeersOn),
+        "peers in the mesh of one shard";
+    GET "/admin/v1/peers/stats" => |_| Ok(Route::PeerStats),
+        "numbers of peers by state, shard and protocol";
+    GET "/admin/v1/peer/{peerId}" => |id| decoded(id).map(Route::Peer),
+        "one peer, connected or known; otherwise 404";
+    GET "/admin/v1/filter/subscriptions" => |_| Ok(Route::FilterSubscribers),
+        "every receiver of filter pushes with its criteria";
+    POST "/admin/v1/log-level/{logLevel}" => |level| decoded(level).map(Route::LogLevel),
+        "400 for an unknown level, otherwise 503: the level is not changed while the node runs";
+    POST "/lightpush/v1/message" => |_| Ok(Route::LightPushLegacy),
+        "publishes a message; answers in text";
+    POST "/lightpush/v3/message" => |_| Ok(Route::LightPush),
+        "publishes a message; answers in JSON with the codes of the protocol";
+    POST "/relay/v1/subscriptions" => |_| Ok(Route::RelaySubscribe),
+        "subscribes to pubsub topics: their messages wait in queues";
+    DELETE "/relay/v1/subscriptions" => |_| Ok(Route::RelayUnsubscribe),
+        "ends such subscriptions; topics without one are ignored";
+    POST "/relay/v1/auto/subscriptions" => |_| Ok(Route::AutoSubscribe),
+        "subscribes to content topics, each on the shard that it is assigned to";
+    DELETE "/relay/v1/auto/subscriptions" => |_| Ok(Route::AutoUnsubscribe),
+        "ends such subscriptions; topics without one are ignored";
+    GET "/relay/v1/messages/{pubsubTopic}" => |topic| decoded(topic).map(Route::RelayMessages),
+        "takes the messages that wait; 404 without a subscription";
+    POST "/relay/v1/messages/{pubsubTopic}" => |topic| decoded(topic).map(Route::RelayPublish),
+        "publishes a message";
+    GET "/relay/v1/auto/messages/{contentTopic}" => |topic| decoded(topic).map(Route::AutoMessages),
+        "takes the messages that wait; 404 without a subscription";
+    POST "/relay/v1/auto/messages" => |_| Ok(Route::AutoPublish),
+        "publishes a message on the shard that its content topic is assigned to";
+    POST "/filter/v2/subscriptions" => |_| Ok(Route::FilterSubscribe),
+        "subscribes to content topics by filter";
+    PUT "/filter/v2/subscriptions" => |_| Ok(Route::FilterSubscribe),
+        "changes the subscription";
+    DELETE "/filter/v2/subscriptions" => |_| Ok(Route::FilterUnsubscribe),
+        "ends subscriptions; 404 when none of the topics was subscribed to";
+    DELETE "/filter/v2/subscriptions/all" => |_| Ok(Route::FilterUnsubscribeAll),
+        "ends all of them; 404 when there are none";
+    GET "/filter/v2/subscriptions/{requestId}" => |id| decoded(id).map(Route::FilterPing),
+        "200 with subscriptions, otherwise 404";
+    GET "/filter/v2/messages/{contentTopic}" => |topic| decoded(topic).map(Route::FilterMessages),
+        "takes the messages that wait, of every shard that the topic was subscribed to on";
+    GET "/store/v3/messages" => |_| Ok(Route::StoreQuery),
+        "queries stored messages, a page at a time";
+}
+
+/// The route of a request. Errors: 404, 405 with the methods there are, 400 for a path that cannot
+/// be decoded.
 pub(crate) fn find(method: &Method, path: &str) -> Result<Route, ErrorResponse> {
-    const GET: Method = Method::GET;
-    const POST: Method = Method::POST;
-    const PUT: Method = Method::PUT;
-    const DELETE: Method = Method::DELETE;
-    match path {
-        "/health" => one_of(method, [(GET, Route::Health)]),
-        "/info" | "/debug/v1/info" => one_of(method, [(GET, Route::Info)]),
-        "/version" | "/debug/v1/version" => one_of(method, [(GET, Route::Version)]),
-        "/metrics" => one_of(method, [(GET, Route::Metrics)]),
-        "/status.json" => one_of(method, [(GET, Route::Status)]),
-        "/dashboard" => one_of(method, [(GET, Route::Dashboard)]),
-        "/debug/heap" => one_of(method, [(GET, Route::Heap)]),
-        "/admin/v1/peers" => one_of(method, [(GET, Route::Peers), (POST, Route::AddPeers)]),
-        "/admin/v1/peers/service" => one_of(method, [(GET, Route::ServicePeers)]),
-        "/admin/v1/peers/connected" => one_of(method, [(GET, Route::ConnectedPeers)]),
-        "/admin/v1/peers/relay" => one_of(method, [(GET, Route::RelayPeers)]),
-        "/admin/v1/peers/mesh" => one_of(method, [(GET, Route::MeshPeers)]),
-        "/admin/v1/peers/stats" => one_of(method, [(GET, Route::PeerStats)]),
-        "/admin/v1/filter/subscriptions" => one_of(method, [(GET, Route::FilterSubscribers)]),
-        "/lightpush/v1/message" => one_of(method, [(POST, Route::LightPushLegacy)]),
-        "/lightpush/v3/message" => one_of(method, [(POST, Route::LightPush)]),
-        "/relay/v1/subscriptions" => {
-            one_of(method, [(POST, Route::RelaySubscribe), (DELETE, Route::RelayUnsubscribe)])
-        }
-        "/relay/v1/auto/subscriptions" => {
-            one_of(method, [(POST, Route::AutoSubscribe), (DELETE, Route::AutoUnsubscribe)])
-        }
-        "/relay/v1/auto/messages" => one_of(method, [(POST, Route::AutoPublish)]),
-        "/filter/v2/subscriptions" => one_of(
-            method,
-            [
-                (POST, Route::FilterSubscribe),
-                (PUT, Route::FilterSubscribe),
-                (DELETE, Route::FilterUnsubscribe),
-            ],
-        ),
-        "/filter/v2/subscriptions/all" if *method == DELETE => Ok(Route::FilterUnsubscribeAll),
-        "/store/v3/messages" => one_of(method, [(GET, Route::StoreQuery)]),
-        _ => with_name(method, path),
-    }
-}
-
-/// Paths that end in a name.
-fn with_name(method: &Method, path: &str) -> Result<Route, ErrorResponse> {
-    const GET: Method = Method::GET;
-    const POST: Method = Method::POST;
-    let after = |prefix: &str| path.strip_prefix(prefix).filter(|name| !name.is_empty());
-    if let Some(name) = after("/relay/v1/messages/") {
-        let topic = decoded(name)?;
-        let publish = Route::RelayPublish(topic.clone());
-        return one_of(method, [(GET, Route::RelayMessages(topic)), (POST, publish)]);
-    }
-    if let Some(name) = after("/relay/v1/auto/messages/") {
-        return one_of(method, [(GET, Route::AutoMessages(decoded(name)?))]);
-    }
-    if let Some(name) = after("/filter/v2/messages/") {
-        return one_of(method, [(GET, Route::FilterMessages(decoded(name)?))]);
-    }
-    if let Some(name) = after("/filter/v2/subscriptions/") {
-        return one_of(method, [(GET, Route::FilterPing(decoded(name)?))]);
-    }
-    if let Some(name) = after("/admin/v1/peer/") {
-        return one_of(method, [(GET, Route::Peer(decoded(name)?))]);
-    }
-    if let Some(name) = after("/admin/v1/log-level/") {
-        return one_of(method, [(POST, Route::LogLevel(decoded(name)?))]);
-    }
-    if let Some(name) = after("/admin/v1/peers/connected/on/") {
-        return one_of(method, [(GET, Route::ConnectedPeersOn(shard(name)?))]);
-    }
-    if let Some(name) = after("/admin/v1/peers/relay/on/") {
-        return one_of(method, [(GET, Route::RelayPeersOn(shard(name)?))]);
-    }
-    if let Some(name) = after("/admin/v1/peers/mesh/on/") {
-        return one_of(method, [(GET, Route::MeshPeersOn(shard(name)?))]);
-    }
-    let shown: String = path.chars().take(128).collect();
-    Err(answer::not_found(format!("there is nothing at {shown}")))
-}
-
-fn one_of<const N: usize>(
-    method: &Method,
-    routes: [(Method, Route); N],
-) -> Result<Route, ErrorResponse> {
-    // A load balancer may send HEAD for endpoints without side effects.
-    let head = *method == Method::HEAD;
-    let mut allow = String::new();
-    for (allowed, route) in routes {
-        let probed = head
+    let mut allowed: Vec<&str> = Vec::new();
+    for endpoint in ENDPOINTS {
+        let Some(parameter) = endpoint.parameter(path) else { continue };
+        let route = (endpoint.route)(parameter)?;
+        // A load balancer may send HEAD for endpoints without side effects.
+        let probed = *method == Method::HEAD
             && matches!(
                 route,
                 Route::Health | Route::Version | Route::Info | Route::Metrics | Route::Dashboard
             );
-        if allowed == *method || probed {
+        if endpoint.method == *method || probed {
             return Ok(route);
         }
-        if !allow.is_empty() {
-            allow += ", ";
-        }
-        allow += allowed.as_str();
+        allowed.push(endpoint.method.as_str());
     }
+    if allowed.is_empty() {
+        let shown: String = path.chars().take(128).collect();
+        return Err(answer::not_found(format!("there is nothing at {shown}")));
+    }
+    let allow = allowed.join(", ");
     let message = format!("{method} is not answered here; {allow} is");
     Err(ErrorResponse {
         allow: Some(allow),

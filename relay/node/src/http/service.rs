@@ -209,7 +209,7 @@ impl Service {
         route: Route,
         request: Request<Incoming>,
     ) -> Result<Response<Outgoing>, ErrorResponse> {
-        if reads(&route)
+        if route.is_read()
             && let Some(why) = self.node.watch.held_back(WorkKind::Queries)
         {
             self.node.counters.reads_refused.fetch_add(1, Relaxed);
@@ -417,31 +417,4 @@ impl ReceivedBody {
 /// A full pool in the words of a status.
 pub(crate) fn pool_full(full: &PoolFull) -> String {
     format!("{full}; try again in a second")
-}
-
-/// Whether an endpoint reads what clients can ask for again later. Store queries are, and count for
-/// themselves; the operator's pages are not.
-fn reads(route: &Route) -> bool {
-    use Route::{
-        AutoMessages, ConnectedPeers, ConnectedPeersOn, FilterMessages, FilterSubscribers,
-        MeshPeers, MeshPeersOn, Peer, PeerStats, Peers, RelayMessages, RelayPeers, RelayPeersOn,
-        ServicePeers,
-    };
-    matches!(
-        route,
-        AutoMessages(_)
-            | FilterMessages(_)
-            | RelayMessages(_)
-            | Peer(_)
-            | ConnectedPeersOn(_)
-            | MeshPeersOn(_)
-            | RelayPeersOn(_)
-            | ConnectedPeers
-            | FilterSubscribers
-            | MeshPeers
-            | PeerStats
-            | Peers
-            | RelayPeers
-            | ServicePeers
-    )
 }

@@ -126,7 +126,9 @@ fn all_functions_of_the_table_can_be_imported_with_32_bit() {
 #[test]
 fn all_but_the_narrow_functions_can_be_imported_with_64_bit() {
     run(async |world| {
-        let wide = wat(imports(&TABLE[..NARROW], true) + "(memory i64 1)");
+        let rows = TABLE.into_iter().enumerate().filter(|(at, _)| !NARROW.contains(at));
+        let rows: Vec<_> = rows.map(|(_, row)| row).collect();
+        let wide = wat(imports(&rows, true) + "(memory i64 1)");
         installable(world, &[("wide", wide)], true).await;
     });
 }
@@ -134,7 +136,7 @@ fn all_but_the_narrow_functions_can_be_imported_with_64_bit() {
 #[test]
 fn the_narrow_functions_cannot_be_imported_with_64_bit() {
     run(async |world| {
-        let modules: Vec<_> = TABLE[NARROW..]
+        let modules: Vec<_> = TABLE[NARROW]
             .iter()
             .map(|row| (row.0, wat(imports(&[*row], true) + "(memory i64 1)")))
             .collect();
