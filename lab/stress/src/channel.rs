@@ -42,7 +42,6 @@ fn invalid(text: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, text.into())
 }
 
-/// See the module.
 pub(crate) struct Channel {
     stream: SubstreamBox,
     /// Bytes read; those before `used` are consumed.

@@ -24,7 +24,6 @@ use crate::{
     watch::{NodeStats, WatchedNode},
 };
 
-/// A node at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NodeMoment {
     pub(crate) memory: Memory,

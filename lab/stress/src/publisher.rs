@@ -74,7 +74,6 @@ struct Push {
     buffer: Vec<u8>,
 }
 
-/// See the module.
 pub(crate) struct Publisher {
     shared: Arc<RunContext>,
     index: usize,

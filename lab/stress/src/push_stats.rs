@@ -58,7 +58,6 @@ pub(crate) struct AnswerStats {
     pub(crate) example: String,
 }
 
-/// See the module.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PushStats {
     /// Messages that were due.

@@ -77,7 +77,6 @@ impl SeenIds {
     }
 }
 
-/// See the module.
 pub(crate) struct RelayPeer {
     shared: Arc<RunContext>,
     node: usize,

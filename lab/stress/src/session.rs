@@ -106,7 +106,6 @@ struct Serving<R> {
     metadata: Vec<u8>,
 }
 
-/// See the module.
 pub(crate) struct Session<R> {
     muxer: StreamMuxerBox,
     serving: Arc<Serving<R>>,

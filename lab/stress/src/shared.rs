@@ -25,7 +25,6 @@ const RETRY: Duration = Duration::from_millis(200);
 /// Longest reason that is kept.
 const EXAMPLE_CHARS_MAX: usize = 160;
 
-/// See the module.
 pub(crate) struct RunContext {
     pub(crate) target: Target,
     pub(crate) load: Load,

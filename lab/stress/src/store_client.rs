@@ -77,7 +77,6 @@ pub(crate) struct LookupOutcome {
     pub(crate) unanswered: usize,
 }
 
-/// See the module.
 pub(crate) struct StoreClient {
     pub(crate) shared: Arc<RunContext>,
     /// Figures of the queries, one entry for each phase.

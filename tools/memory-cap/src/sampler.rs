@@ -44,7 +44,6 @@ struct Role {
     restarts: u64,
 }
 
-/// See the module.
 pub(crate) struct Sampler {
     started: Instant,
     main: Pid,

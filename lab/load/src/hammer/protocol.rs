@@ -99,7 +99,6 @@ struct Sample {
     words: Vec<u64>,
 }
 
-/// Reply of a read.
 #[derive(Debug)]
 pub(crate) struct ReadReply {
     pages: u64,

@@ -118,7 +118,6 @@ enum Local {
     Misuse,
 }
 
-/// Paths of the files.
 struct Files(PathBuf);
 
 impl Files {

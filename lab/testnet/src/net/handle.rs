@@ -13,7 +13,6 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-/// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Handle {
     pub(crate) pid: u32,

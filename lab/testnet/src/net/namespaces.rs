@@ -72,7 +72,6 @@ fn text(address: [u8; 4]) -> String {
     address.map(|byte| byte.to_string()).join(".")
 }
 
-/// The namespace of a node.
 pub(crate) fn name(net: &Net, node: usize) -> String {
     format!("thimble-{}-{node}", net.id)
 }
@@ -181,7 +180,6 @@ fn slow_commands(net: &Net, from: usize) -> Vec<String> {
     commands
 }
 
-/// Removes all of it.
 pub(crate) fn remove(net: &Net) {
     for node in 0..net.nodes.len() {
         let name = name(net, node);

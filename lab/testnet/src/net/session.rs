@@ -40,7 +40,6 @@ const FOLLOWED_WITHIN: Duration = Duration::from_secs(10);
 const LOG_SIZE: &str = "32MiB";
 const SERIES_SIZE: &str = "32MiB";
 
-/// See the module.
 pub(crate) struct Session {
     pub(crate) place: NetFolder,
     pub(crate) net: Net,

@@ -31,9 +31,7 @@ pub(crate) const FORMAT: u32 = 1;
 pub(crate) struct Source {
     /// As it was named.
     pub(crate) path: String,
-    /// Its kind.
     pub(crate) kind: &'static str,
-    /// Values in it.
     pub(crate) values: usize,
     /// Tests that failed in it, whose times do not count.
     pub(crate) failed: usize,
@@ -66,7 +64,6 @@ pub(crate) struct Report {
     pub(crate) baseline: Vec<Source>,
     /// Runs of the change.
     pub(crate) candidate: Vec<Source>,
-    /// Its outcome.
     #[serde(flatten)]
     pub(crate) outcome: Outcome,
 }

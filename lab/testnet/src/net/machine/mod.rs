@@ -325,7 +325,6 @@ pub(crate) fn stop(net: &Net, index: usize) -> Result<()> {
     send_command(net, index, "stop")
 }
 
-/// Resumes it.
 pub(crate) fn resume(net: &Net, index: usize) -> Result<()> {
     send_command(net, index, "cont")
 }

@@ -27,7 +27,6 @@ struct Counters {
     oom_kills: u64,
 }
 
-/// See the module.
 pub(super) struct Report {
     writer: Option<Writer>,
     started: Instant,
