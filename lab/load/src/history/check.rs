@@ -26,7 +26,10 @@
 //! The checker reads only the history, and every rule has a test with a made-up history that breaks
 //! it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use serde::Serialize;
 
@@ -87,6 +90,15 @@ pub struct Broken {
     pub texts: Vec<String>,
 }
 
+impl Broken {
+    fn add(&mut self, text: fmt::Arguments<'_>) {
+        self.count += 1;
+        if self.texts.len() < TEXTS_MAX {
+            self.texts.push(text.to_string());
+        }
+    }
+}
+
 /// The checks and their results.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Verdict {
@@ -121,12 +133,8 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    fn broken(&mut self, rule: Rule, text: impl FnOnce() -> String) {
-        let broken = self.broken.entry(rule).or_default();
-        broken.count += 1;
-        if broken.texts.len() < TEXTS_MAX {
-            broken.texts.push(text());
-        }
+    fn broken(&mut self, rule: Rule) -> &mut Broken {
+        self.broken.entry(rule).or_default()
     }
 
     /// Whether nothing was broken.
@@ -188,7 +196,7 @@ pub(crate) fn check(lines: &[Line], unreadable: u64) -> Verdict {
         }
     }
     let Some(header) = history.header else {
-        verdict.broken(Rule::Incomplete, || "the history has no header".into());
+        verdict.broken(Rule::Incomplete).add(format_args!("the history has no header"));
         return verdict;
     };
     history.calls.sort_by_key(|call| call.sent_micros);
@@ -236,7 +244,7 @@ fn count(verdict: &mut Verdict, history: &History) {
             Outcome::Rejected { .. } => verdict.rejected += 1,
             Outcome::Unknown { .. } => verdict.unknown += 1,
             Outcome::Wrong { text } => {
-                verdict.broken(Rule::Certificate, || format!("call {}: {text}", call.id));
+                verdict.broken(Rule::Certificate).add(format_args!("call {}: {text}", call.id));
             }
         }
     }
@@ -247,9 +255,9 @@ fn count(verdict: &mut Verdict, history: &History) {
         }
     }
     if verdict.acknowledged == 0 {
-        verdict.broken(Rule::Incomplete, || {
-            "no call was acknowledged: there is nothing that could be lost".into()
-        });
+        verdict
+            .broken(Rule::Incomplete)
+            .add(format_args!("no call was acknowledged: there is nothing that could be lost"));
     }
 }
 
@@ -276,12 +284,10 @@ fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Opti
             let parts: Vec<&&Final> = history.finals.iter().filter(of).collect();
             let queried: Vec<&&&Final> = parts.iter().filter(|part| !part.certified).collect();
             let Some(last) = queried.last() else {
-                verdict.broken(Rule::Incomplete, || {
-                    format!(
-                        "what endpoint {endpoint} holds of canister {canister} in the end is not \
+                verdict.broken(Rule::Incomplete).add(format_args!(
+                    "what endpoint {endpoint} holds of canister {canister} in the end is not \
                          known"
-                    )
-                });
+                ));
                 continue;
             };
             // Zero is a page that was never written.
@@ -293,12 +299,10 @@ fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Opti
                     let now = written.get(&page).copied().unwrap_or(0);
                     // Pages read twice, through consensus and from the node, must be equal.
                     if let Some(before) = seen.insert(page, now).filter(|before| *before != now) {
-                        verdict.broken(Rule::Disagreement, || {
-                            format!(
-                                "endpoint {endpoint}, canister {canister}, page {page}: write \
+                        verdict.broken(Rule::Disagreement).add(format_args!(
+                            "endpoint {endpoint}, canister {canister}, page {page}: write \
                                  {before} in one read, {now} in another"
-                            )
-                        });
+                        ));
                     }
                 }
             }
@@ -319,12 +323,10 @@ fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Opti
                         ("generation", reference.generation, state.generation),
                     ];
                     for (what, one, two) in differ.into_iter().filter(|(_, one, two)| one != two) {
-                        verdict.broken(Rule::Disagreement, || {
-                            format!(
-                                "canister {canister}, {what}: {one} on endpoint {other}, {two} on \
+                        verdict.broken(Rule::Disagreement).add(format_args!(
+                            "canister {canister}, {what}: {one} on endpoint {other}, {two} on \
                                  endpoint {endpoint}"
-                            )
-                        });
+                        ));
                     }
                     let all: BTreeSet<&u64> =
                         reference.pages.keys().chain(state.pages.keys()).collect();
@@ -332,14 +334,12 @@ fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Opti
                         .into_iter()
                         .filter(|page| reference.pages.get(page) != state.pages.get(page))
                     {
-                        verdict.broken(Rule::Disagreement, || {
-                            format!(
-                                "canister {canister}, page {page}: generation {:?} on endpoint \
+                        verdict.broken(Rule::Disagreement).add(format_args!(
+                            "canister {canister}, page {page}: generation {:?} on endpoint \
                                  {other}, {:?} on endpoint {endpoint}",
-                                reference.pages.get(page),
-                                state.pages.get(page)
-                            )
-                        });
+                            reference.pages.get(page),
+                            state.pages.get(page)
+                        ));
                     }
                 }
             }
@@ -360,20 +360,18 @@ fn lost(verdict: &mut Verdict, history: &History, canister: usize, endpoint: usi
         match state.pages.get(&page) {
             Some(generation) if generation == value => {}
             // It was written again, over itself: reported by the rule for that.
-            Some(generation) if generation > value => verdict.broken(Rule::Twice, || {
-                format!(
+            Some(generation) if generation > value => {
+                verdict.broken(Rule::Twice).add(format_args!(
                     "call {} (canister {canister}, page {page}) was acknowledged as write {value} \
                      and is there as write {generation} on endpoint {endpoint}",
                     call.id
-                )
-            }),
-            other => verdict.broken(Rule::Lost, || {
-                format!(
-                    "call {} (canister {canister}, page {page}) was acknowledged as write \
+                ))
+            }
+            other => verdict.broken(Rule::Lost).add(format_args!(
+                "call {} (canister {canister}, page {page}) was acknowledged as write \
                      {value}; endpoint {endpoint} has {other:?}",
-                    call.id
-                )
-            }),
+                call.id
+            )),
         }
     }
 }
@@ -389,23 +387,21 @@ fn appends(verdict: &mut Verdict, history: &History, canister: usize, state: &St
     let mut pages_of: BTreeMap<u64, u64> = BTreeMap::new();
     for (&page, &generation) in &state.pages {
         if let Some(other) = pages_of.insert(generation, page) {
-            verdict.broken(Rule::MadeUp, || {
-                format!(
-                    "canister {canister}: pages {other} and {page} are both of write {generation}"
-                )
-            });
+            verdict.broken(Rule::MadeUp).add(format_args!(
+                "canister {canister}: pages {other} and {page} are both of write {generation}"
+            ));
         }
         match callers.get(&page).map(|call| (call, &call.outcome)) {
-            None => verdict.broken(Rule::MadeUp, || {
-                format!("canister {canister}, page {page}: write {generation} is of no call")
-            }),
-            Some((call, Outcome::Rejected { text })) => verdict.broken(Rule::MadeUp, || {
-                format!(
+            None => verdict.broken(Rule::MadeUp).add(format_args!(
+                "canister {canister}, page {page}: write {generation} is of no call"
+            )),
+            Some((call, Outcome::Rejected { text })) => {
+                verdict.broken(Rule::MadeUp).add(format_args!(
                     "canister {canister}, page {page}: call {} was rejected ({text}) and wrote \
                      all the same",
                     call.id
-                )
-            }),
+                ))
+            }
             Some((_, Outcome::Unknown { .. })) => verdict.unknown_done += 1,
             Some(_) => {}
         }
@@ -420,22 +416,18 @@ fn appends(verdict: &mut Verdict, history: &History, canister: usize, state: &St
         .collect();
     for generation in 1..=state.generation {
         if !pages_of.contains_key(&generation) && !told.contains(&generation) {
-            verdict.broken(Rule::Twice, || {
-                format!(
-                    "canister {canister}: write {generation} is on no page: a call ran twice, and \
+            verdict.broken(Rule::Twice).add(format_args!(
+                "canister {canister}: write {generation} is on no page: a call ran twice, and \
                      its second run wrote over the first"
-                )
-            });
+            ));
         }
     }
     if let Some((generation, page)) = pages_of.range(state.generation + 1..).next() {
-        verdict.broken(Rule::MadeUp, || {
-            format!(
-                "canister {canister}, page {page}: write {generation}, of a canister that says it \
+        verdict.broken(Rule::MadeUp).add(format_args!(
+            "canister {canister}, page {page}: write {generation}, of a canister that says it \
                  has seen {}",
-                state.generation
-            )
-        });
+            state.generation
+        ));
     }
     // When the client knows nothing, the state does.
     let placed = callers.values().filter_map(|call| {
@@ -468,15 +460,13 @@ fn order(verdict: &mut Verdict, canister: usize, what: &str, mut placed: Vec<(&C
             }
         }
         if let Some((before, at)) = highest.filter(|(_, at)| *at >= place) {
-            verdict.broken(Rule::Order, || {
-                format!(
-                    "canister {canister}: call {} is {what} {place} although it was sent {} us \
+            verdict.broken(Rule::Order).add(format_args!(
+                "canister {canister}: call {} is {what} {place} although it was sent {} us \
                      after call {}, {what} {at}, was acknowledged",
-                    call.id,
-                    call.sent_micros - before.ended_micros,
-                    before.id
-                )
-            });
+                call.id,
+                call.sent_micros - before.ended_micros,
+                before.id
+            ));
         }
     }
 }
@@ -525,39 +515,33 @@ fn reads(verdict: &mut Verdict, history: &History, canister: usize, state: &Stat
             .and_then(|last| known.get(last))
             .map_or(0, |(_, generation)| *generation);
         if read.certified && read.generation < floor {
-            verdict.broken(Rule::Read, || {
-                format!(
-                    "{}: it saw {} writes when write {floor} had been acknowledged",
-                    who(),
-                    read.generation
-                )
-            });
+            verdict.broken(Rule::Read).add(format_args!(
+                "{}: it saw {} writes when write {floor} had been acknowledged",
+                who(),
+                read.generation
+            ));
         }
         let after = sent.partition_point(|(sent, _)| *sent <= read.ended_micros);
         if let Some((_, generation)) =
             sent.get(after).filter(|(_, generation)| *generation <= read.generation)
         {
-            verdict.broken(Rule::Read, || {
-                format!(
-                    "{}: it saw {} writes when write {generation} had not been sent",
-                    who(),
-                    read.generation
-                )
-            });
+            verdict.broken(Rule::Read).add(format_args!(
+                "{}: it saw {} writes when write {generation} had not been sent",
+                who(),
+                read.generation
+            ));
         }
         let saw = pages(&read.runs, read.first, read.pages);
         for page in read.first..read.first + read.pages {
             let was = state.pages.get(&page).filter(|generation| **generation <= read.generation);
             if saw.get(&page) != was {
-                verdict.broken(Rule::Read, || {
-                    format!(
-                        "{}, page {page}: it saw write {:?} where the state after {} writes has \
+                verdict.broken(Rule::Read).add(format_args!(
+                    "{}, page {page}: it saw write {:?} where the state after {} writes has \
                          {was:?}",
-                        who(),
-                        saw.get(&page),
-                        read.generation
-                    )
-                });
+                    who(),
+                    saw.get(&page),
+                    read.generation
+                ));
                 break;
             }
         }
@@ -578,22 +562,18 @@ fn counts(verdict: &mut Verdict, history: &History, canister: usize, state: &Sta
         match call.outcome {
             Outcome::Acknowledged { value, .. } => {
                 if value > state.count {
-                    verdict.broken(Rule::Lost, || {
-                        format!(
-                            "call {} was acknowledged with count {value}; canister {canister} \
+                    verdict.broken(Rule::Lost).add(format_args!(
+                        "call {} was acknowledged with count {value}; canister {canister} \
                              stands at {}",
-                            call.id, state.count
-                        )
-                    });
+                        call.id, state.count
+                    ));
                 }
                 if let Some(other) = known.insert(value, call) {
-                    verdict.broken(Rule::Lost, || {
-                        format!(
-                            "calls {} and {} were both acknowledged with count {value} of \
+                    verdict.broken(Rule::Lost).add(format_args!(
+                        "calls {} and {} were both acknowledged with count {value} of \
                              canister {canister}",
-                            other.id, call.id
-                        )
-                    });
+                        other.id, call.id
+                    ));
                 }
             }
             Outcome::Unknown { .. } => open.push(call.sent_micros),
@@ -617,15 +597,13 @@ fn counts(verdict: &mut Verdict, history: &History, canister: usize, state: &Sta
     for (value, deadline) in deadlines.into_iter().rev() {
         match open.next() {
             Some(sent) if sent < deadline => {}
-            Some(_) => verdict.broken(Rule::MadeUp, || {
-                format!(
-                    "canister {canister}: no call that could have had count {value} had been sent \
+            Some(_) => verdict.broken(Rule::MadeUp).add(format_args!(
+                "canister {canister}: no call that could have had count {value} had been sent \
                      when a higher one was acknowledged"
-                )
-            }),
-            None => verdict.broken(Rule::Twice, || {
-                format!("canister {canister}: count {value} is of no call: one was counted twice")
-            }),
+            )),
+            None => verdict.broken(Rule::Twice).add(format_args!(
+                "canister {canister}: count {value} is of no call: one was counted twice"
+            )),
         }
     }
 }
@@ -643,13 +621,11 @@ fn hops(verdict: &mut Verdict, history: &History, states: &[Option<State>]) {
             Outcome::Acknowledged { value, .. } => {
                 acknowledged += depth;
                 if value != depth {
-                    verdict.broken(Rule::Lost, || {
-                        format!(
-                            "call {}: of {depth} calls from canister to canister {value} were \
+                    verdict.broken(Rule::Lost).add(format_args!(
+                        "call {}: of {depth} calls from canister to canister {value} were \
                              answered",
-                            call.id
-                        )
-                    });
+                        call.id
+                    ));
                 }
             }
             // A chain that was rejected may have gone some of its way.
@@ -658,20 +634,16 @@ fn hops(verdict: &mut Verdict, history: &History, states: &[Option<State>]) {
         }
     }
     if arrived < acknowledged {
-        verdict.broken(Rule::Lost, || {
-            format!(
-                "{acknowledged} calls from canister to canister were acknowledged, {arrived} \
+        verdict.broken(Rule::Lost).add(format_args!(
+            "{acknowledged} calls from canister to canister were acknowledged, {arrived} \
                  arrived"
-            )
-        });
+        ));
     }
     if arrived > acknowledged + open {
-        verdict.broken(Rule::Twice, || {
-            format!(
-                "{arrived} calls from canister to canister arrived; {acknowledged} were \
+        verdict.broken(Rule::Twice).add(format_args!(
+            "{arrived} calls from canister to canister arrived; {acknowledged} were \
                  acknowledged and {open} are of unknown outcome"
-            )
-        });
+        ));
     }
 }
 
@@ -691,19 +663,18 @@ fn roots(verdict: &mut Verdict, header: &Header, history: &History) {
         let endpoints: BTreeSet<&usize> = roots.values().flatten().collect();
         verdict.heights_compared += u64::from(endpoints.len() > 1);
         if roots.len() > 1 {
-            verdict.broken(Rule::Roots, || {
-                let roots: Vec<String> = roots
-                    .iter()
-                    .map(|(root, endpoints)| format!("{root} from endpoints {endpoints:?}"))
-                    .collect();
-                format!("at time {time}: {}", roots.join(", "))
-            });
+            let roots: Vec<String> = roots
+                .iter()
+                .map(|(root, endpoints)| format!("{root} from endpoints {endpoints:?}"))
+                .collect();
+            let roots = roots.join(", ");
+            verdict.broken(Rule::Roots).add(format_args!("at time {time}: {roots}"));
         }
     }
     if header.endpoints.len() > 1 && verdict.heights_compared == 0 {
-        verdict.broken(Rule::Incomplete, || {
-            "no two nodes showed a certificate of the same height".into()
-        });
+        verdict
+            .broken(Rule::Incomplete)
+            .add(format_args!("no two nodes showed a certificate of the same height"));
     }
 }
 
@@ -713,9 +684,9 @@ fn progress(verdict: &mut Verdict, header: &Header, history: &History) {
         let Some(progress) =
             history.progress.iter().rfind(|progress| progress.endpoint == endpoint)
         else {
-            verdict.broken(Rule::Incomplete, || {
-                format!("whether endpoint {endpoint} makes progress is not known")
-            });
+            verdict
+                .broken(Rule::Incomplete)
+                .add(format_args!("whether endpoint {endpoint} makes progress is not known"));
             continue;
         };
         let took = progress.acknowledged_micros.map(|at| at.saturating_sub(progress.healed_micros));
@@ -723,16 +694,16 @@ fn progress(verdict: &mut Verdict, header: &Header, history: &History) {
             Some(took) if took <= progress.limit_micros => {
                 verdict.progress_millis = verdict.progress_millis.max(Some(took / 1000));
             }
-            other => verdict.broken(Rule::Stuck, || {
+            other => {
                 let took =
                     other.map_or("never".to_owned(), |took| format!("after {} ms", took / 1000));
-                format!(
+                verdict.broken(Rule::Stuck).add(format_args!(
                     "endpoint {endpoint}: an update was acknowledged {took}; the limit is {} ms \
                      ({})",
                     progress.limit_micros / 1000,
                     progress.text
-                )
-            }),
+                ));
+            }
         }
     }
 }
