@@ -41,26 +41,16 @@ const TEXTS_MAX: usize = 5;
 /// A rule of the checker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Rule {
-    /// An acknowledged update is not there.
+pub(super) enum Rule {
     Lost,
-    /// An update took effect twice.
     Twice,
-    /// An effect without a call that may have had it.
     MadeUp,
-    /// Effects in an order that contradicts time.
     Order,
-    /// A read of a state that never was, or of an old one.
     Read,
-    /// Nodes hold different states.
     Disagreement,
-    /// Two roots for one time.
     Roots,
-    /// Healed, and still no progress.
     Stuck,
-    /// A certificate that does not verify.
     Certificate,
-    /// The history is not complete enough to be checked.
     Incomplete,
 }
 
@@ -83,11 +73,11 @@ impl Rule {
 
 /// How often a rule was broken, and how.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Broken {
+pub(super) struct Broken {
     /// How often it was broken, also where no text was kept.
-    pub count: u64,
+    pub(super) count: u64,
     /// Descriptions of the first few.
-    pub texts: Vec<String>,
+    pub(super) texts: Vec<String>,
 }
 
 impl Broken {
@@ -101,35 +91,31 @@ impl Broken {
 
 /// The checks and their results.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Verdict {
-    /// Calls in the history.
-    pub calls: u64,
+pub(super) struct Verdict {
+    pub(super) calls: u64,
     /// Of them, acknowledged with a verified certificate.
-    pub acknowledged: u64,
+    pub(super) acknowledged: u64,
     /// Rejected for certain.
-    pub rejected: u64,
+    pub(super) rejected: u64,
     /// Of unknown outcome.
-    pub unknown: u64,
+    pub(super) unknown: u64,
     /// Of those, the appends that did happen.
-    pub unknown_done: u64,
+    pub(super) unknown_done: u64,
     /// Reads through consensus.
-    pub reads_certified: u64,
+    pub(super) reads_certified: u64,
     /// Reads from one node.
-    pub reads_queried: u64,
+    pub(super) reads_queried: u64,
     /// Pages compared, over all nodes.
-    pub pages_compared: u64,
+    pub(super) pages_compared: u64,
     /// Times at which two nodes or more showed a certificate.
-    pub heights_compared: u64,
+    pub(super) heights_compared: u64,
     /// Times at which any did.
-    pub heights_seen: u64,
-    /// Faults in the history.
-    pub faults: u64,
+    pub(super) heights_seen: u64,
+    pub(super) faults: u64,
     /// Longest from healing to an acknowledged update, over the endpoints, in milliseconds.
-    pub progress_millis: Option<u64>,
-    /// Lines that could not be read.
-    pub unreadable: u64,
-    /// The broken rules.
-    pub broken: BTreeMap<Rule, Broken>,
+    pub(super) progress_millis: Option<u64>,
+    pub(super) unreadable: u64,
+    pub(super) broken: BTreeMap<Rule, Broken>,
 }
 
 impl Verdict {
@@ -137,13 +123,12 @@ impl Verdict {
         self.broken.entry(rule).or_default()
     }
 
-    /// Whether nothing was broken.
-    pub fn is_good(&self) -> bool {
+    pub(super) fn is_good(&self) -> bool {
         self.broken.is_empty()
     }
 
     /// For a person.
-    pub(crate) fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let mut text = format!(
             "history: {} calls: {} acknowledged, {} rejected, {} of unknown outcome ({} of their appends happened)\n\
              history: {} certified reads, {} queries; {} faults\n\
@@ -181,7 +166,7 @@ impl Verdict {
 }
 
 /// Checks every rule; `unreadable` counts the lines of the history that were skipped.
-pub(crate) fn check(lines: &[Line], unreadable: u64) -> Verdict {
+pub(super) fn check(lines: &[Line], unreadable: u64) -> Verdict {
     let mut verdict = Verdict { unreadable, ..Verdict::default() };
     let mut history = History::default();
     for line in lines {
