@@ -152,11 +152,8 @@ impl<R: Role> Session<R> {
 
     async fn request_identify(&mut self) -> Result<IdentifyMessage> {
         let stream = self.stream().await?;
-        let proposal = channel::proposal(IDENTIFY);
         let asking = async move {
-            let mut channel = Channel::new(stream);
-            channel.write(&proposal).await?;
-            channel.confirm(&proposal).await?;
+            let mut channel = Channel::open(stream, IDENTIFY, &[]).await?;
             let frame =
                 channel.frame(IDENTIFY_BYTES_MAX).await?.ok_or(io::ErrorKind::UnexpectedEof)?;
             let _ = channel.close().await;

@@ -179,19 +179,11 @@ pub struct Collect {
 
 /// Runs a command; `subcommand` is the path of its parent on the command line of this program
 /// (`["image"]` in the lab).
-///
-/// # Errors
-///
-/// The error of the command.
 pub async fn run(command: Command, subcommand: &'static [&'static str]) -> Result<ExitCode> {
     stoppable(move |stop| dispatch(command, stop, subcommand)).await
 }
 
 /// Runs blocking work; Ctrl-C and SIGTERM ask it to stop, a second one ends the process.
-///
-/// # Errors
-///
-/// The error of the work.
 pub async fn stoppable(
     work: impl FnOnce(&Stop) -> Result<ExitCode> + Send + 'static,
 ) -> Result<ExitCode> {

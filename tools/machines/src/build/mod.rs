@@ -215,10 +215,6 @@ fn beside(named: Option<&Path>, usual: &str, flag: &str) -> Result<PathBuf> {
 }
 
 /// SHA-256 of a file, in hexadecimal digits.
-///
-/// # Errors
-///
-/// It cannot be read.
 pub fn sha256(path: &Path) -> Result<String> {
     let read = || -> std::io::Result<String> {
         let mut hash = Sha256::new();
