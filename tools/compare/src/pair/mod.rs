@@ -286,12 +286,8 @@ fn figures(
 ) -> Result<(Figures, Busy)> {
     if let Some(path) = read {
         // Output of an earlier run must not count for this one.
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(error).with_context(|| format!("removing {}", path.display()));
-            }
-            _ => {}
-        }
+        cli::if_there(std::fs::remove_file(path))
+            .with_context(|| format!("removing {}", path.display()))?;
     }
     let before = Counters::now();
     let Usage { wall_seconds, cpu_seconds, peak_bytes } = process::run(command, limit, running)?;

@@ -109,12 +109,8 @@ fn start(net: &Net, place: &NetFolder, index: usize) -> Result<(Keeper, Streams)
     let monitor = machines.monitor(index);
     // Left by a machine that was killed.
     for stale in [&monitor, &port.to_machine] {
-        match fs::remove_file(stale) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(error).with_context(|| format!("removing {}", stale.display()));
-            }
-            _ => {}
-        }
+        cli::if_there(fs::remove_file(stale))
+            .with_context(|| format!("removing {}", stale.display()))?;
     }
     let (console, console_end) = io::pipe()?;
     let (reports, reports_end) = io::pipe()?;
