@@ -126,10 +126,6 @@ impl Modes<'_> {
         report
     }
 
-    #[expect(
-        clippy::too_many_lines,
-        reason = "steps of one matter, each on what those before it left"
-    )]
     async fn work(&self, mode: Mode, report: &mut ModeReport) -> Step {
         let p = self.parameters;
         let n = self.fleet.len() as u64;
@@ -155,23 +151,21 @@ impl Modes<'_> {
                 self.read_back(report, Space::Stable, p.fill_bytes).await;
             }
             Mode::Growth => {
-                let (target, size) = (p.grow_to_bytes, p.write_bytes);
-                let pieces = Pieces { bytes: target, size };
+                let pieces = Pieces { bytes: p.grow_to_bytes, size: p.write_bytes };
                 let write = move |index: u64, _| {
                     let turn = index / n;
                     let kind = if turn < pieces.count() { Kind::Grow } else { Kind::Rewrite };
                     write_job(kind, on(index), Space::Stable, pieces.at(turn))
                 };
                 self.phase(report, "growth", Arc::new(write)).await;
-                self.read_back(report, Space::Stable, target).await;
+                self.read_back(report, Space::Stable, p.grow_to_bytes).await;
             }
             Mode::Probe => self.probes(report).await,
             Mode::Read => {
                 self.fill(report, Space::Stable, p.fill_bytes).await?;
                 self.read_probes(report).await;
-                let reads =
-                    reads(n, Space::Stable, Pieces { bytes: p.fill_bytes, size: p.read_bytes });
-                self.phase(report, "reads", reads).await;
+                let pieces = Pieces { bytes: p.fill_bytes, size: p.read_bytes };
+                self.phase(report, "reads", reads(n, Space::Stable, pieces)).await;
             }
             Mode::Heap => self.heap(report).await?,
             Mode::Heapread => {
@@ -193,9 +187,8 @@ impl Modes<'_> {
             }
             Mode::Hybrid | Mode::Soak => {
                 self.fill(report, Space::Stable, p.fill_bytes).await?;
-                let source = self.hybrid(mode);
-                self.phase(report, if mode == Mode::Soak { "soak" } else { "hybrid" }, source)
-                    .await;
+                let name = if mode == Mode::Soak { "soak" } else { "hybrid" };
+                self.phase(report, name, self.hybrid(mode)).await;
                 self.read_back(report, Space::Stable, p.fill_bytes).await;
             }
             Mode::All => {}

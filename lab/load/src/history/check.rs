@@ -259,7 +259,6 @@ fn pages(runs: &[Run], first: u64, count: u64) -> BTreeMap<u64, u64> {
 }
 
 /// The final state of every canister, if the nodes agree on it; otherwise that of the first node.
-#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Option<State>> {
     let mut states = Vec::new();
     for canister in 0..header.canisters.len() {
@@ -271,7 +270,7 @@ fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Opti
             let Some(last) = queried.last() else {
                 verdict.broken(Rule::Incomplete).add(format_args!(
                     "what endpoint {endpoint} holds of canister {canister} in the end is not \
-                         known"
+                     known"
                 ));
                 continue;
             };
@@ -286,7 +285,7 @@ fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Opti
                     if let Some(before) = seen.insert(page, now).filter(|before| *before != now) {
                         verdict.broken(Rule::Disagreement).add(format_args!(
                             "endpoint {endpoint}, canister {canister}, page {page}: write \
-                                 {before} in one read, {now} in another"
+                             {before} in one read, {now} in another"
                         ));
                     }
                 }
@@ -302,36 +301,44 @@ fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Opti
             match &first {
                 None => first = Some((endpoint, state)),
                 Some((other, reference)) => {
-                    let differ = [
-                        ("count", reference.count, state.count),
-                        ("calls that arrived", reference.hops, state.hops),
-                        ("generation", reference.generation, state.generation),
-                    ];
-                    for (what, one, two) in differ.into_iter().filter(|(_, one, two)| one != two) {
-                        verdict.broken(Rule::Disagreement).add(format_args!(
-                            "canister {canister}, {what}: {one} on endpoint {other}, {two} on \
-                                 endpoint {endpoint}"
-                        ));
-                    }
-                    let all: BTreeSet<&u64> =
-                        reference.pages.keys().chain(state.pages.keys()).collect();
-                    for page in all
-                        .into_iter()
-                        .filter(|page| reference.pages.get(page) != state.pages.get(page))
-                    {
-                        verdict.broken(Rule::Disagreement).add(format_args!(
-                            "canister {canister}, page {page}: generation {:?} on endpoint \
-                                 {other}, {:?} on endpoint {endpoint}",
-                            reference.pages.get(page),
-                            state.pages.get(page)
-                        ));
-                    }
+                    differences(verdict, canister, (*other, reference), (endpoint, &state));
                 }
             }
         }
         states.push(first.map(|(_, state)| state));
     }
     states
+}
+
+/// Rule 6, states: what two endpoints hold of a canister.
+fn differences(
+    verdict: &mut Verdict,
+    canister: usize,
+    (other, reference): (usize, &State),
+    (endpoint, state): (usize, &State),
+) {
+    for (what, one, two) in [
+        ("count", reference.count, state.count),
+        ("calls that arrived", reference.hops, state.hops),
+        ("generation", reference.generation, state.generation),
+    ] {
+        if one != two {
+            verdict.broken(Rule::Disagreement).add(format_args!(
+                "canister {canister}, {what}: {one} on endpoint {other}, {two} on endpoint \
+                 {endpoint}"
+            ));
+        }
+    }
+    let all: BTreeSet<&u64> = reference.pages.keys().chain(state.pages.keys()).collect();
+    for page in all {
+        let (one, two) = (reference.pages.get(page), state.pages.get(page));
+        if one != two {
+            verdict.broken(Rule::Disagreement).add(format_args!(
+                "canister {canister}, page {page}: generation {one:?} on endpoint {other}, {two:?} \
+                 on endpoint {endpoint}"
+            ));
+        }
+    }
 }
 
 /// Rule 1, on one node.
@@ -354,7 +361,7 @@ fn lost(verdict: &mut Verdict, history: &History, canister: usize, endpoint: usi
             }
             other => verdict.broken(Rule::Lost).add(format_args!(
                 "call {} (canister {canister}, page {page}) was acknowledged as write \
-                     {value}; endpoint {endpoint} has {other:?}",
+                 {value}; endpoint {endpoint} has {other:?}",
                 call.id
             )),
         }
@@ -403,14 +410,14 @@ fn appends(verdict: &mut Verdict, history: &History, canister: usize, state: &St
         if !pages_of.contains_key(&generation) && !told.contains(&generation) {
             verdict.broken(Rule::Twice).add(format_args!(
                 "canister {canister}: write {generation} is on no page: a call ran twice, and \
-                     its second run wrote over the first"
+                 its second run wrote over the first"
             ));
         }
     }
     if let Some((generation, page)) = pages_of.range(state.generation + 1..).next() {
         verdict.broken(Rule::MadeUp).add(format_args!(
             "canister {canister}, page {page}: write {generation}, of a canister that says it \
-                 has seen {}",
+             has seen {}",
             state.generation
         ));
     }
@@ -447,7 +454,7 @@ fn order(verdict: &mut Verdict, canister: usize, what: &str, mut placed: Vec<(&C
         if let Some((before, at)) = highest.filter(|(_, at)| *at >= place) {
             verdict.broken(Rule::Order).add(format_args!(
                 "canister {canister}: call {} is {what} {place} although it was sent {} us \
-                     after call {}, {what} {at}, was acknowledged",
+                 after call {}, {what} {at}, was acknowledged",
                 call.id,
                 call.sent_micros - before.ended_micros,
                 before.id
@@ -457,7 +464,6 @@ fn order(verdict: &mut Verdict, canister: usize, what: &str, mut placed: Vec<(&C
 }
 
 /// Checks rule 4 for one canister: every read saw a state that was there.
-#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 fn reads(verdict: &mut Verdict, history: &History, canister: usize, state: &State) {
     // Acknowledged appends by the time at which they were known, with the highest generation so
     // far; and all appends by sending, with the lowest from there on.
@@ -495,10 +501,7 @@ fn reads(verdict: &mut Verdict, history: &History, canister: usize, state: &Stat
             )
         };
         let before = known.partition_point(|(ended, _)| *ended < read.sent_micros);
-        let floor = before
-            .checked_sub(1)
-            .and_then(|last| known.get(last))
-            .map_or(0, |(_, generation)| *generation);
+        let floor = known[..before].last().map_or(0, |(_, generation)| *generation);
         if read.certified && read.generation < floor {
             verdict.broken(Rule::Read).add(format_args!(
                 "{}: it saw {} writes when write {floor} had been acknowledged",
@@ -522,7 +525,7 @@ fn reads(verdict: &mut Verdict, history: &History, canister: usize, state: &Stat
             if saw.get(&page) != was {
                 verdict.broken(Rule::Read).add(format_args!(
                     "{}, page {page}: it saw write {:?} where the state after {} writes has \
-                         {was:?}",
+                     {was:?}",
                     who(),
                     saw.get(&page),
                     read.generation
@@ -549,14 +552,14 @@ fn counts(verdict: &mut Verdict, history: &History, canister: usize, state: &Sta
                 if value > state.count {
                     verdict.broken(Rule::Lost).add(format_args!(
                         "call {} was acknowledged with count {value}; canister {canister} \
-                             stands at {}",
+                         stands at {}",
                         call.id, state.count
                     ));
                 }
                 if let Some(other) = known.insert(value, call) {
                     verdict.broken(Rule::Lost).add(format_args!(
                         "calls {} and {} were both acknowledged with count {value} of \
-                             canister {canister}",
+                         canister {canister}",
                         other.id, call.id
                     ));
                 }
@@ -584,7 +587,7 @@ fn counts(verdict: &mut Verdict, history: &History, canister: usize, state: &Sta
             Some(sent) if sent < deadline => {}
             Some(_) => verdict.broken(Rule::MadeUp).add(format_args!(
                 "canister {canister}: no call that could have had count {value} had been sent \
-                     when a higher one was acknowledged"
+                 when a higher one was acknowledged"
             )),
             None => verdict.broken(Rule::Twice).add(format_args!(
                 "canister {canister}: count {value} is of no call: one was counted twice"
@@ -608,7 +611,7 @@ fn hops(verdict: &mut Verdict, history: &History, states: &[Option<State>]) {
                 if value != depth {
                     verdict.broken(Rule::Lost).add(format_args!(
                         "call {}: of {depth} calls from canister to canister {value} were \
-                             answered",
+                         answered",
                         call.id
                     ));
                 }
@@ -621,13 +624,13 @@ fn hops(verdict: &mut Verdict, history: &History, states: &[Option<State>]) {
     if arrived < acknowledged {
         verdict.broken(Rule::Lost).add(format_args!(
             "{acknowledged} calls from canister to canister were acknowledged, {arrived} \
-                 arrived"
+             arrived"
         ));
     }
     if arrived > acknowledged + open {
         verdict.broken(Rule::Twice).add(format_args!(
             "{arrived} calls from canister to canister arrived; {acknowledged} were \
-                 acknowledged and {open} are of unknown outcome"
+             acknowledged and {open} are of unknown outcome"
         ));
     }
 }
