@@ -68,7 +68,6 @@ pub(crate) struct RunData<'a> {
     pub(crate) connections_lost: Vec<Lost>,
 }
 
-/// The report, judged.
 pub(crate) fn build_report(run: RunData<'_>) -> Report {
     let nodes: Vec<NodeReport> = run
         .shared

@@ -62,7 +62,6 @@ struct Running {
     random: StdRng,
 }
 
-/// A push that ended.
 struct Push {
     phase: usize,
     sequence: u64,

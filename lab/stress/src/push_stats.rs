@@ -48,7 +48,6 @@ impl fmt::Display for Answer {
     }
 }
 
-/// All answers of a kind.
 #[derive(Clone, Debug)]
 pub(crate) struct AnswerStats {
     pub(crate) answer: Answer,

@@ -47,7 +47,6 @@ const GREETING: Duration = Duration::from_secs(20);
 
 /// Protocols that a client serves in addition to those of all clients.
 pub(crate) trait Role: Send + Sync + 'static {
-    /// Names of its protocols.
     fn protocols(&self) -> &'static [&'static str];
 
     /// Serves a stream in one of them.
@@ -67,7 +66,6 @@ impl Role for Plain {
     }
 }
 
-/// Identify message of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct IdentifyMessage {
     /// Name and version.

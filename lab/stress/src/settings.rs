@@ -18,7 +18,6 @@ pub(crate) const STORE_SAMPLE_MAX: usize = 1000;
 const MOMENTS_MAX: usize = 16;
 /// Latest of them: a day.
 const AFTER_SECONDS_MAX: u64 = 86_400;
-/// Longest wait for one answer.
 const ANSWER_SECONDS_MAX: f64 = 600.0;
 /// Highest rate of store queries.
 const QUERIES_MAX: f64 = 1000.0;

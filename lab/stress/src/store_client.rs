@@ -69,7 +69,6 @@ pub(crate) struct StoreLookup {
     pub(crate) reply_tx: oneshot::Sender<LookupOutcome>,
 }
 
-/// Result of a lookup.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LookupOutcome {
     pub(crate) found: usize,

@@ -5,7 +5,6 @@ use std::{ffi::OsString, path::PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser, ValueEnum};
 
-/// Most error that may be asked for.
 const ERROR_MAX: f64 = 0.5;
 /// Default of the part of verdicts that may be wrong.
 pub(crate) const ERROR: f64 = 0.05;

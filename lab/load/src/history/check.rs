@@ -38,7 +38,6 @@ use super::lines::{Call, CallKind, ClientRead, Final, Header, Line, Outcome, Pro
 /// Texts kept of each rule; the rest is counted.
 const TEXTS_MAX: usize = 5;
 
-/// A rule of the checker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Rule {
@@ -127,7 +126,6 @@ impl Verdict {
         self.broken.is_empty()
     }
 
-    /// For a person.
     pub(super) fn text(&self) -> String {
         let mut text = format!(
             "history: {} calls: {} acknowledged, {} rejected, {} of unknown outcome ({} of their appends happened)\n\

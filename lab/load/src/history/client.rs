@@ -71,7 +71,6 @@ pub(super) struct CompletedCall {
     pub(super) attempts: u32,
 }
 
-/// Answer of one endpoint.
 enum EndpointResponse {
     /// A verified certificate with the outcome.
     Outcome(Outcome, Vec<u8>),

@@ -44,7 +44,6 @@ pub(super) enum Line {
 /// The clients and their targets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Header {
-    /// Version of the format, [`FORMAT`].
     pub(super) format: u32,
     /// Of everything random.
     pub(super) seed: u64,
@@ -59,7 +58,6 @@ pub(super) struct Header {
     pub(super) started_micros: u64,
 }
 
-/// Kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum CallKind {
@@ -95,7 +93,6 @@ pub(super) enum Outcome {
     Wrong { text: String },
 }
 
-/// A call of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Call {
     /// In the order of sending.
@@ -116,7 +113,6 @@ pub(super) struct Call {
 /// A run of pages of one generation; it ends where the next begins.
 pub(super) type Run = (u64, u64);
 
-/// A read of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ClientRead {
     pub(super) client: usize,

@@ -108,7 +108,6 @@ pub struct Options {
     keep: bool,
 }
 
-/// The smallest memory that a node starts with.
 const NODE_MEMORY_MIN: u64 = 96 << 20;
 
 /// The size as it is handed to nodes.
@@ -154,7 +153,6 @@ impl Phase {
     }
 }
 
-/// A violation.
 #[derive(Clone, Debug, Serialize)]
 struct Finding {
     phase: Phase,

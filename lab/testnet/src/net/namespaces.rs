@@ -63,7 +63,6 @@ pub(crate) fn free_block(id: &str) -> Result<u8> {
         .context("every network 198.18.x.0/24 is in use on this machine")
 }
 
-/// A node's address.
 pub(crate) fn address(block: u8, node: usize) -> [u8; 4] {
     [NETWORK[0], NETWORK[1], block, node as u8 + 1]
 }

@@ -46,7 +46,6 @@ pub(crate) struct Report {
     pub(crate) relay: Option<RelayReport>,
 }
 
-/// Additional report of a relay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct RelayReport {
     /// Peers connected that serve its shard.

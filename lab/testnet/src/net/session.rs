@@ -46,7 +46,6 @@ pub(crate) struct Session {
     _lock: Lock,
 }
 
-/// Condition of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
     Running,

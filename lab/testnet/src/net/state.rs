@@ -149,7 +149,6 @@ impl Node {
     }
 }
 
-/// State of a net.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Net {
     pub(crate) format: u32,

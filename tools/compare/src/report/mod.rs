@@ -55,7 +55,6 @@ impl Source {
     }
 }
 
-/// Everything that is reported.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     /// Version of this form.

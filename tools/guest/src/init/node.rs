@@ -33,7 +33,6 @@ pub(super) struct Node {
     asked: AtomicBool,
 }
 
-/// How the node ended.
 pub(super) struct NodeExit {
     pub(super) how: String,
     /// It ended by itself with a status, after an error message, and would do so again.

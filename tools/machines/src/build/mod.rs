@@ -71,7 +71,6 @@ pub struct Options {
     quiet: bool,
 }
 
-/// The built image.
 #[derive(Debug, Serialize)]
 struct BuildReport {
     #[serde(flatten)]

@@ -62,11 +62,9 @@ pub(crate) struct Machines {
     pub(crate) disk_bytes: u64,
     /// Nodes may be given a budget that their machine does not have.
     pub(crate) overcommit: bool,
-    /// Folder of the sockets.
     pub(crate) sockets: PathBuf,
 }
 
-/// The requested machines.
 pub(crate) struct MachineOptions<'a> {
     pub(crate) cache: Option<&'a Path>,
     pub(crate) disk_bytes: u64,
@@ -263,7 +261,6 @@ fn host_hardware(index: usize) -> Hardware {
     Hardware([a, b, c, 1, e, f])
 }
 
-/// Configuration of the machine of a node.
 fn machine_config(net: &Net, index: usize) -> Result<config::Machine> {
     let machines = machines_of(net)?;
     let node = net.node(index)?;
