@@ -146,16 +146,8 @@ fn without_kvm(program: &Path, kernel: &Path) -> Result<Option<String>> {
     let console = folder.path().join("console");
     let mut command = Command::new(program);
     command
-        .args([
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-machine",
-            MACHINE,
-            "-m",
-            "128",
-        ])
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", MACHINE])
+        .args(["-m", "128"])
         .args(Accelerator::Kvm.arguments())
         .arg("-kernel")
         .arg(kernel)
