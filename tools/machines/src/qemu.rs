@@ -58,14 +58,6 @@ pub enum Accelerator {
 }
 
 impl Accelerator {
-    /// `kvm` or `tcg`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Kvm => "kvm",
-            Self::Tcg => "tcg",
-        }
-    }
-
     fn arguments(self) -> [String; 4] {
         let (accelerator, processor) = match self {
             Self::Kvm => ("kvm".to_owned(), "host"),

@@ -144,12 +144,8 @@ enum Phase {
 }
 
 impl Phase {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Alone => "alone",
-            Self::Subnet => "subnet",
-            Self::Disk => "disk",
-        }
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 }
 

@@ -26,16 +26,8 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 20.0;
 
 /// The class that colours it.
-pub(crate) fn class(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Slower => "slower",
-        Verdict::Faster => "faster",
-        Verdict::Outlier => "outlier",
-        Verdict::Unknown => "unknown",
-        Verdict::New => "new",
-        Verdict::Gone => "gone",
-        Verdict::Noise => "noise",
-    }
+pub(crate) fn class(verdict: Verdict) -> String {
+    format!("{verdict:?}").to_lowercase()
 }
 
 /// A tick's label.
