@@ -153,9 +153,10 @@ pub(crate) fn is_stdout(path: Option<&PathBuf>) -> bool {
     path.is_some_and(|path| path.as_os_str() == "-")
 }
 
-/// Writes text to the file, or to standard output for `-`.
-pub(crate) fn write(path: Option<&PathBuf>, text: &str) -> Result<()> {
+/// Writes text to the file, or to standard output for `-`; it is made only if there is a path.
+pub(crate) fn write(path: Option<&PathBuf>, text: impl FnOnce() -> Result<String>) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
+    let text = text()?;
     if is_stdout(Some(path)) {
         print!("{text}");
         return Ok(());

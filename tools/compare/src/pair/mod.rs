@@ -154,9 +154,7 @@ pub(crate) async fn run(options: &Options, spec: &CompareSpec) -> Result<ExitCod
     if !is_stdout(spec.json.as_ref()) {
         print!("{}", report.text());
     }
-    if spec.json.is_some() {
-        write(spec.json.as_ref(), &(serde_json::to_string_pretty(&report)? + "\n"))?;
-    }
+    write(spec.json.as_ref(), || Ok(serde_json::to_string_pretty(&report)? + "\n"))?;
     if measured.interrupted {
         return Ok(cli::interrupted());
     }
