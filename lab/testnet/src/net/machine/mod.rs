@@ -82,10 +82,8 @@ impl Machines {
         mut say: impl FnMut(&str),
     ) -> Result<Self> {
         let MachineOptions { cache, disk_bytes, overcommit } = wanted;
-        let cache = match cache {
-            Some(folder) => std::path::absolute(folder)?,
-            None => images::command::default_folder()?,
-        };
+        let named = cache.map(std::path::absolute).transpose()?;
+        let cache = images::command::cache_folder(named)?;
         let (role, whose, flag) = match kind {
             Kind::Subnet => (Role::Node, "nodes", ""),
             Kind::Relays { .. } => (Role::Relay, "relays", " --relay"),
