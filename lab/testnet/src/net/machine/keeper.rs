@@ -35,7 +35,7 @@ use super::{
     GROUP, disk, forwarded_ports, host_hardware, machine_config, machines_of, report,
     report::Report,
 };
-use memory_cap::{info::Info, machine, rotating::Rotating, series::What};
+use memory_cap::{Rotating, info::Info, machine, series::What};
 
 /// Most bytes of a machine's log, and of its series.
 const LOG_BYTES_MAX: u64 = 32 << 20;
