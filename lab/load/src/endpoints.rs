@@ -188,7 +188,6 @@ const COLUMNS: [Column<NodeSeen>; 11] = [
     ("silent", 9, |node| node.silences.to_string()),
 ];
 
-/// For a person.
 pub(crate) fn table(nodes: &[NodeSeen]) -> String {
     let mut text = table_head(&COLUMNS);
     for node in nodes {

@@ -14,7 +14,6 @@ use sha2::{Digest, Sha256};
 /// Of the environment variable.
 const NAME: &str = "thimble:local:argument";
 
-/// Names an argument.
 pub(crate) fn name_of(argument: &[u8]) -> String {
     hex::encode(Sha256::digest(argument))
 }

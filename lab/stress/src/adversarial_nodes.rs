@@ -23,13 +23,7 @@ use libp2p::{
 use protocol::{StatusCode, WakuMessage, filter, frame, light_push, wire::put_bytes};
 use tokio::io::AsyncWriteExt;
 
-use crate::{
-    Options, Stop,
-    channel::{Channel, proposal},
-    measure, payload,
-    report::Report,
-    tally::lock,
-};
+use crate::{Options, Stop, channel::Channel, measure, payload, report::Report, tally::lock};
 
 /// Reaction of a faulty node to pushes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -125,10 +119,7 @@ async fn connection(upgrade: Upgrade, node: Arc<AdversarialNode>) {
 }
 
 async fn deliver(stream: SubstreamBox, message: Bytes) -> std::io::Result<()> {
-    let mut channel = Channel::new(stream);
-    let proposal = proposal(filter::PUSH_PROTOCOL);
-    channel.write(&proposal).await?;
-    channel.confirm(&proposal).await?;
+    let mut channel = Channel::open(stream, filter::PUSH_PROTOCOL, &[]).await?;
     let mut body = Vec::new();
     put_bytes(1, &message, &mut body);
     channel.write(&frame::with_length(&body)).await?;

@@ -217,7 +217,6 @@ struct Run {
     failed: Option<String>,
 }
 
-/// A row of the table.
 #[derive(Serialize)]
 struct Row {
     what: &'static str,
@@ -248,7 +247,6 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     cli::until_done("bench-relay", async |stop| run_all(&options, &stop).await).await
 }
 
-/// A node of the bench.
 struct Node {
     label: String,
     command: String,

@@ -42,7 +42,6 @@ fn invalid(text: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, text.into())
 }
 
-/// See the module.
 pub(crate) struct Channel {
     stream: SubstreamBox,
     /// Bytes read; those before `used` are consumed.
@@ -53,6 +52,16 @@ pub(crate) struct Channel {
 impl Channel {
     pub(crate) fn new(stream: SubstreamBox) -> Self {
         Self { stream, buffer: Vec::new(), used: 0 }
+    }
+
+    /// Opens the protocol `name` on a new stream; `first` leaves together with the proposal. Errors:
+    /// those of [`Self::confirm`].
+    pub(crate) async fn open(stream: SubstreamBox, name: &str, first: &[u8]) -> io::Result<Self> {
+        let proposal = proposal(name);
+        let mut channel = Self::new(stream);
+        channel.write(&[proposal.as_slice(), first].concat()).await?;
+        channel.confirm(&proposal).await?;
+        Ok(channel)
     }
 
     fn unread(&self) -> &[u8] {
@@ -207,11 +216,7 @@ pub(crate) async fn request(
     body: &[u8],
     bytes_max: usize,
 ) -> io::Result<Bytes> {
-    let proposal = proposal(name);
-    let mut channel = Channel::new(stream);
-    let first = [proposal.as_slice(), &frame::encode_length(body.len()), body].concat();
-    channel.write(&first).await?;
-    channel.confirm(&proposal).await?;
+    let mut channel = Channel::open(stream, name, &frame::with_length(body)).await?;
     let reply = channel.frame(bytes_max).await?.ok_or(ErrorKind::UnexpectedEof)?;
     // The peer may have gone by now; its reply is here.
     let _ = channel.close().await;

@@ -22,7 +22,6 @@ struct ConnectionState {
     disconnected_since: Option<Instant>,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct NodeConnections(Mutex<Vec<ConnectionState>>);
 

@@ -24,7 +24,6 @@ use crate::{
     watch::{NodeStats, WatchedNode},
 };
 
-/// A node at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NodeMoment {
     pub(crate) memory: Memory,
@@ -69,7 +68,6 @@ pub(crate) struct RunData<'a> {
     pub(crate) connections_lost: Vec<Lost>,
 }
 
-/// The report, judged.
 pub(crate) fn build_report(run: RunData<'_>) -> Report {
     let nodes: Vec<NodeReport> = run
         .shared

@@ -4,7 +4,7 @@
 //! Clients of three kinds work in this process: publishers push messages by light push (version 3,
 //! or 2 where the node has no other), receivers get them by filter, relay peers by gossip; another
 //! queries the store. Every message states its sender, number and time, and carries a checksum
-//! ([`payload`]), so that arrived messages are distinguished from messages that were only
+//! (`payload`), so that arrived messages are distinguished from messages that were only
 //! acknowledged. The node's memory and CPU come from the kernel.
 //!
 //! The clients use libp2p's transports, encryption and multiplexer, and open streams on them
@@ -31,8 +31,8 @@ mod gather;
 mod net;
 mod node;
 mod options;
-pub mod payload;
-pub mod plan;
+mod payload;
+mod plan;
 mod publisher;
 mod push_stats;
 mod receiver;
@@ -40,7 +40,7 @@ mod relay_peer;
 pub mod report;
 mod request;
 mod session;
-pub mod settings;
+mod settings;
 mod shared;
 mod store_client;
 mod table;
@@ -54,7 +54,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 pub use cli::Stop;
-pub use options::{Options, Workload};
+pub use options::Options;
 
 use net::{Members, RelayNet};
 use settings::Settings;

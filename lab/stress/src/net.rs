@@ -95,16 +95,9 @@ impl RelayNet {
         let memory = options.memory.unwrap_or(MEMORY_BYTES).to_string();
         let (cluster, shard) = (load.cluster.to_string(), load.shard.to_string());
         let mut command = spawn::command(&net.program, net.folder());
-        command.args([
-            "up",
-            "--relay",
-            &count.to_string(),
-            "--memory",
-            &memory,
-            "--cluster",
-            &cluster,
-        ]);
-        command.args(["--shard", &shard, "--network", "direct", "--wait", &UP_SECONDS.to_string()]);
+        command.args(["up", "--relay", &count.to_string(), "--memory", &memory]);
+        command.args(["--cluster", &cluster, "--shard", &shard]);
+        command.args(["--network", "direct", "--wait", &UP_SECONDS.to_string()]);
         if let Some(program) = &options.relay_program {
             command.arg("--node").arg(program);
         }

@@ -21,7 +21,6 @@ use crate::watch::Source;
 const STARTED_WITHIN: Duration = Duration::from_secs(10);
 const STOPPED_WITHIN: Duration = Duration::from_secs(30);
 
-/// How a node ended.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NodeExit {
     /// A description of how it ended.

@@ -24,81 +24,78 @@ pub struct Options {
     /// so that messages cross the network. [default with --command: /ip4/127.0.0.1/tcp/{port}]
     #[arg(long = "node", value_name = "MULTIADDR",
         required_unless_present_any = ["command", "compare", "net", "relays", "print_plan"])]
-    pub nodes: Vec<Multiaddr>,
+    pub(crate) nodes: Vec<Multiaddr>,
     /// Process of the node, for its memory and CPU; once for each --node, in the same order.
     #[arg(long = "pid", value_name = "PID", requires = "nodes", conflicts_with_all = ["command", "compare"])]
-    pub pids: Vec<u32>,
+    pub(crate) pids: Vec<u32>,
     /// Start the node by this command (sh), and stop it in the end. {port} in it is a free port,
     /// {folder} an empty folder, {memory} the bytes of --memory.
     #[arg(long, value_name = "COMMAND", conflicts_with = "compare")]
-    pub command: Option<String>,
+    pub(crate) command: Option<String>,
     /// Start each of these nodes in turn, LABEL=COMMAND, and print their figures side by side;
     /// repeat.
     #[arg(long, value_name = "LABEL=COMMAND", conflicts_with = "nodes")]
-    pub compare: Vec<String>,
+    pub(crate) compare: Vec<String>,
     /// How often each of --compare has its turn; the table has the medians.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub turns: u32,
+    pub(crate) turns: u32,
     /// Cap the memory of the node that --command or --compare starts, by thimble-lab cap; with
     /// --relays, of each node. [default with --relays: 128MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub memory: Option<u64>,
+    pub(crate) memory: Option<u64>,
     /// Work on the relays of a net that runs (thimble-lab net up --relay 8), like repeated --node;
     /// its folder. Without a value thimble-net, where `net up` puts one.
     #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "thimble-net",
         conflicts_with_all = ["nodes", "command", "compare"])]
-    pub net: Option<PathBuf>,
+    pub(crate) net: Option<PathBuf>,
     /// Start a net of this number of relays, each in a memory cap of its own, put load on it, and
     /// remove it.
     #[arg(long, value_name = "COUNT", conflicts_with_all = ["nodes", "command", "compare", "net"])]
-    pub relays: Option<usize>,
+    pub(crate) relays: Option<usize>,
     /// The program of --relays. [default: thimble-relay in the folder of this program]
     #[arg(long, value_name = "FILE", requires = "relays")]
-    pub relay_program: Option<PathBuf>,
+    pub(crate) relay_program: Option<PathBuf>,
     /// A case of the study. [default: baseline, unless --plan, --rate or --payload is given]
     #[arg(long)]
-    pub case: Option<Case>,
+    pub(crate) case: Option<Case>,
     /// File with the phases, and whatever else is not stated by flags (docs/stress.md).
     #[arg(long, value_name = "FILE", conflicts_with_all = ["case", "phase", "rate", "payload"])]
-    pub plan: Option<PathBuf>,
+    pub(crate) plan: Option<PathBuf>,
     /// Print the plan file that these flags amount to, and do nothing else.
     #[arg(long)]
-    pub print_plan: bool,
+    pub(crate) print_plan: bool,
     /// Seconds of each phase; of all of them together with --case long. For people: 60, and 3600.
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
-    pub phase: f64,
+    pub(crate) phase: f64,
     /// Messages per second of all publishers. [default: the case's; without a case, as fast as the
     /// node answers]
     #[arg(long, value_name = "PER SECOND")]
-    pub rate: Option<f64>,
+    pub(crate) rate: Option<f64>,
     /// Payload bytes of a single phase, instead of a case.
     #[arg(long, value_name = "MIN-MAX", conflicts_with = "case")]
-    pub payload: Option<Sizes>,
-    /// Clients, limits, the network's numbers.
+    pub(crate) payload: Option<Sizes>,
     #[command(flatten)]
-    pub settings: Settings,
+    pub(crate) settings: Settings,
     /// Seconds until all clients must be connected.
     #[arg(long, alias = "patience", value_name = "SECONDS", default_value_t = 60,
         value_parser = clap::value_parser!(u64).range(1..=3600))]
-    pub timeout: u64,
+    pub(crate) timeout: u64,
     /// Write the figures to this file; - is standard output, instead of the table
     /// (docs/stress.md).
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
     /// Draw the node's memory and CPU over time into this file (SVG); with --compare one file for
     /// each turn, its label and turn before the extension. Needs --pid, --command, --compare
     /// or a net.
     #[arg(long, value_name = "FILE")]
-    pub picture: Option<PathBuf>,
+    pub(crate) picture: Option<PathBuf>,
 }
 
 /// The validated options of an invocation.
 #[derive(Clone, Debug)]
-pub struct Workload {
-    /// Clients, limits, the network's numbers.
-    pub load: Load,
-    /// The phases to send.
-    pub phases: Vec<Phase>,
+pub(crate) struct Workload {
+    pub(crate) load: Load,
+    pub(crate) phases: Vec<Phase>,
 }
 
 impl Options {
@@ -107,7 +104,7 @@ impl Options {
     }
 
     /// The plan: of the file or the flags. Errors: the file or its content is invalid.
-    pub fn plan(&self) -> Result<Plan> {
+    pub(crate) fn plan(&self) -> Result<Plan> {
         let below = match (&self.plan, self.case) {
             (Some(plan), _) => plan::read(plan)?,
             (None, Some(case)) => Plan::from_phases(plan::phases(case, self.phase, self.rate)),
@@ -132,7 +129,7 @@ impl Options {
     /// The settings of this invocation; `below` has the defaults for settings that neither flags
     /// nor plan state. Errors: as for [`Self::plan`], and flags that do not go together or are out
     /// of bounds.
-    pub fn workload(&self, below: Settings) -> Result<Workload> {
+    pub(crate) fn workload(&self, below: Settings) -> Result<Workload> {
         let started = self.command.is_some() || !self.compare.is_empty() || self.relays.is_some();
         if self.memory.is_some() && !started {
             bail!(

@@ -23,9 +23,9 @@ use rand::{RngCore, SeedableRng, rngs::StdRng};
 use thiserror::Error;
 
 /// Bytes before the pseudo-random ones, which the shortest payload has.
-pub const HEADER_BYTES: usize = 40;
+pub(crate) const HEADER_BYTES: usize = 40;
 /// Longest payload that fits a Waku message with its topic and timestamp.
-pub const PAYLOAD_BYTES_MAX: usize = protocol::message::MESSAGE_BYTES_MAX - 512;
+pub(crate) const PAYLOAD_BYTES_MAX: usize = protocol::message::MESSAGE_BYTES_MAX - 512;
 
 const MAGIC: [u8; 4] = *b"thst";
 /// Where the checksum begins.
@@ -40,43 +40,37 @@ static FILLER: LazyLock<Vec<u8>> = LazyLock::new(|| {
     bytes
 });
 
-/// Header of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub(crate) struct Header {
     /// Distinguishes the messages of this run from those of others.
-    pub run: u64,
-    /// Index of the phase.
-    pub phase: u16,
-    /// Index of the publisher.
-    pub sender: u16,
-    /// Sequence number within phase and sender, from 0.
-    pub sequence: u64,
+    pub(crate) run: u64,
+    pub(crate) phase: u16,
+    pub(crate) sender: u16,
+    pub(crate) sequence: u64,
     /// When it was sent, nanoseconds since the start of the run.
-    pub sent_nanos: u64,
+    pub(crate) sent_nanos: u64,
 }
 
 /// Why a payload is not one of ours, or not whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum Damage {
+pub(crate) enum Damage {
     /// No bytes of this format.
     #[error("not a payload of this driver")]
     Foreign,
     /// Fewer or more bytes than were sent.
     #[error("{bytes} bytes arrived of {announced}")]
     Length {
-        /// Bytes that arrived.
         bytes: usize,
         /// Number of bytes sent, as stated in the payload.
         announced: usize,
     },
-    /// The checksum does not hold.
     #[error("the checksum does not hold")]
     Checksum,
 }
 
 /// Appends a payload of `bytes` bytes to `out`; the length is brought between [`HEADER_BYTES`] and
 /// [`PAYLOAD_BYTES_MAX`].
-pub fn write(header: &Header, bytes: usize, out: &mut Vec<u8>) {
+pub(crate) fn write(header: &Header, bytes: usize, out: &mut Vec<u8>) {
     let bytes = bytes.clamp(HEADER_BYTES, PAYLOAD_BYTES_MAX);
     let from = out.len();
     out.extend_from_slice(&MAGIC);
@@ -95,7 +89,7 @@ pub fn write(header: &Header, bytes: usize, out: &mut Vec<u8>) {
 }
 
 /// Reads a payload and checks that it is whole.
-pub fn read(payload: &[u8]) -> Result<Header, Damage> {
+pub(crate) fn read(payload: &[u8]) -> Result<Header, Damage> {
     let Some((head, _)) = payload.split_first_chunk::<HEADER_BYTES>() else {
         return Err(Damage::Foreign);
     };

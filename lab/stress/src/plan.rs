@@ -14,8 +14,7 @@ use crate::{
     settings::Settings,
 };
 
-/// Most phases of a run.
-pub const PHASES_MAX: usize = 64;
+pub(crate) const PHASES_MAX: usize = 64;
 /// Longest phase: a day.
 const SECONDS_MAX: f64 = 86_400.0;
 /// Highest rate asked for, messages per second.
@@ -28,11 +27,9 @@ pub(crate) const LONG_PARTS: u32 = 6;
 /// A payload's least and most bytes; sizes are spread evenly between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Sizes {
-    /// Bytes of the smallest payload.
-    pub min: usize,
-    /// Bytes of the largest payload.
-    pub max: usize,
+pub(crate) struct Sizes {
+    pub(crate) min: usize,
+    pub(crate) max: usize,
 }
 
 impl FromStr for Sizes {
@@ -69,28 +66,26 @@ impl From<Sizes> for String {
 /// A part of the load with one rate and one range of payload sizes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Phase {
-    /// Its name in tables.
-    pub name: String,
+pub(crate) struct Phase {
+    pub(crate) name: String,
     /// How long messages are sent.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
     /// Messages per second of all publishers together; absent: as fast as the node answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rate: Option<f64>,
-    /// Bytes of a payload.
-    pub payload: Sizes,
+    pub(crate) rate: Option<f64>,
+    pub(crate) payload: Sizes,
 }
 
 impl Phase {
     /// How long messages are sent.
-    pub fn length(&self) -> Duration {
+    pub(crate) fn length(&self) -> Duration {
         Duration::from_secs_f64(self.seconds.clamp(0.0, SECONDS_MAX))
     }
 }
 
 /// A case of the study.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Case {
+pub(crate) enum Case {
     /// 100 messages a second through 0.5-1, 2-10, 50-90 and 130-149 kB.
     Baseline,
     /// 150 a second of growing sizes, 0.5-149 kB; meant for a node under a memory cap.
@@ -121,7 +116,7 @@ fn kilobytes(sizes: Sizes) -> String {
 
 /// The phases of a case, each `seconds` long but for [`Case::Long`], where that is all of them. A
 /// `rate` replaces the case's own.
-pub fn phases(case: Case, seconds: f64, rate: Option<f64>) -> Vec<Phase> {
+pub(crate) fn phases(case: Case, seconds: f64, rate: Option<f64>) -> Vec<Phase> {
     let phase = |sizes: Sizes, usual: Option<f64>| Phase {
         name: kilobytes(sizes),
         seconds,
@@ -145,11 +140,9 @@ pub fn phases(case: Case, seconds: f64, rate: Option<f64>) -> Vec<Phase> {
 /// Content of a plan file: `[[phase]]` tables with `name`, `seconds`, `rate` (absent: as fast as
 /// the node answers) and `payload = "MIN-MAX"`, and above them whatever [`Settings`] it states.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
-    /// As far as stated.
-    pub settings: Settings,
-    /// Phases in the order in which they run.
-    pub phases: Vec<Phase>,
+pub(crate) struct Plan {
+    pub(crate) settings: Settings,
+    pub(crate) phases: Vec<Phase>,
 }
 
 #[derive(Serialize)]
@@ -161,12 +154,11 @@ struct PlanToml<'a> {
 
 impl Plan {
     /// Phases, and nothing else stated.
-    pub fn from_phases(phases: Vec<Phase>) -> Self {
+    pub(crate) fn from_phases(phases: Vec<Phase>) -> Self {
         Self { settings: Settings::default(), phases }
     }
 
-    /// As a plan file.
-    pub fn to_toml(&self) -> Result<String> {
+    pub(crate) fn to_toml(&self) -> Result<String> {
         Ok(toml::to_string(&PlanToml { settings: &self.settings, phase: &self.phases })?)
     }
 
@@ -179,7 +171,7 @@ impl Plan {
 }
 
 /// Reads a plan file. Errors: it cannot be read, is too long, or is not a valid plan.
-pub fn read(path: &Path) -> Result<Plan> {
+pub(crate) fn read(path: &Path) -> Result<Plan> {
     let bytes =
         std::fs::metadata(path).with_context(|| format!("reading {}", path.display()))?.len();
     ensure!(bytes <= PLAN_BYTES_MAX, "a plan has at most {PLAN_BYTES_MAX} bytes, this one {bytes}");
@@ -189,7 +181,7 @@ pub fn read(path: &Path) -> Result<Plan> {
 }
 
 /// Errors: no phases or too many, a length or a rate out of bounds.
-pub fn check(phases: &[Phase]) -> Result<()> {
+pub(crate) fn check(phases: &[Phase]) -> Result<()> {
     ensure!(
         (1..=PHASES_MAX).contains(&phases.len()),
         "a run has 1 to {PHASES_MAX} phases, this one {}",

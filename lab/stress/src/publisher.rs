@@ -62,7 +62,6 @@ struct Running {
     random: StdRng,
 }
 
-/// A push that ended.
 struct Push {
     phase: usize,
     sequence: u64,
@@ -74,7 +73,6 @@ struct Push {
     buffer: Vec<u8>,
 }
 
-/// See the module.
 pub(crate) struct Publisher {
     shared: Arc<RunContext>,
     index: usize,

@@ -48,7 +48,6 @@ impl fmt::Display for Answer {
     }
 }
 
-/// All answers of a kind.
 #[derive(Clone, Debug)]
 pub(crate) struct AnswerStats {
     pub(crate) answer: Answer,
@@ -58,7 +57,6 @@ pub(crate) struct AnswerStats {
     pub(crate) example: String,
 }
 
-/// See the module.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PushStats {
     /// Messages that were due.

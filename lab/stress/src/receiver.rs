@@ -28,7 +28,6 @@ use crate::{
 /// Nodes forget subscribers that do not ping for five minutes.
 const PING_EVERY: Duration = Duration::from_secs(60);
 
-/// See the module.
 pub(crate) struct Receiver {
     shared: Arc<RunContext>,
     node: usize,

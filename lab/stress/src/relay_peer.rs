@@ -25,7 +25,7 @@ use protocol::gossip::{
 use tokio::sync::mpsc;
 
 use crate::{
-    channel::{Channel, proposal},
+    channel::Channel,
     receiver::record_message,
     session::{IdentifyMessage, Role, Session},
     shared::{Ready, RunContext},
@@ -77,7 +77,6 @@ impl SeenIds {
     }
 }
 
-/// See the module.
 pub(crate) struct RelayPeer {
     shared: Arc<RunContext>,
     node: usize,
@@ -201,10 +200,7 @@ impl RelayPeer {
         ready: &Ready,
     ) -> io::Result<()> {
         let topic = self.shared.target.pubsub_topic.as_str();
-        let proposal = proposal(gossip::PROTOCOL);
-        let mut channel = Channel::new(stream);
-        channel.write(&proposal).await?;
-        channel.confirm(&proposal).await?;
+        let mut channel = Channel::open(stream, gossip::PROTOCOL, &[]).await?;
         send_control(&mut channel, Control::Subscription { topic, subscribe: true }).await?;
         let mut wanted_rx = self.wanted_rx.lock().await;
         let mut heartbeat = tokio::time::interval(HEARTBEAT);

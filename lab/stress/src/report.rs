@@ -22,7 +22,7 @@ pub struct Report {
     /// When the run began, in UTC: `2026-11-21T03:04:05Z`.
     pub started: String,
     /// Clients, limits, the network's numbers.
-    pub load: Load,
+    pub(crate) load: Load,
     /// The light push protocol that was used.
     pub light_push: String,
     /// Whether the node that was asked serves store queries of version 3.
@@ -424,7 +424,7 @@ impl NodeReport {
 }
 
 impl Report {
-    /// Judges: at most [`Load::lost_percent_max`] of what was accepted in a phase may be missing at
+    /// Judges: at most `lost_percent_max` of what was accepted in a phase may be missing at
     /// a receiver, or in what the store was asked for, and the nodes must live and be reached.
     pub fn set_verdict(&mut self) {
         let most = self.load.lost_percent_max;

@@ -47,7 +47,6 @@ const GREETING: Duration = Duration::from_secs(20);
 
 /// Protocols that a client serves in addition to those of all clients.
 pub(crate) trait Role: Send + Sync + 'static {
-    /// Names of its protocols.
     fn protocols(&self) -> &'static [&'static str];
 
     /// Serves a stream in one of them.
@@ -67,7 +66,6 @@ impl Role for Plain {
     }
 }
 
-/// Identify message of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct IdentifyMessage {
     /// Name and version.
@@ -106,7 +104,6 @@ struct Serving<R> {
     metadata: Vec<u8>,
 }
 
-/// See the module.
 pub(crate) struct Session<R> {
     muxer: StreamMuxerBox,
     serving: Arc<Serving<R>>,
@@ -153,11 +150,8 @@ impl<R: Role> Session<R> {
 
     async fn request_identify(&mut self) -> Result<IdentifyMessage> {
         let stream = self.stream().await?;
-        let proposal = channel::proposal(IDENTIFY);
         let asking = async move {
-            let mut channel = Channel::new(stream);
-            channel.write(&proposal).await?;
-            channel.confirm(&proposal).await?;
+            let mut channel = Channel::open(stream, IDENTIFY, &[]).await?;
             let frame =
                 channel.frame(IDENTIFY_BYTES_MAX).await?.ok_or(io::ErrorKind::UnexpectedEof)?;
             let _ = channel.close().await;

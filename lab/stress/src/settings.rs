@@ -11,14 +11,13 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 /// Most publishers, receivers or relay peers.
-pub const CLIENTS_MAX: usize = 256;
+pub(crate) const CLIENTS_MAX: usize = 256;
 /// Most messages of a publisher and a phase that are looked for in the store.
-pub const STORE_SAMPLE_MAX: usize = 1000;
+pub(crate) const STORE_SAMPLE_MAX: usize = 1000;
 /// Most moments after the load at which memory is read.
 const MOMENTS_MAX: usize = 16;
 /// Latest of them: a day.
 const AFTER_SECONDS_MAX: u64 = 86_400;
-/// Longest wait for one answer.
 const ANSWER_SECONDS_MAX: f64 = 600.0;
 /// Highest rate of store queries.
 const QUERIES_MAX: f64 = 1000.0;
@@ -26,93 +25,80 @@ const QUERIES_MAX: f64 = 1000.0;
 /// As stated, by flags or in a plan file.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// Clients that push by light push. [default: 4]
     #[arg(long, value_name = "COUNT")]
-    pub publishers: Option<usize>,
+    pub(crate) publishers: Option<usize>,
     /// Clients that receive by filter. [default: 2]
     #[arg(long, value_name = "COUNT")]
-    pub receivers: Option<usize>,
+    pub(crate) receivers: Option<usize>,
     /// Peers that receive by relay. [default: 2]
     #[arg(long, value_name = "COUNT")]
-    pub relay_peers: Option<usize>,
+    pub(crate) relay_peers: Option<usize>,
     /// Store queries per second during the load, in total. [default: 0]
     #[arg(long, value_name = "PER SECOND")]
-    pub store_queries: Option<f64>,
+    pub(crate) store_queries: Option<f64>,
     /// Accepted messages of each publisher and phase that are looked for in the store, 1000 at
     /// most; chosen at random, each with the same chance. [default: 50]
     #[arg(long, value_name = "COUNT")]
-    pub store_sample: Option<usize>,
+    pub(crate) store_sample: Option<usize>,
     /// Requests in flight of each publisher, where there is no rate. [default: 8]
     #[arg(long, value_name = "COUNT")]
-    pub outstanding: Option<u16>,
+    pub(crate) outstanding: Option<u16>,
     /// Milliseconds such a request's place stays empty after the node answered 429 or 503.
     /// [default: 10]
     #[arg(long, value_name = "MILLIS")]
-    pub pause: Option<u64>,
+    pub(crate) pause: Option<u64>,
     /// Seconds within which a push or a query is answered, or counts as not answered. [default:
     /// 30]
     #[arg(long, value_name = "SECONDS")]
-    pub answer: Option<f64>,
+    pub(crate) answer: Option<f64>,
     /// Seconds to wait for messages that were accepted and have not arrived when a phase ends.
     /// [default: 10]
     #[arg(long, value_name = "SECONDS")]
-    pub drain: Option<u64>,
+    pub(crate) drain: Option<u64>,
     /// When to read the node's memory after the last phase. For people: 60,180. [default: 5]
     #[arg(long, value_name = "SECONDS", value_delimiter = ',')]
-    pub after: Option<Vec<u64>>,
+    pub(crate) after: Option<Vec<u64>>,
     /// Percent of what was accepted in a phase that a receiver, or the store, may miss. [default:
     /// 0]
     #[arg(long, value_name = "PERCENT")]
-    pub lost_percent_max: Option<f64>,
+    pub(crate) lost_percent_max: Option<f64>,
     /// The node's cluster. [default: 0, and that of the net with --net and --relays]
     #[arg(long, value_name = "NUMBER")]
-    pub cluster: Option<u16>,
+    pub(crate) cluster: Option<u16>,
     /// One of its shards. [default: 0, and that of the net with --net and --relays]
     #[arg(long, value_name = "NUMBER")]
-    pub shard: Option<u16>,
+    pub(crate) shard: Option<u16>,
     /// Shards over which its network spreads content topics (autosharding). [default: 8]
     #[arg(long, value_name = "COUNT")]
-    pub shards_in_cluster: Option<u16>,
+    pub(crate) shards_in_cluster: Option<u16>,
 }
 
 /// The same with all values set. Part of the report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Load {
-    /// Clients that push by light push.
-    pub publishers: usize,
-    /// Clients that receive by filter.
-    pub receivers: usize,
-    /// Peers that receive by relay.
-    pub relay_peers: usize,
-    /// Store queries per second during the load, in total.
-    pub store_queries: f64,
-    /// Of each publisher and phase.
-    pub store_sample: usize,
-    /// Requests in flight of each publisher, where there is no rate.
-    pub outstanding: u16,
-    /// Milliseconds that a request's place stays empty after the node answered 429 or 503.
-    pub pause: u64,
-    /// Seconds within which a push or a query is answered, or counts as not answered.
-    pub answer: f64,
-    /// Seconds to wait after a phase for accepted messages that have not arrived.
-    pub drain: u64,
+pub(crate) struct Load {
+    pub(crate) publishers: usize,
+    pub(crate) receivers: usize,
+    pub(crate) relay_peers: usize,
+    pub(crate) store_queries: f64,
+    pub(crate) store_sample: usize,
+    pub(crate) outstanding: u16,
+    pub(crate) pause: u64,
+    pub(crate) answer: f64,
+    pub(crate) drain: u64,
     /// Seconds after the last phase at which memory is read, ascending.
-    pub after: Vec<u64>,
-    /// Of what was accepted in a phase.
-    pub lost_percent_max: f64,
-    /// The network's number.
-    pub cluster: u16,
-    /// Of that cluster.
-    pub shard: u16,
-    /// Shards over which the network spreads content topics (autosharding).
-    pub shards_in_cluster: u16,
+    pub(crate) after: Vec<u64>,
+    pub(crate) lost_percent_max: f64,
+    pub(crate) cluster: u16,
+    pub(crate) shard: u16,
+    pub(crate) shards_in_cluster: u16,
 }
 
 impl Settings {
     /// These, and for what they do not state, those of `below`.
     #[must_use]
-    pub fn over(self, below: Self) -> Self {
+    pub(crate) fn over(self, below: Self) -> Self {
         macro_rules! first_stated {
             ($($name:ident)*) => { Self { $($name: self.$name.or(below.$name)),* } };
         }
@@ -123,7 +109,7 @@ impl Settings {
     }
 
     /// With defaults for what was not stated. Errors: something is out of its bounds.
-    pub fn load(self) -> Result<Load> {
+    pub(crate) fn load(self) -> Result<Load> {
         let mut after = self.after.unwrap_or_else(|| vec![5]);
         after.sort_unstable();
         let load = Load {

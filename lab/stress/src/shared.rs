@@ -9,6 +9,7 @@ use std::{
 };
 
 use libp2p::identity::Keypair;
+use tokio::sync::watch;
 
 use crate::{
     connections::NodeConnections,
@@ -25,7 +26,6 @@ const RETRY: Duration = Duration::from_millis(200);
 /// Longest reason that is kept.
 const EXAMPLE_CHARS_MAX: usize = 160;
 
-/// See the module.
 pub(crate) struct RunContext {
     pub(crate) target: Target,
     pub(crate) load: Load,
@@ -81,54 +81,41 @@ impl RunContext {
     }
 }
 
+/// The identify message of the node once a client works; until then, why it does not.
+pub(crate) type ClientState = Result<IdentifyMessage, String>;
+
 /// Reports once that a client is ready to work, and until then the reason why it is not.
 pub(crate) struct Ready {
-    state_tx: tokio::sync::watch::Sender<ClientState>,
-}
-
-/// Last reported state of a client.
-#[derive(Clone, Debug)]
-pub(crate) enum ClientState {
-    /// Not yet: why.
-    Waiting(String),
-    /// It works; with the identify message of the node.
-    Ready(IdentifyMessage),
+    state_tx: watch::Sender<ClientState>,
 }
 
 impl Ready {
-    pub(crate) fn new() -> (Self, tokio::sync::watch::Receiver<ClientState>) {
-        let (state_tx, state_rx) = tokio::sync::watch::channel(ClientState::Waiting(
-            "the node has not answered yet".into(),
-        ));
+    pub(crate) fn new() -> (Self, watch::Receiver<ClientState>) {
+        let (state_tx, state_rx) = watch::channel(Err("the node has not answered yet".into()));
         (Self { state_tx }, state_rx)
     }
 
     pub(crate) fn ready(&self, about: &IdentifyMessage) {
-        self.state_tx.send_replace(ClientState::Ready(about.clone()));
+        self.state_tx.send_replace(Ok(about.clone()));
     }
 
     /// Kept only while it was not ready yet.
     pub(crate) fn waiting(&self, why: &anyhow::Error) {
-        self.state_tx.send_if_modified(|state| match state {
-            ClientState::Ready(_) => false,
-            ClientState::Waiting(text) => {
-                *text = format!("{why:#}");
-                true
+        self.state_tx.send_if_modified(|state| {
+            if state.is_err() {
+                *state = Err(format!("{why:#}"));
             }
+            state.is_err()
         });
     }
 }
 
-/// Waits until a client is ready, for at most `timeout`. Errors: it is not; why.
+/// Waits until a client is ready, for at most `timeout`.
 pub(crate) async fn is_ready(
-    state_rx: &mut tokio::sync::watch::Receiver<ClientState>,
+    state_rx: &mut watch::Receiver<ClientState>,
     timeout: Duration,
-) -> Result<IdentifyMessage, String> {
-    let waiting = state_rx.wait_for(|state| matches!(state, ClientState::Ready(_)));
+) -> ClientState {
     // The result is read below.
-    let _ = tokio::time::timeout(timeout, waiting).await;
-    match &*state_rx.borrow() {
-        ClientState::Ready(about) => Ok(about.clone()),
-        ClientState::Waiting(why) => Err(why.clone()),
-    }
+    let _ = tokio::time::timeout(timeout, state_rx.wait_for(ClientState::is_ok)).await;
+    state_rx.borrow().clone()
 }

@@ -69,7 +69,6 @@ pub(crate) struct StoreLookup {
     pub(crate) reply_tx: oneshot::Sender<LookupOutcome>,
 }
 
-/// Result of a lookup.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LookupOutcome {
     pub(crate) found: usize,
@@ -77,7 +76,6 @@ pub(crate) struct LookupOutcome {
     pub(crate) unanswered: usize,
 }
 
-/// See the module.
 pub(crate) struct StoreClient {
     pub(crate) shared: Arc<RunContext>,
     /// Figures of the queries, one entry for each phase.
@@ -108,10 +106,6 @@ impl StoreClient {
         }
     }
 
-    #[expect(
-        clippy::too_many_lines,
-        reason = "steps of one matter, each on what those before it left"
-    )]
     async fn run_queries(
         &mut self,
         session: &mut Session<Plain>,
@@ -147,10 +141,9 @@ impl StoreClient {
                 }
                 StoreEvent::Lookup(None) => return Ok(()),
                 StoreEvent::Lookup(Some(lookup)) => {
-                    let found = if serves {
-                        self.find_hashes(session, lookup.hashes).await?
-                    } else {
-                        LookupOutcome::default()
+                    let found = match serves {
+                        true => self.find_hashes(session, lookup.hashes).await?,
+                        false => LookupOutcome::default(),
                     };
                     // The requester may have given up.
                     let _ = lookup.reply_tx.send(found);
@@ -176,12 +169,8 @@ impl StoreClient {
                     let stream = session.stream().await?;
                     let body = query.encode();
                     flying.push(async move {
-                        let asking = channel::request(
-                            stream,
-                            store::PROTOCOL,
-                            &body,
-                            store::REPLY_BYTES_MAX,
-                        );
+                        let bytes_max = store::REPLY_BYTES_MAX;
+                        let asking = channel::request(stream, store::PROTOCOL, &body, bytes_max);
                         let reply = timeout(answer_time, asking).await.ok().and_then(Result::ok);
                         let reply = reply.and_then(|reply| Reply::decode(reply).ok());
                         let nanos = asked.elapsed().as_nanos() as u64;

@@ -56,7 +56,6 @@ impl Bits {
         new
     }
 
-    /// How many there are.
     pub(crate) fn count(&self) -> u64 {
         self.0.iter().map(|word| u64::from(word.count_ones())).sum()
     }

@@ -12,7 +12,6 @@ use crate::settings::Load;
 /// Versions tried for a content topic that autosharding leads to the wanted shard.
 const VERSIONS_MAX: u32 = 100_000;
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     /// Of the nodes; one at least.

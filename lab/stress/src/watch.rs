@@ -109,7 +109,6 @@ fn group_reading(group: &Cgroup) -> Option<Reading> {
     })
 }
 
-/// A node that is watched.
 #[derive(Clone, Debug)]
 pub(crate) struct WatchedNode {
     pub(crate) label: String,

@@ -7,6 +7,7 @@ mod child;
 mod stop;
 
 use std::{
+    io,
     net::TcpListener,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -68,6 +69,19 @@ pub fn monotonic() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
+/// What an operation on a file gave; `None` where the file is not there.
+///
+/// # Errors
+///
+/// Every other failure of the operation.
+pub fn if_there<T>(done: io::Result<T>) -> io::Result<Option<T>> {
+    match done {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// A lock whose holder cannot have left anything half done.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -99,7 +113,7 @@ fn padded(text: &str, width: isize) -> String {
 /// # Errors
 ///
 /// None is left.
-pub fn free_ports<const COUNT: usize>() -> std::io::Result<[u16; COUNT]> {
+pub fn free_ports<const COUNT: usize>() -> io::Result<[u16; COUNT]> {
     const FIRST: u16 = 18_000;
     const PORTS: u32 = 10_000;
     static NEXT: AtomicU16 = AtomicU16::new(0);
@@ -111,7 +125,7 @@ pub fn free_ports<const COUNT: usize>() -> std::io::Result<[u16; COUNT]> {
             let port = FIRST + next as u16;
             TcpListener::bind(("127.0.0.1", port)).ok().map(|_| port)
         });
-        *port = free.ok_or(std::io::ErrorKind::AddrInUse)?;
+        *port = free.ok_or(io::ErrorKind::AddrInUse)?;
     }
     Ok(found)
 }

@@ -119,16 +119,9 @@ fn print(report: &Report, spec: &CompareSpec) -> Result<()> {
     if !is_stdout(spec.json.as_ref()) && !is_stdout(spec.markdown.as_ref()) {
         print!("{}", report::text(report, spec.all));
     }
-    if spec.json.is_some() {
-        write(spec.json.as_ref(), &(serde_json::to_string_pretty(report)? + "\n"))?;
-    }
-    if spec.markdown.is_some() {
-        write(spec.markdown.as_ref(), &report::markdown(report))?;
-    }
-    if spec.html.is_some() {
-        write(spec.html.as_ref(), &report::page(report))?;
-    }
-    Ok(())
+    write(spec.json.as_ref(), || Ok(serde_json::to_string_pretty(report)? + "\n"))?;
+    write(spec.markdown.as_ref(), || Ok(report::markdown(report)))?;
+    write(spec.html.as_ref(), || Ok(report::page(report)))
 }
 
 fn status(report: &Report, fail_on: &[FailOn]) -> ExitCode {

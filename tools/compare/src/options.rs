@@ -5,7 +5,6 @@ use std::{ffi::OsString, path::PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser, ValueEnum};
 
-/// Most error that may be asked for.
 const ERROR_MAX: f64 = 0.5;
 /// Default of the part of verdicts that may be wrong.
 pub(crate) const ERROR: f64 = 0.05;
@@ -154,9 +153,10 @@ pub(crate) fn is_stdout(path: Option<&PathBuf>) -> bool {
     path.is_some_and(|path| path.as_os_str() == "-")
 }
 
-/// Writes text to the file, or to standard output for `-`.
-pub(crate) fn write(path: Option<&PathBuf>, text: &str) -> Result<()> {
+/// Writes text to the file, or to standard output for `-`; it is made only if there is a path.
+pub(crate) fn write(path: Option<&PathBuf>, text: impl FnOnce() -> Result<String>) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
+    let text = text()?;
     if is_stdout(Some(path)) {
         print!("{text}");
         return Ok(());

@@ -19,7 +19,6 @@ use crate::{
 
 /// Most tests of all files together.
 pub(crate) const TESTS_MAX: usize = 100_000;
-/// Most runs of a side.
 pub(crate) const RUNS_MAX: usize = 100;
 /// Most repetitions that count as runs.
 const REPETITIONS_MAX: usize = 1_000;

@@ -10,7 +10,6 @@ use crate::{
     suite::{By, Suite, Test, median},
 };
 
-/// The verdict on a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
@@ -66,7 +65,6 @@ impl Verdict {
     }
 }
 
-/// A test and its verdict.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TestResult {
     /// Name of the test, which identifies it together with the unit.
@@ -74,7 +72,6 @@ pub(crate) struct TestResult {
     /// Of all values.
     #[serde(serialize_with = "unit_name")]
     pub(crate) unit: Unit,
-    /// Which values are better.
     pub(crate) better: Better,
     /// Source of `better`.
     pub(crate) better_by: By,
@@ -153,7 +150,6 @@ pub(crate) struct Outcome {
     pub(crate) method: Method,
     /// Figures over all tests together.
     pub(crate) whole: SuiteSummary,
-    /// Notes on the verdict.
     pub(crate) notes: Vec<String>,
     /// In the order of verdicts, then by name.
     pub(crate) tests: Vec<TestResult>,

@@ -15,7 +15,7 @@ use std::{
     path::{Component, Path},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 /// Version of the document.
@@ -190,15 +190,9 @@ pub fn unpack(disk: impl Read, into: &Path) -> Result<()> {
             }
             Ok(true)
         };
-        match unpack() {
-            Ok(true) => {}
-            Ok(false) => {
-                bail!("{} on the configuration disk is neither a file nor a folder", path.display())
-            }
-            Err(error) => {
-                return Err(error).with_context(|| format!("unpacking {}", path.display()));
-            }
-        }
+        let is_known = unpack().with_context(|| format!("unpacking {}", path.display()))?;
+        let path = path.display();
+        ensure!(is_known, "{path} on the configuration disk is neither a file nor a folder");
     }
     Ok(())
 }

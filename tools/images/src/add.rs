@@ -89,10 +89,6 @@ impl Cache {
 
     /// [`Cache::add`]; with `rehash` the file is read also when it seems unchanged since it was
     /// last hashed.
-    ///
-    /// # Errors
-    ///
-    /// See [`Cache::add`].
     pub fn add_with(&self, path: &Path, wanted: Packing, rehash: bool) -> Result<AddResult> {
         let (mut file, metadata) = files::open_regular(path)?;
         if metadata.len() == 0 {

@@ -188,10 +188,6 @@ impl Cache {
     }
 
     /// The overlays of a base that exist, absolute, sorted.
-    ///
-    /// # Errors
-    ///
-    /// When the cache cannot be read.
     pub fn overlays(&self, id: &BaseId) -> Result<Vec<PathBuf>> {
         let links = self.links(id);
         let mut overlays = Vec::new();
@@ -305,10 +301,6 @@ impl Cache {
     }
 
     /// Every base that is there or that overlays need, sorted by id.
-    ///
-    /// # Errors
-    ///
-    /// When the cache cannot be read.
     pub fn list(&self) -> Result<Vec<Entry>> {
         let mut entries = Vec::new();
         for id in self.ids()? {

@@ -66,10 +66,6 @@ pub struct CollectResult {
 
 impl Cache {
     /// Removes what `keep` does not keep. With `dry` nothing is removed.
-    ///
-    /// # Errors
-    ///
-    /// When something cannot be read or removed.
     pub fn collect(&self, keep: Keep, dry: bool) -> Result<CollectResult> {
         let mut collected =
             CollectResult { scratch: self.tidy_all(dry)?, ..CollectResult::default() };

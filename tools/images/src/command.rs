@@ -179,19 +179,11 @@ pub struct Collect {
 
 /// Runs a command; `subcommand` is the path of its parent on the command line of this program
 /// (`["image"]` in the lab).
-///
-/// # Errors
-///
-/// The error of the command.
 pub async fn run(command: Command, subcommand: &'static [&'static str]) -> Result<ExitCode> {
     stoppable(move |stop| dispatch(command, stop, subcommand)).await
 }
 
 /// Runs blocking work; Ctrl-C and SIGTERM ask it to stop, a second one ends the process.
-///
-/// # Errors
-///
-/// The error of the work.
 pub async fn stoppable(
     work: impl FnOnce(&Stop) -> Result<ExitCode> + Send + 'static,
 ) -> Result<ExitCode> {
@@ -237,10 +229,6 @@ fn dispatch(command: Command, stop: &Stop, subcommand: &[&str]) -> Result<ExitCo
 }
 
 fn open(common: &Common, limits: Option<&Limits>, stop: &Stop) -> Result<Cache> {
-    let folder = match &common.cache {
-        Some(folder) => folder.clone(),
-        None => default_folder()?,
-    };
     let mut settings = Settings {
         qemu_img: common.qemu_img.clone(),
         talks: !common.quiet,
@@ -250,19 +238,20 @@ fn open(common: &Common, limits: Option<&Limits>, stop: &Stop) -> Result<Cache> 
     if let Some(limits) = limits {
         (settings.limit_bytes, settings.reserve_bytes) = (limits.limit, limits.reserve);
     }
-    Ok(Cache::open(&folder, settings)?)
+    Ok(Cache::open(&cache_folder(common.cache.clone())?, settings)?)
 }
 
-/// Default folder of the cache: `$THIMBLE_IMAGES`, or `thimble/images` in the user's folder of
-/// caches.
+/// Folder of the cache: the one `named`; else `$THIMBLE_IMAGES`, or `thimble/images` in the user's
+/// folder of caches.
 ///
 /// # Errors
 ///
 /// When the environment names no folder at all.
-pub fn default_folder() -> Result<PathBuf> {
+pub fn cache_folder(named: Option<PathBuf>) -> Result<PathBuf> {
     let variable =
         |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    variable("THIMBLE_IMAGES")
+    named
+        .or_else(|| variable("THIMBLE_IMAGES"))
         .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("thimble/images")))
         .or_else(|| Some(variable("HOME")?.join(".cache/thimble/images")))
         .context(

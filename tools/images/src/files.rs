@@ -75,11 +75,8 @@ pub(crate) fn make_folder(path: &Path) -> Result<()> {
 
 /// The content of a file that may be missing, and that is at most so long.
 pub(crate) fn read_small(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>> {
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(Error::io("opening", path)(error)),
-    };
+    let opened = cli::if_there(File::open(path)).map_err(Error::io("opening", path))?;
+    let Some(file) = opened else { return Ok(None) };
     let mut bytes = Vec::new();
     file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(Error::io("reading", path))?;
     if bytes.len() as u64 > bytes_max {
@@ -93,13 +90,9 @@ pub(crate) fn read_small(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>>
 
 /// The names in a folder that may be missing, sorted; names that are not text are ignored.
 pub(crate) fn names(folder: &Path) -> Result<Vec<String>> {
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(Error::io("reading", folder)(error)),
-    };
+    let entries = cli::if_there(fs::read_dir(folder)).map_err(Error::io("reading", folder))?;
     let mut names = Vec::new();
-    for entry in entries {
+    for entry in entries.into_iter().flatten() {
         let entry = entry.map_err(Error::io("reading", folder))?;
         names.extend(entry.file_name().into_string());
     }

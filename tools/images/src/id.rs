@@ -9,7 +9,6 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// Digits of a hash.
 const HASH_DIGITS: usize = 64;
 /// Fewest digits that name a base; with fewer, a typing error could name another one.
 pub(crate) const PREFIX_DIGITS_MIN: usize = 6;

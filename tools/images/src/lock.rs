@@ -133,11 +133,9 @@ impl Lock {
     /// Whether the file still has its name.
     fn is_current(&self) -> Result<bool> {
         let own = self.file.metadata().map_err(Error::io("looking at", &self.path))?;
-        match fs::metadata(&self.path) {
-            Ok(named) => Ok((named.dev(), named.ino()) == (own.dev(), own.ino())),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(Error::io("looking at", &self.path)(error)),
-        }
+        let named = cli::if_there(fs::metadata(&self.path));
+        let named = named.map_err(Error::io("looking at", &self.path))?;
+        Ok(named.is_some_and(|named| (named.dev(), named.ino()) == (own.dev(), own.ino())))
     }
 
     fn sign(&mut self, doing: &str) -> std::io::Result<()> {

@@ -116,12 +116,7 @@ impl Cache {
         // The name belongs to this overlay alone and this process holds the lock, so the process
         // that made it was killed.
         let scratch = path.with_file_name(format!(".thimble-overlay.{name}"));
-        match fs::remove_file(&scratch) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Error::io("removing", &scratch)(error));
-            }
-            _ => {}
-        }
+        cli::if_there(fs::remove_file(&scratch)).map_err(Error::io("removing", &scratch))?;
         let asked = options.grow.unwrap_or(0).min(u64::MAX - 511).next_multiple_of(512);
         let wanted = base.virtual_bytes.max(asked);
         let made = match self.existing(base, path, options.fresh)? {
@@ -153,12 +148,9 @@ impl Cache {
 
     /// The file at the path of an overlay.
     fn existing(&self, base: &Base, path: &Path, fresh: bool) -> Result<Existing> {
-        let metadata = match fs::symlink_metadata(path) {
-            Ok(metadata) => metadata,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Ok(Existing::None);
-            }
-            Err(error) => return Err(Error::io("looking at", path)(error)),
+        let found = cli::if_there(fs::symlink_metadata(path));
+        let Some(metadata) = found.map_err(Error::io("looking at", path))? else {
+            return Ok(Existing::None);
         };
         if metadata.is_file() && metadata.len() == 0 {
             // See the module: a cut of power.

@@ -52,10 +52,6 @@ impl Progress {
     }
 
     /// So much more was read of the file, and made of the disk.
-    ///
-    /// # Errors
-    ///
-    /// [`crate::Error::Stopped`].
     pub(crate) fn advance(&self, read: u64, made: u64) -> Result<()> {
         self.read.fetch_add(read, Ordering::Relaxed);
         self.made.fetch_add(made, Ordering::Relaxed);

@@ -86,10 +86,6 @@ impl<'a> Bytes<'a> {
 }
 
 /// Reads a header from the first [`HEADER_BYTES_MAX`] bytes of a file, or all of a shorter one.
-///
-/// # Errors
-///
-/// A text that names the problem.
 pub fn read(bytes: &[u8]) -> Result<Header, String> {
     let bytes = Bytes(bytes.get(..HEADER_BYTES_MAX).unwrap_or(bytes));
     if bytes.range(0, 4) != Some(&MAGIC) {
@@ -157,10 +153,6 @@ fn fields(bytes: &Bytes<'_>) -> Result<Option<Header>, String> {
 impl Header {
     /// Whether the file can be a base: it references no other file, is not encrypted, and was
     /// closed cleanly.
-    ///
-    /// # Errors
-    ///
-    /// A text with the reason.
     pub fn check_base(&self) -> Result<(), String> {
         let name = |bytes: &[u8]| -> String {
             String::from_utf8_lossy(bytes).chars().take(200).flat_map(char::escape_debug).collect()

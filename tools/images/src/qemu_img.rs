@@ -168,7 +168,6 @@ fn failed(arguments: &[&OsStr], words: &[u8], status: std::process::ExitStatus) 
     Error::Tool { command: command(arguments), words }
 }
 
-/// The command in a message.
 fn command(arguments: &[&OsStr]) -> String {
     let words: Vec<_> = arguments.iter().map(|word| word.to_string_lossy()).collect();
     format!("qemu-img {}", words.join(" "))

@@ -9,7 +9,6 @@ use crate::{Error, Result, files, files::Identity, id::BaseId};
 /// A path and a few numbers.
 const RECORD_BYTES_MAX: u64 = 64 << 10;
 
-/// The record as written.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) format: u32,

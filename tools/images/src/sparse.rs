@@ -76,7 +76,6 @@ pub(crate) fn write(
     Ok(content)
 }
 
-/// The content of a file, read once.
 pub(crate) fn read(file: &File, path: &Path, progress: &Progress) -> Result<Content> {
     run(From::File(file), path, u64::MAX, progress, |_| Ok(()))
 }

@@ -79,10 +79,6 @@ impl Cache {
     }
 
     /// [`Cache::verify`] of every base that is there or needed.
-    ///
-    /// # Errors
-    ///
-    /// See [`Cache::verify`].
     pub fn verify_all(&self) -> Result<Vec<VerifyResult>> {
         self.ids()?.iter().map(|id| self.verify(id)).collect()
     }

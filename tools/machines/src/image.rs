@@ -62,10 +62,6 @@ pub fn folder(cache: &Path) -> PathBuf {
 }
 
 /// The newest image for a role; `None` when none was built.
-///
-/// # Errors
-///
-/// There is one that cannot be read.
 pub fn newest(cache: &Path, role: Role) -> Result<Option<Image>> {
     let path = record(cache, role);
     let read = || -> Result<Image> {

@@ -10,7 +10,6 @@ pub struct Lines {
     bytes_max: usize,
     /// Within a line that is too long.
     skips: bool,
-    /// Lines passed over.
     passed_over: u64,
 }
 

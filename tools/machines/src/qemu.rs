@@ -58,14 +58,6 @@ pub enum Accelerator {
 }
 
 impl Accelerator {
-    /// `kvm` or `tcg`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Kvm => "kvm",
-            Self::Tcg => "tcg",
-        }
-    }
-
     fn arguments(self) -> [String; 4] {
         let (accelerator, processor) = match self {
             Self::Kvm => ("kvm".to_owned(), "host"),
@@ -146,16 +138,8 @@ fn without_kvm(program: &Path, kernel: &Path) -> Result<Option<String>> {
     let console = folder.path().join("console");
     let mut command = Command::new(program);
     command
-        .args([
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-machine",
-            MACHINE,
-            "-m",
-            "128",
-        ])
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", MACHINE])
+        .args(["-m", "128"])
         .args(Accelerator::Kvm.arguments())
         .arg("-kernel")
         .arg(kernel)

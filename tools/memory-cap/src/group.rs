@@ -426,10 +426,7 @@ fn remove_tree(directory: &Path, depth: usize) -> io::Result<()> {
             remove_tree(&entry.path(), depth - 1)?;
         }
     }
-    match fs::remove_dir(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    cli::if_there(fs::remove_dir(directory)).map(drop)
 }
 
 fn kill_all(group: &Cgroup) -> usize {

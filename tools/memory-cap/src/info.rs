@@ -49,7 +49,8 @@ pub struct CapExit {
 }
 
 impl CapExit {
-    pub(crate) fn from_summary(summary: &Summary, left: usize) -> Self {
+    /// Of a run with this summary, which left `left` processes.
+    pub fn from_summary(summary: &Summary, left: usize) -> Self {
         Self {
             how: summary.ended.clone(),
             oom_kills: summary.oom_kills,
@@ -74,7 +75,7 @@ impl Info {
 
     /// Writes the file, so that a reader finds the old one or the new one. A failure must not end
     /// what is being measured.
-    pub(crate) fn write(&self, path: Option<&Path>) {
+    pub fn write(&self, path: Option<&Path>) {
         let Some(path) = path else { return };
         let written = serde_json::to_vec_pretty(self)
             .map_err(io::Error::from)

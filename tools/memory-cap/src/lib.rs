@@ -39,8 +39,12 @@ use clap::Args;
 use nix::sys::signal::Signal;
 use rustix::process::{WaitOptions, WaitStatus};
 
-pub use self::group::Kind;
-pub use self::rotating::Rotating;
+pub use self::{
+    group::Kind,
+    rotating::{Rotating, older},
+    sampler::round,
+    summary::mib,
+};
 use self::{
     group::{Caps, Group},
     info::Info,
@@ -50,7 +54,6 @@ use self::{
     series::{Event, Header, Line, Summary, What, Writer},
     signals::{SignalEvent, Signals},
 };
-pub use self::{rotating::older, sampler::round, summary::mib};
 
 /// Exit status for failures of this program, as in `env` and `timeout`.
 const EXIT_FAILURE: u8 = 125;

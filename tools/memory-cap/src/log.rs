@@ -15,7 +15,6 @@ const CHUNK_BYTES: usize = 16 << 10;
 /// How long to wait for the rest of the output, once no process is left that could print.
 const REST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// See the module.
 pub(crate) struct Pump {
     end_rx: mpsc::Receiver<()>,
 }

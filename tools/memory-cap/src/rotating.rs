@@ -64,7 +64,7 @@ impl Rotating {
 
     /// Writes to a log, in a new file if this one is full. The first failure is printed, after
     /// `who`: what is logged must not wait or end for its log.
-    pub(crate) fn log(&mut self, bytes: &[u8], who: &str) {
+    pub fn log(&mut self, bytes: &[u8], who: &str) {
         let anew = if self.is_full_with(bytes.len()) { self.begin_anew() } else { Ok(()) };
         if let Err(error) = anew.and_then(|()| self.write(bytes))
             && !std::mem::replace(&mut self.complained, true)
@@ -75,7 +75,7 @@ impl Rotating {
 }
 
 /// Path of the older half.
-pub(crate) fn older(path: &Path) -> PathBuf {
+pub fn older(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".1");
     name.into()

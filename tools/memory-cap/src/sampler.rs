@@ -44,7 +44,6 @@ struct Role {
     restarts: u64,
 }
 
-/// See the module.
 pub(crate) struct Sampler {
     started: Instant,
     main: Pid,
@@ -214,6 +213,6 @@ impl Sampler {
 }
 
 /// To milliseconds: more digits would only make the file longer.
-pub(crate) fn round(seconds: f64) -> f64 {
+pub fn round(seconds: f64) -> f64 {
     (seconds * 1e3).round() / 1e3
 }

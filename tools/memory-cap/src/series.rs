@@ -206,7 +206,7 @@ pub struct Summary {
 
 impl Summary {
     /// Adds a sample; `alive` is whether the command was.
-    pub(crate) fn add(&mut self, sample: &Sample, alive: bool) {
+    pub fn add(&mut self, sample: &Sample, alive: bool) {
         self.samples += 1;
         if sample.anonymous_bytes > self.anonymous_peak_bytes {
             self.anonymous_peak_bytes = sample.anonymous_bytes;
@@ -235,7 +235,7 @@ fn is_zero(count: &usize) -> bool {
 }
 
 /// Writes the file, line by line.
-pub(crate) struct Writer {
+pub struct Writer {
     file: Rotating,
     /// First line of every file, also after a rotation.
     header: Option<Vec<u8>>,
@@ -243,12 +243,12 @@ pub(crate) struct Writer {
 
 impl Writer {
     /// Begins the file. With `bytes_max`, what is older than about that many bytes is forgotten.
-    pub(crate) fn create(path: &Path, bytes_max: Option<u64>) -> io::Result<Self> {
+    pub fn create(path: &Path, bytes_max: Option<u64>) -> io::Result<Self> {
         Ok(Self { file: Rotating::create(path, bytes_max.unwrap_or(u64::MAX))?, header: None })
     }
 
     /// A line is on its way to the disk when this returns: others read the file while it grows.
-    pub(crate) fn write(&mut self, line: &Line) -> io::Result<()> {
+    pub fn write(&mut self, line: &Line) -> io::Result<()> {
         let mut bytes = serde_json::to_vec(line)?;
         bytes.push(b'\n');
         if let Line::Header(_) = line {
@@ -263,7 +263,8 @@ impl Writer {
         self.file.write(&bytes)
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// The newer half, when there are two.
+    pub fn path(&self) -> &Path {
         self.file.path()
     }
 }

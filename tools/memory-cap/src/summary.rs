@@ -73,7 +73,7 @@ pub(crate) fn text(summary: &Summary, header: &Header) -> String {
 }
 
 /// Bytes in MiB with one decimal, such as `12.3 MiB`.
-pub(crate) fn mib(bytes: u64) -> String {
+pub fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / 1_048_576.0)
 }
 

@@ -32,7 +32,6 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// How long a node may take until released memory is free.
 const SETTLES: Duration = Duration::from_secs(10);
 
-/// Measured figures.
 pub(super) struct BrowserFigures {
     /// Anonymous bytes of all processes: with the canister there, at most under load, and after it.
     pub idle: u64,
@@ -70,7 +69,6 @@ impl Site {
         self.client.get(url).header("host", &self.host).send().await
     }
 
-    /// Downloads until the deadline.
     async fn download(self, number: usize, until: Instant, counts: Arc<Counts>) {
         let path = LONG[number / 2 % LONG.len()];
         while Instant::now() < until {

@@ -134,7 +134,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Runs everything and prints the table.
 pub async fn run(options: Options) -> Result<()> {
-    let scratch = std::env::temp_dir().join(format!("thimble-bench-{}", std::process::id()));
+    let scratch = scratch("bench");
     let mut bench = Bench { options: &options, scratch: &scratch, table: Table::default() };
     let outcome = bench.measure_all().await;
     let table = bench.table;
@@ -152,18 +152,26 @@ pub async fn run(options: Options) -> Result<()> {
     table.publish(&report, options.json.as_deref(), &node)
 }
 
-struct Bench<'a> {
-    options: &'a Options,
+/// A folder for what a bench leaves on the disk.
+fn scratch(bench: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("thimble-{bench}-{}", std::process::id()))
+}
+
+/// A bench with nodes, under way.
+struct Bench<'a, O> {
+    options: &'a O,
     /// Folder of the nodes' data; removed at the end.
     scratch: &'a Path,
     table: Table,
 }
 
-impl Bench<'_> {
+impl<O> Bench<'_, O> {
     fn row(&mut self, what: impl Into<String>, value: impl Into<String>) -> &mut Table {
         self.table.row(what, value)
     }
+}
 
+impl Bench<'_, Options> {
     fn binary(&self) -> Binary<'_> {
         Binary {
             program: &self.options.node,

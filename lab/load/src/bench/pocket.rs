@@ -19,7 +19,7 @@ use demo::measure;
 use ic_management_canister_types::{CanisterInstallMode, InstallCodeArgs};
 use serde_json::{Value, json};
 
-use super::{Table, median};
+use super::{Table, median, scratch};
 use crate::machine;
 
 /// Command line of `thimble-lab bench-pocket`.
@@ -169,7 +169,7 @@ impl Instance {
 
 /// Runs everything and prints the table.
 pub async fn run(options: Options) -> Result<()> {
-    let scratch = std::env::temp_dir().join(format!("thimble-bench-pocket-{}", std::process::id()));
+    let scratch = scratch("bench-pocket");
     std::fs::create_dir_all(&scratch)?;
     let mut table = Table::default();
     let outcome = measure_all(&options, scratch.join("port"), &mut table).await;

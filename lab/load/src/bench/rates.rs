@@ -37,7 +37,6 @@ pub(super) struct Load {
     pub seconds: u64,
 }
 
-/// Result of a rate.
 pub(super) struct Rate {
     pub per_second: f64,
     /// Median of the latency, milliseconds.

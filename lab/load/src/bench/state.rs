@@ -24,9 +24,10 @@ use tokio::task::JoinSet;
 use wasm_encoder::{ConstExpr, DataSection, MemorySection, MemoryType, Module};
 
 use super::{
-    PATIENCE, Table, median,
+    Bench, PATIENCE, Table, median,
     node::{Binary, Node},
     rates::{Kind, Load, rate},
+    scratch,
 };
 use crate::{
     hammer::protocol::{Route, decode_words, ring},
@@ -127,7 +128,7 @@ const REST: Duration = Duration::from_secs(15);
 
 /// Runs everything and prints the table.
 pub async fn run(options: Options) -> Result<()> {
-    let scratch = std::env::temp_dir().join(format!("thimble-bench-state-{}", std::process::id()));
+    let scratch = scratch("bench-state");
     let mut bench = Bench { options: &options, scratch: &scratch, table: Table::default() };
     let outcome = bench.measure_all().await;
     let table = bench.table;
@@ -145,18 +146,7 @@ pub async fn run(options: Options) -> Result<()> {
     outcome.and(published)
 }
 
-struct Bench<'a> {
-    options: &'a Options,
-    /// Folder of the nodes' data; removed at the end.
-    scratch: &'a Path,
-    table: Table,
-}
-
-impl Bench<'_> {
-    fn row(&mut self, what: impl Into<String>, value: impl Into<String>) -> &mut Table {
-        self.table.row(what, value)
-    }
-
+impl Bench<'_, Options> {
     async fn measure_all(&mut self) -> Result<()> {
         for part in Scenario::value_variants() {
             if !self.options.parts.is_empty() && !self.options.parts.contains(part) {

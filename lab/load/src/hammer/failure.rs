@@ -51,7 +51,6 @@ impl fmt::Display for Class {
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) class: Class,
-    /// The whole text.
     pub(crate) text: String,
     /// Delay that a refusal requested.
     pub(crate) retry_after: Option<Duration>,

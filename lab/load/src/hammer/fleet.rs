@@ -73,7 +73,6 @@ pub(crate) enum Action {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Job {
     pub(crate) kind: Kind,
-    /// Index of the canister.
     pub(crate) canister: usize,
     pub(crate) action: Action,
     /// Signed by the agent and sent over plain HTTP, one reply in N verified.

@@ -126,10 +126,6 @@ impl Modes<'_> {
         report
     }
 
-    #[expect(
-        clippy::too_many_lines,
-        reason = "steps of one matter, each on what those before it left"
-    )]
     async fn work(&self, mode: Mode, report: &mut ModeReport) -> Step {
         let p = self.parameters;
         let n = self.fleet.len() as u64;
@@ -149,32 +145,27 @@ impl Modes<'_> {
                 self.grow(report, Space::Stable, p.fill_bytes).await?;
                 let pieces = Pieces { bytes: p.fill_bytes, size: p.write_bytes };
                 let write = move |index: u64, _| {
-                    let (offset, bytes) = pieces.at(index / n);
-                    let action = Action::Write { space: Space::Stable, offset, bytes };
-                    Job::new(Kind::Write, on(index), action)
+                    write_job(Kind::Write, on(index), Space::Stable, pieces.at(index / n))
                 };
                 self.phase(report, "writes", Arc::new(write)).await;
                 self.read_back(report, Space::Stable, p.fill_bytes).await;
             }
             Mode::Growth => {
-                let (target, size) = (p.grow_to_bytes, p.write_bytes);
-                let pieces = Pieces { bytes: target, size };
+                let pieces = Pieces { bytes: p.grow_to_bytes, size: p.write_bytes };
                 let write = move |index: u64, _| {
                     let turn = index / n;
                     let kind = if turn < pieces.count() { Kind::Grow } else { Kind::Rewrite };
-                    let (offset, bytes) = pieces.at(turn);
-                    Job::new(kind, on(index), Action::Write { space: Space::Stable, offset, bytes })
+                    write_job(kind, on(index), Space::Stable, pieces.at(turn))
                 };
                 self.phase(report, "growth", Arc::new(write)).await;
-                self.read_back(report, Space::Stable, target).await;
+                self.read_back(report, Space::Stable, p.grow_to_bytes).await;
             }
             Mode::Probe => self.probes(report).await,
             Mode::Read => {
                 self.fill(report, Space::Stable, p.fill_bytes).await?;
                 self.read_probes(report).await;
-                let reads =
-                    reads(n, Space::Stable, Pieces { bytes: p.fill_bytes, size: p.read_bytes });
-                self.phase(report, "reads", reads).await;
+                let pieces = Pieces { bytes: p.fill_bytes, size: p.read_bytes };
+                self.phase(report, "reads", reads(n, Space::Stable, pieces)).await;
             }
             Mode::Heap => self.heap(report).await?,
             Mode::Heapread => {
@@ -196,9 +187,8 @@ impl Modes<'_> {
             }
             Mode::Hybrid | Mode::Soak => {
                 self.fill(report, Space::Stable, p.fill_bytes).await?;
-                let source = self.hybrid(mode);
-                self.phase(report, if mode == Mode::Soak { "soak" } else { "hybrid" }, source)
-                    .await;
+                let name = if mode == Mode::Soak { "soak" } else { "hybrid" };
+                self.phase(report, name, self.hybrid(mode)).await;
                 self.read_back(report, Space::Stable, p.fill_bytes).await;
             }
             Mode::All => {}
@@ -259,10 +249,8 @@ impl Modes<'_> {
         let n = self.fleet.len() as u64;
         let pieces = Pieces { bytes, size: self.parameters.fill_step_bytes };
         let kind = if space == Space::Heap { Kind::HeapFill } else { Kind::Fill };
-        let fill = move |index: u64, _| {
-            let (offset, bytes) = pieces.at(index / n);
-            Job::new(kind, (index % n) as usize, Action::Write { space, offset, bytes })
-        };
+        let fill =
+            move |index: u64, _| write_job(kind, (index % n) as usize, space, pieces.at(index / n));
         self.prepare(report, "filling", pieces.count() * n, Arc::new(fill)).await
     }
 
@@ -288,9 +276,7 @@ impl Modes<'_> {
             if bytes > 0 {
                 let pieces = Pieces { bytes, size };
                 jobs.extend((0..pieces.count()).map(|index| {
-                    let (offset, bytes) = pieces.at(index);
-                    let action = Action::Read { space, offset, bytes, by: By::Query };
-                    Job::new(Kind::VerifyRead, canister, action)
+                    read_job(Kind::VerifyRead, canister, (space, By::Query), pieces.at(index))
                 }));
             }
         }
@@ -322,15 +308,8 @@ impl Modes<'_> {
                 (false, _) => index % 3,
             };
             match sort {
-                0 => {
-                    let (offset, bytes) = reads.at(index / n);
-                    let action = Action::Read { space, offset, bytes, by: By::Query };
-                    Job::new(Kind::ReadQuery, canister, action)
-                }
-                1 => {
-                    let (offset, bytes) = writes.at(index / n);
-                    Job::new(Kind::Write, canister, Action::Write { space, offset, bytes })
-                }
+                0 => read_job(Kind::ReadQuery, canister, (space, By::Query), reads.at(index / n)),
+                1 => write_job(Kind::Write, canister, space, writes.at(index / n)),
                 _ => Job::new(Kind::Chain, canister, Action::Chain { depth }),
             }
         })
@@ -345,14 +324,13 @@ impl Modes<'_> {
         self.probe(report, "grow the heap in one message", any, grow).await;
         for bytes in p.probe_bytes {
             let name = format!("write {} of heap in one message", accounting::format_size(bytes));
-            self.probe(report, &name, any, write_job(Space::Heap, bytes)).await;
+            let write = write_job(Kind::HeapWrite, 0, Space::Heap, (0, bytes));
+            self.probe(report, &name, any, write).await;
         }
         self.fill(report, Space::Heap, p.heap_fill_bytes).await?;
         let pieces = Pieces { bytes: p.heap_fill_bytes, size: p.write_bytes };
         let storm = move |index: u64, _| {
-            let (offset, bytes) = pieces.at(index / n);
-            let action = Action::Write { space: Space::Heap, offset, bytes };
-            Job::new(Kind::HeapWrite, (index % n) as usize, action)
+            write_job(Kind::HeapWrite, (index % n) as usize, Space::Heap, pieces.at(index / n))
         };
         self.phase(report, "writes", Arc::new(storm)).await;
         let pieces = Pieces { bytes: p.heap_fill_bytes, size: p.heap_read_bytes };
@@ -391,18 +369,22 @@ impl Modes<'_> {
         let [small, medium, large] = self.parameters.probe_bytes;
         let [s, m, l, above] = [small, medium, large, medium - small].map(accounting::format_size);
         let (stable, heap) = (Space::Stable, Space::Heap);
-        let upper =
-            Action::Read { space: stable, offset: small, bytes: medium - small, by: By::Query };
+        let write = |bytes| write_job(Kind::Write, 0, stable, (0, bytes));
+        let read = |range| read_job(Kind::ReadQuery, 0, (stable, By::Query), range);
         for (name, expected, job) in [
             (
                 format!("grow stable memory to {m}, touching nothing"),
                 Success,
                 grow_job(stable, medium),
             ),
-            (format!("write {s} of stable memory"), Success, write_job(stable, small)),
-            (format!("write {m} of stable memory"), NamedLimit, write_job(stable, medium)),
+            (format!("write {s} of stable memory"), Success, write(small)),
+            (format!("write {m} of stable memory"), NamedLimit, write(medium)),
             (format!("grow the heap by {l}, touching nothing"), Success, grow_job(heap, large)),
-            (format!("write {l} of heap"), NamedLimit, write_job(heap, large)),
+            (
+                format!("write {l} of heap"),
+                NamedLimit,
+                write_job(Kind::HeapWrite, 0, heap, (0, large)),
+            ),
             (
                 "a small update: the node is alive".into(),
                 Success,
@@ -411,9 +393,9 @@ impl Modes<'_> {
             (
                 format!("read {s} of stable memory back: the writes that trapped left nothing"),
                 Success,
-                read_job(Kind::ReadQuery, small, By::Query),
+                read((0, small)),
             ),
-            (format!("read the {above} above it"), Success, Job::new(Kind::ReadQuery, 0, upper)),
+            (format!("read the {above} above it"), Success, read((small, medium - small))),
         ] {
             self.probe(report, &name, expected, job).await;
         }
@@ -426,7 +408,8 @@ impl Modes<'_> {
         {
             let name =
                 format!("read {} of stable memory by {name}", accounting::format_size(bytes));
-            self.probe(report, &name, ProbeExpectation::Anything, read_job(kind, bytes, by)).await;
+            let read = read_job(kind, 0, (Space::Stable, by), (0, bytes));
+            self.probe(report, &name, ProbeExpectation::Anything, read).await;
         }
     }
 }
@@ -440,27 +423,31 @@ fn grow_job(space: Space, bytes: u64) -> Job {
     Job::new(Kind::Grow, 0, Action::Grow { space, bytes })
 }
 
-fn write_job(space: Space, bytes: u64) -> Job {
-    let kind = if space == Space::Heap { Kind::HeapWrite } else { Kind::Write };
-    Job::new(kind, 0, Action::Write { space, offset: 0, bytes })
+/// A write of `bytes` from `offset` on.
+fn write_job(kind: Kind, canister: usize, space: Space, (offset, bytes): (u64, u64)) -> Job {
+    Job::new(kind, canister, Action::Write { space, offset, bytes })
 }
 
-fn read_job(kind: Kind, bytes: u64, by: By) -> Job {
-    Job::new(kind, 0, Action::Read { space: Space::Stable, offset: 0, bytes, by })
+fn read_job(
+    kind: Kind,
+    canister: usize,
+    (space, by): (Space, By),
+    (offset, bytes): (u64, u64),
+) -> Job {
+    Job::new(kind, canister, Action::Read { space, offset, bytes, by })
 }
 
 /// Reads by query and by update in turn, over all canisters and the whole range.
 fn reads(n: u64, space: Space, pieces: Pieces) -> Source {
     Arc::new(move |index: u64, _| {
         let turn = index / n;
-        let (offset, bytes) = pieces.at(turn / 2);
         let (by, kind) = match (turn % 2, space) {
             (0, Space::Stable) => (By::Query, Kind::ReadQuery),
             (0, Space::Heap) => (By::Query, Kind::HeapReadQuery),
             (_, Space::Stable) => (By::Update, Kind::ReadUpdate),
             (_, Space::Heap) => (By::Update, Kind::HeapReadUpdate),
         };
-        Job::new(kind, (index % n) as usize, Action::Read { space, offset, bytes, by })
+        read_job(kind, (index % n) as usize, (space, by), pieces.at(turn / 2))
     })
 }
 

@@ -5,9 +5,7 @@
 //! wrote it), so a reader of a page can verify every byte of it. The canister assigns generations,
 //! one per write, in the order in which writes run; generation 0 is a page that was never written.
 
-/// Bytes of a page.
 pub(crate) const PAGE_BYTES: u64 = 4096;
-/// Words of a page.
 pub(crate) const PAGE_WORDS: u64 = PAGE_BYTES / 8;
 /// Set in the number of a page of the heap region, so that heap and stable memory never hold the
 /// same page.

@@ -12,7 +12,6 @@ const RUNS_MAX: u64 = 64;
 const SAMPLES_MAX: u64 = 4;
 /// Bytes of a principal in a ring: its length, then its bytes.
 const MEMBER_BYTES: usize = 30;
-/// The most canisters a ring has.
 pub(crate) const RING_MAX: usize = 64;
 
 /// Encodes words as eight bytes each, little-endian.
@@ -99,7 +98,6 @@ struct Sample {
     words: Vec<u64>,
 }
 
-/// Reply of a read.
 #[derive(Debug)]
 pub(crate) struct ReadReply {
     pages: u64,

@@ -54,7 +54,6 @@ impl Report {
         };
     }
 
-    /// For a person.
     pub(crate) fn table(&self) -> String {
         let mut out = String::new();
         let p = &self.parameters;

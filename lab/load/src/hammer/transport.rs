@@ -184,24 +184,35 @@ pub(crate) struct CallAnswer {
     error_code: Option<String>,
 }
 
+/// Sends a signed call over plain HTTP; the status, the stated delay and the body of the response.
+pub(crate) async fn post_call(
+    Endpoint { url, http, .. }: &Endpoint,
+    canister: candid::Principal,
+    body: Vec<u8>,
+) -> reqwest::Result<(u16, Option<Duration>, Bytes)> {
+    Traffic::count(body.len(), 0, None);
+    let url = format!("{url}/api/v4/canister/{canister}/call");
+    let request = http.client.post(url).header("content-type", "application/cbor").body(body);
+    let response = request.send().await?;
+    let (status, told) = (response.status().as_u16(), retry_after(response.headers()));
+    let body = response.bytes().await?;
+    Traffic::count(0, body.len(), told);
+    Ok((status, told, body))
+}
+
 /// An update that the agent signs and that is sent over plain HTTP. The reply is taken out of the
 /// certificate; the certificate's signature is verified when `verify` is set.
 pub(crate) async fn update_signed(
-    Endpoint { url, agent, http }: &Endpoint,
+    endpoint: &Endpoint,
     canister: candid::Principal,
     (method, argument): (&str, Vec<u8>),
     verify: bool,
 ) -> Result<Vec<u8>, Failure> {
     let of_agent = |error: AgentError| Failure::agent(&error, None);
+    let agent = &endpoint.agent;
     let signed = agent.update(&canister, method).with_arg(argument).sign().map_err(of_agent)?;
-    let url = format!("{url}/api/v4/canister/{canister}/call");
-    Traffic::count(signed.signed_update.len(), 0, None);
-    let request =
-        http.client.post(url).header("content-type", "application/cbor").body(signed.signed_update);
-    let response = request.send().await.map_err(|error| Failure::transport(&error))?;
-    let (status, told) = (response.status().as_u16(), retry_after(response.headers()));
-    let body = response.bytes().await.map_err(|error| Failure::transport(&error))?;
-    Traffic::count(0, body.len(), told);
+    let posted = post_call(endpoint, canister, signed.signed_update).await;
+    let (status, told, body) = posted.map_err(|error| Failure::transport(&error))?;
     match status {
         200 => {}
         202 => {

@@ -26,7 +26,10 @@
 //! The checker reads only the history, and every rule has a test with a made-up history that breaks
 //! it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use serde::Serialize;
 
@@ -35,29 +38,18 @@ use super::lines::{Call, CallKind, ClientRead, Final, Header, Line, Outcome, Pro
 /// Texts kept of each rule; the rest is counted.
 const TEXTS_MAX: usize = 5;
 
-/// A rule of the checker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Rule {
-    /// An acknowledged update is not there.
+pub(super) enum Rule {
     Lost,
-    /// An update took effect twice.
     Twice,
-    /// An effect without a call that may have had it.
     MadeUp,
-    /// Effects in an order that contradicts time.
     Order,
-    /// A read of a state that never was, or of an old one.
     Read,
-    /// Nodes hold different states.
     Disagreement,
-    /// Two roots for one time.
     Roots,
-    /// Healed, and still no progress.
     Stuck,
-    /// A certificate that does not verify.
     Certificate,
-    /// The history is not complete enough to be checked.
     Incomplete,
 }
 
@@ -80,62 +72,61 @@ impl Rule {
 
 /// How often a rule was broken, and how.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Broken {
+pub(super) struct Broken {
     /// How often it was broken, also where no text was kept.
-    pub count: u64,
+    pub(super) count: u64,
     /// Descriptions of the first few.
-    pub texts: Vec<String>,
+    pub(super) texts: Vec<String>,
+}
+
+impl Broken {
+    fn add(&mut self, text: fmt::Arguments<'_>) {
+        self.count += 1;
+        if self.texts.len() < TEXTS_MAX {
+            self.texts.push(text.to_string());
+        }
+    }
 }
 
 /// The checks and their results.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Verdict {
-    /// Calls in the history.
-    pub calls: u64,
+pub(super) struct Verdict {
+    pub(super) calls: u64,
     /// Of them, acknowledged with a verified certificate.
-    pub acknowledged: u64,
+    pub(super) acknowledged: u64,
     /// Rejected for certain.
-    pub rejected: u64,
+    pub(super) rejected: u64,
     /// Of unknown outcome.
-    pub unknown: u64,
+    pub(super) unknown: u64,
     /// Of those, the appends that did happen.
-    pub unknown_done: u64,
+    pub(super) unknown_done: u64,
     /// Reads through consensus.
-    pub reads_certified: u64,
+    pub(super) reads_certified: u64,
     /// Reads from one node.
-    pub reads_queried: u64,
+    pub(super) reads_queried: u64,
     /// Pages compared, over all nodes.
-    pub pages_compared: u64,
+    pub(super) pages_compared: u64,
     /// Times at which two nodes or more showed a certificate.
-    pub heights_compared: u64,
+    pub(super) heights_compared: u64,
     /// Times at which any did.
-    pub heights_seen: u64,
-    /// Faults in the history.
-    pub faults: u64,
+    pub(super) heights_seen: u64,
+    pub(super) faults: u64,
     /// Longest from healing to an acknowledged update, over the endpoints, in milliseconds.
-    pub progress_millis: Option<u64>,
-    /// Lines that could not be read.
-    pub unreadable: u64,
-    /// The broken rules.
-    pub broken: BTreeMap<Rule, Broken>,
+    pub(super) progress_millis: Option<u64>,
+    pub(super) unreadable: u64,
+    pub(super) broken: BTreeMap<Rule, Broken>,
 }
 
 impl Verdict {
-    fn broken(&mut self, rule: Rule, text: impl FnOnce() -> String) {
-        let broken = self.broken.entry(rule).or_default();
-        broken.count += 1;
-        if broken.texts.len() < TEXTS_MAX {
-            broken.texts.push(text());
-        }
+    fn broken(&mut self, rule: Rule) -> &mut Broken {
+        self.broken.entry(rule).or_default()
     }
 
-    /// Whether nothing was broken.
-    pub fn is_good(&self) -> bool {
+    pub(super) fn is_good(&self) -> bool {
         self.broken.is_empty()
     }
 
-    /// For a person.
-    pub(crate) fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let mut text = format!(
             "history: {} calls: {} acknowledged, {} rejected, {} of unknown outcome ({} of their appends happened)\n\
              history: {} certified reads, {} queries; {} faults\n\
@@ -173,7 +164,7 @@ impl Verdict {
 }
 
 /// Checks every rule; `unreadable` counts the lines of the history that were skipped.
-pub(crate) fn check(lines: &[Line], unreadable: u64) -> Verdict {
+pub(super) fn check(lines: &[Line], unreadable: u64) -> Verdict {
     let mut verdict = Verdict { unreadable, ..Verdict::default() };
     let mut history = History::default();
     for line in lines {
@@ -188,7 +179,7 @@ pub(crate) fn check(lines: &[Line], unreadable: u64) -> Verdict {
         }
     }
     let Some(header) = history.header else {
-        verdict.broken(Rule::Incomplete, || "the history has no header".into());
+        verdict.broken(Rule::Incomplete).add(format_args!("the history has no header"));
         return verdict;
     };
     history.calls.sort_by_key(|call| call.sent_micros);
@@ -236,7 +227,7 @@ fn count(verdict: &mut Verdict, history: &History) {
             Outcome::Rejected { .. } => verdict.rejected += 1,
             Outcome::Unknown { .. } => verdict.unknown += 1,
             Outcome::Wrong { text } => {
-                verdict.broken(Rule::Certificate, || format!("call {}: {text}", call.id));
+                verdict.broken(Rule::Certificate).add(format_args!("call {}: {text}", call.id));
             }
         }
     }
@@ -247,9 +238,9 @@ fn count(verdict: &mut Verdict, history: &History) {
         }
     }
     if verdict.acknowledged == 0 {
-        verdict.broken(Rule::Incomplete, || {
-            "no call was acknowledged: there is nothing that could be lost".into()
-        });
+        verdict
+            .broken(Rule::Incomplete)
+            .add(format_args!("no call was acknowledged: there is nothing that could be lost"));
     }
 }
 
@@ -266,7 +257,6 @@ fn pages(runs: &[Run], first: u64, count: u64) -> BTreeMap<u64, u64> {
 }
 
 /// The final state of every canister, if the nodes agree on it; otherwise that of the first node.
-#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Option<State>> {
     let mut states = Vec::new();
     for canister in 0..header.canisters.len() {
@@ -276,12 +266,10 @@ fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Opti
             let parts: Vec<&&Final> = history.finals.iter().filter(of).collect();
             let queried: Vec<&&&Final> = parts.iter().filter(|part| !part.certified).collect();
             let Some(last) = queried.last() else {
-                verdict.broken(Rule::Incomplete, || {
-                    format!(
-                        "what endpoint {endpoint} holds of canister {canister} in the end is not \
-                         known"
-                    )
-                });
+                verdict.broken(Rule::Incomplete).add(format_args!(
+                    "what endpoint {endpoint} holds of canister {canister} in the end is not \
+                     known"
+                ));
                 continue;
             };
             // Zero is a page that was never written.
@@ -293,12 +281,10 @@ fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Opti
                     let now = written.get(&page).copied().unwrap_or(0);
                     // Pages read twice, through consensus and from the node, must be equal.
                     if let Some(before) = seen.insert(page, now).filter(|before| *before != now) {
-                        verdict.broken(Rule::Disagreement, || {
-                            format!(
-                                "endpoint {endpoint}, canister {canister}, page {page}: write \
-                                 {before} in one read, {now} in another"
-                            )
-                        });
+                        verdict.broken(Rule::Disagreement).add(format_args!(
+                            "endpoint {endpoint}, canister {canister}, page {page}: write \
+                             {before} in one read, {now} in another"
+                        ));
                     }
                 }
             }
@@ -313,40 +299,44 @@ fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Opti
             match &first {
                 None => first = Some((endpoint, state)),
                 Some((other, reference)) => {
-                    let differ = [
-                        ("count", reference.count, state.count),
-                        ("calls that arrived", reference.hops, state.hops),
-                        ("generation", reference.generation, state.generation),
-                    ];
-                    for (what, one, two) in differ.into_iter().filter(|(_, one, two)| one != two) {
-                        verdict.broken(Rule::Disagreement, || {
-                            format!(
-                                "canister {canister}, {what}: {one} on endpoint {other}, {two} on \
-                                 endpoint {endpoint}"
-                            )
-                        });
-                    }
-                    let all: BTreeSet<&u64> =
-                        reference.pages.keys().chain(state.pages.keys()).collect();
-                    for page in all
-                        .into_iter()
-                        .filter(|page| reference.pages.get(page) != state.pages.get(page))
-                    {
-                        verdict.broken(Rule::Disagreement, || {
-                            format!(
-                                "canister {canister}, page {page}: generation {:?} on endpoint \
-                                 {other}, {:?} on endpoint {endpoint}",
-                                reference.pages.get(page),
-                                state.pages.get(page)
-                            )
-                        });
-                    }
+                    differences(verdict, canister, (*other, reference), (endpoint, &state));
                 }
             }
         }
         states.push(first.map(|(_, state)| state));
     }
     states
+}
+
+/// Rule 6, states: what two endpoints hold of a canister.
+fn differences(
+    verdict: &mut Verdict,
+    canister: usize,
+    (other, reference): (usize, &State),
+    (endpoint, state): (usize, &State),
+) {
+    for (what, one, two) in [
+        ("count", reference.count, state.count),
+        ("calls that arrived", reference.hops, state.hops),
+        ("generation", reference.generation, state.generation),
+    ] {
+        if one != two {
+            verdict.broken(Rule::Disagreement).add(format_args!(
+                "canister {canister}, {what}: {one} on endpoint {other}, {two} on endpoint \
+                 {endpoint}"
+            ));
+        }
+    }
+    let all: BTreeSet<&u64> = reference.pages.keys().chain(state.pages.keys()).collect();
+    for page in all {
+        let (one, two) = (reference.pages.get(page), state.pages.get(page));
+        if one != two {
+            verdict.broken(Rule::Disagreement).add(format_args!(
+                "canister {canister}, page {page}: generation {one:?} on endpoint {other}, {two:?} \
+                 on endpoint {endpoint}"
+            ));
+        }
+    }
 }
 
 /// Rule 1, on one node.
@@ -360,20 +350,18 @@ fn lost(verdict: &mut Verdict, history: &History, canister: usize, endpoint: usi
         match state.pages.get(&page) {
             Some(generation) if generation == value => {}
             // It was written again, over itself: reported by the rule for that.
-            Some(generation) if generation > value => verdict.broken(Rule::Twice, || {
-                format!(
+            Some(generation) if generation > value => {
+                verdict.broken(Rule::Twice).add(format_args!(
                     "call {} (canister {canister}, page {page}) was acknowledged as write {value} \
                      and is there as write {generation} on endpoint {endpoint}",
                     call.id
-                )
-            }),
-            other => verdict.broken(Rule::Lost, || {
-                format!(
-                    "call {} (canister {canister}, page {page}) was acknowledged as write \
-                     {value}; endpoint {endpoint} has {other:?}",
-                    call.id
-                )
-            }),
+                ))
+            }
+            other => verdict.broken(Rule::Lost).add(format_args!(
+                "call {} (canister {canister}, page {page}) was acknowledged as write \
+                 {value}; endpoint {endpoint} has {other:?}",
+                call.id
+            )),
         }
     }
 }
@@ -389,23 +377,21 @@ fn appends(verdict: &mut Verdict, history: &History, canister: usize, state: &St
     let mut pages_of: BTreeMap<u64, u64> = BTreeMap::new();
     for (&page, &generation) in &state.pages {
         if let Some(other) = pages_of.insert(generation, page) {
-            verdict.broken(Rule::MadeUp, || {
-                format!(
-                    "canister {canister}: pages {other} and {page} are both of write {generation}"
-                )
-            });
+            verdict.broken(Rule::MadeUp).add(format_args!(
+                "canister {canister}: pages {other} and {page} are both of write {generation}"
+            ));
         }
         match callers.get(&page).map(|call| (call, &call.outcome)) {
-            None => verdict.broken(Rule::MadeUp, || {
-                format!("canister {canister}, page {page}: write {generation} is of no call")
-            }),
-            Some((call, Outcome::Rejected { text })) => verdict.broken(Rule::MadeUp, || {
-                format!(
+            None => verdict.broken(Rule::MadeUp).add(format_args!(
+                "canister {canister}, page {page}: write {generation} is of no call"
+            )),
+            Some((call, Outcome::Rejected { text })) => {
+                verdict.broken(Rule::MadeUp).add(format_args!(
                     "canister {canister}, page {page}: call {} was rejected ({text}) and wrote \
                      all the same",
                     call.id
-                )
-            }),
+                ))
+            }
             Some((_, Outcome::Unknown { .. })) => verdict.unknown_done += 1,
             Some(_) => {}
         }
@@ -420,22 +406,18 @@ fn appends(verdict: &mut Verdict, history: &History, canister: usize, state: &St
         .collect();
     for generation in 1..=state.generation {
         if !pages_of.contains_key(&generation) && !told.contains(&generation) {
-            verdict.broken(Rule::Twice, || {
-                format!(
-                    "canister {canister}: write {generation} is on no page: a call ran twice, and \
-                     its second run wrote over the first"
-                )
-            });
+            verdict.broken(Rule::Twice).add(format_args!(
+                "canister {canister}: write {generation} is on no page: a call ran twice, and \
+                 its second run wrote over the first"
+            ));
         }
     }
     if let Some((generation, page)) = pages_of.range(state.generation + 1..).next() {
-        verdict.broken(Rule::MadeUp, || {
-            format!(
-                "canister {canister}, page {page}: write {generation}, of a canister that says it \
-                 has seen {}",
-                state.generation
-            )
-        });
+        verdict.broken(Rule::MadeUp).add(format_args!(
+            "canister {canister}, page {page}: write {generation}, of a canister that says it \
+             has seen {}",
+            state.generation
+        ));
     }
     // When the client knows nothing, the state does.
     let placed = callers.values().filter_map(|call| {
@@ -468,21 +450,18 @@ fn order(verdict: &mut Verdict, canister: usize, what: &str, mut placed: Vec<(&C
             }
         }
         if let Some((before, at)) = highest.filter(|(_, at)| *at >= place) {
-            verdict.broken(Rule::Order, || {
-                format!(
-                    "canister {canister}: call {} is {what} {place} although it was sent {} us \
-                     after call {}, {what} {at}, was acknowledged",
-                    call.id,
-                    call.sent_micros - before.ended_micros,
-                    before.id
-                )
-            });
+            verdict.broken(Rule::Order).add(format_args!(
+                "canister {canister}: call {} is {what} {place} although it was sent {} us \
+                 after call {}, {what} {at}, was acknowledged",
+                call.id,
+                call.sent_micros - before.ended_micros,
+                before.id
+            ));
         }
     }
 }
 
 /// Checks rule 4 for one canister: every read saw a state that was there.
-#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 fn reads(verdict: &mut Verdict, history: &History, canister: usize, state: &State) {
     // Acknowledged appends by the time at which they were known, with the highest generation so
     // far; and all appends by sending, with the lowest from there on.
@@ -520,44 +499,35 @@ fn reads(verdict: &mut Verdict, history: &History, canister: usize, state: &Stat
             )
         };
         let before = known.partition_point(|(ended, _)| *ended < read.sent_micros);
-        let floor = before
-            .checked_sub(1)
-            .and_then(|last| known.get(last))
-            .map_or(0, |(_, generation)| *generation);
+        let floor = known[..before].last().map_or(0, |(_, generation)| *generation);
         if read.certified && read.generation < floor {
-            verdict.broken(Rule::Read, || {
-                format!(
-                    "{}: it saw {} writes when write {floor} had been acknowledged",
-                    who(),
-                    read.generation
-                )
-            });
+            verdict.broken(Rule::Read).add(format_args!(
+                "{}: it saw {} writes when write {floor} had been acknowledged",
+                who(),
+                read.generation
+            ));
         }
         let after = sent.partition_point(|(sent, _)| *sent <= read.ended_micros);
         if let Some((_, generation)) =
             sent.get(after).filter(|(_, generation)| *generation <= read.generation)
         {
-            verdict.broken(Rule::Read, || {
-                format!(
-                    "{}: it saw {} writes when write {generation} had not been sent",
-                    who(),
-                    read.generation
-                )
-            });
+            verdict.broken(Rule::Read).add(format_args!(
+                "{}: it saw {} writes when write {generation} had not been sent",
+                who(),
+                read.generation
+            ));
         }
         let saw = pages(&read.runs, read.first, read.pages);
         for page in read.first..read.first + read.pages {
             let was = state.pages.get(&page).filter(|generation| **generation <= read.generation);
             if saw.get(&page) != was {
-                verdict.broken(Rule::Read, || {
-                    format!(
-                        "{}, page {page}: it saw write {:?} where the state after {} writes has \
-                         {was:?}",
-                        who(),
-                        saw.get(&page),
-                        read.generation
-                    )
-                });
+                verdict.broken(Rule::Read).add(format_args!(
+                    "{}, page {page}: it saw write {:?} where the state after {} writes has \
+                     {was:?}",
+                    who(),
+                    saw.get(&page),
+                    read.generation
+                ));
                 break;
             }
         }
@@ -578,22 +548,18 @@ fn counts(verdict: &mut Verdict, history: &History, canister: usize, state: &Sta
         match call.outcome {
             Outcome::Acknowledged { value, .. } => {
                 if value > state.count {
-                    verdict.broken(Rule::Lost, || {
-                        format!(
-                            "call {} was acknowledged with count {value}; canister {canister} \
-                             stands at {}",
-                            call.id, state.count
-                        )
-                    });
+                    verdict.broken(Rule::Lost).add(format_args!(
+                        "call {} was acknowledged with count {value}; canister {canister} \
+                         stands at {}",
+                        call.id, state.count
+                    ));
                 }
                 if let Some(other) = known.insert(value, call) {
-                    verdict.broken(Rule::Lost, || {
-                        format!(
-                            "calls {} and {} were both acknowledged with count {value} of \
-                             canister {canister}",
-                            other.id, call.id
-                        )
-                    });
+                    verdict.broken(Rule::Lost).add(format_args!(
+                        "calls {} and {} were both acknowledged with count {value} of \
+                         canister {canister}",
+                        other.id, call.id
+                    ));
                 }
             }
             Outcome::Unknown { .. } => open.push(call.sent_micros),
@@ -617,15 +583,13 @@ fn counts(verdict: &mut Verdict, history: &History, canister: usize, state: &Sta
     for (value, deadline) in deadlines.into_iter().rev() {
         match open.next() {
             Some(sent) if sent < deadline => {}
-            Some(_) => verdict.broken(Rule::MadeUp, || {
-                format!(
-                    "canister {canister}: no call that could have had count {value} had been sent \
-                     when a higher one was acknowledged"
-                )
-            }),
-            None => verdict.broken(Rule::Twice, || {
-                format!("canister {canister}: count {value} is of no call: one was counted twice")
-            }),
+            Some(_) => verdict.broken(Rule::MadeUp).add(format_args!(
+                "canister {canister}: no call that could have had count {value} had been sent \
+                 when a higher one was acknowledged"
+            )),
+            None => verdict.broken(Rule::Twice).add(format_args!(
+                "canister {canister}: count {value} is of no call: one was counted twice"
+            )),
         }
     }
 }
@@ -643,13 +607,11 @@ fn hops(verdict: &mut Verdict, history: &History, states: &[Option<State>]) {
             Outcome::Acknowledged { value, .. } => {
                 acknowledged += depth;
                 if value != depth {
-                    verdict.broken(Rule::Lost, || {
-                        format!(
-                            "call {}: of {depth} calls from canister to canister {value} were \
-                             answered",
-                            call.id
-                        )
-                    });
+                    verdict.broken(Rule::Lost).add(format_args!(
+                        "call {}: of {depth} calls from canister to canister {value} were \
+                         answered",
+                        call.id
+                    ));
                 }
             }
             // A chain that was rejected may have gone some of its way.
@@ -658,20 +620,16 @@ fn hops(verdict: &mut Verdict, history: &History, states: &[Option<State>]) {
         }
     }
     if arrived < acknowledged {
-        verdict.broken(Rule::Lost, || {
-            format!(
-                "{acknowledged} calls from canister to canister were acknowledged, {arrived} \
-                 arrived"
-            )
-        });
+        verdict.broken(Rule::Lost).add(format_args!(
+            "{acknowledged} calls from canister to canister were acknowledged, {arrived} \
+             arrived"
+        ));
     }
     if arrived > acknowledged + open {
-        verdict.broken(Rule::Twice, || {
-            format!(
-                "{arrived} calls from canister to canister arrived; {acknowledged} were \
-                 acknowledged and {open} are of unknown outcome"
-            )
-        });
+        verdict.broken(Rule::Twice).add(format_args!(
+            "{arrived} calls from canister to canister arrived; {acknowledged} were \
+             acknowledged and {open} are of unknown outcome"
+        ));
     }
 }
 
@@ -691,19 +649,18 @@ fn roots(verdict: &mut Verdict, header: &Header, history: &History) {
         let endpoints: BTreeSet<&usize> = roots.values().flatten().collect();
         verdict.heights_compared += u64::from(endpoints.len() > 1);
         if roots.len() > 1 {
-            verdict.broken(Rule::Roots, || {
-                let roots: Vec<String> = roots
-                    .iter()
-                    .map(|(root, endpoints)| format!("{root} from endpoints {endpoints:?}"))
-                    .collect();
-                format!("at time {time}: {}", roots.join(", "))
-            });
+            let roots: Vec<String> = roots
+                .iter()
+                .map(|(root, endpoints)| format!("{root} from endpoints {endpoints:?}"))
+                .collect();
+            let roots = roots.join(", ");
+            verdict.broken(Rule::Roots).add(format_args!("at time {time}: {roots}"));
         }
     }
     if header.endpoints.len() > 1 && verdict.heights_compared == 0 {
-        verdict.broken(Rule::Incomplete, || {
-            "no two nodes showed a certificate of the same height".into()
-        });
+        verdict
+            .broken(Rule::Incomplete)
+            .add(format_args!("no two nodes showed a certificate of the same height"));
     }
 }
 
@@ -713,9 +670,9 @@ fn progress(verdict: &mut Verdict, header: &Header, history: &History) {
         let Some(progress) =
             history.progress.iter().rfind(|progress| progress.endpoint == endpoint)
         else {
-            verdict.broken(Rule::Incomplete, || {
-                format!("whether endpoint {endpoint} makes progress is not known")
-            });
+            verdict
+                .broken(Rule::Incomplete)
+                .add(format_args!("whether endpoint {endpoint} makes progress is not known"));
             continue;
         };
         let took = progress.acknowledged_micros.map(|at| at.saturating_sub(progress.healed_micros));
@@ -723,16 +680,16 @@ fn progress(verdict: &mut Verdict, header: &Header, history: &History) {
             Some(took) if took <= progress.limit_micros => {
                 verdict.progress_millis = verdict.progress_millis.max(Some(took / 1000));
             }
-            other => verdict.broken(Rule::Stuck, || {
+            other => {
                 let took =
                     other.map_or("never".to_owned(), |took| format!("after {} ms", took / 1000));
-                format!(
+                verdict.broken(Rule::Stuck).add(format_args!(
                     "endpoint {endpoint}: an update was acknowledged {took}; the limit is {} ms \
                      ({})",
                     progress.limit_micros / 1000,
                     progress.text
-                )
-            }),
+                ));
+            }
         }
     }
 }

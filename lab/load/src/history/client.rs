@@ -71,7 +71,6 @@ pub(super) struct CompletedCall {
     pub(super) attempts: u32,
 }
 
-/// Answer of one endpoint.
 enum EndpointResponse {
     /// A verified certificate with the outcome.
     Outcome(Outcome, Vec<u8>),
@@ -79,9 +78,10 @@ enum EndpointResponse {
     Taken,
     /// It has not taken it, and the call had no effect through it.
     Refused(String, Duration),
-    /// It is unknown whether it has taken the call.
-    Nothing(String),
 }
+
+/// The error is why it is unknown whether the endpoint has taken the call.
+type EndpointResult = Result<EndpointResponse, String>;
 
 /// Has a call done; `first` is the endpoint to begin with.
 pub(super) async fn call(
@@ -111,16 +111,16 @@ pub(super) async fn call(
             true => poll_status(endpoint, at, canister, &signed.request_id).await,
         };
         match response {
-            EndpointResponse::Outcome(outcome, reply) => {
+            Ok(EndpointResponse::Outcome(outcome, reply)) => {
                 return CompletedCall { outcome, reply, attempts };
             }
-            EndpointResponse::Taken => taken = true,
-            EndpointResponse::Refused(text, wait) => {
+            Ok(EndpointResponse::Taken) => taken = true,
+            Ok(EndpointResponse::Refused(text, wait)) => {
                 last = format!("{}: {text}", endpoint.url);
                 at = (at + 1) % endpoints.len();
                 sleep(wait).await;
             }
-            EndpointResponse::Nothing(text) => {
+            Err(text) => {
                 last = format!("{}: {text}", endpoint.url);
                 certain = false;
                 // Another node may never have seen it: it is sent there again, which makes it no
@@ -145,69 +145,48 @@ async fn send(
     canister: Principal,
     request: &RequestId,
     body: Vec<u8>,
-) -> EndpointResponse {
-    let url = format!("{}/api/v4/canister/{canister}/call", endpoint.url);
-    let sent = endpoint
-        .http
-        .client
-        .post(url)
-        .header("content-type", "application/cbor")
-        .body(body)
-        .send()
-        .await;
-    let (status, retry_after, bytes) = match sent {
-        Ok(response) => {
-            let (status, retry_after) =
-                (response.status().as_u16(), transport::retry_after(response.headers()));
-            match response.bytes().await {
-                Ok(bytes) => (status, retry_after, bytes),
-                Err(error) => return EndpointResponse::Nothing(error.to_string()),
-            }
-        }
+) -> EndpointResult {
+    let (status, retry_after, bytes) = match transport::post_call(endpoint, canister, body).await {
+        Ok(response) => response,
         // Nothing was sent to a node that does not listen.
         Err(error) if error.is_connect() => {
-            return EndpointResponse::Refused("it does not listen".into(), ASK_AGAIN);
+            return Ok(EndpointResponse::Refused("it does not listen".into(), ASK_AGAIN));
         }
-        Err(error) => return EndpointResponse::Nothing(error.to_string()),
+        Err(error) => return Err(error.to_string()),
     };
     let text = || String::from_utf8_lossy(&bytes).chars().take(300).collect::<String>();
     match status {
         200 => {}
-        202 => return EndpointResponse::Taken,
+        202 => return Ok(EndpointResponse::Taken),
         // The node answers so before it takes a call, or because it could not wait for what became
         // of it.
         429 | 503 => {
             sleep(retry_after.unwrap_or(ASK_AGAIN).min(Duration::from_secs(2))).await;
-            return EndpointResponse::Nothing(format!("{status}: {}", text()));
+            return Err(format!("{status}: {}", text()));
         }
-        _ => return EndpointResponse::Nothing(format!("{status}: {}", text())),
+        _ => return Err(format!("{status}: {}", text())),
     }
-    let answer: CallAnswer = match serde_cbor_2::from_slice(&bytes) {
-        Ok(answer) => answer,
-        Err(error) => return EndpointResponse::Nothing(error.to_string()),
-    };
+    let answer: CallAnswer = serde_cbor_2::from_slice(&bytes).map_err(|error| error.to_string())?;
     match answer.status.as_str() {
         "replied" => {}
         "non_replicated_rejection" => {
-            return EndpointResponse::Refused(answer.reject_message, ASK_AGAIN);
+            return Ok(EndpointResponse::Refused(answer.reject_message, ASK_AGAIN));
         }
-        other => return EndpointResponse::Nothing(format!("status `{other}`")),
+        other => return Err(format!("status `{other}`")),
     }
     let certificate: Certificate = match serde_cbor_2::from_slice(&answer.certificate) {
         Ok(certificate) => certificate,
-        Err(error) => {
-            return EndpointResponse::Outcome(Outcome::Wrong { text: error.to_string() }, vec![]);
-        }
+        Err(error) => return Ok(without_reply(Outcome::Wrong { text: error.to_string() })),
     };
     if let Err(error) = endpoint.agent.verify(&certificate, canister) {
         return unverified(&error);
     }
     match transport::outcome(&certificate, request) {
-        Ok(reply) => acknowledged(&certificate, index, reply),
+        Ok(reply) => Ok(acknowledged(&certificate, index, reply)),
         Err(failure) if !failure.may_have_executed() => {
-            EndpointResponse::Outcome(Outcome::Rejected { text: failure.text }, vec![])
+            Ok(without_reply(Outcome::Rejected { text: failure.text }))
         }
-        Err(failure) => EndpointResponse::Nothing(failure.text),
+        Err(failure) => Err(failure.text),
     }
 }
 
@@ -216,26 +195,25 @@ async fn poll_status(
     index: usize,
     canister: Principal,
     request: &RequestId,
-) -> EndpointResponse {
+) -> EndpointResult {
     for _ in 0..ASKS_PER_ENDPOINT {
-        let asked =
-            timeout(ANSWER_TIMEOUT, endpoint.agent.request_status_raw(request, canister)).await;
-        match asked {
-            Err(_) => return EndpointResponse::Nothing("no answer".into()),
-            Ok(Err(error)) => return unverified(&error),
-            Ok(Ok((RequestStatusResponse::Replied(reply), certificate))) => {
-                return acknowledged(&certificate, index, reply.arg);
+        let asked = endpoint.agent.request_status_raw(request, canister);
+        match timeout(ANSWER_TIMEOUT, asked).await.map_err(|_| "no answer")? {
+            Err(error) => return unverified(&error),
+            Ok((RequestStatusResponse::Replied(reply), certificate)) => {
+                return Ok(acknowledged(&certificate, index, reply.arg));
             }
-            Ok(Ok((RequestStatusResponse::Rejected(reject), _))) => {
-                return EndpointResponse::Outcome(
-                    Outcome::Rejected { text: reject.reject_message },
-                    vec![],
-                );
+            Ok((RequestStatusResponse::Rejected(reject), _)) => {
+                return Ok(without_reply(Outcome::Rejected { text: reject.reject_message }));
             }
-            Ok(Ok(_)) => sleep(ASK_AGAIN).await,
+            Ok(_) => sleep(ASK_AGAIN).await,
         }
     }
-    EndpointResponse::Nothing("it has taken the call, and says nothing of what became of it".into())
+    Err("it has taken the call, and says nothing of what became of it".into())
+}
+
+fn without_reply(outcome: Outcome) -> EndpointResponse {
+    EndpointResponse::Outcome(outcome, vec![])
 }
 
 fn acknowledged(certificate: &Certificate, endpoint: usize, reply: Vec<u8>) -> EndpointResponse {
@@ -245,19 +223,19 @@ fn acknowledged(certificate: &Certificate, endpoint: usize, reply: Vec<u8>) -> E
             Outcome::Acknowledged { value: 0, time, root, endpoint },
             reply,
         ),
-        Err(text) => EndpointResponse::Outcome(Outcome::Wrong { text }, vec![]),
+        Err(text) => without_reply(Outcome::Wrong { text }),
     }
 }
 
 /// A certificate that is forged, or no certificate at all; one that is only old comes from a node
 /// that was asleep.
-fn unverified(error: &AgentError) -> EndpointResponse {
+fn unverified(error: &AgentError) -> EndpointResult {
     match error {
         AgentError::CertificateVerificationFailed()
         | AgentError::CertificateNotAuthorized()
         | AgentError::CertificateHasTooManyDelegations => {
-            EndpointResponse::Outcome(Outcome::Wrong { text: error.to_string() }, vec![])
+            Ok(without_reply(Outcome::Wrong { text: error.to_string() }))
         }
-        other => EndpointResponse::Nothing(other.to_string()),
+        other => Err(other.to_string()),
     }
 }

@@ -196,7 +196,6 @@ async fn until_same(endpoints: &[Endpoint], canisters: &[Principal]) -> Result<(
     }
 }
 
-/// One canister on one node.
 struct CanisterOnNode<'a> {
     endpoint: &'a Endpoint,
     index: usize,

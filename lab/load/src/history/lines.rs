@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 /// Version of the format.
-pub(crate) const FORMAT: u32 = 1;
+pub(super) const FORMAT: u32 = 1;
 /// A final read of 64 pages takes a thousandth of this.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 /// Lines of a history that is checked; it is held in memory for that.
@@ -24,7 +24,7 @@ const LINES_MAX: usize = 5_000_000;
 /// One line of the history; the field `kind` names the variant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Line {
+pub(super) enum Line {
     /// The clients and their targets.
     Header(Header),
     /// A call of a client, when it has ended.
@@ -43,207 +43,161 @@ pub enum Line {
 
 /// The clients and their targets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Header {
-    /// Version of the format, [`FORMAT`].
-    pub format: u32,
+pub(super) struct Header {
+    pub(super) format: u32,
     /// Of everything random.
-    pub seed: u64,
+    pub(super) seed: u64,
     /// URLs of the nodes' public endpoints.
-    pub endpoints: Vec<String>,
+    pub(super) endpoints: Vec<String>,
     /// The canisters, in the order of their ring.
-    pub canisters: Vec<String>,
+    pub(super) canisters: Vec<String>,
     /// Root key with which every certificate was verified, in hexadecimal.
-    pub root_key: String,
-    /// How many clients.
-    pub clients: usize,
-    /// Pages of each canister.
-    pub pages: u64,
-    /// When it began.
-    pub started_micros: u64,
+    pub(super) root_key: String,
+    pub(super) clients: usize,
+    pub(super) pages: u64,
+    pub(super) started_micros: u64,
 }
 
-/// Kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum CallKind {
+pub(super) enum CallKind {
     /// Writes this page, which no other call ever writes. The value is the canister's generation:
     /// how many writes it had seen.
-    Append {
-        /// Index of the page of 4 KiB, from 0.
-        page: u64,
-    },
+    Append { page: u64 },
     /// Counts one. The value is the count.
     Count,
     /// Makes this number of calls from canister to canister around the ring. The value is the
     /// number of answers.
-    Chain {
-        /// Calls from canister to canister that are to be made.
-        depth: u64,
-    },
+    Chain { depth: u64 },
 }
 
 /// How a call ended for its client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub(super) enum Outcome {
     /// Acknowledged by a verified certificate.
     Acknowledged {
         /// The value that [`CallKind`] describes for this kind of call.
         value: u64,
         /// The certificate's time, in nanoseconds, and the state root it signs.
         time: u64,
-        /// The state root in hexadecimal.
         root: String,
         /// Whose certificate it was.
         endpoint: usize,
     },
     /// A verified certificate shows that it had no effect, or no node accepted it.
-    Rejected {
-        /// Text of the reject.
-        text: String,
-    },
+    Rejected { text: String },
     /// It may have happened, or may still happen.
-    Unknown {
-        /// Answer of the last endpoint.
-        text: String,
-    },
+    Unknown { text: String },
     /// A certificate did not verify, or its content is impossible.
-    Wrong {
-        /// Description of the fault in the certificate or its content.
-        text: String,
-    },
+    Wrong { text: String },
 }
 
-/// A call of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Call {
+pub(super) struct Call {
     /// In the order of sending.
-    pub id: u64,
+    pub(super) id: u64,
     /// Each client has one call at a time.
-    pub client: usize,
-    /// The canister called.
-    pub canister: usize,
-    /// Its kind.
-    pub work: CallKind,
+    pub(super) client: usize,
+    pub(super) canister: usize,
+    pub(super) work: CallKind,
     /// When it was sent first.
-    pub sent_micros: u64,
+    pub(super) sent_micros: u64,
     /// When its client knew the outcome, or gave up.
-    pub ended_micros: u64,
+    pub(super) ended_micros: u64,
     /// To how many endpoints it was sent.
-    pub attempts: u32,
-    /// How it ended.
-    pub outcome: Outcome,
+    pub(super) attempts: u32,
+    pub(super) outcome: Outcome,
 }
 
 /// A run of pages of one generation; it ends where the next begins.
-pub(crate) type Run = (u64, u64);
+pub(super) type Run = (u64, u64);
 
-/// A read of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClientRead {
-    /// Index of the client.
-    pub client: usize,
+pub(super) struct ClientRead {
+    pub(super) client: usize,
     /// Which endpoint answered.
-    pub endpoint: usize,
-    /// Index of the canister in the header's list.
-    pub canister: usize,
+    pub(super) endpoint: usize,
+    pub(super) canister: usize,
     /// Through consensus, with a certificate; or from one node's newest state.
-    pub certified: bool,
-    /// When it was sent.
-    pub sent_micros: u64,
-    /// When it was answered.
-    pub ended_micros: u64,
+    pub(super) certified: bool,
+    pub(super) sent_micros: u64,
+    pub(super) ended_micros: u64,
     /// How many writes the canister had seen.
-    pub generation: u64,
-    /// Index of the first page that was read.
-    pub first: u64,
-    /// Number of pages that were read.
-    pub pages: u64,
-    /// The pages as read.
-    pub runs: Vec<Run>,
+    pub(super) generation: u64,
+    pub(super) first: u64,
+    pub(super) pages: u64,
+    pub(super) runs: Vec<Run>,
 }
 
 /// Something done to the net.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fault {
-    /// When it was done.
-    pub at_micros: u64,
-    /// Description of the action.
-    pub text: String,
+pub(super) struct Fault {
+    pub(super) at_micros: u64,
+    pub(super) text: String,
 }
 
 /// An update after everything was healed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Progress {
-    /// Through which endpoint.
-    pub endpoint: usize,
+pub(super) struct Progress {
+    pub(super) endpoint: usize,
     /// Since when everything was healed.
-    pub healed_micros: u64,
+    pub(super) healed_micros: u64,
     /// When the update was acknowledged; never, if it was not.
-    pub acknowledged_micros: Option<u64>,
-    /// How long it may take.
-    pub limit_micros: u64,
-    /// Last answer of the endpoint.
-    pub text: String,
+    pub(super) acknowledged_micros: Option<u64>,
+    pub(super) limit_micros: u64,
+    pub(super) text: String,
 }
 
 /// Final state of an endpoint's node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Final {
-    /// Index of the endpoint in the header's list.
-    pub endpoint: usize,
-    /// Index of the canister in the header's list.
-    pub canister: usize,
+pub(super) struct Final {
+    pub(super) endpoint: usize,
+    pub(super) canister: usize,
     /// Through consensus, with a certificate; or from that node's own state, signed by it.
-    pub certified: bool,
+    pub(super) certified: bool,
     /// Counts that the canister has seen.
-    pub count: u64,
+    pub(super) count: u64,
     /// Calls from other canisters seen.
-    pub hops: u64,
+    pub(super) hops: u64,
     /// Writes that the canister has seen.
-    pub generation: u64,
-    /// Index of the first page that was read.
-    pub first: u64,
-    /// Number of pages that were read.
-    pub pages: u64,
-    /// The pages as read.
-    pub runs: Vec<Run>,
+    pub(super) generation: u64,
+    pub(super) first: u64,
+    pub(super) pages: u64,
+    pub(super) runs: Vec<Run>,
 }
 
 /// Time and state root of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Root {
-    /// Index of the endpoint that gave it.
-    pub endpoint: usize,
+pub(super) struct Root {
+    pub(super) endpoint: usize,
     /// Its time, in nanoseconds.
-    pub time: u64,
-    /// The state root in hexadecimal.
-    pub root: String,
+    pub(super) time: u64,
+    pub(super) root: String,
 }
 
 /// The monotonic clock.
-pub fn now_micros() -> u64 {
+pub(super) fn now_micros() -> u64 {
     cli::monotonic().as_micros() as u64
 }
 
 /// Appends lines, each in one write, so that several processes may append to one file.
-pub struct Writer(File);
+pub(super) struct Writer(File);
 
 impl Writer {
     /// Begins a history.
-    pub fn create(path: &Path) -> Result<Self> {
+    pub(super) fn create(path: &Path) -> Result<Self> {
         File::create(path).with_context(|| format!("making the history {}", path.display()))?;
         Self::append(path)
     }
 
     /// Continues an existing file.
-    pub fn append(path: &Path) -> Result<Self> {
+    pub(super) fn append(path: &Path) -> Result<Self> {
         let file = OpenOptions::new().append(true).open(path);
         Ok(Self(file.with_context(|| format!("opening the history {}", path.display()))?))
     }
 
-    /// Writes a line.
-    pub fn write(&mut self, line: &Line) -> Result<()> {
+    pub(super) fn write(&mut self, line: &Line) -> Result<()> {
         let mut bytes = serde_json::to_vec(line)?;
         bytes.push(b'\n');
         self.0.write_all(&bytes).context("writing the history")
@@ -251,7 +205,7 @@ impl Writer {
 }
 
 /// Every line of a history that can be read, and how many cannot.
-pub(crate) fn read(path: &Path) -> Result<(Vec<Line>, u64)> {
+pub(super) fn read(path: &Path) -> Result<(Vec<Line>, u64)> {
     let file =
         File::open(path).with_context(|| format!("opening the history {}", path.display()))?;
     let mut file = BufReader::new(file);

@@ -22,11 +22,6 @@ use demo::client as basics;
 
 use crate::endpoints;
 
-pub use self::{
-    check::{Broken, Rule, Verdict},
-    lines::{Fault, Line, Writer, now_micros},
-};
-
 /// More pages than 4 GiB of stable memory has.
 const PAGES_MAX: u64 = 1 << 20;
 

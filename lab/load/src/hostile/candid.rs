@@ -118,7 +118,6 @@ fn put_entry(bytes: &mut Vec<u8>, entry: &Entry, offset: usize) {
     }
 }
 
-/// The message with these arguments.
 pub(super) fn message(arguments: &[Payload]) -> Vec<u8> {
     let mut bytes = b"DIDL".to_vec();
     let entries: usize = arguments.iter().map(|argument| argument.table.len()).sum();

@@ -229,7 +229,6 @@ pub(super) fn describe(seed: u64, id: &Id) -> String {
     }
 }
 
-/// Runs a case.
 pub(super) async fn run(seed: u64, id: &Id, ground: &Ground) -> Outcome {
     let mut random = random(seed, id);
     let done = match kind(id, &mut random) {
@@ -246,7 +245,6 @@ pub(super) async fn run(seed: u64, id: &Id, ground: &Ground) -> Outcome {
     })
 }
 
-/// How a call ended.
 fn ended(
     answer: Result<Result<Vec<u8>, AgentError>, tokio::time::error::Elapsed>,
 ) -> (&'static str, String) {

@@ -44,7 +44,6 @@ pub(super) struct AttackTarget {
     pub(super) limit: Duration,
 }
 
-/// See the module.
 pub(super) struct Judge {
     target: AttackTarget,
     /// Nodes that are currently killed and are not asked.
@@ -55,7 +54,6 @@ pub(super) struct Judge {
     pub(super) longest_millis: AtomicU64,
     /// Longest time that work waited for a round, as nodes report it.
     pub(super) longest_stall_millis: AtomicU64,
-    /// Queries that were sent.
     queries_sent: AtomicU64,
     /// Number of the newest acknowledged call and of the newest answered query, in the order of
     /// sending.
@@ -194,7 +192,6 @@ impl Judge {
         self.finding_tx.borrow().clone()
     }
 
-    /// Waits for a finding.
     pub(super) async fn wait_for_finding(&self) -> String {
         let mut finding_rx = self.finding_tx.subscribe();
         let text = finding_rx.wait_for(Option::is_some).await;

@@ -50,7 +50,6 @@ const SMALL_MEMORY: &str = "256MiB";
 /// Minimum duration of a subnet's life in which members join and leave.
 const CHURN_FROM: Duration = Duration::from_secs(30);
 
-/// Parameters of a life.
 pub(super) struct Life {
     pub(super) phase: Phase,
     pub(super) number: u64,
@@ -277,7 +276,6 @@ impl TestNetwork {
         Ok(Self { members, honest, judge, http, ground: Arc::new(ground), tasks })
     }
 
-    /// The folder of this life.
     fn folder(&self) -> std::path::PathBuf {
         self.members[0].data.parent().unwrap_or(Path::new(".")).to_owned()
     }
@@ -580,7 +578,6 @@ fn compared(text: &str) -> Option<u64> {
     runs.iter().map(|run| run["compared"].as_u64()).sum()
 }
 
-/// A line in the log of cases.
 fn log_case(run: &Run, id: &Id, outcome: Option<&cases::Outcome>, took: Duration) -> Result<()> {
     use std::io::Write as _;
     let line = json!({

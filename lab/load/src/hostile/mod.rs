@@ -108,7 +108,6 @@ pub struct Options {
     keep: bool,
 }
 
-/// The smallest memory that a node starts with.
 const NODE_MEMORY_MIN: u64 = 96 << 20;
 
 /// The size as it is handed to nodes.
@@ -145,16 +144,11 @@ enum Phase {
 }
 
 impl Phase {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Alone => "alone",
-            Self::Subnet => "subnet",
-            Self::Disk => "disk",
-        }
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 }
 
-/// A violation.
 #[derive(Clone, Debug, Serialize)]
 struct Finding {
     phase: Phase,

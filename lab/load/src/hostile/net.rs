@@ -137,7 +137,6 @@ impl Member {
         })
     }
 
-    /// Starts the process.
     pub(super) fn start(&mut self) -> Result<()> {
         let log = File::options().create(true).append(true).open(&self.log)?;
         let mut command = self.profile.command();

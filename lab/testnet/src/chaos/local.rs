@@ -97,12 +97,7 @@ pub(super) fn fill(place: &NetFolder, node: usize) -> Result<()> {
 
 /// Gives it back.
 pub(super) fn empty(place: &NetFolder, node: usize) -> Result<()> {
-    match fs::remove_file(filler(place, node)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).context("emptying a node's disk")
-        }
-        _ => Ok(()),
-    }
+    cli::if_there(fs::remove_file(filler(place, node))).map(drop).context("emptying a node's disk")
 }
 
 /// Previous descriptor limit of a node's process, in a file, so that Ctrl-C can restore it.

@@ -118,7 +118,6 @@ enum Local {
     Misuse,
 }
 
-/// Paths of the files.
 struct Files(PathBuf);
 
 impl Files {
@@ -146,17 +145,14 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     let place = NetFolder::new(&options.dir.clone().unwrap_or_else(|| files.0.join("net")))?;
     let stop = Stop::by_signal(|| {})?;
     let wanted = own && !options.without.contains(&Local::Disks);
-    let disks = match wanted.then(|| Disks::make(&place, options.nodes)) {
-        Some(Ok(disks)) => disks,
-        Some(Err(error)) => {
-            println!(
-                "chaos: no disk can be filled here: {error:#}; that needs root, mkfs.ext4 and \
-                 loop devices"
-            );
-            Disks::default()
-        }
-        None => Disks::default(),
-    };
+    let disks = if wanted { Disks::make(&place, options.nodes) } else { Ok(Disks::default()) };
+    let disks = disks.unwrap_or_else(|error| {
+        println!(
+            "chaos: no disk can be filled here: {error:#}; that needs root, mkfs.ext4 and loop \
+             devices"
+        );
+        Disks::default()
+    });
     let done = stop.race(chaos(&options, seed, &place, &files, &disks)).await;
     let left = leave(&place, own, disks, own && !options.keep && matches!(done, Some(Ok(true))));
     let Some(done) = done else {

@@ -13,7 +13,6 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-/// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Handle {
     pub(crate) pid: u32,
@@ -58,18 +57,12 @@ impl Handle {
         let Some(raw) = self.raw() else { return Ok(false) };
         // The descriptor is of one process for ever: what is checked after it was opened holds when
         // the signal is sent.
-        let descriptor = match pidfd_open(raw, PidfdFlags::empty()) {
-            Ok(descriptor) => descriptor,
-            Err(Errno::SRCH) => return Ok(false),
-            Err(error) => return Err(error.into()),
-        };
-        if !self.is_alive() {
-            return Ok(false);
-        }
-        match pidfd_send_signal(descriptor, signal) {
-            Ok(()) => Ok(true),
+        let sent = pidfd_open(raw, PidfdFlags::empty()).and_then(|descriptor| {
+            if self.is_alive() { pidfd_send_signal(descriptor, signal) } else { Err(Errno::SRCH) }
+        });
+        match sent {
             Err(Errno::SRCH) => Ok(false),
-            Err(error) => Err(error.into()),
+            sent => Ok(sent.map(|()| true)?),
         }
     }
 }

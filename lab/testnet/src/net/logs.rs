@@ -10,8 +10,6 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use memory_cap;
-
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Prints the log, its older half first; only the last `lines` if stated. With `follow`, continues

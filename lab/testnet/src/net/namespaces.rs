@@ -63,7 +63,6 @@ pub(crate) fn free_block(id: &str) -> Result<u8> {
         .context("every network 198.18.x.0/24 is in use on this machine")
 }
 
-/// A node's address.
 pub(crate) fn address(block: u8, node: usize) -> [u8; 4] {
     [NETWORK[0], NETWORK[1], block, node as u8 + 1]
 }
@@ -72,7 +71,6 @@ fn text(address: [u8; 4]) -> String {
     address.map(|byte| byte.to_string()).join(".")
 }
 
-/// The namespace of a node.
 pub(crate) fn name(net: &Net, node: usize) -> String {
     format!("thimble-{}-{node}", net.id)
 }
@@ -181,7 +179,6 @@ fn slow_commands(net: &Net, from: usize) -> Vec<String> {
     commands
 }
 
-/// Removes all of it.
 pub(crate) fn remove(net: &Net) {
     for node in 0..net.nodes.len() {
         let name = name(net, node);

@@ -11,10 +11,7 @@ use super::{
     session::condition,
     state::{Backend, Kind, Net, NetFolder},
 };
-use memory_cap::{
-    self,
-    series::{self, Line},
-};
+use memory_cap::series::{self, Line};
 
 /// A node that takes longer is not serving.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -46,7 +43,6 @@ pub(crate) struct Report {
     pub(crate) relay: Option<RelayReport>,
 }
 
-/// Additional report of a relay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct RelayReport {
     /// Peers connected that serve its shard.
@@ -203,10 +199,6 @@ pub(crate) async fn rows(net: &Net, place: &NetFolder, asker: &Asker) -> Vec<Row
         let condition = condition(net, place, node.index);
         let runs = condition.runs();
         let report = asked.await.unwrap_or_else(|error| Err(error.to_string()));
-        let (report, silent) = match report {
-            Ok(report) => (Some(report), None),
-            Err(why) => (None, Some(why)),
-        };
         rows.push(Row {
             index: node.index,
             condition: condition.description(),
@@ -223,8 +215,8 @@ pub(crate) async fn rows(net: &Net, place: &NetFolder, asker: &Asker) -> Vec<Row
             host_bytes: Some(place)
                 .filter(|_| runs && net.backend == Backend::Vm)
                 .and_then(|place| host_bytes(place, node.index)),
-            report: report.filter(|_| runs),
-            silent: silent.filter(|_| runs),
+            report: report.clone().ok().filter(|_| runs),
+            silent: report.err().filter(|_| runs),
             behind: None,
         });
     }

@@ -19,12 +19,13 @@
 //! flight per direction of a connection; beyond that, the relay stops reading, and the sender's own
 //! TCP waits.
 
-use std::{collections::BTreeMap, fs, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fs, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
@@ -162,22 +163,15 @@ pub(crate) async fn run(place: NetFolder) -> Result<()> {
     }
 }
 
-/// The orders last applied by the relay, for the command that waits for them.
-#[derive(Serialize, Deserialize)]
-struct AppliedGeneration {
-    generation: u64,
-}
-
+/// Names the orders last applied, for the command that waits for them.
 fn acknowledge(place: &NetFolder, generation: u64) -> Result<()> {
-    place.write("relay.json", &serde_json::to_vec(&AppliedGeneration { generation })?)
+    place.write("relay.json", json!({"generation": generation}).to_string().as_bytes())
 }
 
 /// Which orders the relay followed last.
 pub(crate) fn applied_generation(place: &NetFolder) -> Option<u64> {
-    let path: PathBuf = place.file("relay.json");
-    serde_json::from_slice::<AppliedGeneration>(&fs::read(path).ok()?)
-        .ok()
-        .map(|applied| applied.generation)
+    let text = fs::read(place.file("relay.json")).ok()?;
+    serde_json::from_slice::<Value>(&text).ok()?.get("generation")?.as_u64()
 }
 
 /// Accepts what is dialled on one link.

@@ -40,14 +40,12 @@ const FOLLOWED_WITHIN: Duration = Duration::from_secs(10);
 const LOG_SIZE: &str = "32MiB";
 const SERIES_SIZE: &str = "32MiB";
 
-/// See the module.
 pub(crate) struct Session {
     pub(crate) place: NetFolder,
     pub(crate) net: Net,
     _lock: Lock,
 }
 
-/// Condition of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
     Running,
@@ -328,12 +326,8 @@ impl Session {
         if empty && self.net.backend == Backend::Vm {
             // The machine's disk is recreated; its initial data is still in the data folder.
             let disk = machine::disk(&self.place, index);
-            match fs::remove_file(&disk) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(error).with_context(|| format!("removing {}", disk.display()));
-                }
-                _ => {}
-            }
+            cli::if_there(fs::remove_file(&disk))
+                .with_context(|| format!("removing {}", disk.display()))?;
         } else if empty {
             let data = self.place.data(index);
             for entry in
@@ -389,13 +383,10 @@ impl Session {
                 bail!("node {index} is {}; start it with: net restart {index}", other.description())
             }
         }
-        if self.net.backend == Backend::Vm {
-            machine::resume(&self.net, index)?;
-            self.record_command(index, LastCommand::Run)?;
-            return Ok(true);
+        match self.net.backend {
+            Backend::Vm => machine::resume(&self.net, index)?,
+            Backend::Process => signal_group(&self.info(index)?, Signal::CONT)?,
         }
-        let info = self.info(index)?;
-        signal_group(&info, Signal::CONT)?;
         self.record_command(index, LastCommand::Run)?;
         Ok(true)
     }
@@ -440,10 +431,7 @@ impl Session {
                 if let Some(machines) = &self.net.machines {
                     machines.make_sockets()?;
                 }
-                if !self.net.is_linked() {
-                    return Ok(());
-                }
-                if self.net.relay.is_some_and(Handle::is_alive) {
+                if !self.net.is_linked() || self.net.relay.is_some_and(Handle::is_alive) {
                     return Ok(());
                 }
                 let _ = fs::remove_file(self.place.file("relay.json"));

@@ -73,11 +73,8 @@ pub(crate) enum Backend {
 }
 
 impl Backend {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Process => "process",
-            Self::Vm => "vm",
-        }
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 }
 
@@ -149,7 +146,6 @@ impl Node {
     }
 }
 
-/// State of a net.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Net {
     pub(crate) format: u32,

@@ -89,7 +89,6 @@ const RELAY: [Column; 3] = [
 const ADDRESS: [Column; 1] =
     [("  address", 0, |row| format!("  {}", row.multiaddr.as_deref().unwrap_or("-")))];
 
-/// For a person.
 pub(crate) fn table(net: &Net, rows: &[Row]) -> String {
     let columns = match net.kind {
         Kind::Subnet => [&STATE[..], &MEMBER, &MEMORY, &WORKERS].concat(),

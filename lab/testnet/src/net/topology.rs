@@ -13,7 +13,6 @@ use super::links::{Quality, parse_latency, parse_loss};
 /// than one machine bears.
 pub(crate) const NODES_MAX: usize = 100;
 
-/// See the module.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Topology {
     pub(crate) nodes: Vec<NodePlan>,

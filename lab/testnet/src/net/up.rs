@@ -118,7 +118,6 @@ fn say(words: &str) {
 }
 
 /// Runs until all nodes serve, or `stop`.
-#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 pub(crate) async fn run(
     place: NetFolder,
     options: Options,
@@ -181,16 +180,11 @@ pub(crate) async fn run(
         }
         return Ok(cli::interrupted());
     };
-    let rows = match done {
-        Ok(rows) => rows,
-        Err(error) => {
-            // A net that no node was ever started of leaves nothing behind.
-            if session.net.nodes.iter().all(|node| node.starts == 0) {
-                session.disconnect()?;
-            }
-            return Err(error);
-        }
-    };
+    // A net that no node was ever started of leaves nothing behind.
+    if done.is_err() && session.net.nodes.iter().all(|node| node.starts == 0) {
+        session.disconnect()?;
+    }
+    let rows = done?;
     say(&format!("every node serves, {:.1} s after the command", began.elapsed().as_secs_f64()));
     print!("{}", status::table(&session.net, &rows));
     if let Some(words) = status::machines_summary(&session.net, &rows) {

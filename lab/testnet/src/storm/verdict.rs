@@ -22,7 +22,6 @@ const UNACCOUNTED_SAMPLES_MIN: usize = 10;
 /// A process of this role lives for one module and is expected to be restarted.
 const COMPILER: &str = "sandbox-compile";
 
-/// Report of the hammer.
 pub(crate) struct Hammer {
     pub(crate) status: String,
     pub(crate) success: bool,

@@ -20,9 +20,7 @@ use super::Readings;
 
 /// Levels of folders that are searched below the one that was named.
 const DEPTH_MAX: usize = 8;
-/// Most entries that are read.
 const ENTRIES_MAX: usize = 200_000;
-/// Longest file of estimates.
 const ESTIMATES_BYTES_MAX: u64 = 1 << 20;
 const NEWEST: &str = "new";
 

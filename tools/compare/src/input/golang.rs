@@ -171,7 +171,6 @@ fn benchmarks(text: &str, package: &str, readings: &mut Readings) -> Result<(), 
             match unit {
                 "ns/op" => readings.add(&base, value, "ns", None)?,
                 "B/op" => readings.add(&format!("{base}, bytes/op"), value, "B", None)?,
-                "MB/s" => readings.add(&format!("{base}, MB/s"), value, "MB/s", None)?,
                 unit => readings.add(&format!("{base}, {unit}"), value, unit, None)?,
             }
         }

@@ -16,7 +16,6 @@ use crate::figure::shortened;
 
 /// Deepest nesting of elements.
 const DEPTH_MAX: usize = 64;
-/// Longest attribute that is read.
 const ATTRIBUTE_BYTES_MAX: usize = 1 << 16;
 /// Most attributes of an element whose attributes are read.
 const ATTRIBUTES_MAX: usize = 64;

@@ -88,7 +88,6 @@ fn figures(list: &Value, readings: &mut Readings) -> Result<(), String> {
     Ok(())
 }
 
-/// A report of `stress`.
 fn stress(report: &Value, before: &str, readings: &mut Readings) -> Result<(), String> {
     for phase in array(report, "phases") {
         let phase_name = word(phase, "name").unwrap_or("phase");
@@ -140,7 +139,6 @@ fn stress(report: &Value, before: &str, readings: &mut Readings) -> Result<(), S
     Ok(())
 }
 
-/// A report of the hammer.
 fn hammer(report: &Value, readings: &mut Readings) -> Result<(), String> {
     for mode in array(report, "modes") {
         let mode_name = word(mode, "mode").unwrap_or("mode");

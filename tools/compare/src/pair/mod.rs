@@ -154,9 +154,7 @@ pub(crate) async fn run(options: &Options, spec: &CompareSpec) -> Result<ExitCod
     if !is_stdout(spec.json.as_ref()) {
         print!("{}", report.text());
     }
-    if spec.json.is_some() {
-        write(spec.json.as_ref(), &(serde_json::to_string_pretty(&report)? + "\n"))?;
-    }
+    write(spec.json.as_ref(), || Ok(serde_json::to_string_pretty(&report)? + "\n"))?;
     if measured.interrupted {
         return Ok(cli::interrupted());
     }
@@ -286,12 +284,8 @@ fn figures(
 ) -> Result<(Figures, Busy)> {
     if let Some(path) = read {
         // Output of an earlier run must not count for this one.
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(error).with_context(|| format!("removing {}", path.display()));
-            }
-            _ => {}
-        }
+        cli::if_there(std::fs::remove_file(path))
+            .with_context(|| format!("removing {}", path.display()))?;
     }
     let before = Counters::now();
     let Usage { wall_seconds, cpu_seconds, peak_bytes } = process::run(command, limit, running)?;

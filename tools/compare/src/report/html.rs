@@ -17,7 +17,6 @@ pub(crate) fn escape(text: &str) -> String {
     svg::XmlEscaped(&clean(text)).to_string()
 }
 
-/// The whole page.
 #[expect(clippy::too_many_lines, reason = "one page, from top to bottom")]
 pub(crate) fn page(report: &Report) -> String {
     let outcome = &report.outcome;

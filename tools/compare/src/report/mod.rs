@@ -31,9 +31,7 @@ pub(crate) const FORMAT: u32 = 1;
 pub(crate) struct Source {
     /// As it was named.
     pub(crate) path: String,
-    /// Its kind.
     pub(crate) kind: &'static str,
-    /// Values in it.
     pub(crate) values: usize,
     /// Tests that failed in it, whose times do not count.
     pub(crate) failed: usize,
@@ -57,7 +55,6 @@ impl Source {
     }
 }
 
-/// Everything that is reported.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     /// Version of this form.
@@ -66,7 +63,6 @@ pub(crate) struct Report {
     pub(crate) baseline: Vec<Source>,
     /// Runs of the change.
     pub(crate) candidate: Vec<Source>,
-    /// Its outcome.
     #[serde(flatten)]
     pub(crate) outcome: Outcome,
 }

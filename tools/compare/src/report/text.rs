@@ -7,7 +7,6 @@ use crate::verdict::{TestResult, Verdict};
 
 /// Rows of tests within their noise that are shown without being asked for.
 const QUIET_ROWS_MAX: usize = 30;
-/// Most rows at all.
 const ROWS_MAX: usize = 10_000;
 /// Widest name; of a longer one the end is shown, which is more informative.
 const NAME_CHARS_MAX: usize = 60;

@@ -33,7 +33,6 @@ pub(super) struct Node {
     asked: AtomicBool,
 }
 
-/// How the node ended.
 pub(super) struct NodeExit {
     pub(super) how: String,
     /// It ended by itself with a status, after an error message, and would do so again.
@@ -125,21 +124,15 @@ impl Node {
 }
 
 fn describe_exit(status: ExitStatus) -> NodeExit {
-    match status.signal() {
-        Some(signal) => {
-            let name = match signal {
-                9 => "SIGKILL".to_owned(),
-                6 => "SIGABRT".to_owned(),
-                11 => "SIGSEGV".to_owned(),
-                15 => "SIGTERM".to_owned(),
-                other => format!("signal {other}"),
-            };
-            NodeExit { how: format!("ended by {name}"), ended_by_itself: false }
-        }
-        None => {
-            NodeExit { how: format!("exit {}", status.code().unwrap_or(-1)), ended_by_itself: true }
-        }
-    }
+    let how = match status.signal() {
+        None => format!("exit {}", status.code().unwrap_or(-1)),
+        Some(9) => "ended by SIGKILL".to_owned(),
+        Some(6) => "ended by SIGABRT".to_owned(),
+        Some(11) => "ended by SIGSEGV".to_owned(),
+        Some(15) => "ended by SIGTERM".to_owned(),
+        Some(other) => format!("ended by signal {other}"),
+    };
+    NodeExit { how, ended_by_itself: status.signal().is_none() }
 }
 
 /// Gives the node's user what it writes.

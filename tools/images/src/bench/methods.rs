@@ -259,12 +259,8 @@ fn create(base: &Path, format: &str, to: &Path) -> Result<()> {
 }
 
 fn empty(folder: &Path) -> Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("removing {}", folder.display()))
-        }
-        _ => Ok(()),
-    }
+    let removed = cli::if_there(fs::remove_dir_all(folder));
+    removed.map(drop).with_context(|| format!("removing {}", folder.display()))
 }
 
 /// Size of a file or folder on the disk.

@@ -46,19 +46,8 @@ pub(super) fn make(path: &Path, root: &Path, work: &WorkFolder) -> Result<u64> {
         let mut command = Command::new(mke2fs());
         command
             .env("E2FSPROGS_FAKE_TIME", TIME)
-            .args([
-                "-q",
-                "-F",
-                "-t",
-                "ext4",
-                "-m",
-                "0",
-                "-b",
-                &BLOCK_BYTES.to_string(),
-                "-U",
-                id,
-                "-E",
-            ])
+            .args(["-q", "-F", "-t", "ext4", "-m", "0", "-b", &BLOCK_BYTES.to_string()])
+            .args(["-U", id, "-E"])
             .arg(format!("offset={at},hash_seed={HASH_SEED},nodiscard,root_owner=0:0{options}"));
         command
     };

@@ -71,7 +71,6 @@ pub struct Options {
     quiet: bool,
 }
 
-/// The built image.
 #[derive(Debug, Serialize)]
 struct BuildReport {
     #[serde(flatten)]
@@ -92,7 +91,6 @@ struct BuildReport {
 /// # Errors
 ///
 /// A missing program, with the package to install; a package without a kernel; a full disk.
-#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 pub fn run(options: &Options, stop: &Stop) -> Result<ExitCode> {
     let began = Instant::now();
     let say = |words: &str| {
@@ -108,10 +106,7 @@ pub fn run(options: &Options, stop: &Stop) -> Result<ExitCode> {
     let role = if options.relay { Role::Relay } else { Role::Node };
     let program = beside(options.program.as_deref(), role.program(), "--program")?;
     let guest = beside(options.guest.as_deref(), "thimble-guest", "--guest")?;
-    let folder = match &options.cache {
-        Some(folder) => folder.clone(),
-        None => images::command::default_folder()?,
-    };
+    let folder = images::command::cache_folder(options.cache.clone())?;
     let settings = Settings { talks: !options.quiet, stop: stop.clone(), ..Settings::default() };
     let cache = Cache::open(&folder, settings)?;
     let machines = image::folder(cache.folder());
@@ -139,12 +134,11 @@ pub fn run(options: &Options, stop: &Stop) -> Result<ExitCode> {
     work.check()?;
     let added = cache.add(&raw, Packing::Unpacked)?;
     let id = added.base.id.to_string();
-    let target = machines.join(&id);
     let made = Image {
         format: FORMAT,
         role,
+        folder: machines.join(&id),
         base: id,
-        folder: target.clone(),
         command_line: COMMAND_LINE.to_owned(),
         kernel: kernel.name.clone(),
         program_sha256: sha256(&program)?,
@@ -152,13 +146,12 @@ pub fn run(options: &Options, stop: &Stop) -> Result<ExitCode> {
     };
     let is_new = publish(&made, &kernel, &initrd, &work)?;
     tidy(&cache, &machines)?;
-    let length = |path: PathBuf| -> Result<u64> { Ok(fs::metadata(path)?.len()) };
     let built = BuildReport {
         is_new,
         program_bytes: programs[0].bytes,
         root_bytes,
-        kernel_bytes: length(made.kernel_file())?,
-        initrd_bytes: length(made.initrd_file())?,
+        kernel_bytes: fs::metadata(made.kernel_file())?.len(),
+        initrd_bytes: fs::metadata(made.initrd_file())?.len(),
         base_bytes: added.disk_bytes,
         modules: modules.len(),
         seconds: began.elapsed().as_secs_f64(),
@@ -215,10 +208,6 @@ fn beside(named: Option<&Path>, usual: &str, flag: &str) -> Result<PathBuf> {
 }
 
 /// SHA-256 of a file, in hexadecimal digits.
-///
-/// # Errors
-///
-/// It cannot be read.
 pub fn sha256(path: &Path) -> Result<String> {
     let read = || -> std::io::Result<String> {
         let mut hash = Sha256::new();

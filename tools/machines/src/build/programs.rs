@@ -16,7 +16,6 @@ const LIBRARIES_MAX: usize = 64;
 /// Everything in the image is as old as this: the same programs make the same disk.
 const TIME: u64 = 1_000_000_000;
 
-/// A program of the image.
 pub(super) struct Program {
     /// Path of a copy without symbols.
     pub(super) stripped: PathBuf,

@@ -13,7 +13,6 @@ use rustix::fs::{FlockOperation, flock};
 /// Prefix of the names of these folders.
 const PREFIX: &str = "building.";
 
-/// See the module.
 pub(super) struct WorkFolder {
     machines: PathBuf,
     folder: PathBuf,

@@ -16,7 +16,6 @@ pub(crate) struct Label {
     pub(crate) rank: u32,
 }
 
-/// The place of a label.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LabelPosition {
     /// 0 is next to the plot.

@@ -28,7 +28,6 @@ const EVENTS_MAX: usize = 300;
 /// A process is its id and its role: ids come back.
 type ProcessKey = (u32, String);
 
-/// Data of the plot.
 pub(crate) struct Plot {
     header: Header,
     summary: Option<Summary>,

@@ -28,7 +28,6 @@ const LANES_MAX: usize = 6;
 const LETTER: f64 = 6.3;
 /// Events of a kind that are nearer than this share a mark.
 const TOGETHER: f64 = 9.0;
-/// Longest text of a label.
 const LABEL_CHARS_MAX: usize = 44;
 /// Longest subtitle; the file has the whole command.
 const COMMAND_CHARS_MAX: usize = 150;

@@ -35,7 +35,7 @@ use super::{
     GROUP, disk, forwarded_ports, host_hardware, machine_config, machines_of, report,
     report::Report,
 };
-use memory_cap::{info::Info, machine, rotating::Rotating, series::What};
+use memory_cap::{Rotating, info::Info, machine, series::What};
 
 /// Most bytes of a machine's log, and of its series.
 const LOG_BYTES_MAX: u64 = 32 << 20;
@@ -109,12 +109,8 @@ fn start(net: &Net, place: &NetFolder, index: usize) -> Result<(Keeper, Streams)
     let monitor = machines.monitor(index);
     // Left by a machine that was killed.
     for stale in [&monitor, &port.to_machine] {
-        match fs::remove_file(stale) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(error).with_context(|| format!("removing {}", stale.display()));
-            }
-            _ => {}
-        }
+        cli::if_there(fs::remove_file(stale))
+            .with_context(|| format!("removing {}", stale.display()))?;
     }
     let (console, console_end) = io::pipe()?;
     let (reports, reports_end) = io::pipe()?;

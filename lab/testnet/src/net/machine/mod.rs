@@ -62,11 +62,9 @@ pub(crate) struct Machines {
     pub(crate) disk_bytes: u64,
     /// Nodes may be given a budget that their machine does not have.
     pub(crate) overcommit: bool,
-    /// Folder of the sockets.
     pub(crate) sockets: PathBuf,
 }
 
-/// The requested machines.
 pub(crate) struct MachineOptions<'a> {
     pub(crate) cache: Option<&'a Path>,
     pub(crate) disk_bytes: u64,
@@ -84,10 +82,8 @@ impl Machines {
         mut say: impl FnMut(&str),
     ) -> Result<Self> {
         let MachineOptions { cache, disk_bytes, overcommit } = wanted;
-        let cache = match cache {
-            Some(folder) => std::path::absolute(folder)?,
-            None => images::command::default_folder()?,
-        };
+        let named = cache.map(std::path::absolute).transpose()?;
+        let cache = images::command::cache_folder(named)?;
         let (role, whose, flag) = match kind {
             Kind::Subnet => (Role::Node, "nodes", ""),
             Kind::Relays { .. } => (Role::Relay, "relays", " --relay"),
@@ -263,7 +259,6 @@ fn host_hardware(index: usize) -> Hardware {
     Hardware([a, b, c, 1, e, f])
 }
 
-/// Configuration of the machine of a node.
 fn machine_config(net: &Net, index: usize) -> Result<config::Machine> {
     let machines = machines_of(net)?;
     let node = net.node(index)?;
@@ -325,7 +320,6 @@ pub(crate) fn stop(net: &Net, index: usize) -> Result<()> {
     send_command(net, index, "stop")
 }
 
-/// Resumes it.
 pub(crate) fn resume(net: &Net, index: usize) -> Result<()> {
     send_command(net, index, "cont")
 }

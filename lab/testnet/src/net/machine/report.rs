@@ -27,7 +27,6 @@ struct Counters {
     oom_kills: u64,
 }
 
-/// See the module.
 pub(super) struct Report {
     writer: Option<Writer>,
     started: Instant,
@@ -37,7 +36,6 @@ pub(super) struct Report {
     before: Counters,
     /// Of this one.
     now: Counters,
-    /// How often a node was started.
     pub(super) node_starts: u64,
     /// How often the machine was reset.
     pub(super) resets: u64,
