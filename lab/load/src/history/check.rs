@@ -1072,7 +1072,7 @@ mod tests {
     fn texts_are_bounded() {
         let mut verdict = Verdict::default();
         for index in 0..100 {
-            verdict.broken(Rule::Lost, || index.to_string());
+            verdict.broken.entry(Rule::Lost).or_default().add(format_args!("{index}"));
         }
         assert_eq!(
             (verdict.broken[&Rule::Lost].count, verdict.broken[&Rule::Lost].texts.len()),
