@@ -34,3 +34,10 @@ pub use pool::{Pool, PoolError, SandboxConfig, Statistics, WorkerFigures};
 pub use prepare::{ModuleSource, PrepareError, Preparer, PreparerConfig};
 pub use slices::{Grant, MESSAGE_OVERHEAD_INSTRUCTIONS, Progress, Slice, SlicedName};
 pub use worker::{HeapFigures, protocol::Probe, worker_main, worker_main_with};
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks what a panic of its holder leaves consistent.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -47,7 +47,7 @@ use std::{
     os::unix::fs::MetadataExt,
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
         mpsc,
     },
@@ -63,6 +63,7 @@ use crate::{
     PreparerConfig, Priority, Probe, Request, Sandbox, Slice, SlicedName, TimedOutcome,
     UploadedModule, WorkerTrouble,
     ipc::IpcError,
+    lock,
     pool::{
         lane::{ExecutionResult, TimeLimit, Worker, WorkerError},
         paused_workers::{PausedWorker, PausedWorkers},
@@ -881,10 +882,6 @@ impl Sandbox for Pool {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Memory {

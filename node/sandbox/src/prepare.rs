@@ -15,7 +15,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use limits::{ModuleLimits, SandboxLimits};
 use sha2::{Digest, Sha256};
@@ -24,7 +24,7 @@ use thiserror::Error;
 
 use crate::cache::{ArtefactCache, CacheError};
 use crate::compile::{Caps, Children, CompileError, CompiledModule, Compiler, Priority};
-use crate::{NotPrepared, UploadedModule, engine};
+use crate::{NotPrepared, UploadedModule, engine, lock};
 
 /// Where uploaded modules are kept.
 pub trait ModuleSource: Send + Sync {
@@ -190,7 +190,7 @@ impl Preparer {
         uploaded: &dyn UploadedModule,
         priority: Priority,
     ) -> Result<ModuleInfo, NotPrepared> {
-        let mut running = self.lock();
+        let mut running = lock(&self.running);
         while let Some(shared) = running.modules.get(hash).cloned() {
             drop(running);
             let result = shared.wait();
@@ -200,7 +200,7 @@ impl Preparer {
             if !own || !matches!(result, Err(NotPrepared::Trouble(_))) {
                 return result;
             }
-            running = self.lock();
+            running = lock(&self.running);
         }
         let shared = Arc::new(SharedCompilation::new(priority));
         running.modules.insert(*hash, Arc::clone(&shared));
@@ -273,10 +273,6 @@ impl Preparer {
         self.cache.insert(hash, artefact, &compiled.info)?;
         Ok(Ok(compiled))
     }
-
-    fn lock(&self) -> MutexGuard<'_, CompilationQueue> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Writes to a file and hashes what it writes.
@@ -306,7 +302,7 @@ struct CompilationGuard<'a> {
 
 impl Drop for CompilationGuard<'_> {
     fn drop(&mut self) {
-        let mut running = self.preparer.lock();
+        let mut running = lock(&self.preparer.running);
         running.modules.remove(&self.hash);
         running.children = running.children.saturating_sub(1);
         self.preparer.slot_free.notify_one();
@@ -323,7 +319,7 @@ impl SharedCompilation {
     }
 
     fn wait(&self) -> Result<ModuleInfo, NotPrepared> {
-        let mut result = self.result.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut result = lock(&self.result);
         loop {
             match result.as_ref() {
                 Some(result) => return result.clone(),
@@ -334,7 +330,7 @@ impl SharedCompilation {
 
     /// The first result stands.
     fn set(&self, value: Result<ModuleInfo, NotPrepared>) {
-        self.result.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(value);
+        lock(&self.result).get_or_insert(value);
         self.done.notify_all();
     }
 }

@@ -28,7 +28,7 @@ const SHORT_MIN: i32 = 4;
 const SHORT_MAX: i32 = 31;
 
 /// Bytes of a Wasm page.
-const WASM_PAGE: i32 = 64 << 10;
+const WASM_PAGE: i32 = state::WASM_PAGE_BYTES as i32;
 
 /// Operands of every bulk operation, by local.
 const DST: u32 = 0;

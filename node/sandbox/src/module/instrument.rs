@@ -19,6 +19,7 @@
 use std::collections::BTreeMap;
 
 use limits::ModuleLimits;
+use state::WASM_PAGE_BYTES;
 use wasm_encoder::reencode::{self, Reencode, utils};
 use wasm_encoder::{
     CodeSection, DataCountSection, DataSection, ElementSection, Elements, Encode, EntityType,
@@ -36,9 +37,6 @@ use super::validate::{Shape, ValidatedModule};
 use super::{
     INIT_MEMORY, MEMORY, RUNTIME_MODULE, START, TABLE, WILL_WRITE, features, global_export,
 };
-
-/// Size of a page of WebAssembly memory.
-const WASM_PAGE_BYTES: u64 = 65_536;
 
 /// Data segments that one added function applies, so that none of them grows long.
 const SEGMENTS_PER_FUNCTION: usize = 256;

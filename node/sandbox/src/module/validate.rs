@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 
 use limits::ModuleLimits;
-use state::{Global, ModuleGlobal};
+use state::{Global, ModuleGlobal, WASM_PAGE_BYTES};
 use wasmparser::{
     BlockType, CustomSectionReader, DataKind, Element, ElementItems, ElementKind, Export,
     ExternalKind, FuncType, FuncValidator, FuncValidatorAllocations, FunctionBody, Import,
@@ -27,9 +27,6 @@ use crate::{CustomSection, Hooks, ModuleInfo, system_api::Ic0Function};
 const FUNCTION: &str = "size of a function in bytes";
 const CODE_SECTION: &str = "size of the code section in bytes";
 const WEIGHT: &str = "compile weight of the module in units of 256 bytes";
-
-/// Size of a page of WebAssembly memory.
-const WASM_PAGE_BYTES: u64 = 65_536;
 
 /// Custom section of modules that ask for enhanced orthogonal persistence.
 const ENHANCED_ORTHOGONAL_PERSISTENCE: &str = "enhanced-orthogonal-persistence";

@@ -144,7 +144,7 @@ impl Host {
         let payload_bytes = call.payload_bytes() as u64;
         let prepaid = match self.mode {
             Context::CompositeQuery | Context::CompositeReply | Context::CompositeReject => 0,
-            _ => self.call_cost(call.method_name.len() as u64, call.arg.len() as u64),
+            _ => self.context.costs.call(call.method_name.len() as u64, call.arg.len() as u64),
         };
         let outgoing_bytes =
             bytes.saturating_add(payload_bytes).saturating_add(CALL_OVERHEAD_BYTES);
@@ -185,16 +185,5 @@ impl Host {
         let is_free = *taken < *slots;
         *taken += u64::from(is_free);
         is_free
-    }
-
-    /// Amount that a call takes from the balance, reservations included.
-    pub(super) fn call_cost(&self, method_name_bytes: u64, argument_bytes: u64) -> Cycles {
-        let costs = &self.context.costs;
-        let payload = Cycles::from(method_name_bytes).saturating_add(argument_bytes.into());
-        costs
-            .call_base
-            .saturating_add(costs.call_per_byte.saturating_mul(payload))
-            .saturating_add(costs.response_reservation)
-            .saturating_add(costs.callback_execution_reservation)
     }
 }

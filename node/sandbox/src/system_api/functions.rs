@@ -179,7 +179,7 @@ functions! {
         |host| host.certified_data_set(src, size);
     /// Writes the price of a call with a method name and an argument of these sizes (16 bytes).
     cost_call(method_name_size: i64, payload_size: i64, dst: I), from "* s" =>
-        |host| host.write_cycles(dst, host.call_cost(method_name_size, payload_size));
+        |host| host.write_cycles(dst, host.context.costs.call(method_name_size, payload_size));
     /// Writes the price of creating a canister (16 bytes).
     cost_create_canister(dst: I), from "* s" =>
         |host| host.write_cycles(dst, host.context.costs.create_canister);

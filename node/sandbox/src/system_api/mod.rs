@@ -34,7 +34,7 @@ mod outgoing;
 use std::{
     fmt::Display,
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use serde_bytes::ByteBuf;
@@ -47,7 +47,7 @@ pub(crate) use link::linker;
 pub(crate) use outgoing::Outgoing;
 
 use crate::{
-    Call, Entry, MessageLimits, Response, SystemContext,
+    Call, Entry, MessageLimits, Response, SystemContext, lock,
     worker::{HeapCell, Pacer, Stable, WriteRefusal},
 };
 
@@ -190,12 +190,12 @@ impl Host {
 
     /// Its answer and its calls.
     fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
-        self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.outgoing)
     }
 
     /// Its stable memory.
     fn stable(&self) -> MutexGuard<'_, Stable> {
-        self.stable.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.stable)
     }
 
     /// Bytes of reply and calls one message may hold.

@@ -41,24 +41,18 @@ use std::{
 };
 
 use pages::PAGE_BYTES;
+use state::WASM_PAGE_BYTES;
 use wasmtime::{LinearMemory, MemoryCreator, MemoryType};
 
 use super::{
     dirty::{CapReached, Tracker},
-    mapping::{Mapping, READABLE_WASM_PAGES},
+    mapping::{Mapping, READABLE_WASM_PAGES, WASM_PAGE_PAGES},
 };
 use crate::{
     MessageLimits,
     engine::{HEAP_GUARD_BYTES, HEAP_RESERVATION_BYTES},
     system_api::{DIRTY_PAGE_INSTRUCTIONS, TOUCHED_WASM_PAGE_INSTRUCTIONS},
 };
-
-/// A page of WebAssembly.
-const WASM_PAGE_BYTES: u64 = 64 << 10;
-
-/// Pages of one.
-const WASM_PAGE_PAGES: u64 = WASM_PAGE_BYTES / PAGE_BYTES;
-const _: () = assert!(WASM_PAGE_PAGES * PAGE_BYTES == WASM_PAGE_BYTES, "whole pages");
 
 /// Why an access of the canister's code to its heap was declined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

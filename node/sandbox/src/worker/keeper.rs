@@ -25,7 +25,7 @@ use std::{
 };
 
 use pages::{MemoryId, PAGE_BYTES, Run};
-use state::{Global, ModuleHash};
+use state::{Global, ModuleHash, WASM_PAGE_BYTES};
 use wasmtime::{Engine, Linker};
 
 use super::{
@@ -39,11 +39,9 @@ use super::{
     stack::Stacks,
 };
 use crate::{
-    Changes, Entry, MessageLimits, Outcome, Response, engine,
+    Changes, MessageLimits, Outcome, Response, engine,
     system_api::{Failure, Host, SideEffects, linker},
 };
-
-const WASM_PAGE_BYTES: u64 = 64 << 10;
 
 /// Kernel mappings of all memories together. The rest of the 65,530 a process may have is for the
 /// pages of the running message, see [`super::dirty`].
@@ -254,7 +252,7 @@ impl Keeper {
         let heap_aside = heap_baseline.is_none().then_some(order.heap.wasm_pages);
         let pacer = self.pacer(&order, heap_aside, &stable);
         let mut settlement = Settlement {
-            changes_state: changes_state(&order.entry, order.context.replicated),
+            changes_state: order.entry.changes_state(order.context.replicated),
             module: order.module,
             limits: order.limits,
             keep_token: order.keep_token,
@@ -435,14 +433,7 @@ impl Keeper {
                     globals: settlement.globals,
                     heap_wasm_pages,
                     stable_wasm_pages,
-                    heap_runs: Vec::new(),
-                    stable_runs: Vec::new(),
-                    balance: ended.effects.balance,
-                    cycles_accepted: ended.effects.cycles_accepted,
-                    cycles_burned: ended.effects.cycles_burned,
-                    calls: Vec::new(),
-                    certified_data: None,
-                    global_timer: None,
+                    ..cycle_changes(&ended.effects)
                 });
                 Ok(outcome(ended, changes, Vec::new(), None))
             }
@@ -541,12 +532,10 @@ impl Keeper {
             stable_wasm_pages,
             heap_runs,
             stable_runs,
-            balance: ended.effects.balance,
-            cycles_accepted: ended.effects.cycles_accepted,
-            cycles_burned: ended.effects.cycles_burned,
             calls: std::mem::take(&mut ended.effects.calls),
             certified_data: ended.effects.certified_data.take(),
             global_timer: ended.effects.global_timer,
+            ..cycle_changes(&ended.effects)
         };
         Ok(outcome(ended, Some(changes), Vec::new(), None))
     }
@@ -694,13 +683,13 @@ fn union(mut one: Vec<Range<u64>>, other: Vec<Range<u64>>) -> Vec<Range<u64>> {
     all
 }
 
-/// Whether the changes of an entry that ends well are kept for good.
-fn changes_state(entry: &Entry, replicated: bool) -> bool {
-    match entry {
-        Entry::Init | Entry::PostUpgrade { .. } | Entry::PreUpgrade | Entry::Update(_) => true,
-        Entry::Heartbeat | Entry::GlobalTimer | Entry::OnLowWasmMemory => true,
-        Entry::Callback { .. } | Entry::Cleanup { .. } => replicated,
-        Entry::Query(_) | Entry::CompositeQuery(_) | Entry::InspectMessage { .. } => false,
+/// What a message did with cycles, and no other change.
+fn cycle_changes(effects: &SideEffects) -> Changes {
+    Changes {
+        balance: effects.balance,
+        cycles_accepted: effects.cycles_accepted,
+        cycles_burned: effects.cycles_burned,
+        ..Changes::default()
     }
 }
 
@@ -747,19 +736,7 @@ fn failed(failure: Failure) -> Outcome {
 
 /// An outcome no honest worker returns: it creates cycles.
 pub(super) fn invalid_outcome() -> Outcome {
-    let changes = Changes {
-        globals: Vec::new(),
-        heap_wasm_pages: 0,
-        stable_wasm_pages: 0,
-        heap_runs: Vec::new(),
-        stable_runs: Vec::new(),
-        balance: u128::MAX,
-        cycles_accepted: 0,
-        cycles_burned: 0,
-        calls: Vec::new(),
-        certified_data: None,
-        global_timer: None,
-    };
+    let changes = Changes { balance: u128::MAX, ..Changes::default() };
     Outcome {
         instructions: 0,
         result: Ok(Response::None),

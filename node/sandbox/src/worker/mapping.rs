@@ -59,6 +59,7 @@ use rustix::{
         Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
     },
 };
+use state::WASM_PAGE_BYTES;
 
 use super::protocol::{AppendOrder, MapOrder};
 use crate::engine::{HEAP_GUARD_BYTES, HEAP_RESERVATION_BYTES};
@@ -102,10 +103,11 @@ pub(super) static REFUSE_GROWTH: AtomicBool = AtomicBool::new(false);
 pub(super) const READABLE_WASM_PAGES: u64 = 64;
 
 /// The same in bytes.
-const READABLE_BYTES: usize = READABLE_WASM_PAGES as usize * (64 << 10);
+const READABLE_BYTES: usize = (READABLE_WASM_PAGES * WASM_PAGE_BYTES) as usize;
 
 /// Pages of a Wasm page.
-const WASM_PAGE_PAGES: u64 = (64 << 10) / PAGE_BYTES;
+pub(super) const WASM_PAGE_PAGES: u64 = WASM_PAGE_BYTES / PAGE_BYTES;
+const _: () = assert!(WASM_PAGE_PAGES * PAGE_BYTES == WASM_PAGE_BYTES, "whole pages");
 
 /// Vectors of one write; the kernel's limit is 1024.
 const VECTORS_MAX: usize = 512;

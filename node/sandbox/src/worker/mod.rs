@@ -52,9 +52,12 @@ pub(crate) use mapping::spilled_bytes;
 pub(crate) use pacer::Pacer;
 pub(crate) use stable::{Stable, StableRefusal};
 
-use crate::ipc::{Channel, IpcError};
+use crate::{
+    ipc::{Channel, IpcError},
+    lock,
+};
 use keeper::Keeper;
-use pacer::{Wire, wire};
+use pacer::Wire;
 pub use protocol::HeapFigures;
 use protocol::{Order, Probe, Report};
 
@@ -99,7 +102,7 @@ pub fn worker_main_with(
         Err(Stop::Failed(text)) => {
             let text = truncate_text(&text);
             // The pool may be gone; then there is no receiver.
-            let _ = wire(&channel).send(&Report::Failed(text.to_owned()), &[]);
+            let _ = lock(&channel).send(&Report::Failed(text.to_owned()), &[]);
             ExitCode::from(70)
         }
     }
@@ -129,9 +132,9 @@ fn serve(channel: &Wire, parent: u32, probes: bool, heap: Arc<Allocator>) -> Res
         .map_err(|error| Stop::Failed(format!("cannot start the engine: {error}")))?;
     confine::confine()
         .map_err(|error| Stop::Failed(format!("cannot confine the worker: {error}")))?;
-    wire(channel).send(&Report::Ready, &[])?;
+    lock(channel).send(&Report::Ready, &[])?;
     loop {
-        let received = wire(channel).receive::<Order<'static>>(ORDER_BYTES_MAX);
+        let received = lock(channel).receive::<Order<'static>>(ORDER_BYTES_MAX);
         let (order, descriptors) = received?;
         let report = match order {
             Order::Execute(execute) => {
@@ -150,7 +153,7 @@ fn serve(channel: &Wire, parent: u32, probes: bool, heap: Arc<Allocator>) -> Res
             Order::Probe(probe) if probes => attempt(probe),
             Order::Probe(_) => return Err(Stop::Failed("this worker takes no probes".into())),
         };
-        wire(channel).send(&report, &[])?;
+        lock(channel).send(&report, &[])?;
     }
 }
 

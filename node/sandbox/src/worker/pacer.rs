@@ -17,12 +17,13 @@ use std::{
     io,
     os::fd::OwnedFd,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
 
 use pages::MemoryId;
+use state::WASM_PAGE_BYTES;
 
 use super::{
     Allocator, HeapCell, ORDER_BYTES_MAX, Stable,
@@ -33,19 +34,14 @@ use super::{
 use crate::{
     Progress,
     ipc::Channel,
+    lock,
     slices::work_per_instruction,
     system_api::{Failure, Outgoing},
 };
 
-const WASM_PAGE_BYTES: u64 = 64 << 10;
-
-/// The worker's end of the wire: between messages the worker's loop has it, within one the pacer.
+/// The worker's end of the wire, taken for one frame: between messages by the worker's loop, within
+/// one by the pacer.
 pub(super) type Wire = Arc<Mutex<Channel>>;
-
-/// Takes the wire for one frame.
-pub(super) fn wire(wire: &Wire) -> MutexGuard<'_, Channel> {
-    lock(wire)
-}
 
 /// Where the dirty pages of a message that was paused are appended: not to the target of its
 /// beginning, which may be sealed.
@@ -225,7 +221,7 @@ impl Pacer {
                 Some(_) => Report::Spilled,
                 None => Report::Paused(report),
             };
-            let mut channel = wire(&self.wire);
+            let mut channel = lock(&self.wire);
             channel.send(&report, &[]).map_err(|error| error.to_string())?;
             let (order, descriptors) = channel
                 .receive::<Order<'static>>(ORDER_BYTES_MAX)
@@ -255,10 +251,6 @@ impl Pacer {
 struct SpillFile {
     file: File,
     answer_bytes: u64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The append files that came with an order, which are in the order of its fields.

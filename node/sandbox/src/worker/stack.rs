@@ -8,7 +8,7 @@
 use std::{
     ops::Range,
     ptr::NonNull,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use pages::PAGE_BYTES;
@@ -17,7 +17,10 @@ use rustix::mm::{
 };
 use wasmtime::{Error, StackCreator, StackMemory};
 
-use crate::engine::{HOST_STACK_BYTES, WASM_STACK_BYTES};
+use crate::{
+    engine::{HOST_STACK_BYTES, WASM_STACK_BYTES},
+    lock,
+};
 
 const PAGE: usize = PAGE_BYTES as usize;
 
@@ -102,7 +105,7 @@ impl Drop for Stack {
 // to pages, and has an inaccessible page below.
 unsafe impl StackCreator for Stacks {
     fn new_stack(&self, size: usize, _zeroed: bool) -> Result<Box<dyn StackMemory>, Error> {
-        let kept = self.free.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let kept = lock(&self.free).take();
         let stack = match kept.filter(|stack| stack.bytes >= size) {
             Some(stack) => stack,
             None => Stack::new(size)?,
@@ -145,7 +148,7 @@ impl Drop for StackLease {
         if let Some(stack) = self.stack.take()
             && stack.trim().is_ok()
         {
-            *self.free.lock().unwrap_or_else(PoisonError::into_inner) = Some(stack);
+            *lock(&self.free) = Some(stack);
         }
     }
 }
