@@ -48,7 +48,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
         mpsc,
     },
     time::{Duration, Instant},
@@ -214,12 +214,24 @@ pub struct Pool {
     counters: Counters,
 }
 
+#[derive(Default)]
 struct LaneCell {
     state: Mutex<LaneState>,
     /// Changes recorded while the lane was busy.
     pending: Mutex<Pending>,
     /// Process id of the worker; 0 without one.
-    pid: AtomicU64,
+    pid: AtomicU32,
+}
+
+impl LaneCell {
+    fn pid(&self) -> Option<u32> {
+        Some(self.pid.load(Ordering::Relaxed)).filter(|pid| *pid != 0)
+    }
+
+    fn put(&self, state: &mut LaneState, worker: Worker) {
+        self.pid.store(worker.pid(), Ordering::Relaxed);
+        state.worker = Some(worker);
+    }
 }
 
 #[derive(Default)]
@@ -308,11 +320,6 @@ impl Pool {
             .max(1);
         let starter = Starter::new(config.exe, canisters.saturating_mul(2), config.probes)
             .map_err(PoolError::Thread)?;
-        let cell = || LaneCell {
-            state: Mutex::default(),
-            pending: Mutex::default(),
-            pid: AtomicU64::new(0),
-        };
         let paused_workers = PausedWorkers::new(config.sandbox.paused_workers);
         let pool = Self {
             paused_workers: Mutex::new(paused_workers),
@@ -322,7 +329,7 @@ impl Pool {
             paused_spill_bytes: config.paused_spill_bytes,
             paused_anonymous_bytes: config.paused_anonymous_bytes,
             update_workers,
-            lanes: (0..lanes).map(|_| cell()).collect(),
+            lanes: (0..lanes).map(|_| LaneCell::default()).collect(),
             writers: Mutex::default(),
             starter,
             counters: Counters::default(),
@@ -342,10 +349,7 @@ impl Pool {
 
     /// Process ids of the workers, for accounting their memory.
     pub fn pids(&self) -> Vec<u32> {
-        let lanes = self.lanes.iter().filter_map(|cell| {
-            u32::try_from(cell.pid.load(Ordering::Relaxed)).ok().filter(|pid| *pid != 0)
-        });
-        lanes.chain(self.paused_pids()).collect()
+        self.lanes.iter().filter_map(LaneCell::pid).chain(self.paused_pids()).collect()
     }
 
     /// Those of them that hold a message which was paused.
@@ -370,8 +374,7 @@ impl Pool {
         });
         lanes
             .filter_map(|(lane, cell)| {
-                let pid =
-                    u32::try_from(cell.pid.load(Ordering::Relaxed)).ok().filter(|pid| *pid != 0)?;
+                let pid = cell.pid()?;
                 let heap =
                     cell.state.try_lock().ok().and_then(|state| Some(state.worker.as_ref()?.heap));
                 Some(WorkerFigures { lane, pid, heap })
@@ -431,8 +434,7 @@ impl Pool {
     /// them, however little the workers hold; and the youngest of the paused messages that are
     /// kept, which runs again.
     pub fn evict_pressed(&self) {
-        let given_up = lock(&self.paused_workers).evict_youngest();
-        drop(given_up);
+        self.free_memory();
         self.evict(PRESSED_IDLE, 0);
     }
 
@@ -466,17 +468,12 @@ impl Pool {
     pub fn probe(&self, lane: Lane, probe: Probe, timeout: Duration) -> bool {
         let Some(cell) = self.cell(lane) else { return false };
         let mut state = lock(&cell.state);
-        let survived = match self.worker(cell, &mut state) {
-            Ok(worker) => worker.probe(probe, timeout),
-            Err(error) => Err(error),
-        };
-        match survived {
-            Ok(()) => true,
-            Err(error) => {
-                self.handle_death(cell, &mut state, &error);
-                false
-            }
+        let survived =
+            self.worker(cell, &mut state).and_then(|worker| worker.probe(probe, timeout));
+        if let Err(error) = &survived {
+            self.handle_death(cell, &mut state, error);
         }
+        survived.is_ok()
     }
 
     fn cell(&self, lane: Lane) -> Option<&LaneCell> {
@@ -486,19 +483,9 @@ impl Pool {
         }
     }
 
-    /// Begins a message on the worker of `lane`. A worker whose message is paused is taken out of
-    /// the lane and returned with the report.
+    /// Begins a message on the worker of `lane`, which may have a deadline. A worker whose message
+    /// is paused is taken out of the lane and returned with the report.
     fn begin(
-        &self,
-        lane: Lane,
-        request: &Request,
-        grant: Option<&Grant>,
-    ) -> Result<(ExecutionResult, Option<Worker>), WorkerTrouble> {
-        self.begin_until(lane, request, grant, None).map_err(WorkerError::into_trouble)
-    }
-
-    /// The same with a deadline for the message.
-    fn begin_until(
         &self,
         lane: Lane,
         request: &Request,
@@ -513,10 +500,9 @@ impl Pool {
         let settle = [&request.heap, &request.stable].map(|mount| self.record_writer(lane, mount));
         let (factor, globals_max) = (state.timeout_factor, self.globals_max);
         let time = deadline.map_or(TimeLimit::Hanging(factor), TimeLimit::Until);
-        let executed = match self.worker(cell, &mut state) {
-            Ok(worker) => worker.execute(request, grant, &self.preparer, globals_max, settle, time),
-            Err(error) => Err(error),
-        };
+        let executed = self.worker(cell, &mut state).and_then(|worker| {
+            worker.execute(request, grant, &self.preparer, globals_max, settle, time)
+        });
         match executed {
             Ok(executed) => {
                 state.deaths = 0;
@@ -669,8 +655,7 @@ impl Pool {
             // It was not informed of writes by others meanwhile.
             worker.forget_all();
             state.lent = false;
-            cell.pid.store(worker.pid().into(), Ordering::Relaxed);
-            state.worker = Some(worker);
+            cell.put(&mut state, worker);
         }
     }
 
@@ -704,8 +689,7 @@ impl Pool {
 
     fn start(&self, cell: &LaneCell, state: &mut LaneState) -> Result<(), WorkerError> {
         let worker = self.starter.start(state.next_token)?;
-        cell.pid.store(worker.pid().into(), Ordering::Relaxed);
-        state.worker = Some(worker);
+        cell.put(state, worker);
         Ok(())
     }
 
@@ -796,7 +780,7 @@ impl Sandbox for Pool {
     }
 
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {
-        match self.begin(lane, request, None)? {
+        match self.begin(lane, request, None, None).map_err(WorkerError::into_trouble)? {
             (ExecutionResult::Ended(outcome), _) => Ok(*outcome),
             // The verdict on it says so before.
             (ExecutionResult::Paused(_), _) => {
@@ -811,7 +795,7 @@ impl Sandbox for Pool {
         request: &Request,
         deadline: Instant,
     ) -> Result<TimedOutcome, WorkerTrouble> {
-        match self.begin_until(lane, request, None, Some(deadline)) {
+        match self.begin(lane, request, None, Some(deadline)) {
             Ok((ExecutionResult::Ended(outcome), _)) => Ok(TimedOutcome::Ended(outcome)),
             Ok((ExecutionResult::Paused(_), _)) => {
                 Err(WorkerTrouble::Worker("a pause without a grant".into()))
@@ -835,7 +819,7 @@ impl Sandbox for Pool {
         if !grant.is_first() {
             self.counters.repeated.fetch_add(1, Ordering::Relaxed);
         }
-        match self.begin(lane, request, Some(grant))? {
+        match self.begin(lane, request, Some(grant), None).map_err(WorkerError::into_trouble)? {
             (ExecutionResult::Ended(outcome), _) => Ok(Slice::Ended(outcome)),
             (ExecutionResult::Paused(progress), worker) => {
                 if let Some(worker) = worker {

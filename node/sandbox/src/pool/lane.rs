@@ -10,7 +10,7 @@ use std::{
     fs::File,
     io,
     os::{
-        fd::{AsFd, AsRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     path::Path,
@@ -46,6 +46,9 @@ const SUBCOMMAND: &str = "sandbox-worker";
 
 /// Composite queries one worker keeps.
 const KEPT_MAX: usize = 8;
+
+/// Longest report that has no outcome in it.
+const SHORT_REPORT_BYTES_MAX: usize = 64 << 10;
 
 /// How long a worker may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -228,7 +231,7 @@ impl Worker {
             heap: HeapFigures::default(),
         };
         worker.channel.set_timeout(Some(START_TIMEOUT))?;
-        match worker.channel.receive::<Report>(64 << 10) {
+        match worker.channel.receive::<Report>(SHORT_REPORT_BYTES_MAX) {
             Ok((Report::Ready, _)) => Ok(worker),
             Ok((Report::Failed(text), _)) => Err(WorkerError::Start(text)),
             Ok(_) => Err(WorkerError::Start("its first word was not that it is ready".into())),
@@ -308,26 +311,18 @@ impl Worker {
                 (error, _) => error.into(),
             })?;
             match report {
-                Report::Outcome(outcome) => {
-                    verdict::check(request, &outcome, globals_max, keep_as)
-                        .map_err(WorkerError::InvalidReport)?;
-                    self.settle(request, &outcome, keep_as);
-                    return Ok(ExecutionResult::Ended(outcome));
-                }
-                Report::Paused(paused) => {
-                    verdict::check_paused(request, grant, &paused)
-                        .map_err(WorkerError::InvalidReport)?;
-                    return Ok(ExecutionResult::Paused(paused));
-                }
                 Report::Missing => {
                     // It dropped something on its own. Everything is sent again.
                     self.modules.remove(&request.module);
                     self.memories.remove(&request.heap.layout.id);
                     self.memories.remove(&request.stable.layout.id);
                 }
-                Report::Failed(text) => return Err(WorkerError::Failed(text)),
-                Report::Ready | Report::Done | Report::Spilled | Report::Heap(_) => {
-                    return Err(WorkerError::InvalidReport("a report out of turn".into()));
+                report => {
+                    let result = check_report(report, request, grant, globals_max, keep_as)?;
+                    if let ExecutionResult::Ended(outcome) = &result {
+                        self.settle(request, outcome, keep_as);
+                    }
+                    return Ok(result);
                 }
             }
         }
@@ -362,22 +357,7 @@ impl Worker {
         let descriptors: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
         self.channel.send(&order, &descriptors)?;
         let (report, _) = self.channel.receive::<Report>(verdict::outcome_bytes_max(request))?;
-        match report {
-            Report::Outcome(outcome) => {
-                verdict::check(request, &outcome, globals_max, None)
-                    .map_err(WorkerError::InvalidReport)?;
-                Ok(ExecutionResult::Ended(outcome))
-            }
-            Report::Paused(paused) => {
-                verdict::check_paused(request, Some(grant), &paused)
-                    .map_err(WorkerError::InvalidReport)?;
-                Ok(ExecutionResult::Paused(paused))
-            }
-            Report::Failed(text) => Err(WorkerError::Failed(text)),
-            Report::Ready | Report::Done | Report::Spilled | Report::Missing | Report::Heap(_) => {
-                Err(WorkerError::InvalidReport("a report out of turn".into()))
-            }
-        }
+        check_report(report, request, Some(grant), globals_max, None)
     }
 
     /// Brings it to where the caller stays, or lets it go if the caller stays nowhere.
@@ -396,12 +376,9 @@ impl Worker {
 
     /// Has the message that is paused here put what it holds into `file`.
     pub(super) fn spill(&mut self, file: &File, timeout: Duration) -> Result<(), WorkerError> {
-        self.channel.set_timeout(Some(timeout))?;
-        self.channel.send(&Order::Spill, &[file.as_fd()])?;
-        match self.channel.receive::<Report>(64 << 10)?.0 {
+        match self.ask(&Order::Spill, &[file.as_fd()], timeout)? {
             Report::Spilled => Ok(()),
-            Report::Failed(text) => Err(WorkerError::Failed(text)),
-            _ => Err(WorkerError::InvalidReport("a report out of turn".into())),
+            report => Err(out_of_turn(report)),
         }
     }
 
@@ -652,38 +629,42 @@ impl Worker {
             return Ok(());
         }
         let order = Order::Forget(std::mem::take(&mut self.forget));
-        self.channel.set_timeout(Some(GRACE))?;
-        self.channel.send(&order, &[])?;
-        self.done()
+        self.have_done(&order, GRACE)
     }
 
     /// Memory held by its allocator, after returning freed memory to the system if `trim`.
     pub(super) fn poll_allocator(&mut self, trim: bool) -> Result<HeapFigures, WorkerError> {
-        self.channel.set_timeout(Some(GRACE))?;
-        self.channel.send(&Order::Heap { trim }, &[])?;
-        match self.channel.receive::<Report>(64 << 10)?.0 {
+        match self.ask(&Order::Heap { trim }, &[], GRACE)? {
             Report::Heap(figures) => {
                 self.heap = figures;
                 Ok(figures)
             }
-            Report::Failed(text) => Err(WorkerError::Failed(text)),
-            _ => Err(WorkerError::InvalidReport("a report out of turn".into())),
+            report => Err(out_of_turn(report)),
         }
     }
 
     /// Has the worker try something forbidden.
     pub(super) fn probe(&mut self, probe: Probe, timeout: Duration) -> Result<(), WorkerError> {
-        self.channel.set_timeout(Some(timeout))?;
-        self.channel.send(&Order::Probe(probe), &[])?;
-        self.done()
+        self.have_done(&Order::Probe(probe), timeout)
     }
 
-    fn done(&mut self) -> Result<(), WorkerError> {
-        match self.channel.receive::<Report>(64 << 10)?.0 {
+    fn have_done(&mut self, order: &Order<'_>, timeout: Duration) -> Result<(), WorkerError> {
+        match self.ask(order, &[], timeout)? {
             Report::Done => Ok(()),
-            Report::Failed(text) => Err(WorkerError::Failed(text)),
-            _ => Err(WorkerError::InvalidReport("a report out of turn".into())),
+            report => Err(out_of_turn(report)),
         }
+    }
+
+    /// Gives an order that no message comes with, and waits for the report.
+    fn ask(
+        &mut self,
+        order: &Order<'_>,
+        descriptors: &[BorrowedFd<'_>],
+        timeout: Duration,
+    ) -> Result<Report, WorkerError> {
+        self.channel.set_timeout(Some(timeout))?;
+        self.channel.send(order, descriptors)?;
+        Ok(self.channel.receive::<Report>(SHORT_REPORT_BYTES_MAX)?.0)
     }
 
     /// Number of memories mapped, those of kept composite queries included.
@@ -697,6 +678,33 @@ impl Drop for Worker {
         // It may be gone already; either way it is waited for, so that nothing is left behind.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Result of an order to run, by the report on it.
+fn check_report(
+    report: Report,
+    request: &Request,
+    grant: Option<&Grant>,
+    globals_max: usize,
+    keep_as: Option<u64>,
+) -> Result<ExecutionResult, WorkerError> {
+    match report {
+        Report::Outcome(outcome) => verdict::check(request, &outcome, globals_max, keep_as)
+            .map(|()| ExecutionResult::Ended(outcome)),
+        Report::Paused(paused) => {
+            verdict::check_paused(request, grant, &paused).map(|()| ExecutionResult::Paused(paused))
+        }
+        report => return Err(out_of_turn(report)),
+    }
+    .map_err(WorkerError::InvalidReport)
+}
+
+/// The error of a report that is none to the order.
+fn out_of_turn(report: Report) -> WorkerError {
+    match report {
+        Report::Failed(text) => WorkerError::Failed(text),
+        _ => WorkerError::InvalidReport("a report out of turn".into()),
     }
 }
 

@@ -45,6 +45,7 @@ use state::WASM_PAGE_BYTES;
 use wasmtime::{LinearMemory, MemoryCreator, MemoryType};
 
 use super::{
+    bits::Bits,
     dirty::{CapReached, Tracker},
     mapping::{Mapping, READABLE_WASM_PAGES, WASM_PAGE_PAGES},
 };
@@ -418,8 +419,8 @@ impl HeapCell {
 /// first writes to them.
 #[derive(Debug)]
 pub(crate) struct Undo {
-    /// A bit per page: dirty before.
-    kept: Vec<u64>,
+    /// Pages that were dirty before.
+    kept: Bits,
     /// Pages saved, and their contents one after the other.
     saved: Vec<u64>,
     bytes: Vec<u8>,
@@ -427,14 +428,9 @@ pub(crate) struct Undo {
 
 impl Undo {
     pub(crate) fn new(memory_pages: u64, kept: &[Range<u64>]) -> Self {
-        let mut bits = vec![0_u64; memory_pages.div_ceil(64) as usize];
-        let mut pages = 0;
-        for page in kept.iter().cloned().flatten() {
-            if let Some(word) = bits.get_mut((page / 64) as usize) {
-                *word |= 1 << (page % 64);
-                pages += 1;
-            }
-        }
+        let mut bits = Bits::new(memory_pages, false);
+        kept.iter().cloned().flatten().for_each(|page| bits.set(page));
+        let pages = kept.iter().map(|range| range.end - range.start).sum::<u64>() as usize;
         // All the room there can be need for: nothing is allocated in the handler. Untouched until
         // used.
         Self {
@@ -446,11 +442,7 @@ impl Undo {
 
     pub(crate) fn save(&mut self, base: NonNull<u8>, pages: &Range<u64>) {
         for page in pages.clone() {
-            let kept = self
-                .kept
-                .get((page / 64) as usize)
-                .is_some_and(|word| word & (1 << (page % 64)) != 0);
-            if kept && self.saved.len() < self.saved.capacity() {
+            if self.was_dirty(page) && self.saved.len() < self.saved.capacity() {
                 // SAFETY: the page is accessible, and nothing writes to it meanwhile.
                 let content = unsafe {
                     std::slice::from_raw_parts(
@@ -466,7 +458,7 @@ impl Undo {
 
     /// Whether `page` was dirty before.
     pub(crate) fn was_dirty(&self, page: u64) -> bool {
-        self.kept.get((page / 64) as usize).is_some_and(|word| word & (1 << (page % 64)) != 0)
+        self.kept.is_set(page)
     }
 
     /// Puts the saved contents back. The pages are still writable.

@@ -102,17 +102,6 @@ struct MemoryOutcome {
     baseline: MemoryBaseline,
 }
 
-/// A message that is over, its memories apart.
-struct MessageResult {
-    instructions: u64,
-    work: u64,
-    failure: Option<Failure>,
-    globals: Vec<Global>,
-    /// It ran as an update and was declared a query.
-    query_for_update: bool,
-    effects: SideEffects,
-}
-
 /// Parts of a message that are available here.
 struct Ready {
     /// Whether the module has a heap at all.
@@ -138,15 +127,7 @@ struct Settlement {
     heap_order: MountOrder,
     stable_order: MountOrder,
     /// Where the pages go in place of what the orders say.
-    append_anew: Option<AppendAnew>,
-}
-
-/// Where the pages of one memory go.
-struct Append {
-    /// As the message began.
-    at: Option<AppendOrder>,
-    /// As of its last resumption after a pause.
-    anew: Option<(AppendOrder, File)>,
+    append_anew: AppendAnew,
 }
 
 /// Disposition of the pages.
@@ -157,7 +138,7 @@ enum Disposition {
 }
 
 impl Settlement {
-    fn disposition(&self, ended: &mut MessageResult) -> Disposition {
+    fn disposition(&self, ended: &mut RunOutput) -> Disposition {
         let composite = self.keep_token.is_some() || !ended.effects.calls.is_empty();
         let failed = ended.failure.is_some();
         if !failed && self.changes_state && !ended.query_for_update {
@@ -260,7 +241,7 @@ impl Keeper {
             globals,
             heap_order: order.heap,
             stable_order: order.stable,
-            append_anew: None,
+            append_anew: AppendAnew::default(),
         };
         let message = Message {
             entry: order.entry.into_owned(),
@@ -269,17 +250,15 @@ impl Keeper {
             limits: order.limits,
         };
         let Some(module) = self.modules.get(&order.module) else { return Ok(Report::Missing) };
-        let RunOutput { instructions, work, failure, globals, query_for_update, effects, stable } =
+        let (ended, stable) =
             run(&self.engine, module, message, &self.heap, stable, pacer.as_ref())
                 .map_err(text("running a message"))?;
-        let append_anew = pacer.and_then(|pacer| {
+        if let Some(pacer) = pacer {
             self.memories = pacer.take_others();
-            pacer.append_anew()
-        });
+            settlement.append_anew = pacer.append_anew();
+        }
         let stable = Arc::into_inner(stable).ok_or("a message that is over holds its memory")?;
         let stable = stable.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let ended =
-            MessageResult { instructions, work, failure, globals, query_for_update, effects };
         // Whatever the canister observed instead must not count: another machine would not have
         // returned it.
         if self.heap.kernel_refused() || stable.kernel_refused() {
@@ -295,7 +274,6 @@ impl Keeper {
         let (mapping, dirty, undo, trackers) = stable.leave();
         self.trackers = trackers;
         let stable = MemoryOutcome { mapping, dirty, undo, baseline: stable_baseline };
-        settlement.append_anew = append_anew;
         let outcome = self.settle(settlement, ended, heap, stable)?;
         self.evict();
         Ok(Report::Outcome(Box::new(outcome)))
@@ -401,19 +379,14 @@ impl Keeper {
     fn settle(
         &mut self,
         settlement: Settlement,
-        mut ended: MessageResult,
+        mut ended: RunOutput,
         heap: Option<MemoryOutcome>,
         stable: MemoryOutcome,
     ) -> Result<Outcome, String> {
         match settlement.disposition(&mut ended) {
             Disposition::Commit => {
                 let Settlement { heap_order, stable_order, append_anew, .. } = settlement;
-                let (heap_anew, stable_anew) =
-                    append_anew.map_or((None, None), |anew| (anew.heap, anew.stable));
-                let heap_append = Append { at: heap_order.append, anew: heap_anew };
-                let stable_append = Append { at: stable_order.append, anew: stable_anew };
-                let heap_wasm_pages = heap_order.wasm_pages;
-                self.commit(ended, heap, stable, heap_wasm_pages, (heap_append, stable_append))
+                self.commit(ended, heap, stable, (heap_order, stable_order), append_anew)
             }
             Disposition::Keep(token) => {
                 let Settlement { module, globals, limits, .. } = settlement;
@@ -514,18 +487,20 @@ impl Keeper {
 
     fn commit(
         &mut self,
-        mut ended: MessageResult,
+        mut ended: RunOutput,
         heap: Option<MemoryOutcome>,
         stable: MemoryOutcome,
-        heap_wasm_pages: u64,
-        (heap_append, stable_append): (Append, Append),
+        (heap_order, stable_order): (MountOrder, MountOrder),
+        anew: AppendAnew,
     ) -> Result<Outcome, String> {
         // A module without a memory leaves the heap it was given as it is.
-        let (mut heap_wasm_pages, mut heap_runs) = (heap_wasm_pages, Vec::new());
+        let (mut heap_wasm_pages, mut heap_runs) = (heap_order.wasm_pages, Vec::new());
         if let Some(heap) = heap {
-            (heap_wasm_pages, heap_runs) = self.commit_memory(heap, heap_append)?;
+            (heap_wasm_pages, heap_runs) =
+                self.commit_memory(heap, heap_order.append, anew.heap)?;
         }
-        let (stable_wasm_pages, stable_runs) = self.commit_memory(stable, stable_append)?;
+        let (stable_wasm_pages, stable_runs) =
+            self.commit_memory(stable, stable_order.append, anew.stable)?;
         let changes = Changes {
             globals: std::mem::take(&mut ended.globals),
             heap_wasm_pages,
@@ -540,20 +515,23 @@ impl Keeper {
         Ok(outcome(ended, Some(changes), Vec::new(), None))
     }
 
+    /// Appends what a message wrote to where its order says, or, after a pause, where that of its
+    /// last resumption says.
     fn commit_memory(
         &mut self,
         memory: MemoryOutcome,
-        append: Append,
+        append: Option<AppendOrder>,
+        anew: Option<(AppendOrder, File)>,
     ) -> Result<(u64, Vec<Run>), String> {
         let MemoryOutcome { mut mapping, dirty, .. } = memory;
-        let at = match append.anew {
+        let at = match anew {
             Some((order, file)) => {
                 mapping
                     .replace_append(order.segment, file, &dirty)
                     .map_err(text("changing the append file of a paused message"))?;
                 Some(order)
             }
-            None => append.at,
+            None => append,
         };
         let runs = match at {
             _ if dirty.is_empty() => Vec::new(),
@@ -584,7 +562,7 @@ impl Keeper {
         &mut self,
         token: u64,
         module: ModuleHash,
-        mut ended: MessageResult,
+        mut ended: RunOutput,
         globals_before: Vec<Global>,
         heap: Option<MemoryOutcome>,
         stable: MemoryOutcome,
@@ -694,7 +672,7 @@ fn cycle_changes(effects: &SideEffects) -> Changes {
 }
 
 fn outcome(
-    mut ended: MessageResult,
+    mut ended: RunOutput,
     changes: Option<Changes>,
     query_calls: Vec<crate::Call>,
     keep_token: Option<u64>,

@@ -44,8 +44,8 @@ use crate::{
 pub(super) type Wire = Arc<Mutex<Channel>>;
 
 /// Where the dirty pages of a message that was paused are appended: not to the target of its
-/// beginning, which may be sealed.
-#[derive(Debug)]
+/// beginning, which may be sealed. Nowhere else if it was not paused.
+#[derive(Debug, Default)]
 pub(super) struct AppendAnew {
     pub(super) heap: Option<(AppendOrder, File)>,
     pub(super) stable: Option<(AppendOrder, File)>,
@@ -69,7 +69,7 @@ pub(crate) struct Pacer {
     extra_work: AtomicU64,
     stable: Arc<Mutex<Stable>>,
     outgoing: Arc<Mutex<Outgoing>>,
-    append: Mutex<Option<AppendAnew>>,
+    append: Mutex<AppendAnew>,
     /// The worker's other mappings: dropped when the message is paused.
     others: Mutex<BTreeMap<MemoryId, Memory>>,
     allocator: Arc<Allocator>,
@@ -150,8 +150,8 @@ impl Pacer {
     }
 
     /// Where the pages go, if the message was paused.
-    pub(super) fn append_anew(&self) -> Option<AppendAnew> {
-        lock(&self.append).take()
+    pub(super) fn append_anew(&self) -> AppendAnew {
+        std::mem::take(&mut *lock(&self.append))
     }
 
     /// The lent mappings that still exist.
@@ -240,8 +240,7 @@ impl Pacer {
         if let Some(spilled) = &spilled {
             self.read_back(spilled).map_err(|error| format!("taking it back: {error}"))?;
         }
-        let append = append_anew(&resume, descriptors)?;
-        *lock(&self.append) = Some(append);
+        *lock(&self.append) = append_anew(&resume, descriptors)?;
         self.until.store(resume.until, Relaxed);
         Ok(())
     }

@@ -96,12 +96,10 @@ pub(crate) struct RunOutput {
     pub(crate) query_for_update: bool,
     /// Everything else it did.
     pub(crate) effects: SideEffects,
-    /// Stable memory with what it wrote.
-    pub(crate) stable: Arc<Mutex<Stable>>,
 }
 
 /// Runs `message` over the heap that is in place in `heap`, if the module has one, and over
-/// `stable`.
+/// `stable`, which is returned with what it wrote.
 pub(crate) fn run(
     engine: &Engine,
     module: &LoadedModule,
@@ -109,7 +107,7 @@ pub(crate) fn run(
     heap: &Arc<HeapCell>,
     stable: Arc<Mutex<Stable>>,
     pacer: Option<&Arc<Pacer>>,
-) -> wasmtime::Result<RunOutput> {
+) -> wasmtime::Result<(RunOutput, Arc<Mutex<Stable>>)> {
     let Message { entry, globals, context, limits } = message;
     let mut host = Host::new(heap.clone(), stable, context, limits, &entry, module.memory64);
     host.pacer = pacer.cloned();
@@ -147,7 +145,8 @@ pub(crate) fn run(
     let instructions = instructions.min(limits.instructions);
     let work = pacer.map_or(instructions, |pacer| pacer.finish(instructions));
     let (stable, effects) = store.into_data().finish();
-    Ok(RunOutput { instructions, work, failure, globals, query_for_update, effects, stable })
+    let output = RunOutput { instructions, work, failure, globals, query_for_update, effects };
+    Ok((output, stable))
 }
 
 /// Whether a fault is known to be one of writing. Where it is not known, a write to a page that was
@@ -228,33 +227,24 @@ async fn enter(
             }
         }
         Entry::Query(name) => {
-            call(store, &instance, &format!("canister_query {name}"), || {
-                format!("query method '{name}'")
-            })
-            .await?
+            if !call_if_present(store, &instance, &format!("canister_query {name}")).await? {
+                return Err(Failure::method_not_found(&format!("query method '{name}'")).into());
+            }
         }
         Entry::CompositeQuery(name) => {
-            call(store, &instance, &format!("canister_composite_query {name}"), || {
-                format!("composite query method '{name}'")
-            })
-            .await?;
+            let export = format!("canister_composite_query {name}");
+            if !call_if_present(store, &instance, &export).await? {
+                let what = format!("composite query method '{name}'");
+                return Err(Failure::method_not_found(&what).into());
+            }
         }
-        Entry::Heartbeat => {
-            call(store, &instance, "canister_heartbeat", || "canister_heartbeat".into()).await?
-        }
-        Entry::GlobalTimer => {
-            call(store, &instance, "canister_global_timer", || "canister_global_timer".into())
-                .await?
-        }
+        Entry::Heartbeat => call_hook(store, &instance, "canister_heartbeat").await?,
+        Entry::GlobalTimer => call_hook(store, &instance, "canister_global_timer").await?,
         Entry::OnLowWasmMemory => {
-            call(store, &instance, "canister_on_low_wasm_memory", || {
-                "canister_on_low_wasm_memory".into()
-            })
-            .await?
+            call_hook(store, &instance, "canister_on_low_wasm_memory").await?
         }
         Entry::InspectMessage { .. } => {
-            call(store, &instance, "canister_inspect_message", || "canister_inspect_message".into())
-                .await?
+            call_hook(store, &instance, "canister_inspect_message").await?
         }
         Entry::Callback { fun, env, .. } | Entry::Cleanup { fun, env, .. } => {
             call_back(store, module, &instance, *fun, *env).await?
@@ -292,15 +282,14 @@ async fn call_if_present(
     }
 }
 
-async fn call(
+async fn call_hook(
     store: &mut Store<Host>,
     instance: &Instance,
     name: &str,
-    what: impl FnOnce() -> String,
 ) -> wasmtime::Result<()> {
     match call_if_present(store, instance, name).await? {
         true => Ok(()),
-        false => Err(Failure::method_not_found(&what()).into()),
+        false => Err(Failure::method_not_found(name).into()),
     }
 }
 
