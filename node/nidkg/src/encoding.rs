@@ -107,14 +107,6 @@ impl Writer {
         self.bytes(&scalar.to_be_bytes());
     }
 
-    pub(crate) fn g1_raw(&mut self, points: &[G1Affine]) {
-        points.iter().for_each(|point| self.bytes(&point.to_uncompressed()));
-    }
-
-    pub(crate) fn g2_raw(&mut self, points: &[G2Affine]) {
-        points.iter().for_each(|point| self.bytes(&point.to_uncompressed()));
-    }
-
     pub(crate) fn finish(self) -> Vec<u8> {
         self.0
     }
@@ -188,36 +180,6 @@ impl<'a> Reader<'a> {
         Scalar::from_be_bytes(&self.array(what)?).ok_or(DecodeError::NotAScalar { what })
     }
 
-    /// Uncompressed points of the curve; membership in the group is for the caller to check.
-    pub(crate) fn g1_raw(
-        &mut self,
-        count: usize,
-        what: &'static str,
-    ) -> Result<Vec<G1Affine>, DecodeError> {
-        let bytes = self.take(count * G1Affine::UNCOMPRESSED, what)?;
-        let points = bytes.as_chunks::<{ G1Affine::UNCOMPRESSED }>().0.iter();
-        points
-            .map(|bytes| {
-                G1Affine::from_uncompressed_on_curve(bytes).ok_or(DecodeError::NotAPoint { what })
-            })
-            .collect()
-    }
-
-    /// Uncompressed points of the curve; membership in the group is for the caller to check.
-    pub(crate) fn g2_raw(
-        &mut self,
-        count: usize,
-        what: &'static str,
-    ) -> Result<Vec<G2Affine>, DecodeError> {
-        let bytes = self.take(count * G2Affine::UNCOMPRESSED, what)?;
-        let points = bytes.as_chunks::<{ G2Affine::UNCOMPRESSED }>().0.iter();
-        points
-            .map(|bytes| {
-                G2Affine::from_uncompressed_on_curve(bytes).ok_or(DecodeError::NotAPoint { what })
-            })
-            .collect()
-    }
-
     pub(crate) fn finish(self) -> Result<(), DecodeError> {
         if self.rest.is_empty() {
             Ok(())
@@ -226,3 +188,32 @@ impl<'a> Reader<'a> {
         }
     }
 }
+
+/// Uncompressed points of the curve; membership in the group is for the caller to check.
+macro_rules! raw_points {
+    ($name:ident, $point:ident) => {
+        impl Writer {
+            pub(crate) fn $name(&mut self, points: &[$point]) {
+                points.iter().for_each(|point| self.bytes(&point.to_uncompressed()));
+            }
+        }
+
+        impl Reader<'_> {
+            pub(crate) fn $name(
+                &mut self,
+                count: usize,
+                what: &'static str,
+            ) -> Result<Vec<$point>, DecodeError> {
+                let bytes = self.take(count * $point::UNCOMPRESSED, what)?;
+                let points = bytes.as_chunks::<{ $point::UNCOMPRESSED }>().0.iter();
+                let point = |bytes| {
+                    $point::from_uncompressed_on_curve(bytes).ok_or(DecodeError::NotAPoint { what })
+                };
+                points.map(point).collect()
+            }
+        }
+    };
+}
+
+raw_points!(g1_raw, G1Affine);
+raw_points!(g2_raw, G2Affine);

@@ -27,6 +27,16 @@ pub enum Source {
     Reshare(Committee),
 }
 
+impl Source {
+    /// Dealers there may be, and dealings that a transcript is made of at least.
+    fn dealers_and_dealings(&self) -> (u32, u32) {
+        match self {
+            Self::Fresh { dealers, dealings } => (*dealers, *dealings),
+            Self::Reshare(committee) => (committee.shares.len() as u32, committee.threshold),
+        }
+    }
+}
+
 /// One key generation. Equal on every node, or nothing of it fits together.
 #[derive(Clone, Debug)]
 pub struct Session {
@@ -90,10 +100,7 @@ impl Session {
         if threshold == 0 || threshold as usize > count {
             return Err(SessionError::Threshold { threshold, receivers: count });
         }
-        let (dealers, dealings) = match &source {
-            Source::Fresh { dealers, dealings } => (*dealers, *dealings),
-            Source::Reshare(committee) => (committee.shares.len() as u32, committee.threshold),
-        };
+        let (dealers, dealings) = source.dealers_and_dealings();
         if dealings == 0 || dealings > dealers || dealers > RECEIVERS_MAX {
             return Err(SessionError::Dealers { dealings, dealers });
         }
@@ -146,18 +153,12 @@ impl Session {
 
     /// Dealings a transcript is made of at least.
     pub fn dealings_needed(&self) -> u32 {
-        match &self.source {
-            Source::Fresh { dealings, .. } => *dealings,
-            Source::Reshare(committee) => committee.threshold,
-        }
+        self.source.dealers_and_dealings().1
     }
 
     /// Dealers there may be.
     pub(crate) fn dealers(&self) -> u32 {
-        match &self.source {
-            Source::Fresh { dealers, .. } => *dealers,
-            Source::Reshare(committee) => committee.shares.len() as u32,
-        }
+        self.source.dealers_and_dealings().0
     }
 
     pub(crate) fn keys(&self) -> Vec<G1Affine> {
