@@ -152,10 +152,17 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// The entries of a map.
+    pub(crate) fn as_map(&self) -> Option<&[(Value<'a>, Value<'a>)]> {
+        match self {
+            Self::Map(entries) => Some(entries),
+            _ => None,
+        }
+    }
+
     /// The field `name` of a map; null and undefined count as absent.
     pub fn field(&self, name: &str) -> Option<&Value<'a>> {
-        let Self::Map(entries) = self else { return None };
-        entries
+        self.as_map()?
             .iter()
             .find(|(key, _)| key.as_text() == Some(name))
             .map(|(_, value)| value)
@@ -232,16 +239,21 @@ impl<'a> Reader<'a> {
         Ok((major, Some(argument)))
     }
 
-    fn item(&mut self, depth: usize) -> Result<Value<'a>, CborError> {
+    fn count_item(&mut self) -> Result<(), CborError> {
         self.items += 1;
         if self.items > self.bounds.items {
             return Err(CborError::TooManyItems { offset: self.offset, limit: self.bounds.items });
         }
+        Ok(())
+    }
+
+    fn item(&mut self, depth: usize) -> Result<Value<'a>, CborError> {
+        self.count_item()?;
         let start = self.offset;
         match self.head()? {
             (0, Some(number)) => Ok(Value::Nat(number)),
             (1, Some(number)) => Ok(Value::Negative(number)),
-            (2, length) => self.bytes(length).map(Value::Bytes),
+            (2, length) => self.string(length, 2).map(Value::Bytes),
             (3, length) => self.text(length).map(Value::Text),
             (4, length) => self.array(length, depth),
             (5, length) => self.map(length, depth),
@@ -261,7 +273,7 @@ impl<'a> Reader<'a> {
             what: "a bignum that is no byte string or exceeds 64 bits",
         };
         let (2, length) = self.head()? else { return Err(not_a_number) };
-        let bytes = self.bytes(length)?;
+        let bytes = self.string(length, 2)?;
         let significant = bytes
             .iter()
             .position(|byte| *byte != 0)
@@ -280,13 +292,7 @@ impl<'a> Reader<'a> {
         }
         let mut joined = Vec::new();
         while self.peek()? != 0xff {
-            self.items += 1;
-            if self.items > self.bounds.items {
-                return Err(CborError::TooManyItems {
-                    offset: self.offset,
-                    limit: self.bounds.items,
-                });
-            }
+            self.count_item()?;
             match self.head()? {
                 (chunk, Some(length)) if chunk == major => {
                     joined.extend_from_slice(self.take(length)?)
@@ -296,10 +302,6 @@ impl<'a> Reader<'a> {
         }
         self.offset += 1;
         Ok(Cow::Owned(joined))
-    }
-
-    fn bytes(&mut self, length: Option<u64>) -> Result<Cow<'a, [u8]>, CborError> {
-        self.string(length, 2)
     }
 
     fn text(&mut self, length: Option<u64>) -> Result<Cow<'a, str>, CborError> {

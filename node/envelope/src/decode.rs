@@ -267,6 +267,7 @@ fn typed<'v, 'a, T: 'v>(
 
 const BLOB: &str = "a byte string";
 const TEXT: &str = "a text string";
+const MAP: &str = "a map";
 const NAT: &str = "a natural number of nanoseconds since 1970-01-01";
 const PRINCIPAL: &str = "a byte string of at most 29 bytes";
 
@@ -278,6 +279,10 @@ fn optional_blob(map: &Value<'_>, field: &'static str) -> Result<Option<Vec<u8>>
     map.field(field)
         .map(|value| typed(value, field, BLOB, Value::as_bytes).map(<[u8]>::to_vec))
         .transpose()
+}
+
+fn text<'v>(map: &'v Value<'_>, field: &'static str) -> Result<&'v str, EnvelopeError> {
+    typed(require_field(map, field, TEXT)?, field, TEXT, Value::as_text)
 }
 
 fn nat(map: &Value<'_>, field: &'static str) -> Result<u64, EnvelopeError> {
@@ -316,14 +321,11 @@ pub fn canonical(body: &[u8], bounds: &EnvelopeBounds) -> Result<Vec<u8>, Envelo
     if !matches!(envelope, Value::Map(_)) {
         return Err(EnvelopeError::NotAnEnvelope);
     }
-    require_field(&envelope, "content", "a map")?;
+    require_field(&envelope, "content", MAP)?;
     let mut writer = Writer::with_capacity(body.len());
     // In the order of the encoded keys, as within maps.
     let known = ["content", "sender_sig", "sender_pubkey", "sender_delegation"];
-    let present: Vec<_> = known
-        .into_iter()
-        .filter_map(|name| envelope.field(name).map(|value| (name, value)))
-        .collect();
+    let present = present_fields(&envelope, &known);
     writer.map(present.len() as u64);
     for (name, value) in present {
         writer.text(name);
@@ -350,10 +352,16 @@ pub fn may_install_code(envelope: &[u8]) -> bool {
             || has(b"\x6bmethod_name\x74install_chunked_code"))
 }
 
+/// Those of the fields that the map has, in the order of `known`.
+fn present_fields<'v, 'a>(
+    map: &'v Value<'a>,
+    known: &[&'static str],
+) -> Vec<(&'static str, &'v Value<'a>)> {
+    known.iter().filter_map(|name| map.field(name).map(|value| (*name, value))).collect()
+}
+
 fn canonical_link(link: &Value<'_>, writer: &mut Writer) {
-    let known = ["signature", "delegation"];
-    let present: Vec<_> =
-        known.into_iter().filter_map(|name| link.field(name).map(|value| (name, value))).collect();
+    let present = present_fields(link, &["signature", "delegation"]);
     writer.map(present.len() as u64);
     for (name, value) in present {
         writer.text(name).canonical(value);
@@ -367,14 +375,8 @@ impl Envelope {
         if !matches!(envelope, Value::Map(_)) {
             return Err(EnvelopeError::NotAnEnvelope);
         }
-        let content = require_field(&envelope, "content", "a map")?;
-        if !matches!(content, Value::Map(_)) {
-            return Err(EnvelopeError::WrongType {
-                field: "content",
-                found: content.kind(),
-                expected: "a map",
-            });
-        }
+        let content = require_field(&envelope, "content", MAP)?;
+        typed(content, "content", MAP, Value::as_map)?;
         Ok(Self {
             request_id: RequestId(hash::of_value(content)?),
             content: Content::from_value(content, bounds)?,
@@ -397,13 +399,7 @@ impl Envelope {
 
 impl Content {
     fn from_value(content: &Value<'_>, bounds: &EnvelopeBounds) -> Result<Self, EnvelopeError> {
-        let request_type = typed(
-            require_field(content, "request_type", TEXT)?,
-            "request_type",
-            TEXT,
-            Value::as_text,
-        )?;
-        let request = match request_type {
+        let request = match text(content, "request_type")? {
             "call" => Request::Call(MethodCall::from_value(content)?),
             "query" => Request::Query(MethodCall::from_value(content)?),
             "read_state" => Request::ReadState(paths(content, bounds)?),
@@ -424,30 +420,22 @@ impl Content {
     }
 }
 
+impl SignedSenderInfo {
+    fn from_value(info: &Value<'_>) -> Result<Self, EnvelopeError> {
+        typed(info, "sender_info", MAP, Value::as_map)?;
+        Ok(Self {
+            info: blob(info, "info")?,
+            signer: principal(info, "signer")?,
+            sig: blob(info, "sig")?,
+        })
+    }
+}
+
 impl MethodCall {
     fn from_value(content: &Value<'_>) -> Result<Self, EnvelopeError> {
-        let method_name = typed(
-            require_field(content, "method_name", TEXT)?,
-            "method_name",
-            TEXT,
-            Value::as_text,
-        )?
-        .to_owned();
-        let sender_info = match content.field("sender_info") {
-            None => None,
-            Some(info @ Value::Map(_)) => Some(SignedSenderInfo {
-                info: blob(info, "info")?,
-                signer: principal(info, "signer")?,
-                sig: blob(info, "sig")?,
-            }),
-            Some(other) => {
-                return Err(EnvelopeError::WrongType {
-                    field: "sender_info",
-                    found: other.kind(),
-                    expected: "a map",
-                });
-            }
-        };
+        let method_name = text(content, "method_name")?.to_owned();
+        let sender_info =
+            content.field("sender_info").map(SignedSenderInfo::from_value).transpose()?;
         Ok(Self {
             canister_id: principal(content, "canister_id")?,
             method_name,
@@ -487,15 +475,8 @@ fn delegation(
     link: &Value<'_>,
     bounds: &EnvelopeBounds,
 ) -> Result<SignedDelegation, EnvelopeError> {
-    let map = require_field(link, "delegation", "a map")?;
-    let Value::Map(fields) = map else {
-        return Err(EnvelopeError::WrongType {
-            field: "delegation",
-            found: map.kind(),
-            expected: "a map",
-        });
-    };
-    for (key, _) in fields {
+    let map = require_field(link, "delegation", MAP)?;
+    for (key, _) in typed(map, "delegation", MAP, Value::as_map)? {
         let key = key.as_text().unwrap_or_default();
         if !["pubkey", "expiration", "targets", "permissions"].contains(&key) {
             return Err(EnvelopeError::UnknownDelegationField { field: truncate_text(key) });

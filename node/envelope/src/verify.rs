@@ -116,10 +116,13 @@ impl CallVerifier {
         }
     }
 
+    fn check_bytes(&self, signed: &SignedIngress) -> Result<(), Reason> {
+        let (found, limit) = (signed.envelope.len(), self.bytes_max);
+        if found as u64 > limit { Err(Reason::TooLarge { found, limit }) } else { Ok(()) }
+    }
+
     fn decode(&self, signed: &SignedIngress) -> Result<Envelope, Reason> {
-        if signed.envelope.len() as u64 > self.bytes_max {
-            return Err(Reason::TooLarge { found: signed.envelope.len(), limit: self.bytes_max });
-        }
+        self.check_bytes(signed)?;
         Ok(Envelope::decode(&signed.envelope, &self.bounds)?)
     }
 
@@ -132,8 +135,7 @@ impl CallVerifier {
         if canonical(&signed.envelope, &self.bounds).map_err(Reason::from)? != signed.envelope {
             return Err(Reason::NotCanonical.into());
         }
-        let authenticated =
-            auth::authenticate_signer(&envelope, &self.auth).map_err(Reason::from)?;
+        let authenticated = auth::check(&envelope, None, &self.auth).map_err(Reason::from)?;
         let validity = auth::validity(&envelope, &self.auth);
         let effective = if signed.effective_canister_id == self.subnet_id {
             Effective::Subnet(self.subnet_id)
@@ -167,10 +169,7 @@ impl CallVerifier {
     }
 
     fn read_answer(&self, signed: &SignedIngress) -> Result<(OutcallAnswer, [u8; 48]), String> {
-        let (found, limit) = (signed.envelope.len(), self.bytes_max);
-        if found as u64 > limit {
-            return Err(Reason::TooLarge { found, limit }.to_string());
-        }
+        self.check_bytes(signed).map_err(|error| error.to_string())?;
         OutcallAnswer::read(signed)
     }
 

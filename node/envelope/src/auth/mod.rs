@@ -18,13 +18,12 @@
 //! - A link with `permissions: "queries"` anywhere in the chain rules out calls.
 //! - `sender_info` must be signed by the canister whose key is `sender_pubkey`.
 
-mod canister;
+pub(crate) mod canister;
 mod keys;
 mod webauthn;
 
 use std::{collections::BTreeSet, time::Duration};
 
-use ic_certification::hash_tree::HashTree;
 use ic_principal::Principal;
 use state::{SenderInfo, Time, Validity};
 use thiserror::Error;
@@ -33,24 +32,11 @@ pub use canister::CertifiedData;
 pub use keys::KeyError;
 
 use self::{canister::CertificateVerifier, keys::PublicKey};
-use crate::{
-    Envelope, Permissions, Request, SignedDelegation,
-    cbor::{Bounds, Value},
-};
+use crate::{Envelope, Permissions, Request, SignedDelegation};
 
 const REQUEST_DOMAIN: &[u8] = b"\x0Aic-request";
 const DELEGATION_DOMAIN: &[u8] = b"\x1Aic-request-auth-delegation";
 const SENDER_INFO_DOMAIN: &[u8] = b"\x0Eic-sender-info";
-
-/// Bounds of trees that canisters hand out.
-pub(crate) fn hash_tree_bounds() -> Bounds {
-    canister::SMALL_BOUNDS
-}
-
-/// The tree that a value encodes.
-pub(crate) fn hash_tree<'a>(value: &'a Value<'a>) -> Option<HashTree<&'a [u8]>> {
-    canister::tree(value)
-}
 
 /// Parameters of authentication.
 #[derive(Debug)]
@@ -269,15 +255,6 @@ pub fn authenticate(
     check(envelope, Some(now), config)
 }
 
-/// Determines the signer of `envelope`, independent of the time: the answer is the same on every
-/// node, and stays. [`validity`] returns when it is valid.
-pub fn authenticate_signer(
-    envelope: &Envelope,
-    config: &AuthConfig,
-) -> Result<AuthenticatedSender, AuthError> {
-    check(envelope, None, config)
-}
-
 /// When a call like this is accepted: [`authenticate`] accepts it at these times and no others, if
 /// it does at any.
 pub fn validity(envelope: &Envelope, config: &AuthConfig) -> Validity {
@@ -287,7 +264,9 @@ pub fn validity(envelope: &Envelope, config: &AuthConfig) -> Validity {
     Validity { from: Time(expiry.saturating_sub(config.window_nanos())), until: Time(until) }
 }
 
-fn check(
+/// Determines the signer of `envelope`. Without a time the answer is the same on every node, and
+/// stays; [`validity`] returns when it is valid.
+pub(crate) fn check(
     envelope: &Envelope,
     now: Option<Time>,
     config: &AuthConfig,
@@ -434,20 +413,12 @@ fn verify_chain(
         && !verify(last, &[REQUEST_DOMAIN, &envelope.request_id.0].concat(), signature, config)
     {
         let over = "the request id by the last key of the chain";
-        return Err(AuthError::BadSignature {
-            which: "`sender_sig`".to_owned(),
-            scheme: last.scheme(),
-            over,
-        });
+        return Err(bad_signature("`sender_sig`".to_owned(), last, over));
     }
     for (index, (link, key)) in chain.iter().zip(&keys).enumerate() {
         if !verify(key, &[DELEGATION_DOMAIN, &link.hash].concat(), &link.signature, config) {
             let which = format!("`signature` of delegation {index}");
-            return Err(AuthError::BadSignature {
-                which,
-                scheme: key.scheme(),
-                over: "the delegation by the key before it",
-            });
+            return Err(bad_signature(which, key, "the delegation by the key before it"));
         }
     }
     match keys.first() {
@@ -473,14 +444,14 @@ fn verify_sender_info(
         });
     }
     if !verify(key, &[SENDER_INFO_DOMAIN, &info.info].concat(), &info.sig, config) {
-        let which = "`sender_info.sig`".to_owned();
-        return Err(AuthError::BadSignature {
-            which,
-            scheme: key.scheme(),
-            over: "`sender_info.info` by `sender_pubkey`",
-        });
+        let over = "`sender_info.info` by `sender_pubkey`";
+        return Err(bad_signature("`sender_info.sig`".to_owned(), key, over));
     }
     Ok(())
+}
+
+fn bad_signature(which: String, key: &PublicKey<'_>, over: &'static str) -> AuthError {
+    AuthError::BadSignature { which, scheme: key.scheme(), over }
 }
 
 fn verify(key: &PublicKey<'_>, payload: &[u8], signature: &[u8], config: &AuthConfig) -> bool {

@@ -156,7 +156,7 @@ pub fn decode<T: CandidType + DeserializeOwned>(
     bounds: Bounds<'_>,
     cost: &mut Cost,
 ) -> Result<T, Refusal> {
-    let walk = Walk::run(message, bounds, cost)?;
+    let walk = Walk::run(message, None, bounds, cost)?;
     cost.add(walk.steps.saturating_mul(DECODED_STEP_INSTRUCTIONS));
     cost.add((message.len() as u64).saturating_mul(BYTE_INSTRUCTIONS));
     cost.add(walk.number_bytes.saturating_mul(NUMBER_BYTE_INSTRUCTIONS));
@@ -175,7 +175,7 @@ pub fn decode<T: CandidType + DeserializeOwned>(
 /// # Errors
 /// When it is not within the bounds. The cost is added in any case.
 pub fn decode_nothing(message: &[u8], bounds: Bounds<'_>, cost: &mut Cost) -> Result<(), Refusal> {
-    Walk::run(message, bounds, cost).map(drop)
+    Walk::run(message, None, bounds, cost).map(drop)
 }
 
 /// The principal in a field of the first argument, of which nothing else is built.
@@ -188,8 +188,8 @@ pub fn principal_in(
     bounds: Bounds<'_>,
     cost: &mut Cost,
 ) -> Result<Principal, Refusal> {
-    let walk = Walk::run_for(message, field, bounds, cost)?;
-    walk.principal().ok_or_else(|| {
+    let walk = Walk::run(message, Some(field), bounds, cost)?;
+    walk.principal.ok_or_else(|| {
         Refusal::Mismatch(format!("the first argument has no field `{field}` of type principal"))
     })
 }

@@ -16,7 +16,7 @@ pub(super) struct Walk {
     pub(super) table: Table,
     /// Types of the arguments.
     pub(super) arguments: Vec<i64>,
-    principal: Option<Principal>,
+    pub(super) principal: Option<Principal>,
     pub(super) steps: u64,
     /// Bytes of numbers of any size.
     pub(super) number_bytes: u64,
@@ -48,32 +48,14 @@ struct Values<'a, 'b> {
 }
 
 impl Walk {
-    /// Reads all of `message`.
+    /// Reads all of `message`; keeps the principal in the field `wanted` of the first argument.
     ///
     /// # Errors
     /// When it is not within `bounds` or those of this module. The cost is added to `cost` in any
     /// case.
     pub(super) fn run(
         message: &[u8],
-        bounds: Bounds<'_>,
-        cost: &mut Cost,
-    ) -> Result<Self, Refusal> {
-        Self::run_with(message, None, bounds, cost)
-    }
-
-    /// The same; keeps the principal in `field` of the first argument.
-    pub(super) fn run_for(
-        message: &[u8],
-        field: &str,
-        bounds: Bounds<'_>,
-        cost: &mut Cost,
-    ) -> Result<Self, Refusal> {
-        Self::run_with(message, Some(label(field)), bounds, cost)
-    }
-
-    fn run_with(
-        message: &[u8],
-        wanted: Option<u32>,
+        wanted: Option<&str>,
         bounds: Bounds<'_>,
         cost: &mut Cost,
     ) -> Result<Self, Refusal> {
@@ -86,17 +68,13 @@ impl Walk {
             frames,
             steps: 0,
             number_bytes: 0,
-            wanted,
+            wanted: wanted.map(label),
             principal: None,
         };
         let arguments = values.message();
         cost.add_walk(values.steps, message.len());
         let Values { table, principal, steps, number_bytes, .. } = values;
         arguments.map(|arguments| Self { table, arguments, principal, steps, number_bytes })
-    }
-
-    pub(super) fn principal(&self) -> Option<Principal> {
-        self.principal
     }
 }
 
