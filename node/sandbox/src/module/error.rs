@@ -149,11 +149,18 @@ impl ModuleError {
     }
 }
 
-/// Refuses when `value` is over `limit`.
+/// Name and value of a limit, for [`within`].
+macro_rules! limit {
+    ($limits:ident.$name:ident) => {
+        (stringify!($name), $limits.$name)
+    };
+}
+pub(super) use limit;
+
+/// Refuses when `value` is over the limit.
 pub(super) fn within(
     what: &'static str,
-    limit_name: &'static str,
-    limit: u64,
+    (limit_name, limit): (&'static str, u64),
     value: u64,
 ) -> Result<(), ModuleError> {
     if value > limit { Err(ModuleError::Limit { what, limit_name, limit, value }) } else { Ok(()) }
