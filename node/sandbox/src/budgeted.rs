@@ -57,9 +57,7 @@ impl BudgetedSandbox {
             queries,
         }
     }
-}
 
-impl BudgetedSandbox {
     fn reserve_execution(&self, lane: Lane, request: &Request) -> Option<Reservation> {
         let (pool, bytes) = match (lane, &request.entry) {
             (Lane::Query(_), _) => (&self.queries, self.query_bytes),

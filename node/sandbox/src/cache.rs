@@ -34,7 +34,7 @@ use sha2::{Digest, Sha256};
 use state::{ModuleHash, ModuleInfo};
 use thiserror::Error;
 
-use crate::lock;
+use crate::{NotPrepared, lock};
 
 const ARTEFACT: &str = "cwasm";
 const INFO: &str = "info";
@@ -57,6 +57,12 @@ pub enum CacheError {
     /// Reading or writing failed.
     #[error("artefact directory {0}: {1}")]
     Io(PathBuf, io::Error),
+}
+
+impl From<CacheError> for NotPrepared {
+    fn from(error: CacheError) -> Self {
+        Self::Trouble(error.to_string())
+    }
 }
 
 /// Content of an info file, before its checksum.

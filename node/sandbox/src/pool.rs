@@ -48,7 +48,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU32, Ordering},
         mpsc,
     },
     time::{Duration, Instant},
@@ -185,17 +185,6 @@ pub struct Statistics {
     pub repeated: u64,
 }
 
-#[derive(Default)]
-struct Counters {
-    messages: AtomicU64,
-    restarts: AtomicU64,
-    lies: AtomicU64,
-    timeouts: AtomicU64,
-    overdue: AtomicU64,
-    replaced: AtomicU64,
-    repeated: AtomicU64,
-}
-
 /// Worker processes. See the module's documentation.
 pub struct Pool {
     preparer: Arc<Preparer>,
@@ -211,7 +200,8 @@ pub struct Pool {
     /// Workers that hold a paused message.
     paused_workers: Mutex<PausedWorkers>,
     starter: Starter,
-    counters: Counters,
+    /// The counters; the gauges are read when they are asked for.
+    counters: Mutex<Statistics>,
 }
 
 #[derive(Default)]
@@ -332,7 +322,7 @@ impl Pool {
             lanes: (0..lanes).map(|_| LaneCell::default()).collect(),
             writers: Mutex::default(),
             starter,
-            counters: Counters::default(),
+            counters: Mutex::default(),
         };
         for cell in &pool.lanes {
             let mut state = lock(&cell.state);
@@ -399,23 +389,15 @@ impl Pool {
 
     /// Counters and gauges.
     pub fn statistics(&self) -> Statistics {
-        let counters = &self.counters;
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mapped = self
             .lanes
             .iter()
             .filter_map(|cell| cell.state.try_lock().ok()?.worker.as_ref().map(Worker::mapped))
             .sum::<usize>();
         Statistics {
-            messages: load(&counters.messages),
-            restarts: load(&counters.restarts),
-            lies: load(&counters.lies),
-            timeouts: load(&counters.timeouts),
-            overdue: load(&counters.overdue),
-            replaced: load(&counters.replaced),
             mapped: mapped as u64,
             paused: lock(&self.paused_workers).waiting() as u64,
-            repeated: load(&counters.repeated),
+            ..*lock(&self.counters)
         }
     }
 
@@ -495,7 +477,7 @@ impl Pool {
         let Some(cell) = self.cell(lane) else {
             return Err(WorkerError::Failed(format!("there is no sandbox worker {lane:?}")));
         };
-        self.counters.messages.fetch_add(1, Ordering::Relaxed);
+        lock(&self.counters).messages += 1;
         let mut state = lock(&cell.state);
         let settle = [&request.heap, &request.stable].map(|mount| self.record_writer(lane, mount));
         let (factor, globals_max) = (state.timeout_factor, self.globals_max);
@@ -525,7 +507,7 @@ impl Pool {
             }
             Err(WorkerError::Overdue) => {
                 // Not a fault: the next query gets a new worker without waiting.
-                self.counters.overdue.fetch_add(1, Ordering::Relaxed);
+                lock(&self.counters).overdue += 1;
                 self.end(cell, &mut state);
                 if let Err(error) = self.start(cell, &mut state) {
                     tracing::warn!(%error, "a sandbox worker is started by the next query");
@@ -561,7 +543,7 @@ impl Pool {
         grant: &Grant,
         mut paused: PausedWorker,
     ) -> Result<Slice, WorkerTrouble> {
-        self.counters.messages.fetch_add(1, Ordering::Relaxed);
+        lock(&self.counters).messages += 1;
         let resumed =
             paused.worker.resume(request, grant, paused.granted, self.globals_max, RESUMED_FACTOR);
         // Pages that the disk lost may have been read meanwhile: then nothing of it counts.
@@ -679,7 +661,7 @@ impl Pool {
                 );
             }
             if !std::mem::take(&mut state.lent) {
-                self.counters.restarts.fetch_add(1, Ordering::Relaxed);
+                lock(&self.counters).restarts += 1;
             }
             self.start(cell, state)?;
         }
@@ -723,12 +705,10 @@ impl Pool {
     fn count_death(&self, error: &WorkerError) {
         tracing::warn!(%error, "a sandbox worker failed and will be started again");
         match error {
-            WorkerError::InvalidReport(_) => self.counters.lies.fetch_add(1, Ordering::Relaxed),
-            WorkerError::Wire(IpcError::TimedOut(_)) => {
-                self.counters.timeouts.fetch_add(1, Ordering::Relaxed)
-            }
-            _ => 0,
-        };
+            WorkerError::InvalidReport(_) => lock(&self.counters).lies += 1,
+            WorkerError::Wire(IpcError::TimedOut(_)) => lock(&self.counters).timeouts += 1,
+            _ => {}
+        }
     }
 
     fn replace_if_large(&self, cell: &LaneCell, state: &mut LaneState) {
@@ -744,7 +724,7 @@ impl Pool {
                 limit,
                 "a sandbox worker holds more than `sandbox.worker_anonymous_bytes` and is replaced"
             );
-            self.counters.replaced.fetch_add(1, Ordering::Relaxed);
+            lock(&self.counters).replaced += 1;
             self.end(cell, state);
         }
     }
@@ -817,7 +797,7 @@ impl Sandbox for Pool {
             return self.resume(lane, request, grant, paused);
         }
         if !grant.is_first() {
-            self.counters.repeated.fetch_add(1, Ordering::Relaxed);
+            lock(&self.counters).repeated += 1;
         }
         match self.begin(lane, request, Some(grant), None).map_err(WorkerError::into_trouble)? {
             (ExecutionResult::Ended(outcome), _) => Ok(Slice::Ended(outcome)),

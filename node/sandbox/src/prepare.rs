@@ -23,7 +23,7 @@ use state::{ModuleHash, ModuleInfo};
 use thiserror::Error;
 
 use crate::cache::{ArtefactCache, CacheError};
-use crate::compile::{Caps, Children, CompileError, CompiledModule, Compiler, Priority};
+use crate::compile::{Caps, Children, CompileError, Compiler, Priority};
 use crate::{NotPrepared, UploadedModule, engine, lock};
 
 /// Where uploaded modules are kept.
@@ -229,31 +229,7 @@ impl Preparer {
         uploaded: &dyn UploadedModule,
         priority: Priority,
     ) -> Result<ModuleInfo, NotPrepared> {
-        match self.try_compile(hash, uploaded, priority) {
-            Ok(Ok(compiled)) => {
-                tracing::info!(
-                    module = ?hash,
-                    wasm_bytes = compiled.wasm_bytes,
-                    artefact_bytes = compiled.artefact_bytes,
-                    cpu_millis = compiled.cpu_millis,
-                    resident_bytes_max = compiled.resident_bytes_max,
-                    anonymous_bytes = compiled.anonymous_bytes,
-                    "compiled a module"
-                );
-                Ok(compiled.info)
-            }
-            Ok(Err(error)) => Err(error.into()),
-            // The disk is full or fails.
-            Err(error) => Err(NotPrepared::Trouble(error.to_string())),
-        }
-    }
-
-    fn try_compile(
-        &self,
-        hash: &ModuleHash,
-        uploaded: &dyn UploadedModule,
-        priority: Priority,
-    ) -> Result<Result<CompiledModule, CompileError>, CacheError> {
+        // Its errors here: the disk is full or fails.
         let failed = |error| self.cache.failed(error);
         let input = self.cache.temporary()?;
         let mut copy = HashingWriter { file: input.file(), hasher: Sha256::new() };
@@ -261,17 +237,23 @@ impl Preparer {
         let found = ModuleHash(copy.hasher.finalize().into());
         if found != *hash {
             let what = format!("the module {hash:?} has the hash {found:?} where it is stored");
-            return Err(failed(io::Error::other(what)));
+            return Err(failed(io::Error::other(what)).into());
         }
         let artefact = self.cache.temporary()?;
         let output = artefact.file().try_clone().map_err(failed)?;
         let input = input.into_unnamed().map_err(failed)?;
-        let compiled = match self.compiler.compile(input, output, priority) {
-            Ok(compiled) => compiled,
-            Err(error) => return Ok(Err(error)),
-        };
+        let compiled = self.compiler.compile(input, output, priority)?;
         self.cache.insert(hash, artefact, &compiled.info)?;
-        Ok(Ok(compiled))
+        tracing::info!(
+            module = ?hash,
+            wasm_bytes = compiled.wasm_bytes,
+            artefact_bytes = compiled.artefact_bytes,
+            cpu_millis = compiled.cpu_millis,
+            resident_bytes_max = compiled.resident_bytes_max,
+            anonymous_bytes = compiled.anonymous_bytes,
+            "compiled a module"
+        );
+        Ok(compiled.info)
     }
 }
 

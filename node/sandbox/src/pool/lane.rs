@@ -572,6 +572,13 @@ impl Worker {
         }
     }
 
+    fn forget_modules(&mut self, modules: impl IntoIterator<Item = ModuleHash>) {
+        for module in modules {
+            self.modules.remove(&module);
+            self.forget.modules.push(module);
+        }
+    }
+
     /// Drops all memories: the worker's view of them is not kept up to date any more.
     pub(super) fn forget_all(&mut self) {
         let all: Vec<MemoryId> = self.memories.keys().copied().collect();
@@ -585,12 +592,8 @@ impl Worker {
             self.forget(oldest);
         }
         while self.modules.len() > self.memories_max.div_ceil(2) {
-            if let Some(oldest) =
-                self.modules.iter().min_by_key(|(_, used)| **used).map(|(hash, _)| *hash)
-            {
-                self.modules.remove(&oldest);
-                self.forget.modules.push(oldest);
-            }
+            let oldest = self.modules.iter().min_by_key(|(_, used)| **used).map(|(hash, _)| *hash);
+            self.forget_modules(oldest);
         }
         debug_assert!(
             self.memories.len() <= self.memories_max && self.modules.len() <= self.memories_max,
@@ -616,10 +619,7 @@ impl Worker {
             .filter(|(_, used)| **used < before)
             .map(|(hash, _)| *hash)
             .collect();
-        for module in modules {
-            self.modules.remove(&module);
-            self.forget.modules.push(module);
-        }
+        self.forget_modules(modules);
         self.flush()
     }
 
