@@ -1,7 +1,6 @@
 //! Compiled modules on disk.
 //!
-//! Two files per module, both named by the module's hash and the version of engine and limits that
-//! they were made with:
+//! Two files per module, named by its hash and the version of engine and limits:
 //!
 //! - `<hash>-<version>.cwasm`: the artefact, machine code, mapped by workers;
 //! - `<hash>-<version>.info`: the results of validation, the artefact's length and SHA-256, and a
@@ -9,16 +8,14 @@
 //!
 //! Both are written under a temporary name and renamed, the info last, so a module is in the cache
 //! exactly when its info is. Nothing is synced: after a power cut a file may have any content,
-//! which the checksums reveal: they are compared before the first use by this process. An artefact
-//! that does not match is removed and compiled again.
+//! which the checksums reveal before the first use by this process.
 //!
 //! Artefacts are code that workers run, so the directory must belong to the node's user and be
 //! closed to all others; [`ArtefactCache::open`] makes it so or refuses.
 //!
-//! The cache is bounded in bytes by `sandbox.compilation_cache_bytes`. The least recently used
-//! module is evicted first; the order survives restarts as the files' time of modification.
-//! Removing a file takes nothing from a worker that has it mapped. In memory there are some hundred
-//! bytes per module.
+//! Bounded in bytes by `sandbox.compilation_cache_bytes`: the least recently used module goes
+//! first, in an order that survives restarts as the files' time of modification. In memory there
+//! are some hundred bytes per module.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, OpenOptions};

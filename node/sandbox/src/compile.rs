@@ -1,8 +1,8 @@
-//! Compilation as an event: one module, one short-lived child, its memory gone with it.
+//! Compilation as an event: one module, one short-lived child, its memory gone with it
+//! (docs/internals/modules.md).
 //!
 //! The child is this binary again (`sandbox-compile`). All processing of untrusted bytes happens
-//! there: unpacking, validation, instrumentation, code generation. The parent only moves
-//! descriptors and reads one bounded report.
+//! there; the parent only moves descriptors and reads one bounded report.
 //!
 //! | descriptor of the child | what |
 //! |---|---|
@@ -10,8 +10,7 @@
 //! | 1 | the artefact, a regular file to be written |
 //! | 2 | one report at the end, or what a crash prints |
 //!
-//! The job (limits) travels as one argument; there is nothing else to inherit, and descriptors of
-//! the parent close on exec.
+//! The job (limits) travels as one argument; nothing else is inherited.
 //!
 //! # Bounds
 //!
@@ -19,9 +18,7 @@
 //! `sandbox.compile_anonymous_bytes`, six times that in address space (`RLIMIT_DATA`); time by
 //! `sandbox.compile_seconds` of CPU (`RLIMIT_CPU`); the artefact by
 //! `sandbox.compilation_cache_bytes` (`RLIMIT_FSIZE`). Hitting one of them ends the child and is a
-//! fault of this machine, never a verdict on the module: `module.*` decides which modules may be
-//! compiled, and is chosen so that accepted modules stay far below the caps. See [`child`] for its
-//! confinement.
+//! fault of this machine, never a verdict on the module. See [`child`] for its confinement.
 //!
 //! This module must not know where artefacts live: the cache hands it open files.
 

@@ -1,37 +1,28 @@
-//! The node's side of sandboxing: a fixed set of worker processes, kept alive.
+//! The node's side of sandboxing: a fixed set of worker processes, kept alive
+//! (docs/internals/sandbox.md).
 //!
 //! [`Pool`] implements [`Sandbox`]: modules are prepared by the [`Preparer`], messages are run by
-//! the worker of their lane. Lanes are independent, so threads with different lanes never wait for
-//! each other; two messages of one lane run one after the other.
+//! the worker of their lane. Threads with different lanes never wait for each other; two messages
+//! of one lane run one after the other.
 //!
 //! # When a worker dies
 //!
-//! By a signal from outside, for lack of memory, through a fault of the engine, by the time limit
-//! that only a hanging worker reaches, because the system refused it memory, or because the pool
-//! ended it for an invalid report: the caller gets [`WorkerTrouble`] and may retry the message, the
-//! process is reaped, and the lane's next message starts a new one. After a time limit the next one
-//! of an update lane is twice as long, up to [`TIMEOUT_FACTOR_MAX`] times, because the machine may
-//! just be slow. State is safe, because a worker only ever appends to what the caller reserved and
-//! commits. A lane whose workers keep dying waits before each start, longer each time, at most
-//! [`BACKOFF_MAX`].
+//! The caller gets [`WorkerTrouble`] and may retry the message, the process is reaped, and the
+//! lane's next message starts a new one. State is safe, because a worker only ever appends to what
+//! the caller reserved and commits. After a time limit the next one of an update lane is twice as
+//! long, up to [`TIMEOUT_FACTOR_MAX`] times, because the machine may just be slow. A lane whose
+//! workers keep dying waits before each start, at most [`BACKOFF_MAX`].
 //!
 //! A query has a deadline ([`Sandbox::execute_until`]). Running code cannot be made to check a
-//! clock, so the pool ends the process when the deadline passes. The query is the only loss: the
-//! next one starts a new worker at once, and mappings are made again as canisters are queried.
-//!
-//! # Messages in slices
-//!
-//! A worker whose message is paused moves from its lane to a place ([`paused_workers`]), where it
-//! writes the message's data to a file. The message continues there, whichever lane requests it. When
-//! it is over, the worker returns to the lane if that has none.
+//! clock, so the pool ends the process when it passes; the next query starts a new one at once.
 //!
 //! # Bounds
 //!
-//! Processes: one per lane and one per place. Mapped canisters: `sandbox.canisters_max` over all
-//! lanes, the least recently used are dropped first; those idle for `sandbox.idle_seconds` are
-//! dropped when the node calls [`Pool::evict_idle`], as long as the workers hold more than
-//! `sandbox.resident_floor_bytes`. A worker whose anonymous memory exceeds
-//! `sandbox.worker_anonymous_bytes` is replaced between two messages.
+//! Processes: one per lane and one per place of a paused message ([`paused_workers`]). Mapped
+//! canisters: `sandbox.canisters_max` over all lanes, the least recently used are dropped first;
+//! those idle for `sandbox.idle_seconds` are dropped when the node calls [`Pool::evict_idle`], as
+//! long as the workers hold more than `sandbox.resident_floor_bytes`. A worker whose anonymous
+//! memory exceeds `sandbox.worker_anonymous_bytes` is replaced between two messages.
 //!
 //! Workers are started by a thread of the pool's own: the kernel ends a worker when the thread that
 //! started it ends, which must be when the pool does.

@@ -1,14 +1,10 @@
 //! From an uploaded module to an artefact a worker can map: look it up, or compile it.
 //!
-//! At most `sandbox.compile_threads` children run at once; further callers wait for a place.
-//! Callers that want the same module at the same time share one compilation. Nothing is queued
-//! beyond the calling threads themselves, and a refusal is not remembered: a caller that installs
-//! an invalid module again pays for the attempt again.
-//!
-//! An artefact may vanish, because the cache is bounded or its disk failed.
-//! [`Preparer::open_artefact`] then compiles again from the module, which a [`ModuleSource`] has
-//! kept. The availability of an artefact never changes the result of a message, only how long it
-//! takes.
+//! At most `sandbox.compile_threads` children run at once; further callers wait for a place, and
+//! callers that want the same module share one compilation. Nothing is queued beyond the calling
+//! threads, and a refusal is not remembered: installing an invalid module again costs an attempt
+//! again. An artefact that vanished is compiled again from the module, which a [`ModuleSource`] has
+//! kept; that changes how long a message takes and never its result.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

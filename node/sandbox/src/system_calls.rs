@@ -11,12 +11,12 @@ use seccompiler::{
 
 /// A call that is allowed where the argument of this index compares so with the value. A call that
 /// is narrowed twice is allowed where one of both holds.
-pub(crate) type Narrowed = (i64, u8, SeccompCmpOp, u64);
+pub(crate) type ArgumentRule = (i64, u8, SeccompCmpOp, u64);
 
 /// Installs the filter, on every thread there is.
 pub(crate) fn install(
     allowed: &[i64],
-    narrowed: &[Narrowed],
+    narrowed: &[ArgumentRule],
     refusal: SeccompAction,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =

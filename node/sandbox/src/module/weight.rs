@@ -1,8 +1,4 @@
-//! The weight of a function for the compiler.
-//!
-//! The memory and time that code generation needs do not follow the bytes of a module: a square
-//! root takes eight times what an addition takes, a copy between tables seventy times, and a branch
-//! costs by the values that are alive when it is taken. So each function is weighed: a sum over its
+//! The weight of a function for the compiler (docs/internals/modules.md): a sum over its
 //! instructions of what the code generator was measured to need for them, in **units of 256 bytes**
 //! of working memory, rounded up to the worst of a class. `module.function_weight` bounds one
 //! function, whose working memory is freed before the next one's turn; `module.weight` bounds all
@@ -12,14 +8,11 @@
 //! `tests/it/hostile.rs` shows, shape by shape, that a module within both limits compiles within
 //! half of the child's memory.
 //!
-//! # Terms
-//!
-//! - an instruction weighs what [`Weigher::instruction`] says;
-//! - a function weighs [`FUNCTION`] for its own tables and the code that enters it, and [`WORD`]
+//! - An instruction weighs what [`Weigher::instruction`] says.
+//! - A function weighs [`FUNCTION`] for its own tables and the code that enters it, and [`WORD`]
 //!   for each parameter and result; so does each of its calls for the callee's; it leaves
-//!   [`KEPT_FUNCTION`] behind;
-//! - a local weighs 1;
-//! - an **edge** is a way from one straight run of code to another. The code generator keeps
+//!   [`KEPT_FUNCTION`] behind. A local weighs 1.
+//! - An **edge** is a way from one straight run of code to another. The code generator keeps
 //!   account, for each, of what is alive: an edge weighs [`EDGE`] and one more for every
 //!   [`VALUES_PER_UNIT`] locals that the function uses and operands that are on the stack.
 

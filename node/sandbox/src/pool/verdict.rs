@@ -1,11 +1,9 @@
 //! Whether an honest worker could have produced an outcome. This is the only check of it.
 //!
 //! A worker runs hostile code and may have been taken over, so nothing it reports is accepted
-//! without a check against the request where one is possible: cycles must add up to the last one,
-//! memories may only grow within the grant, runs must be in the append target, and every collection
-//! is within the bound that the System API keeps. The check takes time in proportion to the outcome
-//! (times a logarithm for calls), which no message is charged for. The content of the canister's
-//! own pages and replies cannot be checked here, but is the canister's choice anyway.
+//! without a check against the request where one is possible. The check takes time in proportion to
+//! the outcome (times a logarithm for calls), which no message is charged for. The content of the
+//! canister's own pages and replies cannot be checked here, but is the canister's choice anyway.
 //! [`pages::PageStore`] checks runs once more against its index.
 
 use std::collections::BTreeMap;

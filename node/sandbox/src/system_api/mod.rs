@@ -1,18 +1,13 @@
 //! The System API: the functions of `ic0` that a canister may import.
 //!
-//! # How a call travels
-//!
 //! [`functions`] is the table of all functions; [`link`] defines each with 32-bit and with 64-bit
 //! addresses, over one implementation on [`Host`]. Each call is charged a fixed number of
 //! instructions, checked against the contexts of its row, and then runs: addresses are checked in
 //! 64-bit arithmetic that cannot overflow, the bytes that move are charged, and only then do they
 //! move. The first thing that is wrong ends the message with a [`Failure`].
 //!
-//! # Isolation
-//!
-//! Nothing outside the worker is reachable from here: all input came with the message
-//! ([`SystemContext`]), all effects leave with its outcome. Time, balances and limits are values,
-//! so the same message gives the same outcome wherever it runs.
+//! All input came with the message ([`SystemContext`]), all effects leave with its outcome. Time,
+//! balances and limits are values, so the same message gives the same outcome wherever it runs.
 //!
 //! # Bounds
 //!

@@ -1,17 +1,13 @@
 //! The backtrace of a trap: which functions of the canister were being called, innermost first.
 //!
-//! It is a part of what callers and logs get, so it is a function of the module and of what ran:
-//! the engine reads the frames from the stack by their frame pointers, no function is inlined, and
-//! a tail call leaves no frame behind. Names are those of the artefact, which this program wrote
-//! into it (`module/names.rs`). No text of the engine is used.
+//! It is a part of what callers and logs get, so it is a function of the module and of what ran
+//! (docs/internals/modules.md). No text of the engine is used. The form is the public network's: a
+//! heading, one line for each frame, a line break behind each.
 //!
 //! The engine lists all frames, of which the innermost are used: 16 bytes each, of a stack of 4 MiB
 //! whose frames have 32 at least. So the list takes 2 MiB at most, and half of that while it grows.
-//! It is gone before the answer is encoded, whose room (`limits`, worker buffers) it takes: a message
-//! that trapped has no reply.
-//!
-//! The form is the public network's: a heading, one line for each frame, a line break behind each.
-//! A module without names has no backtrace.
+//! It is gone before the answer is encoded, whose room (`limits`, worker buffers) it takes: a
+//! message that trapped has no reply.
 
 use std::fmt::Write;
 

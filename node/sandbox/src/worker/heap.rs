@@ -1,23 +1,19 @@
-//! The Wasm memory of the running message, shared by wasmtime, the fault handler and the System
-//! API.
+//! The Wasm memory of the running message, shared by wasmtime, the fault handler and the System API
+//! (docs/internals/metering.md).
 //!
 //! wasmtime is given host memory: [`Creator`] answers every instantiation with the heap that
-//! [`HeapCell::enter`] put in place, a mapping of the canister's files that is inaccessible but for
-//! its first [`READABLE_WASM_PAGES`]. The first access to a Wasm page beyond faults;
-//! [`HeapCell::fault`] counts it, makes it readable and has the access happen again. The first write
-//! to a page is counted and opened in the same way. Past the cap on written pages it declines,
-//! wasmtime turns the fault into a trap, and [`HeapCell::refused`] says why. Bulk operations
-//! and the System API announce what they read and write, because a fault inside the runtime could not
-//! become a trap.
+//! [`HeapCell::enter`] put in place. The first access to a Wasm page beyond the first
+//! [`READABLE_WASM_PAGES`] faults, and so does the first write to a page; [`HeapCell::fault`]
+//! counts it, opens the page and has the access happen again. Past the cap on written pages, or
+//! where the price of pages alone is more than the message may use, it declines: wasmtime turns the
+//! fault into a trap, and [`HeapCell::refused`] says why. Bulk operations and the System API
+//! announce what they read and write, because a fault inside the runtime could not become a trap.
 //!
-//! Both counts have a price, which is charged when the System API is entered or left, when the
-//! message is about to be paused, and at its end ([`HeapCell::take_uncharged`]). Where that price alone
-//! is more than the message may use, the handler declines as well: code that touches pages and does
-//! nothing else ends there. The counts are of what the message did: each message begins with nothing
-//! opened, whatever the kernel has mapped.
-//!
-//! The pages of a message that is paused are in a file ([`HeapCell::spill`]) and protected again; a
-//! write to one faults once more, is not counted, and makes the kernel copy it.
+//! Both counts are charged when the System API is entered or left, when the message is about to be
+//! paused, and at its end ([`HeapCell::take_uncharged`]). They are of what the message did: each
+//! begins with nothing opened, whatever the kernel has mapped. The pages of a paused message are in
+//! a file ([`HeapCell::spill`]) and protected again; a write to one faults once more and is not
+//! counted.
 //!
 //! # Continuing a composite query
 //!

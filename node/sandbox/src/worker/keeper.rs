@@ -1,7 +1,4 @@
-//! State of a worker between messages, and the handling of the pages a message wrote.
-//!
-//! A [`Keeper`] holds loaded modules and mapped memories by the pool's names for them. For each
-//! message it updates the two memories, runs it, and settles its pages:
+//! State of a worker between messages, and the handling of the pages a message wrote:
 //!
 //! | the message | its pages |
 //! |---|---|

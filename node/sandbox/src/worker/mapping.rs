@@ -1,37 +1,27 @@
-//! One canister memory in a worker's address space.
+//! One canister memory in a worker's address space (docs/internals/canister-memory.md).
 //!
 //! A [`Mapping`] is a reservation into which files are mapped privately: the base file first, the
-//! runs of the delta over it. Pages the canister writes become private copies, everything else is
-//! page cache that the kernel may take back. When a message's changes are kept, [`Mapping::commit`]
-//! appends the dirty pages to the segment file and maps that file over them, so the private copies
-//! are gone; when they are not, [`Mapping::discard`] drops the copies and the files show through
-//! again.
+//! runs of the delta over it. When a message's changes are kept, [`Mapping::commit`] appends the
+//! dirty pages to the segment file and maps that file over them; when they are not,
+//! [`Mapping::discard`] drops the copies and the files show through again.
 //!
-//! A few pages may keep their private copies after a commit ([`RETAINED_PAGES_MAX`]): those that
-//! every message writes. Such a copy equals the content of the append file, as long as no other
+//! Pages that every message writes may keep their private copies after a commit
+//! ([`RETAINED_PAGES_MAX`]). Such a copy equals the content of the append file, as long as no other
 //! worker appends to it; the pool reports when one did, and [`Mapping::settle_after_append`] maps
 //! the file in their place.
 //!
-//! # A message that is paused
+//! A message that is paused leaves its dirty pages in a file ([`Mapping::spill`]), each at its own
+//! place, mapped from there. When it is over such a mapping is not used again.
 //!
-//! leaves its dirty pages in a file ([`Mapping::spill`]), each at its own place, and has them mapped
-//! from there. When the message is over such a mapping is not used again: what it maps is gone with
-//! the file.
+//! Holes of the base file are anonymous memory, the first [`HOLES_MAX`] of at least
+//! [`HOLE_BYTES_MIN`] (docs/internals/metering.md). The content of a base file within one epoch
+//! changes only below runs, so a hole stays one as long as the mapping is used.
 //!
-//! # Holes of the base file
-//!
-//! are anonymous memory, the first [`HOLES_MAX`] of at least [`HOLE_BYTES_MIN`]: a read of a hole
-//! through the file would allocate page cache for zeros, which takes five times as long, and a write
-//! would take a page of the cache in addition to the private copy. The content of a base file within
-//! one epoch changes only below runs, so a hole stays one as long as the mapping is used.
-//!
-//! # A heap
-//!
-//! is inaccessible from its size to the end of the reservation, so that code without bounds checks
-//! faults. Between messages its first [`READABLE_WASM_PAGES`] are readable and the rest inaccessible;
-//! [`super::heap`] opens it as a message touches it, for reading in Wasm pages and for writing page by
-//! page, and [`Mapping::close`] closes what was opened. *Stable memory* is read and written by the
-//! System API alone, which checks and counts, so it is never protected.
+//! A heap is inaccessible from its size to the end of the reservation, so that code without bounds
+//! checks faults. Between messages its first [`READABLE_WASM_PAGES`] are readable and the rest
+//! inaccessible; [`super::heap`] opens it as a message touches it, and [`Mapping::close`] closes
+//! what was opened. Stable memory is read and written by the System API alone, which checks and
+//! counts, so it is never protected.
 //!
 //! # Bounds
 //!

@@ -1,21 +1,13 @@
-//! The worker: a process that runs canister code and nothing else.
+//! The worker: a process that runs canister code and nothing else (docs/internals/sandbox.md).
 //!
 //! A worker starts with one socket, confines itself ([`confine`]), and then answers orders of the
-//! pool one at a time: map these files, run this message, report what it did. It has no clock, no
-//! path and no data of a canister other than that of the current message; everything that the
-//! System API may return to a canister came with the order.
+//! pool ([`protocol`]) one at a time: map these files, run this message, report what it did. It has
+//! no clock, no path and no data of a canister other than that of the current message.
 //!
-//! # Anatomy
-//!
-//! - [`protocol`] — orders and reports.
-//! - [`keeper`] — state between messages: modules, mapped memories, kept composite queries; and the
-//!   handling of a message's pages.
-//! - [`mapping`] — one memory in the address space. [`dirty`] — the pages that a message wrote.
-//!   [`heap`], [`stable`] — the two memories of the running message.
-//! - [`backtrace`] — the functions that a trap was in.
-//! - [`run`] — one message in one instance. [`pacer`] — how it waits at the end of a slice, on a
-//!   [`stack`] of its own.
-//! - [`confine`] — the restrictions of the process.
+//! [`keeper`] has the state between messages, [`mapping`] is one memory in the address space,
+//! [`heap`] and [`stable`] are those of the running message, [`dirty`] the pages that it wrote.
+//! [`run`] is one message in one instance, [`pacer`] how it waits at the end of a slice, on a
+//! [`stack`] of its own, [`backtrace`] the functions that a trap was in.
 //!
 //! # Threat model
 //!

@@ -1,15 +1,13 @@
 //! Progress of the running message within its slices, and waiting at the end of one.
 //!
-//! A message that runs in slices checks the count of its instructions at fixed points
-//! ([`crate::Grant`]). At a point that the grant does not reach beyond, the worker reports
+//! At a point that the grant does not reach beyond ([`crate::Grant`]) the worker reports
 //! [`Report::Paused`] and waits on its socket: in the middle of a system function if the point is
 //! the end of one, and next to the suspended stack of the instance if the engine yielded. Nothing
-//! else runs in the worker meanwhile. The pool ends a worker whose message is not to be resumed.
+//! else runs in the worker meanwhile.
 //!
 //! A paused message that is kept gets [`Order::Spill`] with a file that has no name: the worker
-//! writes the pages written since the last pause, its answer and its calls to it, and frees them,
-//! so that it holds its stack, its argument and little else until [`Order::Resume`]. A failure of
-//! this ends the worker, and the message runs again from its beginning.
+//! writes what the message holds to it, so that it keeps its stack, its argument and little else
+//! until [`Order::Resume`]. A failure of this ends the worker, and the message runs again.
 
 use std::{
     collections::BTreeMap,

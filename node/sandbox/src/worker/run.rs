@@ -2,14 +2,11 @@
 //!
 //! Every message gets a new store and a new instance of its module over the canister's kept memory;
 //! its mutable globals are put in before and read out after. So nothing of an instance outlives a
-//! message, and the content of a canister's table or passive segments cannot depend on which worker
-//! ran it before.
+//! message, and a canister's table or passive segments cannot depend on which worker ran it before.
 //!
 //! An installation runs in three steps inside one message: the data segments are written, `(start)`
-//! runs, then `canister_init` or `canister_post_upgrade`.
-//!
-//! A message that runs in slices has a stack of its own, which stays while it is paused
-//! ([`super::pacer`]). The engine yields to [`drive`] at a fixed interval of instructions.
+//! runs, then `canister_init` or `canister_post_upgrade`. A message that runs in slices has a stack
+//! of its own; the engine yields to [`drive`] at a fixed interval of instructions.
 
 use std::{
     pin::pin,
