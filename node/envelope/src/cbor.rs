@@ -1,15 +1,13 @@
 //! CBOR (RFC 8949), read strictly and within bounds, and written canonically enough.
 //!
-//! The reader turns a body into [`Value`]s that borrow from it. It accepts everything that the
-//! interface specification's encodings can contain: unsigned and negative integers, byte and text
-//! strings, arrays, maps, and null or undefined, which both mean "field omitted". Indefinite
-//! lengths are accepted because some clients' encoders write nothing else. Floats, booleans,
-//! unknown tags, duplicate keys, map keys that are neither text nor integers, bytes after the item
-//! and truncated items are refused, each with the offset at which reading stopped.
+//! The reader turns a body into [`Value`]s that borrow from it, and accepts everything that the
+//! interface specification's encodings can contain; null and undefined both mean "field omitted".
+//! Indefinite lengths are accepted because some clients' encoders write nothing else. Floats,
+//! booleans, unknown tags, duplicate keys, map keys that are neither text nor integers, bytes after
+//! the item and truncated items are refused, each with the offset at which reading stopped.
 //!
-//! Two bounds keep a small body from becoming a large tree: nesting depth, which also bounds the
-//! stack, and the number of items. Lengths announced by the body are compared with what is left of
-//! it before anything is allocated.
+//! Nesting depth, which also bounds the stack, and the number of items are bounded. Lengths
+//! announced by the body are compared with what is left of it before anything is allocated.
 //!
 //! This file knows nothing of envelopes, certificates or HTTP.
 

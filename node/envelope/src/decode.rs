@@ -1,13 +1,11 @@
 //! The authentication envelope: a request's content, its recomputed id, and the claims of who
 //! signed it.
 //!
-//! Decoding checks form only: that fields exist, have their types and keep their bounds. Nothing
-//! here is trusted; whether the signatures hold is decided in [`crate::auth`]. The request id is
-//! always computed here from the content as sent, never taken from the request.
-//!
-//! Fields the specification does not name are hashed into the request id when they are in the
-//! content, and ignored when they are in the envelope around it, which no signature covers. In a
-//! delegation they are refused: a restriction that is not understood must not be dropped.
+//! Decoding checks form only; whether the signatures hold is decided in [`crate::auth`]. The
+//! request id is always computed here from the content as sent. Fields the specification does not
+//! name are hashed into it when they are in the content, and ignored when they are in the envelope
+//! around it, which no signature covers. In a delegation they are refused: a restriction that is
+//! not understood must not be dropped.
 //!
 //! The canonical form ([`canonical`]) is passed on to the ingress pool, to other nodes and into
 //! blocks: content and the three known fields around it, nothing else, in a single encoding. So

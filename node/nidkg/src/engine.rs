@@ -4,14 +4,12 @@
 //! would miss their deadlines. So it has a pool of its own with a stated share of the cores, at
 //! least one of which is left to others, and its threads run at a lower priority. Where there is a
 //! single core, the one thread also yields between items of work, each of which is bounded by a few
-//! milliseconds. Signing never enters this pool: see [`crate::SecretShare::sign`],
-//! [`crate::Committee::verify_share`] and [`crate::combine`], which run on the thread that calls
-//! them.
+//! milliseconds.
 //!
 //! Tables of receivers' keys are kept while the ledger's pool has room; without room the work is
-//! done without them, slower. They can be dropped at any time with [`Engine::drop_tables`] and are
-//! made again when needed. The table of small logarithms is made for the moment of a search that
-//! needs a large one, out of the same pool.
+//! done without them, slower. They can be dropped at any time and are made again when needed. The
+//! table of small logarithms is made for the moment of a search that needs a large one, out of the
+//! same pool.
 
 use std::{
     collections::BTreeMap,

@@ -1,16 +1,13 @@
-//! The sender of a request: the envelope authentication of the interface specification, with no
-//! HTTP in it.
+//! The sender of a request: the envelope authentication of the interface specification.
 //!
-//! [`authenticate`] decides, for an envelope and a time, whether its sender is who it claims to be
-//! and may send this kind of request to this canister. Cheap checks come first: expiry, the
-//! sender's principal, the shape of the delegation chain, its expirations, targets and permissions.
-//! Signatures are verified only for a request that passes all of them, the request's own first.
+//! Cheap checks come first: expiry, the sender's principal, the shape of the delegation chain, its
+//! expirations, targets and permissions. Signatures are verified only for a request that passes all
+//! of them, the request's own first.
 //!
 //! Costs, on one core of a 2020s server: an Ed25519 or ECDSA signature takes 40 to 150
 //! microseconds, RSA about as much, a canister signature one to three milliseconds the first time
 //! its certificate is seen. Callers run this on bounded threads.
 //!
-//! Rules worth knowing:
 //! - Anonymous queries and read_states may carry any expiry; every other request must expire within
 //!   the window.
 //! - Each key appears once in a chain. A chain's targets are the intersection of its links'
