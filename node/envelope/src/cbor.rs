@@ -52,13 +52,11 @@ pub struct Bounds {
 
 /// Why a body is not acceptable CBOR.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the text of an error says what its fields are")]
 pub enum CborError {
     /// The body ends inside an item.
     #[error("the CBOR body ends at byte {offset} in the middle of an item")]
-    Truncated {
-        /// Byte offset of the end of the body.
-        offset: usize,
-    },
+    Truncated { offset: usize },
     /// Something follows the item.
     #[error(
         "the CBOR body has {bytes} bytes after its end at byte {offset}; send one item and \
@@ -67,7 +65,6 @@ pub enum CborError {
     Trailing {
         /// Where the item ended.
         offset: usize,
-        /// How much follows.
         bytes: usize,
     },
     /// Nested too deep.
@@ -75,7 +72,6 @@ pub enum CborError {
     TooDeep {
         /// Byte offset just after the head of the array or map that nests too deep.
         offset: usize,
-        /// The bound on nesting, [`Bounds::depth`].
         limit: usize,
     },
     /// Too many items.
@@ -83,7 +79,6 @@ pub enum CborError {
     TooManyItems {
         /// Byte offset of the first item, or chunk of a string, beyond the bound.
         offset: usize,
-        /// The bound on items, [`Bounds::items`].
         limit: usize,
     },
     /// A map with too many fields.
@@ -91,7 +86,6 @@ pub enum CborError {
     MapTooWide {
         /// Byte offset of the first field beyond the bound.
         offset: usize,
-        /// The most fields of one map, 64.
         limit: usize,
     },
     /// The same key twice in a map.
@@ -107,7 +101,6 @@ pub enum CborError {
     Unexpected {
         /// Byte offset in the body, at or within the refused item.
         offset: usize,
-        /// The unexpected item, for the message.
         what: &'static str,
     },
 }

@@ -167,6 +167,7 @@ pub struct SignedDelegation {
 
 /// Why a body is not an envelope.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the text of an error says what its fields are")]
 pub enum EnvelopeError {
     /// No acceptable CBOR.
     #[error(transparent)]
@@ -182,30 +183,13 @@ pub enum EnvelopeError {
     NotAnEnvelope,
     /// A field is missing.
     #[error("`{field}` is missing; it is required and must be {expected}")]
-    Missing {
-        /// Name of the missing field.
-        field: &'static str,
-        /// The type that the field must have, for the message.
-        expected: &'static str,
-    },
+    Missing { field: &'static str, expected: &'static str },
     /// A field has another type.
     #[error("`{field}` is {found}; it must be {expected}")]
-    WrongType {
-        /// Name of the field with the wrong type.
-        field: &'static str,
-        /// The type found.
-        found: &'static str,
-        /// The type expected.
-        expected: &'static str,
-    },
+    WrongType { field: &'static str, found: &'static str, expected: &'static str },
     /// A byte string longer than the 29 bytes of a principal.
     #[error("`{field}` has {length} bytes; a principal has at most 29")]
-    NotAPrincipal {
-        /// Name of the field that must hold a principal.
-        field: &'static str,
-        /// Length of the byte string.
-        length: usize,
-    },
+    NotAPrincipal { field: &'static str, length: usize },
     /// Unknown kind of request.
     #[error("`request_type` is \"{found}\"; it must be \"call\", \"query\" or \"read_state\"")]
     UnknownRequestType {
@@ -215,9 +199,7 @@ pub enum EnvelopeError {
     /// A list or blob beyond its limit.
     #[error("{what}: {found} exceeds the limit of {limit}")]
     TooMany {
-        /// The counted items.
         what: &'static str,
-        /// How much was sent.
         found: usize,
         /// The most that is accepted, by [`EnvelopeBounds`].
         limit: usize,

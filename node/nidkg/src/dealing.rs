@@ -76,33 +76,23 @@ impl fmt::Display for Check {
 
 /// Why there is no dealing, or why one was refused.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the text of an error says what its fields are")]
 pub enum DealingError {
     /// A check failed.
     #[error("the dealing of dealer {} fails {check}", dealer.0)]
     Rejected {
-        /// The dealer whose dealing was refused.
         dealer: NodeIndex,
         /// First check that fails, in the order of [`Check`].
         check: Check,
     },
     /// Not shaped for the session.
     #[error("the dealing of dealer {} has {have} {what}, the session has {need}", dealer.0)]
-    Shape {
-        /// The dealer whose dealing was refused.
-        dealer: NodeIndex,
-        /// The items whose number differs.
-        what: &'static str,
-        /// How many it has.
-        have: usize,
-        /// How many it must have.
-        need: usize,
-    },
+    Shape { dealer: NodeIndex, what: &'static str, have: usize, need: usize },
     /// Not a dealer.
     #[error("dealer {} is not one of the {dealers} dealers of the session", dealer.0)]
     UnknownDealer {
         /// The index that was given, not below `dealers`.
         dealer: NodeIndex,
-        /// How many there are.
         dealers: u32,
     },
     /// A resharing needs the dealer's share, a fresh one has none.

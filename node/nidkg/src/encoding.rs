@@ -20,65 +20,31 @@ pub(crate) enum Kind {
 
 /// Why bytes were refused.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the text of an error says what its fields are")]
 pub enum DecodeError {
     /// Shorter than its stated or required length.
     #[error("{what} ends after {have} bytes, {need} more were expected: it was cut off")]
-    Truncated {
-        /// The value being read.
-        what: &'static str,
-        /// Bytes there were.
-        have: usize,
-        /// Bytes missing after them.
-        need: usize,
-    },
+    Truncated { what: &'static str, have: usize, need: usize },
     /// Longer than its stated length.
     #[error("{surplus} bytes follow the end of the encoding: it is not canonical")]
-    Surplus {
-        /// Number of bytes after the end.
-        surplus: usize,
-    },
+    Surplus { surplus: usize },
     /// Another object or another version.
     #[error(
         "kind {kind} version {version} was found where kind {expected} version {VERSION} belongs"
     )]
-    WrongKind {
-        /// Kind byte found.
-        kind: u8,
-        /// Version byte found.
-        version: u8,
-        /// Kind byte expected.
-        expected: u8,
-    },
+    WrongKind { kind: u8, version: u8, expected: u8 },
     /// A count outside its bounds.
     #[error("{what} is {value}, outside {min}..={max}")]
-    OutOfRange {
-        /// Name of the count, for the message.
-        what: &'static str,
-        /// The count that was found.
-        value: u64,
-        /// Smallest value accepted.
-        min: u64,
-        /// Largest value accepted.
-        max: u64,
-    },
+    OutOfRange { what: &'static str, value: u64, min: u64, max: u64 },
     /// Not a point of the curve, or of the group, or the point at infinity.
     #[error("{what} is not a point of the prime-order group other than infinity")]
-    NotAPoint {
-        /// Name of the point, for the message.
-        what: &'static str,
-    },
+    NotAPoint { what: &'static str },
     /// Not below the group order.
     #[error("{what} is not below the group order")]
-    NotAScalar {
-        /// Name of the scalar, for the message.
-        what: &'static str,
-    },
+    NotAScalar { what: &'static str },
     /// The stored bytes changed.
     #[error("the checksum of {what} does not match: the stored bytes were damaged")]
-    Checksum {
-        /// Name of the stored object, for the message.
-        what: &'static str,
-    },
+    Checksum { what: &'static str },
 }
 
 /// Collects an encoding.

@@ -50,34 +50,22 @@ pub struct Session {
 
 /// A session that cannot be.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the text of an error says what its fields are")]
 pub enum SessionError {
     /// No receivers, or more than [`RECEIVERS_MAX`].
     #[error("{receivers} receivers, outside 1..={RECEIVERS_MAX}")]
-    Receivers {
-        /// How many there were.
-        receivers: usize,
-    },
+    Receivers { receivers: usize },
     /// A threshold of 0, or above the number of receivers.
     #[error(
         "threshold {threshold} does not fit {receivers} receivers (1 <= threshold <= receivers)"
     )]
-    Threshold {
-        /// The threshold that was asked for.
-        threshold: u32,
-        /// Number of receivers.
-        receivers: usize,
-    },
+    Threshold { threshold: u32, receivers: usize },
     /// The number of dealings is 0 or above that of dealers, or there are too many dealers.
     #[error(
         "{dealings} dealings of {dealers} dealers do not fit (1 <= dealings <= dealers <= \
          {RECEIVERS_MAX})"
     )]
-    Dealers {
-        /// Dealings that a transcript is to be made of at least.
-        dealings: u32,
-        /// Number of dealers.
-        dealers: u32,
-    },
+    Dealers { dealings: u32, dealers: u32 },
     /// The same key twice: its owner would hold two shares.
     #[error("receivers {0} and {1} have the same encryption key")]
     SameKey(u32, u32),

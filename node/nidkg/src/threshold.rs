@@ -34,22 +34,17 @@ pub struct NodeIndex(pub u32);
 
 /// Why a key, share or signature was refused.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the text of an error says what its fields are")]
 pub enum BlsError {
     /// The bytes are not a point of the prime-order group.
     #[error("{what} is not the encoding of a point in the prime-order subgroup")]
-    NotAPoint {
-        /// Public key, signature ...
-        what: &'static str,
-    },
+    NotAPoint { what: &'static str },
     /// Not the DER form.
     #[error(
         "a subnet public key is 133 bytes of DER with the BLS12-381 algorithm identifier; these \
          {length} bytes are not"
     )]
-    NotDer {
-        /// Length of the given bytes.
-        length: usize,
-    },
+    NotDer { length: usize },
     /// Scalar out of range.
     #[error("a secret share must be below the group order")]
     NotAScalar,
@@ -58,21 +53,13 @@ pub enum BlsError {
         "threshold {threshold} does not fit a committee of {nodes} (1 <= threshold <= nodes <= \
          {NODES_MAX})"
     )]
-    BadThreshold {
-        /// The threshold that was asked for.
-        threshold: u32,
-        /// Asked committee size.
-        nodes: u32,
-    },
+    BadThreshold { threshold: u32, nodes: u32 },
     /// Keys of shares that no polynomial has.
     #[error(
         "the public keys of the committee are not those of one polynomial with {threshold} \
          coefficients: they do not belong together"
     )]
-    NotOnePolynomial {
-        /// How many coefficients it must have.
-        threshold: u32,
-    },
+    NotOnePolynomial { threshold: u32 },
     /// Index outside the committee.
     #[error("node {0:?} is not in the committee")]
     UnknownNode(NodeIndex),
@@ -81,12 +68,7 @@ pub enum BlsError {
     BadShare(NodeIndex),
     /// Not enough shares.
     #[error("{have} distinct shares of the {need} needed")]
-    TooFewShares {
-        /// Distinct shares given.
-        have: usize,
-        /// Shares needed: the threshold of the committee.
-        need: u32,
-    },
+    TooFewShares { have: usize, need: u32 },
 }
 
 /// Every verification pairs with it: its lines are prepared once.

@@ -48,11 +48,11 @@ struct CiphertextBytes {
 
 /// Why there is no transcript or no share.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the text of an error says what its fields are")]
 pub enum TranscriptError {
     /// Not enough dealings.
     #[error("{have} dealings of the {need} needed")]
     TooFewDealings {
-        /// Distinct dealings given.
         have: usize,
         /// Dealings needed, [`Session::dealings_needed`].
         need: u32,
@@ -81,7 +81,6 @@ pub enum TranscriptError {
     UnknownReceiver {
         /// The index that was given, not below `receivers`.
         index: NodeIndex,
-        /// How many there are.
         receivers: usize,
     },
     /// A chunk is not where a verified dealing has it.
@@ -89,7 +88,6 @@ pub enum TranscriptError {
         "chunk {chunk} of dealer {} cannot be opened: the transcript is damaged, or was not made of verified dealings", dealer.0
     )]
     Unopened {
-        /// The dealer whose ciphertext the chunk is in.
         dealer: NodeIndex,
         /// Number of the chunk in the share, from 0 for the lowest.
         chunk: usize,

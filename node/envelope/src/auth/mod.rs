@@ -101,64 +101,33 @@ impl AuthenticatedSender {
 
 /// Why a request is not authentic.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the text of an error says what its fields are")]
 pub enum AuthError {
     /// Expired. Clients resynchronise their clock on the first three words.
     #[error(
         "Invalid request expiry: ingress_expiry {expiry} lies before this node's time {now}; both \
          are nanoseconds since 1970-01-01. Sign the request again with a later expiry."
     )]
-    Expired {
-        /// The expiry as sent.
-        expiry: u64,
-        /// The node's time.
-        now: u64,
-    },
+    Expired { expiry: u64, now: u64 },
     /// Expires too far ahead.
     #[error(
         "Invalid request expiry: ingress_expiry {expiry} lies more than {window_seconds} s after \
          this node's time {now} (at most {limit} is accepted; nanoseconds since 1970-01-01). Sign \
          the request again with an earlier expiry."
     )]
-    TooFarAhead {
-        /// The expiry as sent.
-        expiry: u64,
-        /// The node's time.
-        now: u64,
-        /// The latest expiry accepted.
-        limit: u64,
-        /// Expiry and drift together.
-        window_seconds: u64,
-    },
+    TooFarAhead { expiry: u64, now: u64, limit: u64, window_seconds: u64 },
     /// The anonymous principal with a signature.
     #[error("the sender is anonymous (04), so `{field}` must be omitted")]
-    AnonymousWith {
-        /// The field to omit.
-        field: &'static str,
-    },
+    AnonymousWith { field: &'static str },
     /// A signature is missing.
     #[error("the sender {sender} is not anonymous, so `{field}` is required")]
-    Unsigned {
-        /// The `sender` that the content states.
-        sender: Principal,
-        /// The missing field.
-        field: &'static str,
-    },
+    Unsigned { sender: Principal, field: &'static str },
     /// The key does not belong to the sender.
     #[error("the sender {sender} is not the principal of `sender_pubkey`, which is {derived}")]
-    WrongSender {
-        /// The `sender` that the content states.
-        sender: Principal,
-        /// Principal of the key.
-        derived: Principal,
-    },
+    WrongSender { sender: Principal, derived: Principal },
     /// An unacceptable key.
     #[error("{which}: {error}")]
-    Key {
-        /// The field or delegation of the key.
-        which: String,
-        /// Error of the key.
-        error: KeyError,
-    },
+    Key { which: String, error: KeyError },
     /// A key occurs twice in the chain.
     #[error(
         "delegation {index} delegates to a key that already occurs in the chain; each key may \
@@ -176,9 +145,7 @@ pub enum AuthError {
     DelegationExpired {
         /// Position in the chain, from 0.
         index: usize,
-        /// Expiration of the delegation, in nanoseconds since 1970-01-01.
         expiration: u64,
-        /// The node's time.
         now: u64,
     },
     /// The callee is not among the targets.
@@ -186,10 +153,7 @@ pub enum AuthError {
         "the delegation chain does not allow requests to {canister_id}; its targets exclude that \
          canister"
     )]
-    NotATarget {
-        /// The canister that the request calls.
-        canister_id: Principal,
-    },
+    NotATarget { canister_id: Principal },
     /// A queries-only link and a call.
     #[error("delegation {index} has `permissions: \"queries\"` and does not allow update calls")]
     QueriesOnly {
@@ -202,9 +166,7 @@ pub enum AuthError {
         /// The field of the signature: `sender_sig`, `sender_info.sig` or `signature` of a
         /// delegation.
         which: String,
-        /// Scheme of the key that should have signed.
         scheme: &'static str,
-        /// The content that should have been signed.
         over: &'static str,
     },
     /// Sender information without a canister key.
@@ -215,12 +177,7 @@ pub enum AuthError {
         "`sender_info.signer` is {signer}, but `sender_pubkey` belongs to the canister \
          {canister_id}"
     )]
-    SenderInfoSigner {
-        /// The canister that `sender_info.signer` names.
-        signer: Principal,
-        /// Canister of the key.
-        canister_id: Principal,
-    },
+    SenderInfoSigner { signer: Principal, canister_id: Principal },
 }
 
 impl AuthError {

@@ -28,6 +28,7 @@ pub enum ModuleLocation {
 ///
 /// No variant holds a text of a library.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the text of an error says what its fields are")]
 pub enum ModuleError {
     /// The gzip stream is damaged.
     #[error(
@@ -54,7 +55,6 @@ pub enum ModuleError {
         what: &'static str,
         /// Field of [`limits::ModuleLimits`].
         limit_name: &'static str,
-        /// Value of the limit, in the unit of `what`.
         limit: u64,
         /// The module's value (or a lower bound, if counting stopped at the limit).
         value: u64,
@@ -62,7 +62,6 @@ pub enum ModuleError {
     /// Imports something else than a function of `ic0`.
     #[error("import `{module}.{name}`: only functions of module `ic0` can be imported")]
     Import {
-        /// Module of the import.
         module: String,
         /// Name of the import within `module`, cut after 80 characters.
         name: String,
@@ -84,13 +83,10 @@ pub enum ModuleError {
          it as {expected}"
     )]
     ImportType {
-        /// Name of the imported function without `ic0.`.
         name: String,
         /// 32 or 64.
         width: u8,
-        /// Type in the System API.
         expected: String,
-        /// Type in the module.
         found: String,
     },
     /// An entry point has parameters or results.
@@ -104,12 +100,7 @@ pub enum ModuleError {
     EntryUnknown(String),
     /// A branch table with more targets than the code generator takes.
     #[error("a branch table has {targets} targets, but it can have {most} at most")]
-    BranchTable {
-        /// Number of its targets.
-        targets: u32,
-        /// The limit.
-        most: u32,
-    },
+    BranchTable { targets: u32, most: u32 },
     /// Two methods of one name.
     #[error(
         "method `{0}` is exported more than once as `canister_update`, `canister_query` or \
