@@ -52,12 +52,10 @@ pub struct Bounds {
 
 /// Why a body is not acceptable CBOR.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[expect(missing_docs, reason = "the text of an error says what its fields are")]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum CborError {
-    /// The body ends inside an item.
     #[error("the CBOR body ends at byte {offset} in the middle of an item")]
     Truncated { offset: usize },
-    /// Something follows the item.
     #[error(
         "the CBOR body has {bytes} bytes after its end at byte {offset}; send one item and \
          nothing else"
@@ -67,28 +65,24 @@ pub enum CborError {
         offset: usize,
         bytes: usize,
     },
-    /// Nested too deep.
     #[error("the CBOR body nests deeper than {limit} levels at byte {offset}")]
     TooDeep {
         /// Byte offset just after the head of the array or map that nests too deep.
         offset: usize,
         limit: usize,
     },
-    /// Too many items.
     #[error("the CBOR body has more than {limit} items (counted up to byte {offset})")]
     TooManyItems {
         /// Byte offset of the first item, or chunk of a string, beyond the bound.
         offset: usize,
         limit: usize,
     },
-    /// A map with too many fields.
     #[error("a CBOR map before byte {offset} has more than {limit} fields")]
     MapTooWide {
         /// Byte offset of the first field beyond the bound.
         offset: usize,
         limit: usize,
     },
-    /// The same key twice in a map.
     #[error("a CBOR map repeats the key {key} at byte {offset}; keys must be distinct")]
     DuplicateKey {
         /// Byte offset of the second occurrence of the key.

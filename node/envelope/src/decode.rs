@@ -167,7 +167,7 @@ pub struct SignedDelegation {
 
 /// Why a body is not an envelope.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[expect(missing_docs, reason = "the text of an error says what its fields are")]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum EnvelopeError {
     /// No acceptable CBOR.
     #[error(transparent)]
@@ -175,22 +175,17 @@ pub enum EnvelopeError {
     /// A field without a hash.
     #[error(transparent)]
     NotHashable(#[from] NotHashable),
-    /// Not a map at the top.
     #[error(
         "the body must be a CBOR map with `content` and, unless the sender is anonymous, \
          `sender_pubkey` and `sender_sig`"
     )]
     NotAnEnvelope,
-    /// A field is missing.
     #[error("`{field}` is missing; it is required and must be {expected}")]
     Missing { field: &'static str, expected: &'static str },
-    /// A field has another type.
     #[error("`{field}` is {found}; it must be {expected}")]
     WrongType { field: &'static str, found: &'static str, expected: &'static str },
-    /// A byte string longer than the 29 bytes of a principal.
     #[error("`{field}` has {length} bytes; a principal has at most 29")]
     NotAPrincipal { field: &'static str, length: usize },
-    /// Unknown kind of request.
     #[error("`request_type` is \"{found}\"; it must be \"call\", \"query\" or \"read_state\"")]
     UnknownRequestType {
         /// The type as sent, cut to 32 characters.
@@ -204,7 +199,6 @@ pub enum EnvelopeError {
         /// The most that is accepted, by [`EnvelopeBounds`].
         limit: usize,
     },
-    /// `permissions` of a delegation has a value that is not defined.
     #[error(
         "a delegation's `permissions` is \"{found}\"; only \"queries\" and \"all\" are defined, \
          so the delegation is invalid"
@@ -213,7 +207,6 @@ pub enum EnvelopeError {
         /// The value as sent, cut to 32 characters.
         found: String,
     },
-    /// A delegation with a field that is not defined.
     #[error(
         "a delegation has the field `{field}`, which is not defined; a restriction that is not \
          understood cannot be honoured"

@@ -36,7 +36,7 @@ impl Effective {
 
 /// Why the id in the URL is not acceptable.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[expect(missing_docs, reason = "the text of an error says what its fields are")]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum EffectiveError {
     /// Differs from the destination.
     #[error(
@@ -44,7 +44,6 @@ pub enum EffectiveError {
          effective canister id"
     )]
     Mismatch { url: Principal, content: Principal },
-    /// A management call without a destination.
     #[error(
         "the argument of the management canister's `{method}` has no field `{field}` of type \
          principal, so the call has no effective canister id"
@@ -54,7 +53,6 @@ pub enum EffectiveError {
         method: String,
         field: &'static str,
     },
-    /// A management call whose argument is over a bound of all arguments.
     #[error(
         "the field `{field}` is not looked for in the argument of the management canister's \
          `{method}`, so the call has no effective canister id: {refusal}"
@@ -65,13 +63,10 @@ pub enum EffectiveError {
         field: &'static str,
         refusal: Refusal,
     },
-    /// Outside this subnet's ranges.
     #[error("canister {canister_id} is in no canister range of this subnet")]
     NotHosted { canister_id: Principal },
-    /// The subnet in the URL is not the one this node belongs to.
     #[error("the URL names subnet {url}, but this node belongs to subnet {own}")]
     OtherSubnet { url: Principal, own: Principal },
-    /// The subnet form with another method.
     #[error(
         "the subnet form of this endpoint only serves {allowed} of the management canister \
          (aaaaa-aa); use /canister/<effective canister id>/"

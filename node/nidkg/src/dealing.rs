@@ -76,31 +76,26 @@ impl fmt::Display for Check {
 
 /// Why there is no dealing, or why one was refused.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the text of an error says what its fields are")]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum DealingError {
-    /// A check failed.
     #[error("the dealing of dealer {} fails {check}", dealer.0)]
     Rejected {
         dealer: NodeIndex,
         /// First check that fails, in the order of [`Check`].
         check: Check,
     },
-    /// Not shaped for the session.
     #[error("the dealing of dealer {} has {have} {what}, the session has {need}", dealer.0)]
     Shape { dealer: NodeIndex, what: &'static str, have: usize, need: usize },
-    /// Not a dealer.
     #[error("dealer {} is not one of the {dealers} dealers of the session", dealer.0)]
     UnknownDealer {
         /// The index that was given, not below `dealers`.
         dealer: NodeIndex,
         dealers: u32,
     },
-    /// A resharing needs the dealer's share, a fresh one has none.
     #[error(
         "a resharing is dealt from the dealer's share of the old key, a fresh dealing from none"
     )]
     WrongSource,
-    /// The random numbers passed in are not random.
     #[error("the randomness handed in does not look random: no attempt at a proof succeeded")]
     Randomness,
 }

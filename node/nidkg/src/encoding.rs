@@ -20,29 +20,23 @@ pub(crate) enum Kind {
 
 /// Why bytes were refused.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the text of an error says what its fields are")]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum DecodeError {
-    /// Shorter than its stated or required length.
     #[error("{what} ends after {have} bytes, {need} more were expected: it was cut off")]
     Truncated { what: &'static str, have: usize, need: usize },
-    /// Longer than its stated length.
     #[error("{surplus} bytes follow the end of the encoding: it is not canonical")]
     Surplus { surplus: usize },
-    /// Another object or another version.
     #[error(
         "kind {kind} version {version} was found where kind {expected} version {VERSION} belongs"
     )]
     WrongKind { kind: u8, version: u8, expected: u8 },
-    /// A count outside its bounds.
     #[error("{what} is {value}, outside {min}..={max}")]
     OutOfRange { what: &'static str, value: u64, min: u64, max: u64 },
     /// Not a point of the curve, or of the group, or the point at infinity.
     #[error("{what} is not a point of the prime-order group other than infinity")]
     NotAPoint { what: &'static str },
-    /// Not below the group order.
     #[error("{what} is not below the group order")]
     NotAScalar { what: &'static str },
-    /// The stored bytes changed.
     #[error("the checksum of {what} does not match: the stored bytes were damaged")]
     Checksum { what: &'static str },
 }

@@ -50,17 +50,14 @@ pub struct Session {
 
 /// A session that cannot be.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the text of an error says what its fields are")]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum SessionError {
-    /// No receivers, or more than [`RECEIVERS_MAX`].
     #[error("{receivers} receivers, outside 1..={RECEIVERS_MAX}")]
     Receivers { receivers: usize },
-    /// A threshold of 0, or above the number of receivers.
     #[error(
         "threshold {threshold} does not fit {receivers} receivers (1 <= threshold <= receivers)"
     )]
     Threshold { threshold: u32, receivers: usize },
-    /// The number of dealings is 0 or above that of dealers, or there are too many dealers.
     #[error(
         "{dealings} dealings of {dealers} dealers do not fit (1 <= dealings <= dealers <= \
          {RECEIVERS_MAX})"

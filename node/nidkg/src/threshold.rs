@@ -34,39 +34,31 @@ pub struct NodeIndex(pub u32);
 
 /// Why a key, share or signature was refused.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the text of an error says what its fields are")]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum BlsError {
-    /// The bytes are not a point of the prime-order group.
     #[error("{what} is not the encoding of a point in the prime-order subgroup")]
     NotAPoint { what: &'static str },
-    /// Not the DER form.
     #[error(
         "a subnet public key is 133 bytes of DER with the BLS12-381 algorithm identifier; these \
          {length} bytes are not"
     )]
     NotDer { length: usize },
-    /// Scalar out of range.
     #[error("a secret share must be below the group order")]
     NotAScalar,
-    /// Threshold and committee do not fit.
     #[error(
         "threshold {threshold} does not fit a committee of {nodes} (1 <= threshold <= nodes <= \
          {NODES_MAX})"
     )]
     BadThreshold { threshold: u32, nodes: u32 },
-    /// Keys of shares that no polynomial has.
     #[error(
         "the public keys of the committee are not those of one polynomial with {threshold} \
          coefficients: they do not belong together"
     )]
     NotOnePolynomial { threshold: u32 },
-    /// Index outside the committee.
     #[error("node {0:?} is not in the committee")]
     UnknownNode(NodeIndex),
-    /// The share does not verify.
     #[error("the signature share of node {0:?} does not verify")]
     BadShare(NodeIndex),
-    /// Not enough shares.
     #[error("{have} distinct shares of the {need} needed")]
     TooFewShares { have: usize, need: u32 },
 }

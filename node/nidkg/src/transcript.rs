@@ -48,26 +48,22 @@ struct CiphertextBytes {
 
 /// Why there is no transcript or no share.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the text of an error says what its fields are")]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum TranscriptError {
-    /// Not enough dealings.
     #[error("{have} dealings of the {need} needed")]
     TooFewDealings {
         have: usize,
         /// Dealings needed, [`Session::dealings_needed`].
         need: u32,
     },
-    /// A dealer twice.
     #[error("two dealings of dealer {}", .0.0)]
     TwiceDealt(NodeIndex),
-    /// A dealing, or the transcript, of another session.
     #[error("{0} belongs to another session")]
     OtherSession(String),
     /// The sum of the dealt keys is an invalid key. With an honest dealer among them that does not
     /// happen.
     #[error("the dealings cancel out: {0}")]
     NoKey(BlsError),
-    /// The result of a resharing is another key.
     #[error("the reshared key is not the old one: the old committee does not fit together")]
     KeyChanged,
     /// The bytes of a ciphertext are refused.
@@ -76,7 +72,6 @@ pub enum TranscriptError {
     /// The receiver's key.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// Not a receiver.
     #[error("receiver {} is not one of the {receivers} of the transcript", index.0)]
     UnknownReceiver {
         /// The index that was given, not below `receivers`.
@@ -92,7 +87,6 @@ pub enum TranscriptError {
         /// Number of the chunk in the share, from 0 for the lowest.
         chunk: usize,
     },
-    /// The opened share does not fit its public key.
     #[error("the opened share of receiver {} does not fit its public key", .0.0)]
     WrongShare(NodeIndex),
 }

@@ -43,16 +43,12 @@ const SCRATCH_BYTES: usize = 64 * 1024;
 /// Why a frame could not be sent or received. Each ends the connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IpcError {
-    /// The other side is gone.
     #[error("the other side closed the connection")]
     Closed,
-    /// Nothing came in time.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
-    /// The socket failed.
     #[error("the connection failed: {0}")]
     Io(#[from] io::Error),
-    /// Larger than the receiver takes.
     #[error("a frame of {bytes} bytes, the limit is {bytes_max} bytes")]
     TooLong {
         /// Length of the body that the header announces.
@@ -60,16 +56,13 @@ pub(crate) enum IpcError {
         /// Longest body that the receiver takes.
         bytes_max: usize,
     },
-    /// More descriptors than fit a frame.
     #[error("a frame with {descriptors} descriptors, the limit is {DESCRIPTORS_MAX}")]
     TooManyDescriptors {
         /// Number of descriptors; `DESCRIPTORS_MAX + 1` where the kernel cut off received ones.
         descriptors: usize,
     },
-    /// Not a frame of this protocol.
     #[error("a malformed frame: {0}")]
     Malformed(&'static str),
-    /// The body does not decode.
     #[error("a frame that does not decode: {0}")]
     Codec(#[from] postcard::Error),
 }

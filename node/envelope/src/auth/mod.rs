@@ -101,7 +101,7 @@ impl AuthenticatedSender {
 
 /// Why a request is not authentic.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[expect(missing_docs, reason = "the text of an error says what its fields are")]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum AuthError {
     /// Expired. Clients resynchronise their clock on the first three words.
     #[error(
@@ -109,26 +109,21 @@ pub enum AuthError {
          are nanoseconds since 1970-01-01. Sign the request again with a later expiry."
     )]
     Expired { expiry: u64, now: u64 },
-    /// Expires too far ahead.
     #[error(
         "Invalid request expiry: ingress_expiry {expiry} lies more than {window_seconds} s after \
          this node's time {now} (at most {limit} is accepted; nanoseconds since 1970-01-01). Sign \
          the request again with an earlier expiry."
     )]
     TooFarAhead { expiry: u64, now: u64, limit: u64, window_seconds: u64 },
-    /// The anonymous principal with a signature.
     #[error("the sender is anonymous (04), so `{field}` must be omitted")]
     AnonymousWith { field: &'static str },
-    /// A signature is missing.
     #[error("the sender {sender} is not anonymous, so `{field}` is required")]
     Unsigned { sender: Principal, field: &'static str },
-    /// The key does not belong to the sender.
     #[error("the sender {sender} is not the principal of `sender_pubkey`, which is {derived}")]
     WrongSender { sender: Principal, derived: Principal },
     /// An unacceptable key.
     #[error("{which}: {error}")]
     Key { which: String, error: KeyError },
-    /// A key occurs twice in the chain.
     #[error(
         "delegation {index} delegates to a key that already occurs in the chain; each key may \
          occur once"
@@ -137,7 +132,6 @@ pub enum AuthError {
         /// Position in the chain, from 0.
         index: usize,
     },
-    /// A link has expired.
     #[error(
         "Invalid request expiry: delegation {index} expired at {expiration}, this node's time is \
          {now} (nanoseconds since 1970-01-01); obtain a new delegation"
@@ -148,19 +142,16 @@ pub enum AuthError {
         expiration: u64,
         now: u64,
     },
-    /// The callee is not among the targets.
     #[error(
         "the delegation chain does not allow requests to {canister_id}; its targets exclude that \
          canister"
     )]
     NotATarget { canister_id: Principal },
-    /// A queries-only link and a call.
     #[error("delegation {index} has `permissions: \"queries\"` and does not allow update calls")]
     QueriesOnly {
         /// Position in the chain, from 0.
         index: usize,
     },
-    /// A signature does not hold.
     #[error("{which} is no valid {scheme} signature on {over}")]
     BadSignature {
         /// The field of the signature: `sender_sig`, `sender_info.sig` or `signature` of a
@@ -169,10 +160,8 @@ pub enum AuthError {
         scheme: &'static str,
         over: &'static str,
     },
-    /// Sender information without a canister key.
     #[error("`sender_info` requires that `sender_pubkey` is a canister signature key")]
     SenderInfoWithoutCanisterKey,
-    /// `sender_info.signer` is not the canister of `sender_pubkey`.
     #[error(
         "`sender_info.signer` is {signer}, but `sender_pubkey` belongs to the canister \
          {canister_id}"

@@ -110,18 +110,15 @@ impl Cost {
 
 /// Why a message is refused: a function of the message, the bounds and the expected type.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[expect(missing_docs, reason = "the text of an error says what its fields are")]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum Refusal {
-    /// Not in the format of Candid.
     #[error("invalid Candid at byte {at}: {what}")]
     Invalid { at: usize, what: &'static str },
-    /// More of something than a bound of this module.
     #[error("the message has more than {most} {what}")]
     TooMany { what: &'static str, most: u64 },
     /// Values within values.
     #[error("values are nested more than {DEPTH_MAX} levels deep")]
     TooDeep,
-    /// A vector with more elements than its field may have.
     #[error("`{field}` has {found} elements, the limit is {most}{limit}")]
     Vector {
         field: &'static str,

@@ -96,34 +96,26 @@ const EXIT_LOOK: Duration = Duration::from_millis(1);
 /// Why a message has no outcome.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WorkerError {
-    /// It cannot be started.
     #[error("the worker cannot be started: {0}")]
     Start(String),
-    /// Its wire failed.
     #[error("the worker is gone: {0}")]
     Wire(#[from] IpcError),
-    /// Its process ended.
     #[error("the worker ended ({0})")]
     Ended(ExitStatus),
-    /// It ended itself.
     #[error("the worker gave up: {0}")]
     Failed(String),
-    /// It said something impossible.
     #[error("the worker reported the impossible: {0}")]
     InvalidReport(String),
     /// No artefact of the module can be had.
     #[error(transparent)]
     Artefact(#[from] PrepareError),
-    /// The data of a paused message cannot be kept in a file.
     #[error("the file of a paused message: {0}")]
     Spill(String),
     /// A file of a memory cannot be opened.
     #[error(transparent)]
     Memory(#[from] PagesError),
-    /// The composite query to continue is not kept by this worker.
     #[error("the composite query is no longer kept: its worker was restarted")]
     NotKept,
-    /// The deadline of the message passed while it ran.
     #[error("the message ran until its deadline")]
     Overdue,
     /// The artefact of the module is not in the cache, and the message has a deadline.
