@@ -385,23 +385,15 @@ impl Writer {
     }
 
     fn head(&mut self, major: u8, argument: u64) {
-        let major = major << 5;
-        match argument {
-            0..=23 => self.0.push(major | argument as u8),
-            24..=0xff => self.0.extend_from_slice(&[major | 24, argument as u8]),
-            0x100..=0xffff => {
-                self.0.push(major | 25);
-                self.0.extend_from_slice(&(argument as u16).to_be_bytes());
-            }
-            0x1_0000..=0xffff_ffff => {
-                self.0.push(major | 26);
-                self.0.extend_from_slice(&(argument as u32).to_be_bytes());
-            }
-            _ => {
-                self.0.push(major | 27);
-                self.0.extend_from_slice(&argument.to_be_bytes());
-            }
-        }
+        let (info, width) = match argument {
+            0..=23 => (argument as u8, 0),
+            24..=0xff => (24, 1),
+            0x100..=0xffff => (25, 2),
+            0x1_0000..=0xffff_ffff => (26, 4),
+            _ => (27, 8),
+        };
+        self.0.push(major << 5 | info);
+        self.0.extend_from_slice(argument.to_be_bytes().get(8 - width..).unwrap_or_default());
     }
 
     /// A map of `fields` fields follows.

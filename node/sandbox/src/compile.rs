@@ -104,15 +104,13 @@ impl Caps {
     }
 }
 
-/// Result reported by the child.
 type Report = Result<CompiledModule, Failure>;
 
 /// Why the child has written no artefact.
 #[derive(Debug, Serialize, Deserialize)]
 enum Failure {
-    /// The module is not valid; the text says why.
+    /// The text says why the module is not valid.
     Refused(String),
-    /// Code generation gave up for want of memory.
     OutOfMemory,
     /// Something else than the module is at fault.
     Machine(String),
@@ -304,18 +302,12 @@ impl Caps {
         output: &[u8],
     ) -> Result<CompiledModule, CompileError> {
         let report = output.strip_prefix(REPORT_MAGIC).map(postcard::from_bytes::<Report>);
-        match (status.success(), report) {
-            (true, Some(Ok(Ok(compiled)))) => return Ok(compiled),
-            (true, Some(Ok(Err(Failure::Refused(text))))) => {
-                return Err(CompileError::Refused(text));
-            }
-            (true, Some(Ok(Err(Failure::OutOfMemory)))) => {
-                return Err(CompileError::OutOfMemory(self.memory_bytes));
-            }
-            (true, Some(Ok(Err(Failure::Machine(text))))) => {
-                return Err(CompileError::Io(io::Error::other(text)));
-            }
-            _ => {}
+        if let (true, Some(Ok(report))) = (status.success(), report) {
+            return report.map_err(|failure| match failure {
+                Failure::Refused(text) => CompileError::Refused(text),
+                Failure::OutOfMemory => CompileError::OutOfMemory(self.memory_bytes),
+                Failure::Machine(text) => CompileError::Io(io::Error::other(text)),
+            });
         }
         let text = crash_text(output);
         // How Rust's library ends for an allocation that failed, and how the compiler does.

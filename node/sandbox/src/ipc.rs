@@ -67,7 +67,6 @@ pub(crate) enum IpcError {
     Codec(#[from] postcard::Error),
 }
 
-/// One end of the wire.
 #[derive(Debug)]
 pub(crate) struct Channel {
     socket: UnixStream,
@@ -77,7 +76,6 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// Wraps a connected stream socket.
     pub(crate) fn new(socket: UnixStream) -> Self {
         Self { socket, outgoing: Vec::new(), incoming: Vec::new(), timeout: None }
     }
@@ -91,7 +89,6 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends one frame.
     pub(crate) fn send<T: Serialize>(
         &mut self,
         message: &T,

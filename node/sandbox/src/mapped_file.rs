@@ -4,7 +4,6 @@ use std::{fs::File, io, os::fd::AsFd, ptr};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// See the module.
 pub(crate) struct MappedFile {
     address: *mut libc::c_void,
     len: usize,

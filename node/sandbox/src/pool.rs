@@ -684,7 +684,7 @@ impl Pool {
     /// Takes the lane's worker away.
     fn take_worker(&self, cell: &LaneCell, state: &mut LaneState) -> Option<Worker> {
         cell.pid.store(0, Ordering::Relaxed);
-        state.worker.take().inspect(|worker| state.next_token = worker.next_token())
+        state.worker.take().inspect(|worker| state.next_token = worker.next_token)
     }
 
     fn handle_death(&self, cell: &LaneCell, state: &mut LaneState, error: &WorkerError) {

@@ -38,7 +38,7 @@ const LEN: u32 = 2;
 const TEMPORARY: u32 = 3;
 
 /// A bulk operation that writes to memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Bulk {
     /// `memory.copy` within the one memory.
     Copy,

@@ -158,7 +158,8 @@ pub(super) struct Worker {
     modules: BTreeMap<ModuleHash, Instant>,
     memories: BTreeMap<MemoryId, View>,
     kept: BTreeMap<u64, KeptQueryViews>,
-    next_token: u64,
+    /// The first token that it, or a successor, may give out: none is ever given twice.
+    pub(super) next_token: u64,
     /// To be sent with the next order.
     pub(super) forget: Forget,
     /// Memories it may have mapped at once.
@@ -197,13 +198,11 @@ impl Worker {
     ) -> Result<Self, WorkerError> {
         let start = |error: io::Error| WorkerError::Start(format!("{}: {error}", exe.display()));
         let (ours, theirs) = UnixStream::pair().map_err(start)?;
-        let mut command = Command::new(exe);
-        command
+        let child = Command::new(exe)
             .arg(SUBCOMMAND)
             .arg(std::process::id().to_string())
             .args(probes.then_some(PROBES_ARGUMENT))
-            .env_clear();
-        let child = command
+            .env_clear()
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .stderr(Stdio::inherit())
@@ -249,11 +248,6 @@ impl Worker {
 
     pub(super) fn pid(&self) -> u32 {
         self.child.id()
-    }
-
-    /// The first token a successor may give out: none is ever given twice.
-    pub(super) fn next_token(&self) -> u64 {
-        self.next_token
     }
 
     /// Whether composite queries wait here.

@@ -53,7 +53,6 @@ impl PausedWorker {
     }
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct PausedWorkers {
     most: usize,
@@ -138,7 +137,6 @@ impl PausedWorkers {
         waiting.chain(self.running.values().map(|(pid, _)| *pid))
     }
 
-    /// Messages that wait here.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.len()
     }

@@ -16,7 +16,6 @@ use crate::{Call, Response, mapped_file::MappedFile};
 /// Bytes written to the file at once.
 const WRITE_BYTES: usize = 64 << 10;
 
-/// See the module.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Outgoing {
     pub(super) response: Response,

@@ -9,7 +9,6 @@ const CHUNK_WORDS: usize = 16;
 
 type Chunk = Box<[u64; CHUNK_WORDS]>;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) enum Bits {
     Dense(Vec<u64>),

@@ -47,7 +47,6 @@ const MAPPINGS_ALL_MAX: usize = 24_000;
 /// Memories mapped at once.
 const MEMORIES_MAX: usize = 4096;
 
-/// State of a worker between messages.
 pub(super) struct Keeper {
     engine: Engine,
     linkers: [Linker<Host>; 2],
@@ -127,7 +126,6 @@ struct Settlement {
     append_anew: AppendAnew,
 }
 
-/// Disposition of the pages.
 enum Disposition {
     Commit,
     Keep(u64),

@@ -105,13 +105,11 @@ const VECTORS_MAX: usize = 512;
 /// Which of a canister's memories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The Wasm memory.
     Heap,
     /// Stable memory, which only the System API accesses and which is never write-protected.
     Stable,
 }
 
-/// A mapped memory.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     id: MemoryId,

@@ -49,7 +49,6 @@ pub(super) struct AppendAnew {
     pub(super) stable: Option<(AppendOrder, File)>,
 }
 
-/// See the module.
 pub(crate) struct Pacer {
     wire: Wire,
     heap: Arc<HeapCell>,

@@ -121,12 +121,6 @@ struct StackLease {
     free: Arc<Mutex<Option<Stack>>>,
 }
 
-impl StackLease {
-    fn range(&self) -> Range<usize> {
-        self.stack.as_ref().map_or(0..0, Stack::range)
-    }
-}
-
 // SAFETY: see `StackCreator`; the stack is there until this is dropped.
 unsafe impl StackMemory for StackLease {
     fn top(&self) -> *mut u8 {
@@ -134,7 +128,7 @@ unsafe impl StackMemory for StackLease {
     }
 
     fn range(&self) -> Range<usize> {
-        self.range()
+        self.stack.as_ref().map_or(0..0, Stack::range)
     }
 
     fn guard_range(&self) -> Range<*mut u8> {
