@@ -43,7 +43,7 @@ impl Host {
     pub(super) fn discard_pending_call(&mut self) {
         let discarded = self.outgoing().pending_call.take();
         if let Some(call) = discarded {
-            self.balance += call.cycles;
+            self.changes.balance += call.cycles;
         }
     }
 
@@ -130,7 +130,7 @@ impl Host {
         }
         // `msg_cycles_accept` keeps both together within one amount.
         self.pending(|pending| pending.cycles += amount)?;
-        self.balance -= amount;
+        self.changes.balance -= amount;
         Ok(())
     }
 
@@ -157,11 +157,11 @@ impl Host {
                 && self.context.replicated)
             || !self.take_queue_slot(&call.callee);
         if refused {
-            self.balance += call.cycles;
+            self.changes.balance += call.cycles;
             return Ok(CANNOT_PERFORM);
         }
         self.charge(payload_bytes)?;
-        self.balance -= prepaid;
+        self.changes.balance -= prepaid;
         let mut outgoing = self.outgoing();
         outgoing.bytes = outgoing_bytes;
         outgoing.calls.push(Call {

@@ -33,7 +33,7 @@ use std::{
 };
 
 use serde_bytes::ByteBuf;
-use state::{Cycles, Time};
+use state::Cycles;
 
 pub(crate) use contexts::Context;
 pub(crate) use error::Failure;
@@ -42,7 +42,7 @@ pub(crate) use link::linker;
 pub(crate) use outgoing::Outgoing;
 
 use crate::{
-    Call, Entry, MessageLimits, Response, SystemContext, lock,
+    Changes, Entry, MessageLimits, Response, SystemContext, lock,
     worker::{HeapCell, Pacer, Stable, WriteRefusal},
 };
 
@@ -94,12 +94,9 @@ pub(crate) struct Host {
     pub(crate) outgoing: Arc<Mutex<Outgoing>>,
     accepted: bool,
     height_read: bool,
-    balance: Cycles,
+    /// All but calls, memory and globals.
+    changes: Changes,
     cycles_available: Cycles,
-    cycles_accepted: Cycles,
-    cycles_burned: Cycles,
-    certified_data: Option<ByteBuf>,
-    global_timer: Option<Time>,
     growable_bytes: u64,
     /// The part of it that the last growth of the heap took, returned if the engine refuses.
     growth_granted: u64,
@@ -149,12 +146,8 @@ impl Host {
             outgoing: Arc::default(),
             accepted: false,
             height_read: false,
-            balance: context.balance,
+            changes: Changes { balance: context.balance, ..Changes::default() },
             cycles_available: context.cycles_available,
-            cycles_accepted: 0,
-            cycles_burned: 0,
-            certified_data: None,
-            global_timer: None,
             growable_bytes: context.growable_bytes,
             growth_granted: 0,
             log: Log::new(limits.log_max_bytes),
@@ -172,12 +165,7 @@ impl Host {
             response: outgoing.response,
             accepted: self.accepted,
             height_read: self.height_read,
-            balance: self.balance,
-            cycles_accepted: self.cycles_accepted,
-            cycles_burned: self.cycles_burned,
-            calls: outgoing.calls,
-            certified_data: self.certified_data,
-            global_timer: self.global_timer,
+            changes: Changes { calls: outgoing.calls, ..self.changes },
             log: self.log,
         };
         (self.stable, effects)
@@ -337,12 +325,7 @@ pub(crate) struct SideEffects {
     pub(crate) response: Response,
     pub(crate) accepted: bool,
     pub(crate) height_read: bool,
-    pub(crate) balance: Cycles,
-    pub(crate) cycles_accepted: Cycles,
-    pub(crate) cycles_burned: Cycles,
-    pub(crate) calls: Vec<Call>,
-    pub(crate) certified_data: Option<ByteBuf>,
-    pub(crate) global_timer: Option<Time>,
+    pub(crate) changes: Changes,
     pub(crate) log: Log,
 }
 

@@ -37,7 +37,7 @@ use super::{
 };
 use crate::{
     Changes, MessageLimits, Outcome, Response, engine,
-    system_api::{Failure, Host, SideEffects, linker},
+    system_api::{Failure, Host, linker},
 };
 
 /// Kernel mappings of all memories together. The rest of the 65,530 a process may have is for the
@@ -134,7 +134,7 @@ enum Disposition {
 
 impl Settlement {
     fn disposition(&self, ended: &mut RunOutput) -> Disposition {
-        let composite = self.keep_token.is_some() || !ended.effects.calls.is_empty();
+        let composite = self.keep_token.is_some() || !ended.effects.changes.calls.is_empty();
         let failed = ended.failure.is_some();
         if !failed && self.changes_state && !ended.query_for_update {
             return Disposition::Commit;
@@ -401,7 +401,7 @@ impl Keeper {
                     globals: settlement.globals,
                     heap_wasm_pages,
                     stable_wasm_pages,
-                    ..cycle_changes(&ended.effects)
+                    ..cycle_changes(&ended.effects.changes)
                 });
                 Ok(outcome(ended, changes, Vec::new(), None))
             }
@@ -502,10 +502,7 @@ impl Keeper {
             stable_wasm_pages,
             heap_runs,
             stable_runs,
-            calls: std::mem::take(&mut ended.effects.calls),
-            certified_data: ended.effects.certified_data.take(),
-            global_timer: ended.effects.global_timer,
-            ..cycle_changes(&ended.effects)
+            ..std::mem::take(&mut ended.effects.changes)
         };
         Ok(outcome(ended, Some(changes), Vec::new(), None))
     }
@@ -580,7 +577,7 @@ impl Keeper {
         let calls = if ended.failure.is_some() {
             Vec::new()
         } else {
-            std::mem::take(&mut ended.effects.calls)
+            std::mem::take(&mut ended.effects.changes.calls)
         };
         Ok(outcome(ended, None, calls, Some(token)))
     }
@@ -657,11 +654,11 @@ fn union(mut one: Vec<Range<u64>>, other: Vec<Range<u64>>) -> Vec<Range<u64>> {
 }
 
 /// What a message did with cycles, and no other change.
-fn cycle_changes(effects: &SideEffects) -> Changes {
+fn cycle_changes(changes: &Changes) -> Changes {
     Changes {
-        balance: effects.balance,
-        cycles_accepted: effects.cycles_accepted,
-        cycles_burned: effects.cycles_burned,
+        balance: changes.balance,
+        cycles_accepted: changes.cycles_accepted,
+        cycles_burned: changes.cycles_burned,
         ..Changes::default()
     }
 }
