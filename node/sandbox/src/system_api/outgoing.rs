@@ -10,7 +10,6 @@ use std::{
 use ic_principal::Principal;
 use serde::{Deserialize, Serialize};
 
-use super::calls::PendingCall;
 use crate::{Call, Response, mapped_file::MappedFile};
 
 /// Bytes written to the file at once.
@@ -21,7 +20,7 @@ pub(crate) struct Outgoing {
     pub(super) response: Response,
     #[serde(with = "serde_bytes")]
     pub(super) reply_data: Vec<u8>,
-    pub(super) pending_call: Option<PendingCall>,
+    pub(super) pending_call: Option<Call>,
     pub(super) calls: Vec<Call>,
     /// Bytes that the calls count as.
     pub(super) bytes: u64,
