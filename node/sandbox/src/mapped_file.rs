@@ -20,7 +20,7 @@ impl MappedFile {
             return Ok(Self { address: ptr::null_mut(), len });
         }
         let (read, private) = (ProtFlags::READ, MapFlags::PRIVATE);
-        // SAFETY: a new mapping at an address of the kernel's choosing, which conflicts with nothing.
+        // SAFETY: a new mapping at an address of the kernel's choosing.
         let address = unsafe { mmap(ptr::null_mut(), len, read, private, file.as_fd(), offset) }?;
         Ok(Self { address, len })
     }

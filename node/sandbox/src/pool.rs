@@ -56,7 +56,7 @@ use crate::{
     ipc::IpcError,
     lock,
     pool::{
-        lane::{ExecutionResult, TimeLimit, Worker, WorkerError},
+        lane::{TimeLimit, Worker, WorkerError},
         paused_workers::{PausedWorker, PausedWorkers},
     },
     worker::spilled_bytes,
@@ -464,7 +464,7 @@ impl Pool {
         request: &Request,
         grant: Option<&Grant>,
         deadline: Option<Instant>,
-    ) -> Result<(ExecutionResult, Option<Worker>), WorkerError> {
+    ) -> Result<(Slice, Option<Worker>), WorkerError> {
         let Some(cell) = self.cell(lane) else {
             return Err(WorkerError::Failed(format!("there is no sandbox worker {lane:?}")));
         };
@@ -481,11 +481,11 @@ impl Pool {
                 state.deaths = 0;
                 state.timeout_factor = 1;
                 let paused = match executed {
-                    ExecutionResult::Paused(_) => {
+                    Slice::Paused(_) => {
                         state.lent = true;
                         self.take_worker(cell, &mut state)
                     }
-                    ExecutionResult::Ended(_) => None,
+                    Slice::Ended(_) => None,
                 };
                 if state
                     .worker
@@ -540,12 +540,12 @@ impl Pool {
         // Pages that the disk lost may have been read meanwhile: then nothing of it counts.
         let resumed = resumed.and_then(|executed| paused.check_writeback().map(|()| executed));
         match resumed {
-            Ok(ExecutionResult::Paused(progress)) => {
+            Ok(Slice::Paused(progress)) => {
                 paused.granted = grant.until;
                 self.keep_paused(grant.name, paused);
                 Ok(Slice::Paused(progress))
             }
-            Ok(ExecutionResult::Ended(outcome)) => {
+            Ok(Slice::Ended(outcome)) => {
                 lock(&self.paused_workers).leave(&grant.name);
                 self.return_worker(lane, paused.worker);
                 Ok(Slice::Ended(outcome))
@@ -752,11 +752,9 @@ impl Sandbox for Pool {
 
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {
         match self.begin(lane, request, None, None).map_err(WorkerError::into_trouble)? {
-            (ExecutionResult::Ended(outcome), _) => Ok(*outcome),
+            (Slice::Ended(outcome), _) => Ok(*outcome),
             // The verdict on it says so before.
-            (ExecutionResult::Paused(_), _) => {
-                Err(WorkerTrouble::Worker("a pause nobody asked".into()))
-            }
+            (Slice::Paused(_), _) => Err(WorkerTrouble::Worker("a pause nobody asked".into())),
         }
     }
 
@@ -767,8 +765,8 @@ impl Sandbox for Pool {
         deadline: Instant,
     ) -> Result<TimedOutcome, WorkerTrouble> {
         match self.begin(lane, request, None, Some(deadline)) {
-            Ok((ExecutionResult::Ended(outcome), _)) => Ok(TimedOutcome::Ended(outcome)),
-            Ok((ExecutionResult::Paused(_), _)) => {
+            Ok((Slice::Ended(outcome), _)) => Ok(TimedOutcome::Ended(outcome)),
+            Ok((Slice::Paused(_), _)) => {
                 Err(WorkerTrouble::Worker("a pause without a grant".into()))
             }
             Err(WorkerError::Overdue) => Ok(TimedOutcome::Overdue),
@@ -790,15 +788,12 @@ impl Sandbox for Pool {
         if !grant.is_first() {
             lock(&self.counters).repeated += 1;
         }
-        match self.begin(lane, request, Some(grant), None).map_err(WorkerError::into_trouble)? {
-            (ExecutionResult::Ended(outcome), _) => Ok(Slice::Ended(outcome)),
-            (ExecutionResult::Paused(progress), worker) => {
-                if let Some(worker) = worker {
-                    self.keep_first(request, grant, worker);
-                }
-                Ok(Slice::Paused(progress))
-            }
+        let (slice, paused) =
+            self.begin(lane, request, Some(grant), None).map_err(WorkerError::into_trouble)?;
+        if let Some(worker) = paused {
+            self.keep_first(request, grant, worker);
         }
+        Ok(slice)
     }
 
     fn free_memory(&self) {

@@ -1,5 +1,5 @@
-//! The system call filter of a worker and of a compile child: a list of calls, some of them narrowed
-//! by an argument; anything else is refused.
+//! The system call filter of a worker and of a compile child: a list of calls, some of them
+//! narrowed by an argument; anything else is refused.
 
 use std::collections::BTreeMap;
 use std::error::Error;

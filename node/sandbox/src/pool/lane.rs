@@ -28,7 +28,7 @@ use super::{
     view::{Plan, View},
 };
 use crate::{
-    Grant, MessageLimits, Mount, Outcome, Progress, Request, WorkerTrouble,
+    Grant, MessageLimits, Mount, Outcome, Request, Slice, WorkerTrouble,
     ipc::{Channel, IpcError},
     prepare::{PrepareError, Preparer},
     slices::WORK_PER_INSTRUCTION_MAX,
@@ -171,13 +171,6 @@ pub(super) struct Worker {
     pub(super) heap: HeapFigures,
 }
 
-/// Result of an order to run.
-#[derive(Debug)]
-pub(super) enum ExecutionResult {
-    Ended(Box<Outcome>),
-    Paused(Progress),
-}
-
 /// A composite query in a worker.
 #[derive(Debug)]
 struct KeptQueryViews {
@@ -266,7 +259,7 @@ impl Worker {
         globals_max: usize,
         settle: [bool; 2],
         time: TimeLimit,
-    ) -> Result<ExecutionResult, WorkerError> {
+    ) -> Result<Slice, WorkerError> {
         self.messages += 1;
         if request.keep_token.is_some_and(|token| !self.kept.contains_key(&token)) {
             return Err(WorkerError::NotKept);
@@ -305,7 +298,7 @@ impl Worker {
                 }
                 report => {
                     let result = check_report(report, request, grant, globals_max, keep_as)?;
-                    if let ExecutionResult::Ended(outcome) = &result {
+                    if let Slice::Ended(outcome) = &result {
                         self.settle(request, outcome, keep_as);
                     }
                     return Ok(result);
@@ -324,7 +317,7 @@ impl Worker {
         granted: u64,
         globals_max: usize,
         timeout_factor: u32,
-    ) -> Result<ExecutionResult, WorkerError> {
+    ) -> Result<Slice, WorkerError> {
         self.expect(request, Some(grant), granted, TimeLimit::Hanging(timeout_factor))?;
         let mut files: Vec<Arc<File>> = Vec::new();
         let mut append = |mount: &Mount| {
@@ -674,12 +667,13 @@ fn check_report(
     grant: Option<&Grant>,
     globals_max: usize,
     keep_as: Option<u64>,
-) -> Result<ExecutionResult, WorkerError> {
+) -> Result<Slice, WorkerError> {
     match report {
-        Report::Outcome(outcome) => verdict::check(request, &outcome, globals_max, keep_as)
-            .map(|()| ExecutionResult::Ended(outcome)),
+        Report::Outcome(outcome) => {
+            verdict::check(request, &outcome, globals_max, keep_as).map(|()| Slice::Ended(outcome))
+        }
         Report::Paused(paused) => {
-            verdict::check_paused(request, grant, &paused).map(|()| ExecutionResult::Paused(paused))
+            verdict::check_paused(request, grant, &paused).map(|()| Slice::Paused(paused))
         }
         report => return Err(out_of_turn(report)),
     }
