@@ -275,7 +275,7 @@ pub fn verify_dealings(
         .into_iter()
         .zip(results)
         .map(|((dealer, dealing), result)| {
-            result.map(|()| VerifiedDealing { dealer, session: *session.digest(), dealing })
+            result.map(|()| VerifiedDealing { dealer, session: session.digest, dealing })
         })
         .collect()
 }

@@ -122,7 +122,7 @@ pub struct EngineError(#[from] rayon::ThreadPoolBuildError);
 pub struct Engine {
     pool: ThreadPool,
     yields: bool,
-    memory: Pool,
+    pub(crate) memory: Pool,
     receivers: Mutex<BTreeMap<[u8; 48], CachedTable>>,
     logarithms: OnceLock<Table>,
 }
@@ -193,10 +193,6 @@ impl Engine {
         if self.yields {
             thread::yield_now();
         }
-    }
-
-    pub(crate) fn memory(&self) -> &Pool {
-        &self.memory
     }
 
     /// The table for honest chunks, which is small and stays.

@@ -156,7 +156,7 @@ pub(crate) fn solve_cheated(
     receivers: usize,
     divisors: u64,
 ) -> Option<Scalar> {
-    let table = Table::large(engine.memory());
+    let table = Table::large(&engine.memory);
     let steps = response_bound(receivers) / table.stride() + 1;
     engine.run(|| {
         (1..=divisors).find_map(|divisor| {

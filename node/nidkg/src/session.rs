@@ -45,7 +45,7 @@ pub struct Session {
     threshold: u32,
     receivers: Vec<EncryptionPublicKey>,
     source: Source,
-    digest: [u8; 32],
+    pub(crate) digest: [u8; 32],
 }
 
 /// A session that cannot be.
@@ -148,10 +148,6 @@ impl Session {
 
     pub(crate) fn keys(&self) -> Vec<G1Affine> {
         self.receivers.iter().map(|key| key.y).collect()
-    }
-
-    pub(crate) fn digest(&self) -> &[u8; 32] {
-        &self.digest
     }
 
     /// The context that a ciphertext of `dealer` is bound to.

@@ -70,17 +70,9 @@ static MINUS_G2: LazyLock<PreparedG2> =
 /// A public key of G2: the subnet's, or that of one share. Always a member of the prime-order
 /// group, also when it was deserialized. Its point stays decoded alongside the bytes, as every
 /// verification needs it.
-#[derive(Clone, Copy, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "ByteArray<96>", into = "ByteArray<96>")]
 pub struct PublicKey([u8; 96], G2Affine);
-
-impl PartialEq for PublicKey {
-    fn eq(&self, other: &Self) -> bool {
-        self.0 == other.0
-    }
-}
-
-impl Eq for PublicKey {}
 
 impl Hash for PublicKey {
     fn hash<H: Hasher>(&self, state: &mut H) {

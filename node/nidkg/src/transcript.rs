@@ -122,7 +122,7 @@ fn transcript(
     if let Some(pair) = used.windows(2).find(|pair| pair[0].dealer == pair[1].dealer) {
         return Err(TranscriptError::TwiceDealt(pair[0].dealer));
     }
-    if let Some(other) = used.iter().find(|dealing| dealing.session != *session.digest()) {
+    if let Some(other) = used.iter().find(|dealing| dealing.session != session.digest) {
         return Err(TranscriptError::OtherSession(format!(
             "the dealing of dealer {}",
             other.dealer.0
@@ -173,7 +173,7 @@ fn transcript(
     }
     let ciphertexts =
         engine.run(|| used.par_iter().map(|dealing| CiphertextBytes::new(dealing)).collect());
-    Ok(Transcript { session: *session.digest(), committee, ciphertexts })
+    Ok(Transcript { session: session.digest, committee, ciphertexts })
 }
 
 /// Weights of the dealings: none for a plain sum.
@@ -262,8 +262,7 @@ impl Transcript {
 
     /// Whether it is the outcome of this session.
     pub fn matches_session(&self, session: &Session) -> bool {
-        self.session == *session.digest()
-            && self.committee.shares.len() == session.receivers().len()
+        self.session == session.digest && self.committee.shares.len() == session.receivers().len()
     }
 
     /// Checks the public keys and all lengths; ciphertexts stay bytes until their receiver opens
@@ -290,7 +289,7 @@ impl Transcript {
         receiver: NodeIndex,
         key: &EncryptionSecretKey,
     ) -> Result<SecretShare, TranscriptError> {
-        if self.session != *session.digest() {
+        if self.session != session.digest {
             return Err(TranscriptError::OtherSession("the transcript".to_owned()));
         }
         let receivers = session.receivers().len();

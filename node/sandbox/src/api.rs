@@ -424,16 +424,6 @@ pub trait UploadedModule {
     /// # Errors
     /// Of `out`, or when the module cannot be read now.
     fn write_to(&self, out: &mut dyn Write) -> io::Result<()>;
-
-    /// All of it, for callers with memory for it.
-    ///
-    /// # Errors
-    /// When the module cannot be read now.
-    fn to_vec(&self) -> io::Result<Vec<u8>> {
-        let mut all = Vec::new();
-        self.write_to(&mut all)?;
-        Ok(all)
-    }
 }
 
 impl UploadedModule for &[u8] {
