@@ -50,7 +50,7 @@ use pages::MemoryId;
 use state::{ModuleHash, ModuleInfo};
 
 use crate::{
-    Grant, HeapFigures, Lane, ModuleSource, Mount, NotPrepared, Outcome, PrepareError, Preparer,
+    Grant, HeapFigures, Lane, ModuleSource, NotPrepared, Outcome, PrepareError, Preparer,
     PreparerConfig, Priority, Probe, Request, Sandbox, Slice, SlicedName, TimedOutcome,
     UploadedModule, WorkerTrouble,
     ipc::IpcError,
@@ -470,7 +470,9 @@ impl Pool {
         };
         lock(&self.counters).messages += 1;
         let mut state = lock(&cell.state);
-        let settle = [&request.heap, &request.stable].map(|mount| self.record_writer(lane, mount));
+        let settle = [&request.heap, &request.stable].map(|mount| {
+            mount.append.is_some() && lock(&self.writers).record(mount.layout.id, lane)
+        });
         let (factor, globals_max) = (state.timeout_factor, self.globals_max);
         let time = deadline.map_or(TimeLimit::Hanging(factor), TimeLimit::Until);
         let executed = self.worker(cell, &mut state).and_then(|worker| {
@@ -630,11 +632,6 @@ impl Pool {
             state.lent = false;
             cell.put(&mut state, worker);
         }
-    }
-
-    /// Notes that `lane` may write to the memory; whether another lane did since this one.
-    fn record_writer(&self, lane: Lane, mount: &Mount) -> bool {
-        mount.append.is_some() && lock(&self.writers).record(mount.layout.id, lane)
     }
 
     /// The lane's worker, started if there is none.

@@ -151,21 +151,10 @@ impl Mapping {
             }
             Kind::Stable => (base_bytes.max(PAGE_BYTES as usize), base_bytes),
         };
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choosing.
-        let start = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                reserved_bytes,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )?
-        };
-        let start = NonNull::new(start.cast::<u8>())
-            .ok_or_else(|| io::Error::other("a mapping at address zero"))?;
         let mut mapping = Self {
             id,
             kind,
-            base: start,
+            base: reserve(reserved_bytes)?,
             reserved_bytes,
             file_bytes,
             size_bytes: 0,
@@ -754,6 +743,14 @@ impl Drop for Mapping {
         // leaves it mapped, which is harmless.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.reserved_bytes) };
     }
+}
+
+/// Address space that is inaccessible and takes no memory.
+pub(super) fn reserve(bytes: usize) -> io::Result<NonNull<u8>> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a fresh anonymous mapping at an address of the kernel's choosing.
+    let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), flags)? };
+    NonNull::new(start.cast::<u8>()).ok_or_else(|| io::Error::other("a mapping at address zero"))
 }
 
 /// Writes every byte of `vectors` at `offset`.

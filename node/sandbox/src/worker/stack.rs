@@ -12,11 +12,10 @@ use std::{
 };
 
 use pages::PAGE_BYTES;
-use rustix::mm::{
-    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap,
-};
+use rustix::mm::{Advice, MprotectFlags, madvise, mprotect, munmap};
 use wasmtime::{Error, StackCreator, StackMemory};
 
+use super::mapping::reserve;
 use crate::{
     engine::{HOST_STACK_BYTES, WASM_STACK_BYTES},
     lock,
@@ -54,17 +53,7 @@ unsafe impl Sync for Stack {}
 impl Stack {
     fn new(bytes: usize) -> std::io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE).max(PAGE);
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choosing.
-        let base = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                PAGE + bytes,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )?
-        };
-        let base = NonNull::new(base.cast::<u8>())
-            .ok_or_else(|| std::io::Error::other("a mapping at address zero"))?;
+        let base = reserve(PAGE + bytes)?;
         let stack = Self { base, bytes };
         // SAFETY: within the mapping just made, to which no other reference exists.
         unsafe {
