@@ -45,6 +45,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use accounting::process::{self, Pid, ProcessMemory};
 use limits::{ModuleLimits, SandboxLimits};
 use pages::MemoryId;
 use state::{ModuleHash, ModuleInfo};
@@ -412,7 +413,7 @@ impl Pool {
     }
 
     fn evict(&self, idle: Duration, floor_bytes: u64) {
-        let resident = |pid| memory_of(pid).map_or(0, |memory| memory.resident_bytes);
+        let resident = |pid| memory_of(pid).map_or(0, |memory| memory.resident_bytes());
         let before: u64 = self.pids().into_iter().map(resident).sum();
         // The excess, but at most one batch at once.
         let mut to_free = before.saturating_sub(floor_bytes).min(self.sandbox.eviction_batch_bytes);
@@ -831,21 +832,9 @@ impl Sandbox for Pool {
     }
 }
 
-struct Memory {
-    resident_bytes: u64,
-    anonymous_bytes: u64,
-}
-
 /// Memory of a process as the kernel counts it.
-fn memory_of(pid: u32) -> Option<Memory> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-    let mut pages = text.split_ascii_whitespace().skip(1).map(|word| word.parse::<u64>().ok());
-    let (resident, shared) = (pages.next()??, pages.next()??);
-    let page = rustix::param::page_size() as u64;
-    Some(Memory {
-        resident_bytes: resident * page,
-        anonymous_bytes: resident.saturating_sub(shared) * page,
-    })
+fn memory_of(pid: u32) -> Option<ProcessMemory> {
+    process::memory(Pid(pid)).ok()
 }
 
 /// The thread that starts workers.

@@ -511,24 +511,18 @@ impl Mapping {
             self.drop_copies(bytes)?;
             // Data committed before this message is not in the mapped files, but in the append
             // file.
-            let committed: Vec<_> =
-                self.retained.range(range.clone()).map(|(page, at)| (*page, *at)).collect();
-            if let Some((segment, _)) = self.append.as_ref().filter(|_| !committed.is_empty()) {
-                let segment = *segment;
-                let runs: Vec<Run> = committed
-                    .iter()
-                    .map(|(page, at)| Run {
-                        start_page: *page,
-                        pages: 1,
-                        segment,
-                        offset_page: *at,
-                    })
-                    .collect();
-                if !self.map_appended(&runs)? {
-                    return Ok(());
-                }
-                self.retained.retain(|page, _| !range.contains(page));
+            let Some((segment, _)) = &self.append else { continue };
+            let committed = self.retained.range(range.clone()).map(|(page, at)| Run {
+                start_page: *page,
+                pages: 1,
+                segment: *segment,
+                offset_page: *at,
+            });
+            let committed: Vec<Run> = committed.collect();
+            if !self.map_appended(&committed)? {
+                return Ok(());
             }
+            self.retained.retain(|page, _| !range.contains(page));
         }
         self.set_size(size_bytes)?;
         self.broken = broken;
