@@ -19,7 +19,7 @@ use std::{
     io::{self, IoSlice, IoSliceMut, Read, Write},
     mem::MaybeUninit,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     time::{Duration, Instant},
@@ -236,12 +236,6 @@ impl Channel {
     }
 }
 
-impl AsFd for Channel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-}
-
 fn closed_or(error: io::Error) -> IpcError {
     match error.kind() {
         io::ErrorKind::BrokenPipe
@@ -254,7 +248,7 @@ fn closed_or(error: io::Error) -> IpcError {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::io::Seek;
+    use std::{io::Seek, os::fd::AsFd};
 
     use super::*;
 

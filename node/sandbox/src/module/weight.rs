@@ -99,21 +99,19 @@ impl Weigher {
     /// Begins a function with `words` parameters and results, and `locals` locals, parameters among
     /// them.
     pub(super) fn begin(&mut self, words: u64, locals: u32, memory64: bool) {
-        self.function = self.function.wrapping_add(1);
-        let locals = locals as usize;
-        if self.used_in.len() < locals {
-            self.used_in.resize(locals, 0);
+        let mut used_in = std::mem::take(&mut self.used_in);
+        if used_in.len() < locals as usize {
+            used_in.resize(locals as usize, 0);
         }
-        self.used = 0;
-        self.units =
-            FUNCTION.saturating_add(words.saturating_mul(WORD)).saturating_add(locals as u64);
-        self.indirect_calls = 0;
-        self.targets = 0;
-        self.target_operands = 0;
-        self.edges = 1;
-        self.operands = 0;
-        self.after_constant = false;
-        self.memory64 = memory64;
+        let words = words.saturating_mul(WORD);
+        *self = Self {
+            used_in,
+            function: self.function.wrapping_add(1),
+            units: FUNCTION.saturating_add(words).saturating_add(locals.into()),
+            edges: 1,
+            memory64,
+            ..Self::default()
+        };
     }
 
     /// Adds an instruction before which `operands` are on the stack. `words` are the parameters and
