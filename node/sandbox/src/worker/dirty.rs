@@ -69,12 +69,6 @@ pub(crate) struct Tracker {
     touched: Vec<Range<u64>>,
 }
 
-impl Default for Tracker {
-    fn default() -> Self {
-        Self::new(false)
-    }
-}
-
 impl Tracker {
     /// Of a heap, or of a stable memory, whose tracker may allocate at any time.
     pub(crate) fn new(is_sparse: bool) -> Self {

@@ -89,7 +89,7 @@ impl Default for HeapCell {
     fn default() -> Self {
         Self {
             mapping: UnsafeCell::default(),
-            tracker: UnsafeCell::default(),
+            tracker: UnsafeCell::new(Tracker::new(false)),
             touched: UnsafeCell::new(Tracker::touched()),
             charged: Cell::default(),
             instructions_max: Cell::default(),

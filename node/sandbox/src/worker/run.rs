@@ -20,11 +20,7 @@ use wasmtime::{
     ResourceLimiter, Store, Trap, TypedFunc, Val, WasmParams, unix::StoreExt,
 };
 
-use super::{
-    AccessRefusal, HeapCell, Stable,
-    backtrace::{Renumbering, backtrace},
-    pacer::Pacer,
-};
+use super::{AccessRefusal, HeapCell, Stable, backtrace::backtrace, pacer::Pacer};
 use crate::{
     Entry, MessageLimits, SystemContext,
     module::{INIT_MEMORY, MEMORY, RUNTIME_MODULE, START, TABLE, global_export},
@@ -43,7 +39,7 @@ pub(crate) struct LoadedModule {
     /// Whether it has a memory.
     pub(crate) has_memory: bool,
     /// For backtraces.
-    renumbering: Renumbering,
+    added_import: Option<u32>,
 }
 
 impl LoadedModule {
@@ -62,12 +58,10 @@ impl LoadedModule {
             memory64,
             has_memory: memory.is_some(),
             // Only functions are imported.
-            renumbering: Renumbering {
-                added_import: module
-                    .imports()
-                    .position(|import| import.module() == RUNTIME_MODULE)
-                    .map(|index| index as u32),
-            },
+            added_import: module
+                .imports()
+                .position(|import| import.module() == RUNTIME_MODULE)
+                .map(|index| index as u32),
         })
     }
 }
@@ -131,7 +125,7 @@ pub(crate) fn run(
     }
     let (mut failure, globals) = match result {
         Ok(instance) => (None, read_globals(&mut store, module, &instance)?),
-        Err(error) => (Some(failure_of(error, &store, module.renumbering)?), Vec::new()),
+        Err(error) => (Some(failure_of(error, &store, module.added_import)?), Vec::new()),
     };
     let left = store.get_fuel()?;
     let pages = if module.has_memory { heap.take_uncharged() } else { 0 };
@@ -340,11 +334,11 @@ async fn call_back(
 fn failure_of(
     error: wasmtime::Error,
     store: &Store<Host>,
-    renumbering: Renumbering,
+    added_import: Option<u32>,
 ) -> wasmtime::Result<Failure> {
     let host = store.data();
     if let Some(failure) = error.downcast_ref::<Failure>() {
-        return Ok(failure.clone().with_backtrace(|| backtrace(&error, renumbering)));
+        return Ok(failure.clone().with_backtrace(|| backtrace(&error, added_import)));
     }
     match host.heap.refused() {
         Some(AccessRefusal::Cap) => return Ok(host.heap_cap()),
@@ -370,7 +364,7 @@ fn failure_of(
         Some(_) => Failure::trapped("trap"),
         None => return Err(error),
     };
-    Ok(failure.with_backtrace(|| backtrace(&error, renumbering)))
+    Ok(failure.with_backtrace(|| backtrace(&error, added_import)))
 }
 
 fn write_globals(
