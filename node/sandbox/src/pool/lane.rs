@@ -20,7 +20,7 @@ use std::{
 };
 
 use accounting::processor;
-use pages::{MemoryId, MemoryLayout, PageFile, PagesError, SegmentId};
+use pages::{AppendTarget, MemoryId, MemoryLayout, PageFile, PagesError, SegmentId};
 use state::ModuleHash;
 
 use super::{
@@ -319,21 +319,11 @@ impl Worker {
         timeout_factor: u32,
     ) -> Result<Slice, WorkerError> {
         self.expect(request, Some(grant), granted, TimeLimit::Hanging(timeout_factor))?;
-        let mut files: Vec<Arc<File>> = Vec::new();
-        let mut append = |mount: &Mount| {
-            mount.append.as_ref().map(|append| {
-                files.push(append.file.clone());
-                AppendOrder {
-                    segment: append.segment,
-                    offset_page: append.offset_page,
-                    pages_max: append.pages_max,
-                    file: true,
-                }
-            })
-        };
+        let mut files = Files::default();
+        let mut append = |mount: &Mount| Some(files.append(mount.append.as_ref()?, true));
         let (heap, stable) = (append(&request.heap), append(&request.stable));
         let order = Order::Resume(Resume { until: grant.until, heap, stable });
-        let descriptors: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
+        let descriptors: Vec<_> = files.owned.iter().map(|file| file.as_fd()).collect();
         self.channel.send(&order, &descriptors)?;
         let (report, _) = self.channel.receive::<Report>(verdict::outcome_bytes_max(request))?;
         check_report(report, request, Some(grant), globals_max, None)
@@ -485,15 +475,7 @@ impl Worker {
         order.append = mount.append.as_ref().map(|append| {
             let known = self.memories.get(&layout.id).and_then(|view| view.append);
             let file = files.fresh.contains(&layout.id) || known != Some(append.segment);
-            if file {
-                files.owned.push(append.file.clone());
-            }
-            AppendOrder {
-                segment: append.segment,
-                offset_page: append.offset_page,
-                pages_max: append.pages_max,
-                file,
-            }
+            files.append(append, file)
         });
         Ok(order)
     }
@@ -697,6 +679,15 @@ struct Files {
 }
 
 impl Files {
+    /// The order to append to `target`; its file is added if it has to be sent.
+    fn append(&mut self, target: &AppendTarget, file: bool) -> AppendOrder {
+        if file {
+            self.owned.push(target.file.clone());
+        }
+        let AppendTarget { segment, offset_page, pages_max, .. } = *target;
+        AppendOrder { segment, offset_page, pages_max, file }
+    }
+
     /// The other base files of `layout`, which are added, and the parts that are in them.
     fn parts(&mut self, layout: &MemoryLayout) -> Result<(usize, Vec<MapPart>), PagesError> {
         let mut bases: Vec<&Arc<PageFile>> = Vec::new();
