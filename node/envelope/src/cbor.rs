@@ -1,15 +1,13 @@
 //! CBOR (RFC 8949), read strictly and within bounds, and written canonically enough.
 //!
-//! The reader turns a body into [`Value`]s that borrow from it. It accepts everything that the
-//! interface specification's encodings can contain: unsigned and negative integers, byte and text
-//! strings, arrays, maps, and null or undefined, which both mean "field omitted". Indefinite
-//! lengths are accepted because some clients' encoders write nothing else. Floats, booleans,
-//! unknown tags, duplicate keys, map keys that are neither text nor integers, bytes after the item
-//! and truncated items are refused, each with the offset at which reading stopped.
+//! The reader turns a body into [`Value`]s that borrow from it, and accepts everything that the
+//! interface specification's encodings can contain; null and undefined both mean "field omitted".
+//! Indefinite lengths are accepted because some clients' encoders write nothing else. Floats,
+//! booleans, unknown tags, duplicate keys, map keys that are neither text nor integers, bytes after
+//! the item and truncated items are refused, each with the offset at which reading stopped.
 //!
-//! Two bounds keep a small body from becoming a large tree: nesting depth, which also bounds the
-//! stack, and the number of items. Lengths announced by the body are compared with what is left of
-//! it before anything is allocated.
+//! Nesting depth, which also bounds the stack, and the number of items are bounded. Lengths
+//! announced by the body are compared with what is left of it before anything is allocated.
 //!
 //! This file knows nothing of envelopes, certificates or HTTP.
 
@@ -54,14 +52,10 @@ pub struct Bounds {
 
 /// Why a body is not acceptable CBOR.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum CborError {
-    /// The body ends inside an item.
     #[error("the CBOR body ends at byte {offset} in the middle of an item")]
-    Truncated {
-        /// Byte offset of the end of the body.
-        offset: usize,
-    },
-    /// Something follows the item.
+    Truncated { offset: usize },
     #[error(
         "the CBOR body has {bytes} bytes after its end at byte {offset}; send one item and \
          nothing else"
@@ -69,34 +63,26 @@ pub enum CborError {
     Trailing {
         /// Where the item ended.
         offset: usize,
-        /// How much follows.
         bytes: usize,
     },
-    /// Nested too deep.
     #[error("the CBOR body nests deeper than {limit} levels at byte {offset}")]
     TooDeep {
         /// Byte offset just after the head of the array or map that nests too deep.
         offset: usize,
-        /// The bound on nesting, [`Bounds::depth`].
         limit: usize,
     },
-    /// Too many items.
     #[error("the CBOR body has more than {limit} items (counted up to byte {offset})")]
     TooManyItems {
         /// Byte offset of the first item, or chunk of a string, beyond the bound.
         offset: usize,
-        /// The bound on items, [`Bounds::items`].
         limit: usize,
     },
-    /// A map with too many fields.
     #[error("a CBOR map before byte {offset} has more than {limit} fields")]
     MapTooWide {
         /// Byte offset of the first field beyond the bound.
         offset: usize,
-        /// The most fields of one map, 64.
         limit: usize,
     },
-    /// The same key twice in a map.
     #[error("a CBOR map repeats the key {key} at byte {offset}; keys must be distinct")]
     DuplicateKey {
         /// Byte offset of the second occurrence of the key.
@@ -109,7 +95,6 @@ pub enum CborError {
     Unexpected {
         /// Byte offset in the body, at or within the refused item.
         offset: usize,
-        /// The unexpected item, for the message.
         what: &'static str,
     },
 }
@@ -152,10 +137,17 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// The entries of a map.
+    pub(crate) fn as_map(&self) -> Option<&[(Value<'a>, Value<'a>)]> {
+        match self {
+            Self::Map(entries) => Some(entries),
+            _ => None,
+        }
+    }
+
     /// The field `name` of a map; null and undefined count as absent.
     pub fn field(&self, name: &str) -> Option<&Value<'a>> {
-        let Self::Map(entries) = self else { return None };
-        entries
+        self.as_map()?
             .iter()
             .find(|(key, _)| key.as_text() == Some(name))
             .map(|(_, value)| value)
@@ -232,16 +224,21 @@ impl<'a> Reader<'a> {
         Ok((major, Some(argument)))
     }
 
-    fn item(&mut self, depth: usize) -> Result<Value<'a>, CborError> {
+    fn count_item(&mut self) -> Result<(), CborError> {
         self.items += 1;
         if self.items > self.bounds.items {
             return Err(CborError::TooManyItems { offset: self.offset, limit: self.bounds.items });
         }
+        Ok(())
+    }
+
+    fn item(&mut self, depth: usize) -> Result<Value<'a>, CborError> {
+        self.count_item()?;
         let start = self.offset;
         match self.head()? {
             (0, Some(number)) => Ok(Value::Nat(number)),
             (1, Some(number)) => Ok(Value::Negative(number)),
-            (2, length) => self.bytes(length).map(Value::Bytes),
+            (2, length) => self.string(length, 2).map(Value::Bytes),
             (3, length) => self.text(length).map(Value::Text),
             (4, length) => self.array(length, depth),
             (5, length) => self.map(length, depth),
@@ -261,7 +258,7 @@ impl<'a> Reader<'a> {
             what: "a bignum that is no byte string or exceeds 64 bits",
         };
         let (2, length) = self.head()? else { return Err(not_a_number) };
-        let bytes = self.bytes(length)?;
+        let bytes = self.string(length, 2)?;
         let significant = bytes
             .iter()
             .position(|byte| *byte != 0)
@@ -280,13 +277,7 @@ impl<'a> Reader<'a> {
         }
         let mut joined = Vec::new();
         while self.peek()? != 0xff {
-            self.items += 1;
-            if self.items > self.bounds.items {
-                return Err(CborError::TooManyItems {
-                    offset: self.offset,
-                    limit: self.bounds.items,
-                });
-            }
+            self.count_item()?;
             match self.head()? {
                 (chunk, Some(length)) if chunk == major => {
                     joined.extend_from_slice(self.take(length)?)
@@ -296,10 +287,6 @@ impl<'a> Reader<'a> {
         }
         self.offset += 1;
         Ok(Cow::Owned(joined))
-    }
-
-    fn bytes(&mut self, length: Option<u64>) -> Result<Cow<'a, [u8]>, CborError> {
-        self.string(length, 2)
     }
 
     fn text(&mut self, length: Option<u64>) -> Result<Cow<'a, str>, CborError> {
@@ -398,23 +385,15 @@ impl Writer {
     }
 
     fn head(&mut self, major: u8, argument: u64) {
-        let major = major << 5;
-        match argument {
-            0..=23 => self.0.push(major | argument as u8),
-            24..=0xff => self.0.extend_from_slice(&[major | 24, argument as u8]),
-            0x100..=0xffff => {
-                self.0.push(major | 25);
-                self.0.extend_from_slice(&(argument as u16).to_be_bytes());
-            }
-            0x1_0000..=0xffff_ffff => {
-                self.0.push(major | 26);
-                self.0.extend_from_slice(&(argument as u32).to_be_bytes());
-            }
-            _ => {
-                self.0.push(major | 27);
-                self.0.extend_from_slice(&argument.to_be_bytes());
-            }
-        }
+        let (info, width) = match argument {
+            0..=23 => (argument as u8, 0),
+            24..=0xff => (24, 1),
+            0x100..=0xffff => (25, 2),
+            0x1_0000..=0xffff_ffff => (26, 4),
+            _ => (27, 8),
+        };
+        self.0.push(major << 5 | info);
+        self.0.extend_from_slice(argument.to_be_bytes().get(8 - width..).unwrap_or_default());
     }
 
     /// A map of `fields` fields follows.

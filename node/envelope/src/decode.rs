@@ -1,13 +1,11 @@
 //! The authentication envelope: a request's content, its recomputed id, and the claims of who
 //! signed it.
 //!
-//! Decoding checks form only: that fields exist, have their types and keep their bounds. Nothing
-//! here is trusted; whether the signatures hold is decided in [`crate::auth`]. The request id is
-//! always computed here from the content as sent, never taken from the request.
-//!
-//! Fields the specification does not name are hashed into the request id when they are in the
-//! content, and ignored when they are in the envelope around it, which no signature covers. In a
-//! delegation they are refused: a restriction that is not understood must not be dropped.
+//! Decoding checks form only; whether the signatures hold is decided in [`crate::auth`]. The
+//! request id is always computed here from the content as sent. Fields the specification does not
+//! name are hashed into it when they are in the content, and ignored when they are in the envelope
+//! around it, which no signature covers. In a delegation they are refused: a restriction that is
+//! not understood must not be dropped.
 //!
 //! The canonical form ([`canonical`]) is passed on to the ingress pool, to other nodes and into
 //! blocks: content and the three known fields around it, nothing else, in a single encoding. So
@@ -169,6 +167,7 @@ pub struct SignedDelegation {
 
 /// Why a body is not an envelope.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum EnvelopeError {
     /// No acceptable CBOR.
     #[error(transparent)]
@@ -176,39 +175,17 @@ pub enum EnvelopeError {
     /// A field without a hash.
     #[error(transparent)]
     NotHashable(#[from] NotHashable),
-    /// Not a map at the top.
     #[error(
         "the body must be a CBOR map with `content` and, unless the sender is anonymous, \
          `sender_pubkey` and `sender_sig`"
     )]
     NotAnEnvelope,
-    /// A field is missing.
     #[error("`{field}` is missing; it is required and must be {expected}")]
-    Missing {
-        /// Name of the missing field.
-        field: &'static str,
-        /// The type that the field must have, for the message.
-        expected: &'static str,
-    },
-    /// A field has another type.
+    Missing { field: &'static str, expected: &'static str },
     #[error("`{field}` is {found}; it must be {expected}")]
-    WrongType {
-        /// Name of the field with the wrong type.
-        field: &'static str,
-        /// The type found.
-        found: &'static str,
-        /// The type expected.
-        expected: &'static str,
-    },
-    /// A byte string longer than the 29 bytes of a principal.
+    WrongType { field: &'static str, found: &'static str, expected: &'static str },
     #[error("`{field}` has {length} bytes; a principal has at most 29")]
-    NotAPrincipal {
-        /// Name of the field that must hold a principal.
-        field: &'static str,
-        /// Length of the byte string.
-        length: usize,
-    },
-    /// Unknown kind of request.
+    NotAPrincipal { field: &'static str, length: usize },
     #[error("`request_type` is \"{found}\"; it must be \"call\", \"query\" or \"read_state\"")]
     UnknownRequestType {
         /// The type as sent, cut to 32 characters.
@@ -217,14 +194,11 @@ pub enum EnvelopeError {
     /// A list or blob beyond its limit.
     #[error("{what}: {found} exceeds the limit of {limit}")]
     TooMany {
-        /// The counted items.
         what: &'static str,
-        /// How much was sent.
         found: usize,
         /// The most that is accepted, by [`EnvelopeBounds`].
         limit: usize,
     },
-    /// `permissions` of a delegation has a value that is not defined.
     #[error(
         "a delegation's `permissions` is \"{found}\"; only \"queries\" and \"all\" are defined, \
          so the delegation is invalid"
@@ -233,7 +207,6 @@ pub enum EnvelopeError {
         /// The value as sent, cut to 32 characters.
         found: String,
     },
-    /// A delegation with a field that is not defined.
     #[error(
         "a delegation has the field `{field}`, which is not defined; a restriction that is not \
          understood cannot be honoured"
@@ -267,6 +240,7 @@ fn typed<'v, 'a, T: 'v>(
 
 const BLOB: &str = "a byte string";
 const TEXT: &str = "a text string";
+const MAP: &str = "a map";
 const NAT: &str = "a natural number of nanoseconds since 1970-01-01";
 const PRINCIPAL: &str = "a byte string of at most 29 bytes";
 
@@ -278,6 +252,10 @@ fn optional_blob(map: &Value<'_>, field: &'static str) -> Result<Option<Vec<u8>>
     map.field(field)
         .map(|value| typed(value, field, BLOB, Value::as_bytes).map(<[u8]>::to_vec))
         .transpose()
+}
+
+fn text<'v>(map: &'v Value<'_>, field: &'static str) -> Result<&'v str, EnvelopeError> {
+    typed(require_field(map, field, TEXT)?, field, TEXT, Value::as_text)
 }
 
 fn nat(map: &Value<'_>, field: &'static str) -> Result<u64, EnvelopeError> {
@@ -316,14 +294,11 @@ pub fn canonical(body: &[u8], bounds: &EnvelopeBounds) -> Result<Vec<u8>, Envelo
     if !matches!(envelope, Value::Map(_)) {
         return Err(EnvelopeError::NotAnEnvelope);
     }
-    require_field(&envelope, "content", "a map")?;
+    require_field(&envelope, "content", MAP)?;
     let mut writer = Writer::with_capacity(body.len());
     // In the order of the encoded keys, as within maps.
     let known = ["content", "sender_sig", "sender_pubkey", "sender_delegation"];
-    let present: Vec<_> = known
-        .into_iter()
-        .filter_map(|name| envelope.field(name).map(|value| (name, value)))
-        .collect();
+    let present = present_fields(&envelope, &known);
     writer.map(present.len() as u64);
     for (name, value) in present {
         writer.text(name);
@@ -350,10 +325,16 @@ pub fn may_install_code(envelope: &[u8]) -> bool {
             || has(b"\x6bmethod_name\x74install_chunked_code"))
 }
 
+/// Those of the fields that the map has, in the order of `known`.
+fn present_fields<'v, 'a>(
+    map: &'v Value<'a>,
+    known: &[&'static str],
+) -> Vec<(&'static str, &'v Value<'a>)> {
+    known.iter().filter_map(|name| map.field(name).map(|value| (*name, value))).collect()
+}
+
 fn canonical_link(link: &Value<'_>, writer: &mut Writer) {
-    let known = ["signature", "delegation"];
-    let present: Vec<_> =
-        known.into_iter().filter_map(|name| link.field(name).map(|value| (name, value))).collect();
+    let present = present_fields(link, &["signature", "delegation"]);
     writer.map(present.len() as u64);
     for (name, value) in present {
         writer.text(name).canonical(value);
@@ -367,14 +348,8 @@ impl Envelope {
         if !matches!(envelope, Value::Map(_)) {
             return Err(EnvelopeError::NotAnEnvelope);
         }
-        let content = require_field(&envelope, "content", "a map")?;
-        if !matches!(content, Value::Map(_)) {
-            return Err(EnvelopeError::WrongType {
-                field: "content",
-                found: content.kind(),
-                expected: "a map",
-            });
-        }
+        let content = require_field(&envelope, "content", MAP)?;
+        typed(content, "content", MAP, Value::as_map)?;
         Ok(Self {
             request_id: RequestId(hash::of_value(content)?),
             content: Content::from_value(content, bounds)?,
@@ -397,13 +372,7 @@ impl Envelope {
 
 impl Content {
     fn from_value(content: &Value<'_>, bounds: &EnvelopeBounds) -> Result<Self, EnvelopeError> {
-        let request_type = typed(
-            require_field(content, "request_type", TEXT)?,
-            "request_type",
-            TEXT,
-            Value::as_text,
-        )?;
-        let request = match request_type {
+        let request = match text(content, "request_type")? {
             "call" => Request::Call(MethodCall::from_value(content)?),
             "query" => Request::Query(MethodCall::from_value(content)?),
             "read_state" => Request::ReadState(paths(content, bounds)?),
@@ -424,30 +393,22 @@ impl Content {
     }
 }
 
+impl SignedSenderInfo {
+    fn from_value(info: &Value<'_>) -> Result<Self, EnvelopeError> {
+        typed(info, "sender_info", MAP, Value::as_map)?;
+        Ok(Self {
+            info: blob(info, "info")?,
+            signer: principal(info, "signer")?,
+            sig: blob(info, "sig")?,
+        })
+    }
+}
+
 impl MethodCall {
     fn from_value(content: &Value<'_>) -> Result<Self, EnvelopeError> {
-        let method_name = typed(
-            require_field(content, "method_name", TEXT)?,
-            "method_name",
-            TEXT,
-            Value::as_text,
-        )?
-        .to_owned();
-        let sender_info = match content.field("sender_info") {
-            None => None,
-            Some(info @ Value::Map(_)) => Some(SignedSenderInfo {
-                info: blob(info, "info")?,
-                signer: principal(info, "signer")?,
-                sig: blob(info, "sig")?,
-            }),
-            Some(other) => {
-                return Err(EnvelopeError::WrongType {
-                    field: "sender_info",
-                    found: other.kind(),
-                    expected: "a map",
-                });
-            }
-        };
+        let method_name = text(content, "method_name")?.to_owned();
+        let sender_info =
+            content.field("sender_info").map(SignedSenderInfo::from_value).transpose()?;
         Ok(Self {
             canister_id: principal(content, "canister_id")?,
             method_name,
@@ -487,15 +448,8 @@ fn delegation(
     link: &Value<'_>,
     bounds: &EnvelopeBounds,
 ) -> Result<SignedDelegation, EnvelopeError> {
-    let map = require_field(link, "delegation", "a map")?;
-    let Value::Map(fields) = map else {
-        return Err(EnvelopeError::WrongType {
-            field: "delegation",
-            found: map.kind(),
-            expected: "a map",
-        });
-    };
-    for (key, _) in fields {
+    let map = require_field(link, "delegation", MAP)?;
+    for (key, _) in typed(map, "delegation", MAP, Value::as_map)? {
         let key = key.as_text().unwrap_or_default();
         if !["pubkey", "expiration", "targets", "permissions"].contains(&key) {
             return Err(EnvelopeError::UnknownDelegationField { field: truncate_text(key) });

@@ -36,19 +36,14 @@ impl Effective {
 
 /// Why the id in the URL is not acceptable.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum EffectiveError {
     /// Differs from the destination.
     #[error(
         "the URL names canister {url}, but the request is for {content}; use {content} as the \
          effective canister id"
     )]
-    Mismatch {
-        /// In the URL.
-        url: Principal,
-        /// In the content.
-        content: Principal,
-    },
-    /// A management call without a destination.
+    Mismatch { url: Principal, content: Principal },
     #[error(
         "the argument of the management canister's `{method}` has no field `{field}` of type \
          principal, so the call has no effective canister id"
@@ -56,10 +51,8 @@ pub enum EffectiveError {
     NoDestination {
         /// Cut to 64 characters.
         method: String,
-        /// Which field was looked for.
         field: &'static str,
     },
-    /// A management call whose argument is over a bound of all arguments.
     #[error(
         "the field `{field}` is not looked for in the argument of the management canister's \
          `{method}`, so the call has no effective canister id: {refusal}"
@@ -67,34 +60,18 @@ pub enum EffectiveError {
     TooComplex {
         /// Cut to 64 characters.
         method: String,
-        /// Which field was looked for.
         field: &'static str,
-        /// The bound.
         refusal: Refusal,
     },
-    /// Outside this subnet's ranges.
     #[error("canister {canister_id} is in no canister range of this subnet")]
-    NotHosted {
-        /// The effective canister id of the request.
-        canister_id: Principal,
-    },
-    /// The subnet in the URL is not the one this node belongs to.
+    NotHosted { canister_id: Principal },
     #[error("the URL names subnet {url}, but this node belongs to subnet {own}")]
-    OtherSubnet {
-        /// In the URL.
-        url: Principal,
-        /// The subnet that this node belongs to.
-        own: Principal,
-    },
-    /// The subnet form with another method.
+    OtherSubnet { url: Principal, own: Principal },
     #[error(
         "the subnet form of this endpoint only serves {allowed} of the management canister \
          (aaaaa-aa); use /canister/<effective canister id>/"
     )]
-    NotForSubnet {
-        /// The methods served there.
-        allowed: &'static str,
-    },
+    NotForSubnet { allowed: &'static str },
 }
 
 #[derive(CandidType, Deserialize)]

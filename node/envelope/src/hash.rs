@@ -31,18 +31,10 @@ pub fn of_bytes(bytes: impl AsRef<[u8]>) -> Hash {
 }
 
 /// Hash of a natural: of its shortest unsigned LEB128 encoding.
-pub fn of_nat(mut number: u64) -> Hash {
+pub fn of_nat(number: u64) -> Hash {
     let mut bytes = [0u8; 10];
-    let mut length = 0;
-    for slot in &mut bytes {
-        length += 1;
-        *slot = (number & 0x7f) as u8;
-        number >>= 7;
-        if number == 0 {
-            break;
-        }
-        *slot |= 0x80;
-    }
+    // There is room for the longest number.
+    let length = leb128::write::unsigned(&mut &mut bytes[..], number).unwrap_or_default();
     of_bytes(bytes.get(..length).unwrap_or_default())
 }
 

@@ -33,4 +33,4 @@ pub use decode::{
     SignedDelegation, SignedSenderInfo, canonical, may_install_code,
 };
 pub use hash::NotHashable;
-pub use verify::{CallError, CallVerifier, Envelopes, ingress};
+pub use verify::{CallVerifier, Envelopes, ingress};

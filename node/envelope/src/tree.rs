@@ -6,7 +6,7 @@
 use ic_certification::hash_tree::HashTree;
 
 use crate::{
-    auth::hash_tree_bounds,
+    auth::canister,
     cbor::{self, CborError, Value},
 };
 
@@ -25,12 +25,12 @@ impl<'a> CborItem<'a> {
     /// # Errors
     /// When it is invalid, or beyond the bounds: [`DEPTH_MAX`], [`ITEMS_MAX`].
     pub fn read(bytes: &'a [u8]) -> Result<Self, CborError> {
-        cbor::decode(bytes, hash_tree_bounds()).map(Self)
+        cbor::decode(bytes, canister::SMALL_BOUNDS).map(Self)
     }
 
     /// The tree, if it is one. The order of its labels is not checked.
     pub fn tree(&self) -> Option<HashTree<&[u8]>> {
-        crate::auth::hash_tree(&self.0)
+        canister::tree(&self.0)
     }
 
     /// The texts, if it is an array of texts and nothing else.

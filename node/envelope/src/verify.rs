@@ -18,11 +18,7 @@ use crate::{
 
 /// Why a call is invalid, or not its sender's.
 #[derive(Debug, Error)]
-#[error(transparent)]
-pub struct CallError(#[from] Reason);
-
-#[derive(Debug, Error)]
-enum Reason {
+enum CallError {
     #[error("an envelope of {found} bytes is over the limit gateway.body_bytes = {limit}")]
     TooLarge { found: usize, limit: u64 },
     #[error(
@@ -67,14 +63,14 @@ pub trait Envelopes: Send + Sync {
 
 impl Envelopes for CallVerifier {
     fn read(&self, signed: &SignedIngress) -> Result<Ingress, String> {
-        self.read(signed).map_err(|error| error.to_string())
+        Ok(self.read_claim(signed).map_err(|error| error.to_string())?.0)
     }
 
     fn verify(&self, signed: &SignedIngress) -> Result<(IngressId, Validity), String> {
         if OutcallAnswer::is_in(signed) {
             return self.verify_answer(signed);
         }
-        self.verify(signed).map(with_ingress_id).map_err(|error| error.to_string())
+        self.verify_call(signed).map(with_ingress_id).map_err(|error| error.to_string())
     }
 
     fn claim(&self, signed: &SignedIngress) -> Result<(IngressId, Validity), String> {
@@ -116,10 +112,13 @@ impl CallVerifier {
         }
     }
 
-    fn decode(&self, signed: &SignedIngress) -> Result<Envelope, Reason> {
-        if signed.envelope.len() as u64 > self.bytes_max {
-            return Err(Reason::TooLarge { found: signed.envelope.len(), limit: self.bytes_max });
-        }
+    fn check_bytes(&self, signed: &SignedIngress) -> Result<(), CallError> {
+        let (found, limit) = (signed.envelope.len(), self.bytes_max);
+        if found as u64 > limit { Err(CallError::TooLarge { found, limit }) } else { Ok(()) }
+    }
+
+    fn decode(&self, signed: &SignedIngress) -> Result<Envelope, CallError> {
+        self.check_bytes(signed)?;
         Ok(Envelope::decode(&signed.envelope, &self.bounds)?)
     }
 
@@ -127,13 +126,12 @@ impl CallVerifier {
     /// accept it from a client. Takes the time of a signature or two. The same on every node and at
     /// any time: it depends on the bytes, the subnet's key and ids, and limits that members
     /// compare.
-    pub fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), CallError> {
+    fn verify_call(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), CallError> {
         let envelope = self.decode(signed)?;
-        if canonical(&signed.envelope, &self.bounds).map_err(Reason::from)? != signed.envelope {
-            return Err(Reason::NotCanonical.into());
+        if canonical(&signed.envelope, &self.bounds)? != signed.envelope {
+            return Err(CallError::NotCanonical);
         }
-        let authenticated =
-            auth::authenticate_signer(&envelope, &self.auth).map_err(Reason::from)?;
+        let authenticated = auth::check(&envelope, None, &self.auth)?;
         let validity = auth::validity(&envelope, &self.auth);
         let effective = if signed.effective_canister_id == self.subnet_id {
             Effective::Subnet(self.subnet_id)
@@ -144,19 +142,18 @@ impl CallVerifier {
         let call = call_of(envelope)?;
         let hosts =
             |id: &Principal| self.ranges.iter().any(|(first, last)| first <= id && id <= last);
-        effective::check(&effective, &call, false, &self.subnet_id, hosts).map_err(Reason::from)?;
+        effective::check(&effective, &call, false, &self.subnet_id, hosts)?;
         // The gateway has put the one id there that follows from the content. With another the call
         // could be ordered once more under another name.
         let (url, content) = (effective.id(), effective::of_call(&call, effective.id()));
         if url != content {
-            return Err(Reason::from(EffectiveError::Mismatch { url, content }).into());
+            return Err(EffectiveError::Mismatch { url, content }.into());
         }
         Ok((ingress(id, expiry, signed.effective_canister_id, call, authenticated), validity))
     }
 
-    /// The unverified call of the envelope, and when it would be valid; [`Self::verify`] verifies
-    /// it.
-    pub fn read_claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), CallError> {
+    /// The unverified call of the envelope, and when it would be valid.
+    fn read_claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), CallError> {
         let envelope = self.decode(signed)?;
         let validity = auth::validity(&envelope, &self.auth);
         let claimed = auth::claimed_sender(&envelope);
@@ -167,10 +164,7 @@ impl CallVerifier {
     }
 
     fn read_answer(&self, signed: &SignedIngress) -> Result<(OutcallAnswer, [u8; 48]), String> {
-        let (found, limit) = (signed.envelope.len(), self.bytes_max);
-        if found as u64 > limit {
-            return Err(Reason::TooLarge { found, limit }.to_string());
-        }
+        self.check_bytes(signed).map_err(|error| error.to_string())?;
         OutcallAnswer::read(signed)
     }
 
@@ -183,11 +177,6 @@ impl CallVerifier {
         }
         Ok((answer.ingress_id(), answer.validity()))
     }
-
-    /// Decodes the call of an envelope that was verified before.
-    pub fn read(&self, signed: &SignedIngress) -> Result<Ingress, CallError> {
-        Ok(self.read_claim(signed)?.0)
-    }
 }
 
 /// A call by its name.
@@ -195,10 +184,10 @@ fn with_ingress_id((ingress, validity): (Ingress, Validity)) -> (IngressId, Vali
     (IngressId::new(&ingress.request_id, &ingress.effective_canister_id), validity)
 }
 
-fn call_of(envelope: Envelope) -> Result<MethodCall, Reason> {
+fn call_of(envelope: Envelope) -> Result<MethodCall, CallError> {
     match envelope.content.request {
         Request::Call(call) => Ok(call),
-        other => Err(Reason::NotACall(other.request_type())),
+        other => Err(CallError::NotACall(other.request_type())),
     }
 }
 

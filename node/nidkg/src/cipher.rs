@@ -5,11 +5,8 @@
 //! `C_ij = y_i^{r_j} g1^{m_ij}`, `R_j = g1^{r_j}`, `S_j = g1^{s_j}`, `Z_j = F^{r_j} h^{s_j}`, where
 //! `F = F(epoch) * f_hash^{H}` and `H` hashes everything but `Z` with the context: a ciphertext
 //! that was changed, or moved to another session, dealer or epoch, fails the check `e(g1, Z_j) =
-//! e(R_j, F) e(S_j, h)`.
-//!
-//! The paper writes `H` bit by bit into 256 further levels. Here it is one level with a scalar
-//! identity, as the underlying hierarchy allows: keys are a tenth of the size.
-//! docs/nidkg-security.md proves that this is sound.
+//! e(R_j, F) e(S_j, h)`. The paper writes `H` into 256 further levels; here it is one level with a
+//! scalar identity, which docs/nidkg-security.md proves sound.
 
 use rand::{CryptoRng, RngCore};
 use rayon::prelude::*;

@@ -76,41 +76,26 @@ impl fmt::Display for Check {
 
 /// Why there is no dealing, or why one was refused.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum DealingError {
-    /// A check failed.
     #[error("the dealing of dealer {} fails {check}", dealer.0)]
     Rejected {
-        /// The dealer whose dealing was refused.
         dealer: NodeIndex,
         /// First check that fails, in the order of [`Check`].
         check: Check,
     },
-    /// Not shaped for the session.
     #[error("the dealing of dealer {} has {have} {what}, the session has {need}", dealer.0)]
-    Shape {
-        /// The dealer whose dealing was refused.
-        dealer: NodeIndex,
-        /// The items whose number differs.
-        what: &'static str,
-        /// How many it has.
-        have: usize,
-        /// How many it must have.
-        need: usize,
-    },
-    /// Not a dealer.
+    Shape { dealer: NodeIndex, what: &'static str, have: usize, need: usize },
     #[error("dealer {} is not one of the {dealers} dealers of the session", dealer.0)]
     UnknownDealer {
         /// The index that was given, not below `dealers`.
         dealer: NodeIndex,
-        /// How many there are.
         dealers: u32,
     },
-    /// A resharing needs the dealer's share, a fresh one has none.
     #[error(
         "a resharing is dealt from the dealer's share of the old key, a fresh dealing from none"
     )]
     WrongSource,
-    /// The random numbers passed in are not random.
     #[error("the randomness handed in does not look random: no attempt at a proof succeeded")]
     Randomness,
 }
@@ -290,7 +275,7 @@ pub fn verify_dealings(
         .into_iter()
         .zip(results)
         .map(|((dealer, dealing), result)| {
-            result.map(|()| VerifiedDealing { dealer, session: *session.digest(), dealing })
+            result.map(|()| VerifiedDealing { dealer, session: session.digest, dealing })
         })
         .collect()
 }

@@ -20,65 +20,25 @@ pub(crate) enum Kind {
 
 /// Why bytes were refused.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum DecodeError {
-    /// Shorter than its stated or required length.
     #[error("{what} ends after {have} bytes, {need} more were expected: it was cut off")]
-    Truncated {
-        /// The value being read.
-        what: &'static str,
-        /// Bytes there were.
-        have: usize,
-        /// Bytes missing after them.
-        need: usize,
-    },
-    /// Longer than its stated length.
+    Truncated { what: &'static str, have: usize, need: usize },
     #[error("{surplus} bytes follow the end of the encoding: it is not canonical")]
-    Surplus {
-        /// Number of bytes after the end.
-        surplus: usize,
-    },
-    /// Another object or another version.
+    Surplus { surplus: usize },
     #[error(
         "kind {kind} version {version} was found where kind {expected} version {VERSION} belongs"
     )]
-    WrongKind {
-        /// Kind byte found.
-        kind: u8,
-        /// Version byte found.
-        version: u8,
-        /// Kind byte expected.
-        expected: u8,
-    },
-    /// A count outside its bounds.
+    WrongKind { kind: u8, version: u8, expected: u8 },
     #[error("{what} is {value}, outside {min}..={max}")]
-    OutOfRange {
-        /// Name of the count, for the message.
-        what: &'static str,
-        /// The count that was found.
-        value: u64,
-        /// Smallest value accepted.
-        min: u64,
-        /// Largest value accepted.
-        max: u64,
-    },
+    OutOfRange { what: &'static str, value: u64, min: u64, max: u64 },
     /// Not a point of the curve, or of the group, or the point at infinity.
     #[error("{what} is not a point of the prime-order group other than infinity")]
-    NotAPoint {
-        /// Name of the point, for the message.
-        what: &'static str,
-    },
-    /// Not below the group order.
+    NotAPoint { what: &'static str },
     #[error("{what} is not below the group order")]
-    NotAScalar {
-        /// Name of the scalar, for the message.
-        what: &'static str,
-    },
-    /// The stored bytes changed.
+    NotAScalar { what: &'static str },
     #[error("the checksum of {what} does not match: the stored bytes were damaged")]
-    Checksum {
-        /// Name of the stored object, for the message.
-        what: &'static str,
-    },
+    Checksum { what: &'static str },
 }
 
 /// Collects an encoding.
@@ -105,14 +65,6 @@ impl Writer {
 
     pub(crate) fn scalar(&mut self, scalar: &Scalar) {
         self.bytes(&scalar.to_be_bytes());
-    }
-
-    pub(crate) fn g1_raw(&mut self, points: &[G1Affine]) {
-        points.iter().for_each(|point| self.bytes(&point.to_uncompressed()));
-    }
-
-    pub(crate) fn g2_raw(&mut self, points: &[G2Affine]) {
-        points.iter().for_each(|point| self.bytes(&point.to_uncompressed()));
     }
 
     pub(crate) fn finish(self) -> Vec<u8> {
@@ -188,36 +140,6 @@ impl<'a> Reader<'a> {
         Scalar::from_be_bytes(&self.array(what)?).ok_or(DecodeError::NotAScalar { what })
     }
 
-    /// Uncompressed points of the curve; membership in the group is for the caller to check.
-    pub(crate) fn g1_raw(
-        &mut self,
-        count: usize,
-        what: &'static str,
-    ) -> Result<Vec<G1Affine>, DecodeError> {
-        let bytes = self.take(count * G1Affine::UNCOMPRESSED, what)?;
-        let points = bytes.as_chunks::<{ G1Affine::UNCOMPRESSED }>().0.iter();
-        points
-            .map(|bytes| {
-                G1Affine::from_uncompressed_on_curve(bytes).ok_or(DecodeError::NotAPoint { what })
-            })
-            .collect()
-    }
-
-    /// Uncompressed points of the curve; membership in the group is for the caller to check.
-    pub(crate) fn g2_raw(
-        &mut self,
-        count: usize,
-        what: &'static str,
-    ) -> Result<Vec<G2Affine>, DecodeError> {
-        let bytes = self.take(count * G2Affine::UNCOMPRESSED, what)?;
-        let points = bytes.as_chunks::<{ G2Affine::UNCOMPRESSED }>().0.iter();
-        points
-            .map(|bytes| {
-                G2Affine::from_uncompressed_on_curve(bytes).ok_or(DecodeError::NotAPoint { what })
-            })
-            .collect()
-    }
-
     pub(crate) fn finish(self) -> Result<(), DecodeError> {
         if self.rest.is_empty() {
             Ok(())
@@ -226,3 +148,32 @@ impl<'a> Reader<'a> {
         }
     }
 }
+
+/// Uncompressed points of the curve; membership in the group is for the caller to check.
+macro_rules! raw_points {
+    ($name:ident, $point:ident) => {
+        impl Writer {
+            pub(crate) fn $name(&mut self, points: &[$point]) {
+                points.iter().for_each(|point| self.bytes(&point.to_uncompressed()));
+            }
+        }
+
+        impl Reader<'_> {
+            pub(crate) fn $name(
+                &mut self,
+                count: usize,
+                what: &'static str,
+            ) -> Result<Vec<$point>, DecodeError> {
+                let bytes = self.take(count * $point::UNCOMPRESSED, what)?;
+                let points = bytes.as_chunks::<{ $point::UNCOMPRESSED }>().0.iter();
+                let point = |bytes| {
+                    $point::from_uncompressed_on_curve(bytes).ok_or(DecodeError::NotAPoint { what })
+                };
+                points.map(point).collect()
+            }
+        }
+    };
+}
+
+raw_points!(g1_raw, G1Affine);
+raw_points!(g2_raw, G2Affine);

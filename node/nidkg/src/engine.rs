@@ -4,14 +4,12 @@
 //! would miss their deadlines. So it has a pool of its own with a stated share of the cores, at
 //! least one of which is left to others, and its threads run at a lower priority. Where there is a
 //! single core, the one thread also yields between items of work, each of which is bounded by a few
-//! milliseconds. Signing never enters this pool: see [`crate::SecretShare::sign`],
-//! [`crate::Committee::verify_share`] and [`crate::combine`], which run on the thread that calls
-//! them.
+//! milliseconds.
 //!
 //! Tables of receivers' keys are kept while the ledger's pool has room; without room the work is
-//! done without them, slower. They can be dropped at any time with [`Engine::drop_tables`] and are
-//! made again when needed. The table of small logarithms is made for the moment of a search that
-//! needs a large one, out of the same pool.
+//! done without them, slower. They can be dropped at any time and are made again when needed. The
+//! table of small logarithms is made for the moment of a search that needs a large one, out of the
+//! same pool.
 
 use std::{
     collections::BTreeMap,
@@ -124,7 +122,7 @@ pub struct EngineError(#[from] rayon::ThreadPoolBuildError);
 pub struct Engine {
     pool: ThreadPool,
     yields: bool,
-    memory: Pool,
+    pub(crate) memory: Pool,
     receivers: Mutex<BTreeMap<[u8; 48], CachedTable>>,
     logarithms: OnceLock<Table>,
 }
@@ -195,10 +193,6 @@ impl Engine {
         if self.yields {
             thread::yield_now();
         }
-    }
-
-    pub(crate) fn memory(&self) -> &Pool {
-        &self.memory
     }
 
     /// The table for honest chunks, which is small and stays.

@@ -18,16 +18,10 @@ use crate::{
 };
 
 /// A sum of multiples of points.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct Sum<P> {
     points: Vec<P>,
     scalars: Vec<Scalar>,
-}
-
-impl<P> Default for Sum<P> {
-    fn default() -> Self {
-        Self { points: Vec::new(), scalars: Vec::new() }
-    }
 }
 
 impl<P: Copy> Sum<P> {
@@ -43,7 +37,7 @@ impl<P: Copy> Sum<P> {
 }
 
 /// The remaining equations of one dealing.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct FoldedEquations {
     /// Coefficients of the generator of G1, of `y_0`, and of the receivers' keys.
     pub(crate) g1: Scalar,
@@ -62,17 +56,7 @@ pub(crate) struct FoldedEquations {
 
 impl FoldedEquations {
     pub(crate) fn new(receivers: usize) -> Self {
-        Self {
-            g1: Scalar::zero(),
-            y0: Scalar::zero(),
-            receivers: vec![Scalar::zero(); receivers],
-            own: Sum::default(),
-            with_identity: Sum::default(),
-            with_hash: Sum::default(),
-            with_h: Sum::default(),
-            g2: Scalar::zero(),
-            own_g2: Sum::default(),
-        }
+        Self { receivers: vec![Scalar::zero(); receivers], ..Self::default() }
     }
 
     fn append(&mut self, other: &Self) {

@@ -326,19 +326,6 @@ impl EncryptionSecretKey {
         Ok(())
     }
 
-    /// Moves to the earliest epoch that is still needed, so that everything older is gone. Needs in
-    /// the past are refused, because keeping them is impossible; without needs nothing happens.
-    pub fn retain_active_keys(
-        &mut self,
-        needed: &[Epoch],
-        rng: &mut (impl RngCore + CryptoRng),
-    ) -> Result<Epoch, KeyError> {
-        if let Some(earliest) = needed.iter().min() {
-            self.update_to(*earliest, rng)?;
-        }
-        Ok(self.epoch)
-    }
-
     /// Decryption key of `epoch`. Made for immediate use, so it needs no fresh randomness.
     pub(crate) fn for_epoch(&self, epoch: Epoch) -> Result<EpochKey, KeyError> {
         let past = KeyError::Past { asked: epoch.0, current: self.epoch.0 };

@@ -1,19 +1,18 @@
 //! The subnet's key: made by its nodes without a dealer to trust, used by threshold BLS signatures,
-//! reshared to other nodes. Over BLS12-381.
+//! reshared to other nodes. Over BLS12-381. docs/nidkg-security.md has assumptions, parameters and
+//! departures from the paper (Groth, ePrint 2021/339).
 //!
 //! A subnet of `n` nodes holds one key that no node knows. Each node owns a share; any `t` valid
 //! shares of a signature on the same message combine into the one signature that verifies under the
-//! subnet's public key, and clients see nothing but that signature. A subnet of one node is the
-//! case `n = t = 1` of the same code: deal, sign a share, verify it, combine, verify.
+//! subnet's public key. A subnet of one node is the case `n = t = 1` of the same code.
 //!
-//! Shape of the values, as the interface specification has them ("Certificate": signatures in G1,
-//! public keys in G2, ciphersuite `BLS_SIG_BLS12381G1_XMD:SHA-256_SSWU_RO_NUL_`): a public key is
-//! 96 bytes compressed and 133 bytes as DER, a signature 48 bytes compressed.
+//! A public key is 96 bytes compressed and 133 bytes as DER, a signature 48 bytes compressed, as
+//! the interface specification has them (signatures in G1, public keys in G2, ciphersuite
+//! `BLS_SIG_BLS12381G1_XMD:SHA-256_SSWU_RO_NUL_`).
 //!
 //! # Making a key
 //!
-//! One node may deal for itself ([`deal`]). Several make their key together, without interaction
-//! (Groth, ePrint 2021/339):
+//! One node may deal for itself ([`deal`]). Several make their key together, without interaction:
 //!
 //! 1. Every node has an encryption key pair with a proof of possession ([`generate_key_pair`]). Its
 //!    secret key moves forward through [`Epoch`]s, and ciphertexts of an epoch it has left stay
@@ -28,15 +27,13 @@
 //!    which has the public keys of the new committee.
 //! 6. Each receiver loads its share from it ([`Transcript::load`]).
 //!
-//! Heavy steps run in an [`Engine`], a pool of threads with a stated share of the cores and a
-//! ledger for its tables. Signing, verification and combination of signatures run on the thread
-//! that calls them and never wait for it.
+//! Heavy steps run in an [`Engine`]. Signing, verification and combination of signatures run on
+//! the thread that calls them and never wait for it.
 //!
 //! Code map: `curve` is arithmetic, all unsafe code is there; `forward` the tree of epochs;
 //! `cipher` chunked encryption; `chunking` and `sharing` the two proofs; `fold` their verification
 //! as few sums; `dealing` and `transcript` the protocol; `threshold` the signatures, `polynomial` a
-//! committee's coefficients. docs/nidkg-security.md has assumptions, parameters and departures from
-//! the paper.
+//! committee's coefficients.
 //!
 //! # Bounds
 //!

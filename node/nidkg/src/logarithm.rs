@@ -2,10 +2,8 @@
 //!
 //! An honest chunk is below 2^16 and found within a few steps. A dealer that cheats within the
 //! slack of the proof of chunking leaves a chunk `z / d` with a small divisor `d` and `|z|` below
-//! the response bound; it is found by trying divisors in rising order. A dealing whose smallest
-//! divisor is `d` verifies with probability about `d^-32` (one repetition accepts if the challenge
-//! falls into one residue class modulo `d`), so that large divisors, which are the expensive ones
-//! to find, do not occur: see docs/nidkg-security.md.
+//! the response bound; it is found by trying divisors in rising order. Large ones, which are the
+//! expensive ones to find, do not occur: see docs/nidkg-security.md.
 //!
 //! Variable time and memory access by secret values: a leak to processes that share the processor's
 //! caches is limited to the receiver's own chunks.
@@ -158,7 +156,7 @@ pub(crate) fn solve_cheated(
     receivers: usize,
     divisors: u64,
 ) -> Option<Scalar> {
-    let table = Table::large(engine.memory());
+    let table = Table::large(&engine.memory);
     let steps = response_bound(receivers) / table.stride() + 1;
     engine.run(|| {
         (1..=divisors).find_map(|divisor| {

@@ -27,6 +27,16 @@ pub enum Source {
     Reshare(Committee),
 }
 
+impl Source {
+    /// Dealers there may be, and dealings that a transcript is made of at least.
+    fn dealers_and_dealings(&self) -> (u32, u32) {
+        match self {
+            Self::Fresh { dealers, dealings } => (*dealers, *dealings),
+            Self::Reshare(committee) => (committee.shares.len() as u32, committee.threshold),
+        }
+    }
+}
+
 /// One key generation. Equal on every node, or nothing of it fits together.
 #[derive(Clone, Debug)]
 pub struct Session {
@@ -35,39 +45,24 @@ pub struct Session {
     threshold: u32,
     receivers: Vec<EncryptionPublicKey>,
     source: Source,
-    digest: [u8; 32],
+    pub(crate) digest: [u8; 32],
 }
 
 /// A session that cannot be.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum SessionError {
-    /// No receivers, or more than [`RECEIVERS_MAX`].
     #[error("{receivers} receivers, outside 1..={RECEIVERS_MAX}")]
-    Receivers {
-        /// How many there were.
-        receivers: usize,
-    },
-    /// A threshold of 0, or above the number of receivers.
+    Receivers { receivers: usize },
     #[error(
         "threshold {threshold} does not fit {receivers} receivers (1 <= threshold <= receivers)"
     )]
-    Threshold {
-        /// The threshold that was asked for.
-        threshold: u32,
-        /// Number of receivers.
-        receivers: usize,
-    },
-    /// The number of dealings is 0 or above that of dealers, or there are too many dealers.
+    Threshold { threshold: u32, receivers: usize },
     #[error(
         "{dealings} dealings of {dealers} dealers do not fit (1 <= dealings <= dealers <= \
          {RECEIVERS_MAX})"
     )]
-    Dealers {
-        /// Dealings that a transcript is to be made of at least.
-        dealings: u32,
-        /// Number of dealers.
-        dealers: u32,
-    },
+    Dealers { dealings: u32, dealers: u32 },
     /// The same key twice: its owner would hold two shares.
     #[error("receivers {0} and {1} have the same encryption key")]
     SameKey(u32, u32),
@@ -90,10 +85,7 @@ impl Session {
         if threshold == 0 || threshold as usize > count {
             return Err(SessionError::Threshold { threshold, receivers: count });
         }
-        let (dealers, dealings) = match &source {
-            Source::Fresh { dealers, dealings } => (*dealers, *dealings),
-            Source::Reshare(committee) => (committee.shares.len() as u32, committee.threshold),
-        };
+        let (dealers, dealings) = source.dealers_and_dealings();
         if dealings == 0 || dealings > dealers || dealers > RECEIVERS_MAX {
             return Err(SessionError::Dealers { dealings, dealers });
         }
@@ -146,26 +138,16 @@ impl Session {
 
     /// Dealings a transcript is made of at least.
     pub fn dealings_needed(&self) -> u32 {
-        match &self.source {
-            Source::Fresh { dealings, .. } => *dealings,
-            Source::Reshare(committee) => committee.threshold,
-        }
+        self.source.dealers_and_dealings().1
     }
 
     /// Dealers there may be.
     pub(crate) fn dealers(&self) -> u32 {
-        match &self.source {
-            Source::Fresh { dealers, .. } => *dealers,
-            Source::Reshare(committee) => committee.shares.len() as u32,
-        }
+        self.source.dealers_and_dealings().0
     }
 
     pub(crate) fn keys(&self) -> Vec<G1Affine> {
         self.receivers.iter().map(|key| key.y).collect()
-    }
-
-    pub(crate) fn digest(&self) -> &[u8; 32] {
-        &self.digest
     }
 
     /// The context that a ciphertext of `dealer` is bound to.

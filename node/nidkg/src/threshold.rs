@@ -34,59 +34,33 @@ pub struct NodeIndex(pub u32);
 
 /// Why a key, share or signature was refused.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum BlsError {
-    /// The bytes are not a point of the prime-order group.
     #[error("{what} is not the encoding of a point in the prime-order subgroup")]
-    NotAPoint {
-        /// Public key, signature ...
-        what: &'static str,
-    },
-    /// Not the DER form.
+    NotAPoint { what: &'static str },
     #[error(
         "a subnet public key is 133 bytes of DER with the BLS12-381 algorithm identifier; these \
          {length} bytes are not"
     )]
-    NotDer {
-        /// Length of the given bytes.
-        length: usize,
-    },
-    /// Scalar out of range.
+    NotDer { length: usize },
     #[error("a secret share must be below the group order")]
     NotAScalar,
-    /// Threshold and committee do not fit.
     #[error(
         "threshold {threshold} does not fit a committee of {nodes} (1 <= threshold <= nodes <= \
          {NODES_MAX})"
     )]
-    BadThreshold {
-        /// The threshold that was asked for.
-        threshold: u32,
-        /// Asked committee size.
-        nodes: u32,
-    },
-    /// Keys of shares that no polynomial has.
+    BadThreshold { threshold: u32, nodes: u32 },
     #[error(
         "the public keys of the committee are not those of one polynomial with {threshold} \
          coefficients: they do not belong together"
     )]
-    NotOnePolynomial {
-        /// How many coefficients it must have.
-        threshold: u32,
-    },
-    /// Index outside the committee.
+    NotOnePolynomial { threshold: u32 },
     #[error("node {0:?} is not in the committee")]
     UnknownNode(NodeIndex),
-    /// The share does not verify.
     #[error("the signature share of node {0:?} does not verify")]
     BadShare(NodeIndex),
-    /// Not enough shares.
     #[error("{have} distinct shares of the {need} needed")]
-    TooFewShares {
-        /// Distinct shares given.
-        have: usize,
-        /// Shares needed: the threshold of the committee.
-        need: u32,
-    },
+    TooFewShares { have: usize, need: u32 },
 }
 
 /// Every verification pairs with it: its lines are prepared once.
@@ -96,17 +70,9 @@ static MINUS_G2: LazyLock<PreparedG2> =
 /// A public key of G2: the subnet's, or that of one share. Always a member of the prime-order
 /// group, also when it was deserialized. Its point stays decoded alongside the bytes, as every
 /// verification needs it.
-#[derive(Clone, Copy, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "ByteArray<96>", into = "ByteArray<96>")]
 pub struct PublicKey([u8; 96], G2Affine);
-
-impl PartialEq for PublicKey {
-    fn eq(&self, other: &Self) -> bool {
-        self.0 == other.0
-    }
-}
-
-impl Eq for PublicKey {}
 
 impl Hash for PublicKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
@@ -154,23 +120,17 @@ pub struct Committee {
     pub shares: Vec<PublicKey>,
 }
 
-impl fmt::Debug for PublicKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
+macro_rules! debug_as_hex {
+    ($($name:ident),*) => {$(
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
+        }
+    )*};
 }
 
-impl fmt::Debug for Signature {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for SignatureShare {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
+debug_as_hex!(PublicKey, Signature, SignatureShare);
 
 impl fmt::Debug for SecretShare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -48,26 +48,22 @@ struct CiphertextBytes {
 
 /// Why there is no transcript or no share.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum TranscriptError {
-    /// Not enough dealings.
     #[error("{have} dealings of the {need} needed")]
     TooFewDealings {
-        /// Distinct dealings given.
         have: usize,
         /// Dealings needed, [`Session::dealings_needed`].
         need: u32,
     },
-    /// A dealer twice.
     #[error("two dealings of dealer {}", .0.0)]
     TwiceDealt(NodeIndex),
-    /// A dealing, or the transcript, of another session.
     #[error("{0} belongs to another session")]
     OtherSession(String),
     /// The sum of the dealt keys is an invalid key. With an honest dealer among them that does not
     /// happen.
     #[error("the dealings cancel out: {0}")]
     NoKey(BlsError),
-    /// The result of a resharing is another key.
     #[error("the reshared key is not the old one: the old committee does not fit together")]
     KeyChanged,
     /// The bytes of a ciphertext are refused.
@@ -76,12 +72,10 @@ pub enum TranscriptError {
     /// The receiver's key.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// Not a receiver.
     #[error("receiver {} is not one of the {receivers} of the transcript", index.0)]
     UnknownReceiver {
         /// The index that was given, not below `receivers`.
         index: NodeIndex,
-        /// How many there are.
         receivers: usize,
     },
     /// A chunk is not where a verified dealing has it.
@@ -89,12 +83,10 @@ pub enum TranscriptError {
         "chunk {chunk} of dealer {} cannot be opened: the transcript is damaged, or was not made of verified dealings", dealer.0
     )]
     Unopened {
-        /// The dealer whose ciphertext the chunk is in.
         dealer: NodeIndex,
         /// Number of the chunk in the share, from 0 for the lowest.
         chunk: usize,
     },
-    /// The opened share does not fit its public key.
     #[error("the opened share of receiver {} does not fit its public key", .0.0)]
     WrongShare(NodeIndex),
 }
@@ -130,7 +122,7 @@ fn transcript(
     if let Some(pair) = used.windows(2).find(|pair| pair[0].dealer == pair[1].dealer) {
         return Err(TranscriptError::TwiceDealt(pair[0].dealer));
     }
-    if let Some(other) = used.iter().find(|dealing| dealing.session != *session.digest()) {
+    if let Some(other) = used.iter().find(|dealing| dealing.session != session.digest) {
         return Err(TranscriptError::OtherSession(format!(
             "the dealing of dealer {}",
             other.dealer.0
@@ -181,7 +173,7 @@ fn transcript(
     }
     let ciphertexts =
         engine.run(|| used.par_iter().map(|dealing| CiphertextBytes::new(dealing)).collect());
-    Ok(Transcript { session: *session.digest(), committee, ciphertexts })
+    Ok(Transcript { session: session.digest, committee, ciphertexts })
 }
 
 /// Weights of the dealings: none for a plain sum.
@@ -270,8 +262,7 @@ impl Transcript {
 
     /// Whether it is the outcome of this session.
     pub fn matches_session(&self, session: &Session) -> bool {
-        self.session == *session.digest()
-            && self.committee.shares.len() == session.receivers().len()
+        self.session == session.digest && self.committee.shares.len() == session.receivers().len()
     }
 
     /// Checks the public keys and all lengths; ciphertexts stay bytes until their receiver opens
@@ -298,7 +289,7 @@ impl Transcript {
         receiver: NodeIndex,
         key: &EncryptionSecretKey,
     ) -> Result<SecretShare, TranscriptError> {
-        if self.session != *session.digest() {
+        if self.session != session.digest {
             return Err(TranscriptError::OtherSession("the transcript".to_owned()));
         }
         let receivers = session.receivers().len();

@@ -70,6 +70,18 @@ pub enum Entry {
     },
 }
 
+impl Entry {
+    /// Whether the changes of an execution that ends well are kept for good.
+    pub(crate) fn changes_state(&self, replicated: bool) -> bool {
+        match self {
+            Self::Init | Self::PostUpgrade { .. } | Self::PreUpgrade | Self::Update(_) => true,
+            Self::Heartbeat | Self::GlobalTimer | Self::OnLowWasmMemory => true,
+            Self::Callback { .. } | Self::Cleanup { .. } => replicated,
+            Self::Query(_) | Self::CompositeQuery(_) | Self::InspectMessage { .. } => false,
+        }
+    }
+}
+
 /// Reply or reject callback.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CallbackKind {
@@ -117,6 +129,15 @@ pub struct CostTable {
 }
 
 impl CostTable {
+    /// Amount that a call takes from the balance, reservations included.
+    pub(crate) fn call(&self, method_name_bytes: u64, argument_bytes: u64) -> Cycles {
+        let payload = Cycles::from(method_name_bytes).saturating_add(argument_bytes.into());
+        self.call_base
+            .saturating_add(self.call_per_byte.saturating_mul(payload))
+            .saturating_add(self.response_reservation)
+            .saturating_add(self.callback_execution_reservation)
+    }
+
     /// Price of an outcall (`http_request`) with a request of `request_bytes` and a response of at
     /// most `response_bytes_max`. `ic0.cost_http_request` returns the same amount that is charged.
     pub fn outcall(&self, request_bytes: u64, response_bytes_max: u64) -> Cycles {
@@ -284,7 +305,7 @@ pub struct Call {
 }
 
 /// Changes of a message that ended successfully.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Changes {
     /// Values of all mutable globals after the message, ordered by index.
     pub globals: Vec<Global>,
@@ -403,16 +424,6 @@ pub trait UploadedModule {
     /// # Errors
     /// Of `out`, or when the module cannot be read now.
     fn write_to(&self, out: &mut dyn Write) -> io::Result<()>;
-
-    /// All of it, for callers with memory for it.
-    ///
-    /// # Errors
-    /// When the module cannot be read now.
-    fn to_vec(&self) -> io::Result<Vec<u8>> {
-        let mut all = Vec::new();
-        self.write_to(&mut all)?;
-        Ok(all)
-    }
 }
 
 impl UploadedModule for &[u8] {

@@ -1,10 +1,8 @@
-//! Sandboxes under the ledger: before a message runs or a module is compiled, the memory it may
-//! take is reserved; when the pool is full, it waits.
+//! Sandboxes under the ledger: before a message runs or a module is compiled, the most memory that
+//! it may dirty is reserved; when the pool is full, it waits.
 //!
-//! The reservation is the maximum that may be dirtied, so that all working sets in flight together
-//! stay under their line of the budget sheet, whatever they do. Waiting is bounded by the messages
-//! that run: each of them is bounded by its instructions. The order of waiting does not change the
-//! result of a message, so this stays out of the agreed state.
+//! Waiting is bounded by the messages that run, each of which is bounded by its instructions. The
+//! order of waiting does not change the result of a message, so this stays out of the agreed state.
 //!
 //! This module must not know what a message is, or what happens to it.
 
@@ -57,9 +55,7 @@ impl BudgetedSandbox {
             queries,
         }
     }
-}
 
-impl BudgetedSandbox {
     fn reserve_execution(&self, lane: Lane, request: &Request) -> Option<Reservation> {
         let (pool, bytes) = match (lane, &request.entry) {
             (Lane::Query(_), _) => (&self.queries, self.query_bytes),

@@ -1,7 +1,6 @@
 //! Compiled modules on disk.
 //!
-//! Two files per module, both named by the module's hash and the version of engine and limits that
-//! they were made with:
+//! Two files per module, named by its hash and the version of engine and limits:
 //!
 //! - `<hash>-<version>.cwasm`: the artefact, machine code, mapped by workers;
 //! - `<hash>-<version>.info`: the results of validation, the artefact's length and SHA-256, and a
@@ -9,30 +8,30 @@
 //!
 //! Both are written under a temporary name and renamed, the info last, so a module is in the cache
 //! exactly when its info is. Nothing is synced: after a power cut a file may have any content,
-//! which the checksums reveal: they are compared before the first use by this process. An artefact
-//! that does not match is removed and compiled again.
+//! which the checksums reveal before the first use by this process.
 //!
 //! Artefacts are code that workers run, so the directory must belong to the node's user and be
 //! closed to all others; [`ArtefactCache::open`] makes it so or refuses.
 //!
-//! The cache is bounded in bytes by `sandbox.compilation_cache_bytes`. The least recently used
-//! module is evicted first; the order survives restarts as the files' time of modification.
-//! Removing a file takes nothing from a worker that has it mapped. In memory there are some hundred
-//! bytes per module.
+//! Bounded in bytes by `sandbox.compilation_cache_bytes`: the least recently used module goes
+//! first, in an order that survives restarts as the files' time of modification. In memory there
+//! are some hundred bytes per module.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use state::{ModuleHash, ModuleInfo};
 use thiserror::Error;
+
+use crate::{NotPrepared, lock};
 
 const ARTEFACT: &str = "cwasm";
 const INFO: &str = "info";
@@ -55,6 +54,12 @@ pub enum CacheError {
     /// Reading or writing failed.
     #[error("artefact directory {0}: {1}")]
     Io(PathBuf, io::Error),
+}
+
+impl From<CacheError> for NotPrepared {
+    fn from(error: CacheError) -> Self {
+        Self::Trouble(error.to_string())
+    }
 }
 
 /// Content of an info file, before its checksum.
@@ -119,7 +124,7 @@ impl ArtefactCache {
 
     /// The results of validation, if the module is here.
     pub fn info(&self, hash: &ModuleHash) -> Option<ModuleInfo> {
-        if !self.lock().entries.contains_key(hash) {
+        if !lock(&self.index).entries.contains_key(hash) {
             return None;
         }
         match self.read_info(hash) {
@@ -138,12 +143,12 @@ impl ArtefactCache {
     /// # Errors
     /// When this machine cannot open it now.
     pub fn artefact(&self, hash: &ModuleHash) -> Result<Option<File>, CacheError> {
-        let Some(verified) = self.lock().entries.get(hash).map(|entry| entry.verified) else {
+        let Some(verified) = lock(&self.index).entries.get(hash).map(|entry| entry.verified) else {
             return Ok(None);
         };
         match self.open_artefact(hash, verified) {
             Ok(file) => {
-                let mut index = self.lock();
+                let mut index = lock(&self.index);
                 index.clock += 1;
                 let used = index.clock;
                 if let Some(entry) = index.entries.get_mut(hash) {
@@ -195,7 +200,7 @@ impl ArtefactCache {
         let mut written = self.temporary()?;
         written.file.write_all(&content).map_err(|error| self.failed(error))?;
 
-        let mut index = self.lock();
+        let mut index = lock(&self.index);
         index.clock += 1;
         let entry = Entry {
             bytes: artefact_bytes + content.len() as u64,
@@ -211,7 +216,7 @@ impl ArtefactCache {
 
     /// Bytes of all files.
     pub fn bytes(&self) -> u64 {
-        self.lock().bytes
+        lock(&self.index).bytes
     }
 
     /// Whether an eighth of the cap is free: most artefacts fit that.
@@ -221,12 +226,7 @@ impl ArtefactCache {
 
     /// Modules in the cache.
     pub fn modules(&self) -> usize {
-        self.lock().entries.len()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Index> {
-        // The index is consistent between any two statements that can panic.
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.index).entries.len()
     }
 
     /// Names the directory in an error.
@@ -245,12 +245,7 @@ impl ArtefactCache {
         }
         let digits = path.file_stem()?.to_str()?.strip_suffix(&self.version)?.strip_suffix('-')?;
         let mut hash = [0; 32];
-        if digits.len() != 64 || !digits.is_ascii() {
-            return None;
-        }
-        for (byte, pair) in hash.iter_mut().zip(digits.as_bytes().chunks(2)) {
-            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
-        }
+        hex::decode_to_slice(digits, &mut hash).ok()?;
         Some(ModuleHash(hash))
     }
 
@@ -270,7 +265,7 @@ impl ArtefactCache {
                 fs::remove_file(path)?;
             }
         }
-        let mut index = self.lock();
+        let mut index = lock(&self.index);
         for (_, hash, bytes) in found {
             match infos.remove(&hash) {
                 Some(info_bytes) => {
@@ -315,7 +310,7 @@ impl ArtefactCache {
 
     fn discard(&self, hash: &ModuleHash, error: &io::Error) {
         tracing::warn!(module = ?hash, %error, "a compiled module is unusable and will be compiled again");
-        let mut index = self.lock();
+        let mut index = lock(&self.index);
         self.remove(&mut index, hash);
     }
 

@@ -1,8 +1,8 @@
-//! Compilation as an event: one module, one short-lived child, its memory gone with it.
+//! Compilation as an event: one module, one short-lived child, its memory gone with it
+//! (docs/internals/modules.md).
 //!
 //! The child is this binary again (`sandbox-compile`). All processing of untrusted bytes happens
-//! there: unpacking, validation, instrumentation, code generation. The parent only moves
-//! descriptors and reads one bounded report.
+//! there; the parent only moves descriptors and reads one bounded report.
 //!
 //! | descriptor of the child | what |
 //! |---|---|
@@ -10,8 +10,7 @@
 //! | 1 | the artefact, a regular file to be written |
 //! | 2 | one report at the end, or what a crash prints |
 //!
-//! The job (limits) travels as one argument; there is nothing else to inherit, and descriptors of
-//! the parent close on exec.
+//! The job (limits) travels as one argument; nothing else is inherited.
 //!
 //! # Bounds
 //!
@@ -19,9 +18,7 @@
 //! `sandbox.compile_anonymous_bytes`, six times that in address space (`RLIMIT_DATA`); time by
 //! `sandbox.compile_seconds` of CPU (`RLIMIT_CPU`); the artefact by
 //! `sandbox.compilation_cache_bytes` (`RLIMIT_FSIZE`). Hitting one of them ends the child and is a
-//! fault of this machine, never a verdict on the module: `module.*` decides which modules may be
-//! compiled, and is chosen so that accepted modules stay far below the caps. See [`child`] for its
-//! confinement.
+//! fault of this machine, never a verdict on the module. See [`child`] for its confinement.
 //!
 //! This module must not know where artefacts live: the cache hands it open files.
 
@@ -36,7 +33,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use limits::{ModuleLimits, SandboxLimits};
 use rustix::process::{Pid, PidfdFlags, Signal};
@@ -46,7 +43,7 @@ use thiserror::Error;
 
 pub use child::{compile_main, compile_probe_main};
 
-use crate::NotPrepared;
+use crate::{NotPrepared, lock};
 
 /// Marks the beginning of a report on the child's standard error, where a crash prints text.
 const REPORT_MAGIC: &[u8] = b"\0thimble-compile-report\0";
@@ -79,7 +76,7 @@ pub enum Priority {
 }
 
 /// Limits of one compilation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caps {
     /// The heap, named in errors.
     pub memory_bytes: u64,
@@ -107,15 +104,13 @@ impl Caps {
     }
 }
 
-/// Result reported by the child.
 type Report = Result<CompiledModule, Failure>;
 
 /// Why the child has written no artefact.
 #[derive(Debug, Serialize, Deserialize)]
 enum Failure {
-    /// The module is not valid; the text says why.
+    /// The text says why the module is not valid.
     Refused(String),
-    /// Code generation gave up for want of memory.
     OutOfMemory,
     /// Something else than the module is at fault.
     Machine(String),
@@ -230,12 +225,12 @@ struct RunningChild {
 impl Children {
     /// Process ids of the children that run now, in the order of their start.
     pub fn pids(&self) -> Vec<u32> {
-        self.lock().iter().map(|child| child.pid).collect()
+        lock(&self.0).iter().map(|child| child.pid).collect()
     }
 
     /// Ends the children that compile ahead of rounds.
     pub fn end_ahead(&self) {
-        for child in self.lock().iter().filter(|child| child.priority == Priority::Ahead) {
+        for child in lock(&self.0).iter().filter(|child| child.priority == Priority::Ahead) {
             if let Some(handle) = &child.handle {
                 // It may have ended by itself.
                 let _ = rustix::process::pidfd_send_signal(handle, Signal::KILL);
@@ -248,12 +243,8 @@ impl Children {
             .ok()
             .and_then(Pid::from_raw)
             .and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
-        self.lock().push(RunningChild { pid, priority, handle });
+        lock(&self.0).push(RunningChild { pid, priority, handle });
         ChildRegistration { children: self, pid }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<RunningChild>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -265,7 +256,7 @@ struct ChildRegistration<'a> {
 
 impl Drop for ChildRegistration<'_> {
     fn drop(&mut self) {
-        self.children.lock().retain(|child| child.pid != self.pid);
+        lock(&self.children.0).retain(|child| child.pid != self.pid);
     }
 }
 
@@ -299,28 +290,24 @@ impl Compiler {
             let _ = child.kill();
         }
         let status = child.wait()?;
-        self.interpret_exit(status, &output?)
+        self.caps.interpret_exit(status, &output?)
     }
+}
 
-    fn interpret_exit(
+impl Caps {
+    /// The result of a child under these limits, which ended with `status` and printed `output`.
+    pub(crate) fn interpret_exit(
         &self,
         status: ExitStatus,
         output: &[u8],
     ) -> Result<CompiledModule, CompileError> {
-        let caps = self.caps;
         let report = output.strip_prefix(REPORT_MAGIC).map(postcard::from_bytes::<Report>);
-        match (status.success(), report) {
-            (true, Some(Ok(Ok(compiled)))) => return Ok(compiled),
-            (true, Some(Ok(Err(Failure::Refused(text))))) => {
-                return Err(CompileError::Refused(text));
-            }
-            (true, Some(Ok(Err(Failure::OutOfMemory)))) => {
-                return Err(CompileError::OutOfMemory(caps.memory_bytes));
-            }
-            (true, Some(Ok(Err(Failure::Machine(text))))) => {
-                return Err(CompileError::Io(io::Error::other(text)));
-            }
-            _ => {}
+        if let (true, Some(Ok(report))) = (status.success(), report) {
+            return report.map_err(|failure| match failure {
+                Failure::Refused(text) => CompileError::Refused(text),
+                Failure::OutOfMemory => CompileError::OutOfMemory(self.memory_bytes),
+                Failure::Machine(text) => CompileError::Io(io::Error::other(text)),
+            });
         }
         let text = crash_text(output);
         // How Rust's library ends for an allocation that failed, and how the compiler does.
@@ -328,34 +315,20 @@ impl Compiler {
             || text.contains("out of memory")
             || text.contains("out-of-memory");
         match status.signal() {
-            Some(libc::SIGXCPU) => Err(CompileError::OutOfTime(caps.seconds)),
+            Some(libc::SIGXCPU) => Err(CompileError::OutOfTime(self.seconds)),
             // A page of the heap could not be had when it was written to.
-            Some(libc::SIGBUS) => Err(CompileError::NoDisk(caps.room_bytes)),
-            Some(libc::SIGXFSZ) => Err(CompileError::TooLarge(caps.artefact_bytes)),
+            Some(libc::SIGBUS) => Err(CompileError::NoDisk(self.room_bytes)),
+            Some(libc::SIGXFSZ) => Err(CompileError::TooLarge(self.artefact_bytes)),
             Some(signal @ (libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGHUP)) => {
                 Err(CompileError::Killed(signal))
             }
-            _ if no_memory => Err(CompileError::OutOfMemory(caps.memory_bytes)),
+            _ if no_memory => Err(CompileError::OutOfMemory(self.memory_bytes)),
             _ => {
                 tracing::warn!(%status, output = %text, "the compiler crashed");
                 Err(CompileError::Crashed(format!("it crashed ({status})")))
             }
         }
     }
-}
-
-/// The node's interpretation of the output of a child that ended with `wait_status`, for
-/// [`crate::fuzz`].
-pub(crate) fn interpret_output(
-    module: &ModuleLimits,
-    wait_status: i32,
-    output: &[u8],
-) -> Result<CompiledModule, CompileError> {
-    let caps =
-        Caps { memory_bytes: 0, room_bytes: 0, anonymous_bytes: 0, seconds: 0, artefact_bytes: 0 };
-    let (exe, arguments, children) = Default::default();
-    let compiler = Compiler { exe, arguments, module: module.clone(), caps, children };
-    compiler.interpret_exit(ExitStatus::from_raw(wait_status), output)
 }
 
 fn read_report(child: &mut Child) -> io::Result<Vec<u8>> {
@@ -379,17 +352,7 @@ impl Job {
     }
 
     fn from_argument(argument: &str) -> Option<Self> {
-        let digits = argument.as_bytes();
-        let bytes: Option<Vec<u8>> = digits
-            .chunks(2)
-            .map(|pair| {
-                std::str::from_utf8(pair)
-                    .ok()
-                    .filter(|pair| pair.len() == 2)
-                    .and_then(|pair| u8::from_str_radix(pair, 16).ok())
-            })
-            .collect();
-        postcard::from_bytes(&bytes?).ok()
+        postcard::from_bytes(&hex::decode(argument).ok()?).ok()
     }
 }
 

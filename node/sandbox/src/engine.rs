@@ -1,17 +1,12 @@
-//! The one wasmtime configuration of a subnet.
+//! The one wasmtime configuration of a subnet, for the compile child and every worker.
 //!
-//! The compile child and every worker build their engine here, so what one compiled the other can
-//! load. Two rules follow from execution being replicated:
-//!
-//! - **The code does not depend on the machine.** The target is fixed to a baseline instruction set
-//!   instead of the host's, so that every node of one architecture compiles a module to the same
-//!   bytes. Stack frames then have the same sizes everywhere, and a canister that recurses too deep
+//! - **The code does not depend on the machine.** The target is a baseline instruction set instead
+//!   of the host's, so that every node of one architecture compiles a module to the same bytes.
+//!   Stack frames then have the same sizes everywhere, and a canister that recurses too deep
 //!   overflows at the same depth.
 //! - **Whatever changes code, fuel or the meaning of an artefact is in [`version`].** Artefacts
-//!   carry it in their name; another version is never loaded.
-//!
-//! A worker may add to the configuration what does not change code: its memory creator, its signal
-//! handler.
+//!   carry it in their name; another version is never loaded. A worker may add to the configuration
+//!   what does not change code: its memory creator, its signal handler.
 //!
 //! This module must not know about limits, files or processes.
 

@@ -4,13 +4,14 @@
 //! Not part of the node's interface. Nothing here may panic, whatever the bytes, or use memory out
 //! of proportion to them.
 
-use std::{io::Write, os::unix::net::UnixStream};
-
-use limits::ModuleLimits;
+use std::{
+    io::Write,
+    os::unix::{net::UnixStream, process::ExitStatusExt},
+    process::ExitStatus,
+};
 
 use crate::{
-    CompileError, CompiledModule, Outcome, Request,
-    compile::interpret_output,
+    Caps, CompileError, CompiledModule, Outcome, Request,
     ipc::Channel,
     pool::verdict::{check, outcome_bytes_max},
     worker::protocol::Report,
@@ -46,10 +47,6 @@ pub fn outcome_frame(outcome: &Outcome) -> Option<Vec<u8>> {
 
 /// The node's interpretation of everything that a compile child printed before it ended with this
 /// wait status.
-pub fn compile_output(
-    module: &ModuleLimits,
-    wait_status: i32,
-    output: &[u8],
-) -> Result<CompiledModule, CompileError> {
-    interpret_output(module, wait_status, output)
+pub fn compile_output(wait_status: i32, output: &[u8]) -> Result<CompiledModule, CompileError> {
+    Caps::default().interpret_exit(ExitStatus::from_raw(wait_status), output)
 }

@@ -19,7 +19,7 @@ use std::{
     io::{self, IoSlice, IoSliceMut, Read, Write},
     mem::MaybeUninit,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     time::{Duration, Instant},
@@ -43,16 +43,12 @@ const SCRATCH_BYTES: usize = 64 * 1024;
 /// Why a frame could not be sent or received. Each ends the connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IpcError {
-    /// The other side is gone.
     #[error("the other side closed the connection")]
     Closed,
-    /// Nothing came in time.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
-    /// The socket failed.
     #[error("the connection failed: {0}")]
     Io(#[from] io::Error),
-    /// Larger than the receiver takes.
     #[error("a frame of {bytes} bytes, the limit is {bytes_max} bytes")]
     TooLong {
         /// Length of the body that the header announces.
@@ -60,21 +56,17 @@ pub(crate) enum IpcError {
         /// Longest body that the receiver takes.
         bytes_max: usize,
     },
-    /// More descriptors than fit a frame.
     #[error("a frame with {descriptors} descriptors, the limit is {DESCRIPTORS_MAX}")]
     TooManyDescriptors {
         /// Number of descriptors; `DESCRIPTORS_MAX + 1` where the kernel cut off received ones.
         descriptors: usize,
     },
-    /// Not a frame of this protocol.
     #[error("a malformed frame: {0}")]
     Malformed(&'static str),
-    /// The body does not decode.
     #[error("a frame that does not decode: {0}")]
     Codec(#[from] postcard::Error),
 }
 
-/// One end of the wire.
 #[derive(Debug)]
 pub(crate) struct Channel {
     socket: UnixStream,
@@ -84,7 +76,6 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// Wraps a connected stream socket.
     pub(crate) fn new(socket: UnixStream) -> Self {
         Self { socket, outgoing: Vec::new(), incoming: Vec::new(), timeout: None }
     }
@@ -98,7 +89,6 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends one frame.
     pub(crate) fn send<T: Serialize>(
         &mut self,
         message: &T,
@@ -246,12 +236,6 @@ impl Channel {
     }
 }
 
-impl AsFd for Channel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-}
-
 fn closed_or(error: io::Error) -> IpcError {
     match error.kind() {
         io::ErrorKind::BrokenPipe
@@ -264,7 +248,7 @@ fn closed_or(error: io::Error) -> IpcError {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::io::Seek;
+    use std::{io::Seek, os::fd::AsFd};
 
     use super::*;
 

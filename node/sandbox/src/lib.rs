@@ -17,11 +17,13 @@ mod compile;
 pub mod engine;
 pub mod fuzz;
 mod ipc;
+mod mapped_file;
 pub mod module;
 mod pool;
 mod prepare;
 mod slices;
 mod system_api;
+mod system_calls;
 mod worker;
 pub use api::*;
 pub use budgeted::BudgetedSandbox;
@@ -34,3 +36,10 @@ pub use pool::{Pool, PoolError, SandboxConfig, Statistics, WorkerFigures};
 pub use prepare::{ModuleSource, PrepareError, Preparer, PreparerConfig};
 pub use slices::{Grant, MESSAGE_OVERHEAD_INSTRUCTIONS, Progress, Slice, SlicedName};
 pub use worker::{HeapFigures, protocol::Probe, worker_main, worker_main_with};
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks what a panic of its holder leaves consistent.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,37 +1,28 @@
-//! The node's side of sandboxing: a fixed set of worker processes, kept alive.
+//! The node's side of sandboxing: a fixed set of worker processes, kept alive
+//! (docs/internals/sandbox.md).
 //!
 //! [`Pool`] implements [`Sandbox`]: modules are prepared by the [`Preparer`], messages are run by
-//! the worker of their lane. Lanes are independent, so threads with different lanes never wait for
-//! each other; two messages of one lane run one after the other.
+//! the worker of their lane. Threads with different lanes never wait for each other; two messages
+//! of one lane run one after the other.
 //!
 //! # When a worker dies
 //!
-//! By a signal from outside, for lack of memory, through a fault of the engine, by the time limit
-//! that only a hanging worker reaches, because the system refused it memory, or because the pool
-//! ended it for an invalid report: the caller gets [`WorkerTrouble`] and may retry the message, the
-//! process is reaped, and the lane's next message starts a new one. After a time limit the next one
-//! of an update lane is twice as long, up to [`TIMEOUT_FACTOR_MAX`] times, because the machine may
-//! just be slow. State is safe, because a worker only ever appends to what the caller reserved and
-//! commits. A lane whose workers keep dying waits before each start, longer each time, at most
-//! [`BACKOFF_MAX`].
+//! The caller gets [`WorkerTrouble`] and may retry the message, the process is reaped, and the
+//! lane's next message starts a new one. State is safe, because a worker only ever appends to what
+//! the caller reserved and commits. After a time limit the next one of an update lane is twice as
+//! long, up to [`TIMEOUT_FACTOR_MAX`] times, because the machine may just be slow. A lane whose
+//! workers keep dying waits before each start, at most [`BACKOFF_MAX`].
 //!
 //! A query has a deadline ([`Sandbox::execute_until`]). Running code cannot be made to check a
-//! clock, so the pool ends the process when the deadline passes. The query is the only loss: the
-//! next one starts a new worker at once, and mappings are made again as canisters are queried.
-//!
-//! # Messages in slices
-//!
-//! A worker whose message is paused moves from its lane to a place ([`paused_workers`]), where it
-//! writes the message's data to a file. The message continues there, whichever lane requests it. When
-//! it is over, the worker returns to the lane if that has none.
+//! clock, so the pool ends the process when it passes; the next query starts a new one at once.
 //!
 //! # Bounds
 //!
-//! Processes: one per lane and one per place. Mapped canisters: `sandbox.canisters_max` over all
-//! lanes, the least recently used are dropped first; those idle for `sandbox.idle_seconds` are
-//! dropped when the node calls [`Pool::evict_idle`], as long as the workers hold more than
-//! `sandbox.resident_floor_bytes`. A worker whose anonymous memory exceeds
-//! `sandbox.worker_anonymous_bytes` is replaced between two messages.
+//! Processes: one per lane and one per place of a paused message ([`paused_workers`]). Mapped
+//! canisters: `sandbox.canisters_max` over all lanes, the least recently used are dropped first;
+//! those idle for `sandbox.idle_seconds` are dropped when the node calls [`Pool::evict_idle`], as
+//! long as the workers hold more than `sandbox.resident_floor_bytes`. A worker whose anonymous
+//! memory exceeds `sandbox.worker_anonymous_bytes` is replaced between two messages.
 //!
 //! Workers are started by a thread of the pool's own: the kernel ends a worker when the thread that
 //! started it ends, which must be when the pool does.
@@ -47,24 +38,26 @@ use std::{
     os::unix::fs::MetadataExt,
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
         mpsc,
     },
     time::{Duration, Instant},
 };
 
+use accounting::process::{self, Pid, ProcessMemory};
 use limits::{ModuleLimits, SandboxLimits};
 use pages::MemoryId;
 use state::{ModuleHash, ModuleInfo};
 
 use crate::{
-    Grant, HeapFigures, Lane, ModuleSource, Mount, NotPrepared, Outcome, PrepareError, Preparer,
+    Grant, HeapFigures, Lane, ModuleSource, NotPrepared, Outcome, PrepareError, Preparer,
     PreparerConfig, Priority, Probe, Request, Sandbox, Slice, SlicedName, TimedOutcome,
     UploadedModule, WorkerTrouble,
     ipc::IpcError,
+    lock,
     pool::{
-        lane::{ExecutionResult, TimeLimit, Worker, WorkerError},
+        lane::{TimeLimit, Worker, WorkerError},
         paused_workers::{PausedWorker, PausedWorkers},
     },
     worker::spilled_bytes,
@@ -184,17 +177,6 @@ pub struct Statistics {
     pub repeated: u64,
 }
 
-#[derive(Default)]
-struct Counters {
-    messages: AtomicU64,
-    restarts: AtomicU64,
-    lies: AtomicU64,
-    timeouts: AtomicU64,
-    overdue: AtomicU64,
-    replaced: AtomicU64,
-    repeated: AtomicU64,
-}
-
 /// Worker processes. See the module's documentation.
 pub struct Pool {
     preparer: Arc<Preparer>,
@@ -210,15 +192,28 @@ pub struct Pool {
     /// Workers that hold a paused message.
     paused_workers: Mutex<PausedWorkers>,
     starter: Starter,
-    counters: Counters,
+    /// The counters; the gauges are read when they are asked for.
+    counters: Mutex<Statistics>,
 }
 
+#[derive(Default)]
 struct LaneCell {
     state: Mutex<LaneState>,
     /// Changes recorded while the lane was busy.
     pending: Mutex<Pending>,
     /// Process id of the worker; 0 without one.
-    pid: AtomicU64,
+    pid: AtomicU32,
+}
+
+impl LaneCell {
+    fn pid(&self) -> Option<u32> {
+        Some(self.pid.load(Ordering::Relaxed)).filter(|pid| *pid != 0)
+    }
+
+    fn put(&self, state: &mut LaneState, worker: Worker) {
+        self.pid.store(worker.pid(), Ordering::Relaxed);
+        state.worker = Some(worker);
+    }
 }
 
 #[derive(Default)]
@@ -307,11 +302,6 @@ impl Pool {
             .max(1);
         let starter = Starter::new(config.exe, canisters.saturating_mul(2), config.probes)
             .map_err(PoolError::Thread)?;
-        let cell = || LaneCell {
-            state: Mutex::default(),
-            pending: Mutex::default(),
-            pid: AtomicU64::new(0),
-        };
         let paused_workers = PausedWorkers::new(config.sandbox.paused_workers);
         let pool = Self {
             paused_workers: Mutex::new(paused_workers),
@@ -321,10 +311,10 @@ impl Pool {
             paused_spill_bytes: config.paused_spill_bytes,
             paused_anonymous_bytes: config.paused_anonymous_bytes,
             update_workers,
-            lanes: (0..lanes).map(|_| cell()).collect(),
+            lanes: (0..lanes).map(|_| LaneCell::default()).collect(),
             writers: Mutex::default(),
             starter,
-            counters: Counters::default(),
+            counters: Mutex::default(),
         };
         for cell in &pool.lanes {
             let mut state = lock(&cell.state);
@@ -341,10 +331,7 @@ impl Pool {
 
     /// Process ids of the workers, for accounting their memory.
     pub fn pids(&self) -> Vec<u32> {
-        let lanes = self.lanes.iter().filter_map(|cell| {
-            u32::try_from(cell.pid.load(Ordering::Relaxed)).ok().filter(|pid| *pid != 0)
-        });
-        lanes.chain(self.paused_pids()).collect()
+        self.lanes.iter().filter_map(LaneCell::pid).chain(self.paused_pids()).collect()
     }
 
     /// Those of them that hold a message which was paused.
@@ -369,8 +356,7 @@ impl Pool {
         });
         lanes
             .filter_map(|(lane, cell)| {
-                let pid =
-                    u32::try_from(cell.pid.load(Ordering::Relaxed)).ok().filter(|pid| *pid != 0)?;
+                let pid = cell.pid()?;
                 let heap =
                     cell.state.try_lock().ok().and_then(|state| Some(state.worker.as_ref()?.heap));
                 Some(WorkerFigures { lane, pid, heap })
@@ -395,23 +381,15 @@ impl Pool {
 
     /// Counters and gauges.
     pub fn statistics(&self) -> Statistics {
-        let counters = &self.counters;
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mapped = self
             .lanes
             .iter()
             .filter_map(|cell| cell.state.try_lock().ok()?.worker.as_ref().map(Worker::mapped))
             .sum::<usize>();
         Statistics {
-            messages: load(&counters.messages),
-            restarts: load(&counters.restarts),
-            lies: load(&counters.lies),
-            timeouts: load(&counters.timeouts),
-            overdue: load(&counters.overdue),
-            replaced: load(&counters.replaced),
             mapped: mapped as u64,
             paused: lock(&self.paused_workers).waiting() as u64,
-            repeated: load(&counters.repeated),
+            ..*lock(&self.counters)
         }
     }
 
@@ -430,13 +408,12 @@ impl Pool {
     /// them, however little the workers hold; and the youngest of the paused messages that are
     /// kept, which runs again.
     pub fn evict_pressed(&self) {
-        let given_up = lock(&self.paused_workers).evict_youngest();
-        drop(given_up);
+        self.free_memory();
         self.evict(PRESSED_IDLE, 0);
     }
 
     fn evict(&self, idle: Duration, floor_bytes: u64) {
-        let resident = |pid| memory_of(pid).map_or(0, |memory| memory.resident_bytes);
+        let resident = |pid| memory_of(pid).map_or(0, |memory| memory.resident_bytes());
         let before: u64 = self.pids().into_iter().map(resident).sum();
         // The excess, but at most one batch at once.
         let mut to_free = before.saturating_sub(floor_bytes).min(self.sandbox.eviction_batch_bytes);
@@ -465,17 +442,12 @@ impl Pool {
     pub fn probe(&self, lane: Lane, probe: Probe, timeout: Duration) -> bool {
         let Some(cell) = self.cell(lane) else { return false };
         let mut state = lock(&cell.state);
-        let survived = match self.worker(cell, &mut state) {
-            Ok(worker) => worker.probe(probe, timeout),
-            Err(error) => Err(error),
-        };
-        match survived {
-            Ok(()) => true,
-            Err(error) => {
-                self.handle_death(cell, &mut state, &error);
-                false
-            }
+        let survived =
+            self.worker(cell, &mut state).and_then(|worker| worker.probe(probe, timeout));
+        if let Err(error) = &survived {
+            self.handle_death(cell, &mut state, error);
         }
+        survived.is_ok()
     }
 
     fn cell(&self, lane: Lane) -> Option<&LaneCell> {
@@ -485,47 +457,38 @@ impl Pool {
         }
     }
 
-    /// Begins a message on the worker of `lane`. A worker whose message is paused is taken out of
-    /// the lane and returned with the report.
+    /// Begins a message on the worker of `lane`, which may have a deadline. A worker whose message
+    /// is paused is taken out of the lane and returned with the report.
     fn begin(
         &self,
         lane: Lane,
         request: &Request,
         grant: Option<&Grant>,
-    ) -> Result<(ExecutionResult, Option<Worker>), WorkerTrouble> {
-        self.begin_until(lane, request, grant, None).map_err(WorkerError::into_trouble)
-    }
-
-    /// The same with a deadline for the message.
-    fn begin_until(
-        &self,
-        lane: Lane,
-        request: &Request,
-        grant: Option<&Grant>,
         deadline: Option<Instant>,
-    ) -> Result<(ExecutionResult, Option<Worker>), WorkerError> {
+    ) -> Result<(Slice, Option<Worker>), WorkerError> {
         let Some(cell) = self.cell(lane) else {
             return Err(WorkerError::Failed(format!("there is no sandbox worker {lane:?}")));
         };
-        self.counters.messages.fetch_add(1, Ordering::Relaxed);
+        lock(&self.counters).messages += 1;
         let mut state = lock(&cell.state);
-        let settle = [&request.heap, &request.stable].map(|mount| self.record_writer(lane, mount));
+        let settle = [&request.heap, &request.stable].map(|mount| {
+            mount.append.is_some() && lock(&self.writers).record(mount.layout.id, lane)
+        });
         let (factor, globals_max) = (state.timeout_factor, self.globals_max);
         let time = deadline.map_or(TimeLimit::Hanging(factor), TimeLimit::Until);
-        let executed = match self.worker(cell, &mut state) {
-            Ok(worker) => worker.execute(request, grant, &self.preparer, globals_max, settle, time),
-            Err(error) => Err(error),
-        };
+        let executed = self.worker(cell, &mut state).and_then(|worker| {
+            worker.execute(request, grant, &self.preparer, globals_max, settle, time)
+        });
         match executed {
             Ok(executed) => {
                 state.deaths = 0;
                 state.timeout_factor = 1;
                 let paused = match executed {
-                    ExecutionResult::Paused(_) => {
+                    Slice::Paused(_) => {
                         state.lent = true;
                         self.take_worker(cell, &mut state)
                     }
-                    ExecutionResult::Ended(_) => None,
+                    Slice::Ended(_) => None,
                 };
                 if state
                     .worker
@@ -538,7 +501,7 @@ impl Pool {
             }
             Err(WorkerError::Overdue) => {
                 // Not a fault: the next query gets a new worker without waiting.
-                self.counters.overdue.fetch_add(1, Ordering::Relaxed);
+                lock(&self.counters).overdue += 1;
                 self.end(cell, &mut state);
                 if let Err(error) = self.start(cell, &mut state) {
                     tracing::warn!(%error, "a sandbox worker is started by the next query");
@@ -574,18 +537,18 @@ impl Pool {
         grant: &Grant,
         mut paused: PausedWorker,
     ) -> Result<Slice, WorkerTrouble> {
-        self.counters.messages.fetch_add(1, Ordering::Relaxed);
+        lock(&self.counters).messages += 1;
         let resumed =
             paused.worker.resume(request, grant, paused.granted, self.globals_max, RESUMED_FACTOR);
         // Pages that the disk lost may have been read meanwhile: then nothing of it counts.
         let resumed = resumed.and_then(|executed| paused.check_writeback().map(|()| executed));
         match resumed {
-            Ok(ExecutionResult::Paused(progress)) => {
+            Ok(Slice::Paused(progress)) => {
                 paused.granted = grant.until;
                 self.keep_paused(grant.name, paused);
                 Ok(Slice::Paused(progress))
             }
-            Ok(ExecutionResult::Ended(outcome)) => {
+            Ok(Slice::Ended(outcome)) => {
                 lock(&self.paused_workers).leave(&grant.name);
                 self.return_worker(lane, paused.worker);
                 Ok(Slice::Ended(outcome))
@@ -668,14 +631,8 @@ impl Pool {
             // It was not informed of writes by others meanwhile.
             worker.forget_all();
             state.lent = false;
-            cell.pid.store(worker.pid().into(), Ordering::Relaxed);
-            state.worker = Some(worker);
+            cell.put(&mut state, worker);
         }
-    }
-
-    /// Notes that `lane` may write to the memory; whether another lane did since this one.
-    fn record_writer(&self, lane: Lane, mount: &Mount) -> bool {
-        mount.append.is_some() && lock(&self.writers).record(mount.layout.id, lane)
     }
 
     /// The lane's worker, started if there is none.
@@ -693,7 +650,7 @@ impl Pool {
                 );
             }
             if !std::mem::take(&mut state.lent) {
-                self.counters.restarts.fetch_add(1, Ordering::Relaxed);
+                lock(&self.counters).restarts += 1;
             }
             self.start(cell, state)?;
         }
@@ -703,8 +660,7 @@ impl Pool {
 
     fn start(&self, cell: &LaneCell, state: &mut LaneState) -> Result<(), WorkerError> {
         let worker = self.starter.start(state.next_token)?;
-        cell.pid.store(worker.pid().into(), Ordering::Relaxed);
-        state.worker = Some(worker);
+        cell.put(state, worker);
         Ok(())
     }
 
@@ -726,7 +682,7 @@ impl Pool {
     /// Takes the lane's worker away.
     fn take_worker(&self, cell: &LaneCell, state: &mut LaneState) -> Option<Worker> {
         cell.pid.store(0, Ordering::Relaxed);
-        state.worker.take().inspect(|worker| state.next_token = worker.next_token())
+        state.worker.take().inspect(|worker| state.next_token = worker.next_token)
     }
 
     fn handle_death(&self, cell: &LaneCell, state: &mut LaneState, error: &WorkerError) {
@@ -738,12 +694,10 @@ impl Pool {
     fn count_death(&self, error: &WorkerError) {
         tracing::warn!(%error, "a sandbox worker failed and will be started again");
         match error {
-            WorkerError::InvalidReport(_) => self.counters.lies.fetch_add(1, Ordering::Relaxed),
-            WorkerError::Wire(IpcError::TimedOut(_)) => {
-                self.counters.timeouts.fetch_add(1, Ordering::Relaxed)
-            }
-            _ => 0,
-        };
+            WorkerError::InvalidReport(_) => lock(&self.counters).lies += 1,
+            WorkerError::Wire(IpcError::TimedOut(_)) => lock(&self.counters).timeouts += 1,
+            _ => {}
+        }
     }
 
     fn replace_if_large(&self, cell: &LaneCell, state: &mut LaneState) {
@@ -759,7 +713,7 @@ impl Pool {
                 limit,
                 "a sandbox worker holds more than `sandbox.worker_anonymous_bytes` and is replaced"
             );
-            self.counters.replaced.fetch_add(1, Ordering::Relaxed);
+            lock(&self.counters).replaced += 1;
             self.end(cell, state);
         }
     }
@@ -795,12 +749,10 @@ impl Sandbox for Pool {
     }
 
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {
-        match self.begin(lane, request, None)? {
-            (ExecutionResult::Ended(outcome), _) => Ok(*outcome),
+        match self.begin(lane, request, None, None).map_err(WorkerError::into_trouble)? {
+            (Slice::Ended(outcome), _) => Ok(*outcome),
             // The verdict on it says so before.
-            (ExecutionResult::Paused(_), _) => {
-                Err(WorkerTrouble::Worker("a pause nobody asked".into()))
-            }
+            (Slice::Paused(_), _) => Err(WorkerTrouble::Worker("a pause nobody asked".into())),
         }
     }
 
@@ -810,9 +762,9 @@ impl Sandbox for Pool {
         request: &Request,
         deadline: Instant,
     ) -> Result<TimedOutcome, WorkerTrouble> {
-        match self.begin_until(lane, request, None, Some(deadline)) {
-            Ok((ExecutionResult::Ended(outcome), _)) => Ok(TimedOutcome::Ended(outcome)),
-            Ok((ExecutionResult::Paused(_), _)) => {
+        match self.begin(lane, request, None, Some(deadline)) {
+            Ok((Slice::Ended(outcome), _)) => Ok(TimedOutcome::Ended(outcome)),
+            Ok((Slice::Paused(_), _)) => {
                 Err(WorkerTrouble::Worker("a pause without a grant".into()))
             }
             Err(WorkerError::Overdue) => Ok(TimedOutcome::Overdue),
@@ -832,17 +784,14 @@ impl Sandbox for Pool {
             return self.resume(lane, request, grant, paused);
         }
         if !grant.is_first() {
-            self.counters.repeated.fetch_add(1, Ordering::Relaxed);
+            lock(&self.counters).repeated += 1;
         }
-        match self.begin(lane, request, Some(grant))? {
-            (ExecutionResult::Ended(outcome), _) => Ok(Slice::Ended(outcome)),
-            (ExecutionResult::Paused(progress), worker) => {
-                if let Some(worker) = worker {
-                    self.keep_first(request, grant, worker);
-                }
-                Ok(Slice::Paused(progress))
-            }
+        let (slice, paused) =
+            self.begin(lane, request, Some(grant), None).map_err(WorkerError::into_trouble)?;
+        if let Some(worker) = paused {
+            self.keep_first(request, grant, worker);
         }
+        Ok(slice)
     }
 
     fn free_memory(&self) {
@@ -883,25 +832,9 @@ impl Sandbox for Pool {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-struct Memory {
-    resident_bytes: u64,
-    anonymous_bytes: u64,
-}
-
 /// Memory of a process as the kernel counts it.
-fn memory_of(pid: u32) -> Option<Memory> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-    let mut pages = text.split_ascii_whitespace().skip(1).map(|word| word.parse::<u64>().ok());
-    let (resident, shared) = (pages.next()??, pages.next()??);
-    let page = rustix::param::page_size() as u64;
-    Some(Memory {
-        resident_bytes: resident * page,
-        anonymous_bytes: resident.saturating_sub(shared) * page,
-    })
+fn memory_of(pid: u32) -> Option<ProcessMemory> {
+    process::memory(Pid(pid)).ok()
 }
 
 /// The thread that starts workers.

@@ -1,21 +1,17 @@
 //! From an uploaded module to an artefact a worker can map: look it up, or compile it.
 //!
-//! At most `sandbox.compile_threads` children run at once; further callers wait for a place.
-//! Callers that want the same module at the same time share one compilation. Nothing is queued
-//! beyond the calling threads themselves, and a refusal is not remembered: a caller that installs
-//! an invalid module again pays for the attempt again.
-//!
-//! An artefact may vanish, because the cache is bounded or its disk failed.
-//! [`Preparer::open_artefact`] then compiles again from the module, which a [`ModuleSource`] has
-//! kept. The availability of an artefact never changes the result of a message, only how long it
-//! takes.
+//! At most `sandbox.compile_threads` children run at once; further callers wait for a place, and
+//! callers that want the same module share one compilation. Nothing is queued beyond the calling
+//! threads, and a refusal is not remembered: installing an invalid module again costs an attempt
+//! again. An artefact that vanished is compiled again from the module, which a [`ModuleSource`] has
+//! kept; that changes how long a message takes and never its result.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use limits::{ModuleLimits, SandboxLimits};
 use sha2::{Digest, Sha256};
@@ -23,8 +19,8 @@ use state::{ModuleHash, ModuleInfo};
 use thiserror::Error;
 
 use crate::cache::{ArtefactCache, CacheError};
-use crate::compile::{Caps, Children, CompileError, CompiledModule, Compiler, Priority};
-use crate::{NotPrepared, UploadedModule, engine};
+use crate::compile::{Caps, Children, CompileError, Compiler, Priority};
+use crate::{NotPrepared, UploadedModule, engine, lock};
 
 /// Where uploaded modules are kept.
 pub trait ModuleSource: Send + Sync {
@@ -190,7 +186,7 @@ impl Preparer {
         uploaded: &dyn UploadedModule,
         priority: Priority,
     ) -> Result<ModuleInfo, NotPrepared> {
-        let mut running = self.lock();
+        let mut running = lock(&self.running);
         while let Some(shared) = running.modules.get(hash).cloned() {
             drop(running);
             let result = shared.wait();
@@ -200,7 +196,7 @@ impl Preparer {
             if !own || !matches!(result, Err(NotPrepared::Trouble(_))) {
                 return result;
             }
-            running = self.lock();
+            running = lock(&self.running);
         }
         let shared = Arc::new(SharedCompilation::new(priority));
         running.modules.insert(*hash, Arc::clone(&shared));
@@ -229,31 +225,7 @@ impl Preparer {
         uploaded: &dyn UploadedModule,
         priority: Priority,
     ) -> Result<ModuleInfo, NotPrepared> {
-        match self.try_compile(hash, uploaded, priority) {
-            Ok(Ok(compiled)) => {
-                tracing::info!(
-                    module = ?hash,
-                    wasm_bytes = compiled.wasm_bytes,
-                    artefact_bytes = compiled.artefact_bytes,
-                    cpu_millis = compiled.cpu_millis,
-                    resident_bytes_max = compiled.resident_bytes_max,
-                    anonymous_bytes = compiled.anonymous_bytes,
-                    "compiled a module"
-                );
-                Ok(compiled.info)
-            }
-            Ok(Err(error)) => Err(error.into()),
-            // The disk is full or fails.
-            Err(error) => Err(NotPrepared::Trouble(error.to_string())),
-        }
-    }
-
-    fn try_compile(
-        &self,
-        hash: &ModuleHash,
-        uploaded: &dyn UploadedModule,
-        priority: Priority,
-    ) -> Result<Result<CompiledModule, CompileError>, CacheError> {
+        // Its errors here: the disk is full or fails.
         let failed = |error| self.cache.failed(error);
         let input = self.cache.temporary()?;
         let mut copy = HashingWriter { file: input.file(), hasher: Sha256::new() };
@@ -261,21 +233,23 @@ impl Preparer {
         let found = ModuleHash(copy.hasher.finalize().into());
         if found != *hash {
             let what = format!("the module {hash:?} has the hash {found:?} where it is stored");
-            return Err(failed(io::Error::other(what)));
+            return Err(failed(io::Error::other(what)).into());
         }
         let artefact = self.cache.temporary()?;
         let output = artefact.file().try_clone().map_err(failed)?;
         let input = input.into_unnamed().map_err(failed)?;
-        let compiled = match self.compiler.compile(input, output, priority) {
-            Ok(compiled) => compiled,
-            Err(error) => return Ok(Err(error)),
-        };
+        let compiled = self.compiler.compile(input, output, priority)?;
         self.cache.insert(hash, artefact, &compiled.info)?;
-        Ok(Ok(compiled))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, CompilationQueue> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        tracing::info!(
+            module = ?hash,
+            wasm_bytes = compiled.wasm_bytes,
+            artefact_bytes = compiled.artefact_bytes,
+            cpu_millis = compiled.cpu_millis,
+            resident_bytes_max = compiled.resident_bytes_max,
+            anonymous_bytes = compiled.anonymous_bytes,
+            "compiled a module"
+        );
+        Ok(compiled.info)
     }
 }
 
@@ -306,7 +280,7 @@ struct CompilationGuard<'a> {
 
 impl Drop for CompilationGuard<'_> {
     fn drop(&mut self) {
-        let mut running = self.preparer.lock();
+        let mut running = lock(&self.preparer.running);
         running.modules.remove(&self.hash);
         running.children = running.children.saturating_sub(1);
         self.preparer.slot_free.notify_one();
@@ -323,7 +297,7 @@ impl SharedCompilation {
     }
 
     fn wait(&self) -> Result<ModuleInfo, NotPrepared> {
-        let mut result = self.result.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut result = lock(&self.result);
         loop {
             match result.as_ref() {
                 Some(result) => return result.clone(),
@@ -334,7 +308,7 @@ impl SharedCompilation {
 
     /// The first result stands.
     fn set(&self, value: Result<ModuleInfo, NotPrepared>) {
-        self.result.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(value);
+        lock(&self.result).get_or_insert(value);
         self.done.notify_all();
     }
 }

@@ -1,28 +1,21 @@
-//! Messages that run in slices: grants from execution, and progress reports.
+//! Messages that run in slices: grants from execution, and progress reports
+//! (docs/internals/sandbox.md, docs/internals/metering.md).
 //!
 //! A message whose instructions are not used up at the end of its slice is **paused**, and resumed
-//! in a later round. The end of a slice is a function of what the message did and of the number of
-//! instructions that were granted, so it is the same on every machine: whether a worker kept the
-//! paused message or it ran again from its beginning is not observable.
-//!
-//! # Where a slice ends
+//! in a later round. Whether a worker kept it or it ran again from its beginning is not observable,
+//! because where a slice ends is a function of the message and the grant:
 //!
 //! At the first *point* at which at least [`Grant::until`] units of work are counted. There is a
 //! point after each call of a system function and before each operation on more memory than a step
 //! has instructions, where the count is exact; and one whenever [`Grant::step`] instructions were
-//! used without any. There the engine does not say how far beyond the step the code is, so the count
-//! is a lower bound.
-//! Pages that the message touched count from then on, also where the engine does not know of them.
-//! The points of a message do not depend on grants; only which of them are pauses does.
+//! used without any. There the engine does not say how far beyond the step the code is, so the
+//! count is a lower bound. Pages that the message touched count from then on, also where the engine
+//! does not know of them. The points of a message do not depend on grants; only which of them are
+//! pauses does.
 //!
-//! # Work
-//!
-//! A slice is to take about as long whatever the code does. Instructions bound the time of code whose
-//! memory fits the processor's caches. Code that reads at random in a large heap waits for memory at
-//! each access, which is a property of the machine and not counted as instructions. So slices and
-//! rounds are measured in *work*: each instruction between two points counts [`work_per_instruction`]
-//! times, which grows with the heap that the message has opened by then. Instructions, limits and
-//! cycles of the message are not affected.
+//! *Work* bounds the time of a slice, instructions do not: code that reads at random in a large
+//! heap waits for memory. Each instruction between two points counts [`work_per_instruction`]
+//! times, which grows with the heap that the message has opened by then.
 
 use serde::{Deserialize, Serialize};
 use state::{CanisterId, Height};

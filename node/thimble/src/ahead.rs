@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use consensus::{HELD_FOR, IngressPool, NextHeld, SystemClock, WallClock as _};
-use envelope::{CallVerifier, may_install_code};
+use envelope::{CallVerifier, Envelopes as _, may_install_code};
 use execution::{Ahead, CompileAhead, ModulesAgain};
 use state::IngressId;
 
@@ -66,7 +66,7 @@ fn get_ready(pool: &IngressPool, calls: &CallVerifier, compile: &CompileAhead, i
         if validity.until.0 < SystemClock.now().0.saturating_add(MARGIN) {
             return Err("the call is valid for too short a time".to_owned());
         }
-        calls.read(&signed).map_err(|error| error.to_string())
+        calls.read(&signed)
     };
     let bytes = waiting().map_or(0, |(signed, _)| signed.envelope.len() as u64);
     let done = catch_unwind(AssertUnwindSafe(|| compile.compile(bytes, &read)))

@@ -73,15 +73,9 @@ pub struct CertifiedData {
 }
 
 /// An unsigned LEB128 number that is the whole of `bytes`.
-fn leb128(bytes: &[u8]) -> Option<u64> {
-    let (last, rest) = bytes.split_last()?;
-    if bytes.len() > 10 || last & 0x80 != 0 || rest.iter().any(|byte| byte & 0x80 == 0) {
-        return None;
-    }
-    bytes.iter().rev().try_fold(0_u64, |number, byte| {
-        let shifted = number.checked_mul(0x80)?;
-        Some(shifted | u64::from(byte & 0x7f))
-    })
+fn read_leb128(mut bytes: &[u8]) -> Option<u64> {
+    let number = leb128::read::unsigned(&mut bytes).ok()?;
+    bytes.is_empty().then_some(number)
 }
 
 /// Builds the tree from `[0]`, `[1, left, right]`, `[2, label, tree]`, `[3, value]` and `[4,
@@ -216,7 +210,7 @@ impl CertificateVerifier {
         let certificate = certificate(&decoded)?;
         let path = [&b"canister"[..], canister.as_slice(), b"certified_data"];
         let data = lookup_path(&certificate.tree, &path)?.to_vec();
-        let time = leb128(lookup_path(&certificate.tree, &[b"time"])?)?;
+        let time = read_leb128(lookup_path(&certificate.tree, &[b"time"])?)?;
         self.check_certificate(&certificate, canister)?;
         Some(CertifiedData { data, time })
     }

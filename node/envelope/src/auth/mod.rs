@@ -1,16 +1,13 @@
-//! The sender of a request: the envelope authentication of the interface specification, with no
-//! HTTP in it.
+//! The sender of a request: the envelope authentication of the interface specification.
 //!
-//! [`authenticate`] decides, for an envelope and a time, whether its sender is who it claims to be
-//! and may send this kind of request to this canister. Cheap checks come first: expiry, the
-//! sender's principal, the shape of the delegation chain, its expirations, targets and permissions.
-//! Signatures are verified only for a request that passes all of them, the request's own first.
+//! Cheap checks come first: expiry, the sender's principal, the shape of the delegation chain, its
+//! expirations, targets and permissions. Signatures are verified only for a request that passes all
+//! of them, the request's own first.
 //!
 //! Costs, on one core of a 2020s server: an Ed25519 or ECDSA signature takes 40 to 150
 //! microseconds, RSA about as much, a canister signature one to three milliseconds the first time
 //! its certificate is seen. Callers run this on bounded threads.
 //!
-//! Rules worth knowing:
 //! - Anonymous queries and read_states may carry any expiry; every other request must expire within
 //!   the window.
 //! - Each key appears once in a chain. A chain's targets are the intersection of its links'
@@ -18,13 +15,12 @@
 //! - A link with `permissions: "queries"` anywhere in the chain rules out calls.
 //! - `sender_info` must be signed by the canister whose key is `sender_pubkey`.
 
-mod canister;
+pub(crate) mod canister;
 mod keys;
 mod webauthn;
 
 use std::{collections::BTreeSet, time::Duration};
 
-use ic_certification::hash_tree::HashTree;
 use ic_principal::Principal;
 use state::{SenderInfo, Time, Validity};
 use thiserror::Error;
@@ -33,24 +29,11 @@ pub use canister::CertifiedData;
 pub use keys::KeyError;
 
 use self::{canister::CertificateVerifier, keys::PublicKey};
-use crate::{
-    Envelope, Permissions, Request, SignedDelegation,
-    cbor::{Bounds, Value},
-};
+use crate::{Envelope, Permissions, Request, SignedDelegation};
 
 const REQUEST_DOMAIN: &[u8] = b"\x0Aic-request";
 const DELEGATION_DOMAIN: &[u8] = b"\x1Aic-request-auth-delegation";
 const SENDER_INFO_DOMAIN: &[u8] = b"\x0Eic-sender-info";
-
-/// Bounds of trees that canisters hand out.
-pub(crate) fn hash_tree_bounds() -> Bounds {
-    canister::SMALL_BOUNDS
-}
-
-/// The tree that a value encodes.
-pub(crate) fn hash_tree<'a>(value: &'a Value<'a>) -> Option<HashTree<&'a [u8]>> {
-    canister::tree(value)
-}
 
 /// Parameters of authentication.
 #[derive(Debug)]
@@ -118,65 +101,29 @@ impl AuthenticatedSender {
 
 /// Why a request is not authentic.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum AuthError {
     /// Expired. Clients resynchronise their clock on the first three words.
     #[error(
         "Invalid request expiry: ingress_expiry {expiry} lies before this node's time {now}; both \
          are nanoseconds since 1970-01-01. Sign the request again with a later expiry."
     )]
-    Expired {
-        /// The expiry as sent.
-        expiry: u64,
-        /// The node's time.
-        now: u64,
-    },
-    /// Expires too far ahead.
+    Expired { expiry: u64, now: u64 },
     #[error(
         "Invalid request expiry: ingress_expiry {expiry} lies more than {window_seconds} s after \
          this node's time {now} (at most {limit} is accepted; nanoseconds since 1970-01-01). Sign \
          the request again with an earlier expiry."
     )]
-    TooFarAhead {
-        /// The expiry as sent.
-        expiry: u64,
-        /// The node's time.
-        now: u64,
-        /// The latest expiry accepted.
-        limit: u64,
-        /// Expiry and drift together.
-        window_seconds: u64,
-    },
-    /// The anonymous principal with a signature.
+    TooFarAhead { expiry: u64, now: u64, limit: u64, window_seconds: u64 },
     #[error("the sender is anonymous (04), so `{field}` must be omitted")]
-    AnonymousWith {
-        /// The field to omit.
-        field: &'static str,
-    },
-    /// A signature is missing.
+    AnonymousWith { field: &'static str },
     #[error("the sender {sender} is not anonymous, so `{field}` is required")]
-    Unsigned {
-        /// The `sender` that the content states.
-        sender: Principal,
-        /// The missing field.
-        field: &'static str,
-    },
-    /// The key does not belong to the sender.
+    Unsigned { sender: Principal, field: &'static str },
     #[error("the sender {sender} is not the principal of `sender_pubkey`, which is {derived}")]
-    WrongSender {
-        /// The `sender` that the content states.
-        sender: Principal,
-        /// Principal of the key.
-        derived: Principal,
-    },
+    WrongSender { sender: Principal, derived: Principal },
     /// An unacceptable key.
     #[error("{which}: {error}")]
-    Key {
-        /// The field or delegation of the key.
-        which: String,
-        /// Error of the key.
-        error: KeyError,
-    },
-    /// A key occurs twice in the chain.
+    Key { which: String, error: KeyError },
     #[error(
         "delegation {index} delegates to a key that already occurs in the chain; each key may \
          occur once"
@@ -185,7 +132,6 @@ pub enum AuthError {
         /// Position in the chain, from 0.
         index: usize,
     },
-    /// A link has expired.
     #[error(
         "Invalid request expiry: delegation {index} expired at {expiration}, this node's time is \
          {now} (nanoseconds since 1970-01-01); obtain a new delegation"
@@ -193,51 +139,34 @@ pub enum AuthError {
     DelegationExpired {
         /// Position in the chain, from 0.
         index: usize,
-        /// Expiration of the delegation, in nanoseconds since 1970-01-01.
         expiration: u64,
-        /// The node's time.
         now: u64,
     },
-    /// The callee is not among the targets.
     #[error(
         "the delegation chain does not allow requests to {canister_id}; its targets exclude that \
          canister"
     )]
-    NotATarget {
-        /// The canister that the request calls.
-        canister_id: Principal,
-    },
-    /// A queries-only link and a call.
+    NotATarget { canister_id: Principal },
     #[error("delegation {index} has `permissions: \"queries\"` and does not allow update calls")]
     QueriesOnly {
         /// Position in the chain, from 0.
         index: usize,
     },
-    /// A signature does not hold.
     #[error("{which} is no valid {scheme} signature on {over}")]
     BadSignature {
         /// The field of the signature: `sender_sig`, `sender_info.sig` or `signature` of a
         /// delegation.
         which: String,
-        /// Scheme of the key that should have signed.
         scheme: &'static str,
-        /// The content that should have been signed.
         over: &'static str,
     },
-    /// Sender information without a canister key.
     #[error("`sender_info` requires that `sender_pubkey` is a canister signature key")]
     SenderInfoWithoutCanisterKey,
-    /// `sender_info.signer` is not the canister of `sender_pubkey`.
     #[error(
         "`sender_info.signer` is {signer}, but `sender_pubkey` belongs to the canister \
          {canister_id}"
     )]
-    SenderInfoSigner {
-        /// The canister that `sender_info.signer` names.
-        signer: Principal,
-        /// Canister of the key.
-        canister_id: Principal,
-    },
+    SenderInfoSigner { signer: Principal, canister_id: Principal },
 }
 
 impl AuthError {
@@ -269,15 +198,6 @@ pub fn authenticate(
     check(envelope, Some(now), config)
 }
 
-/// Determines the signer of `envelope`, independent of the time: the answer is the same on every
-/// node, and stays. [`validity`] returns when it is valid.
-pub fn authenticate_signer(
-    envelope: &Envelope,
-    config: &AuthConfig,
-) -> Result<AuthenticatedSender, AuthError> {
-    check(envelope, None, config)
-}
-
 /// When a call like this is accepted: [`authenticate`] accepts it at these times and no others, if
 /// it does at any.
 pub fn validity(envelope: &Envelope, config: &AuthConfig) -> Validity {
@@ -287,7 +207,9 @@ pub fn validity(envelope: &Envelope, config: &AuthConfig) -> Validity {
     Validity { from: Time(expiry.saturating_sub(config.window_nanos())), until: Time(until) }
 }
 
-fn check(
+/// Determines the signer of `envelope`. Without a time the answer is the same on every node, and
+/// stays; [`validity`] returns when it is valid.
+pub(crate) fn check(
     envelope: &Envelope,
     now: Option<Time>,
     config: &AuthConfig,
@@ -434,20 +356,12 @@ fn verify_chain(
         && !verify(last, &[REQUEST_DOMAIN, &envelope.request_id.0].concat(), signature, config)
     {
         let over = "the request id by the last key of the chain";
-        return Err(AuthError::BadSignature {
-            which: "`sender_sig`".to_owned(),
-            scheme: last.scheme(),
-            over,
-        });
+        return Err(bad_signature("`sender_sig`".to_owned(), last, over));
     }
     for (index, (link, key)) in chain.iter().zip(&keys).enumerate() {
         if !verify(key, &[DELEGATION_DOMAIN, &link.hash].concat(), &link.signature, config) {
             let which = format!("`signature` of delegation {index}");
-            return Err(AuthError::BadSignature {
-                which,
-                scheme: key.scheme(),
-                over: "the delegation by the key before it",
-            });
+            return Err(bad_signature(which, key, "the delegation by the key before it"));
         }
     }
     match keys.first() {
@@ -473,14 +387,14 @@ fn verify_sender_info(
         });
     }
     if !verify(key, &[SENDER_INFO_DOMAIN, &info.info].concat(), &info.sig, config) {
-        let which = "`sender_info.sig`".to_owned();
-        return Err(AuthError::BadSignature {
-            which,
-            scheme: key.scheme(),
-            over: "`sender_info.info` by `sender_pubkey`",
-        });
+        let over = "`sender_info.info` by `sender_pubkey`";
+        return Err(bad_signature("`sender_info.sig`".to_owned(), key, over));
     }
     Ok(())
+}
+
+fn bad_signature(which: String, key: &PublicKey<'_>, over: &'static str) -> AuthError {
+    AuthError::BadSignature { which, scheme: key.scheme(), over }
 }
 
 fn verify(key: &PublicKey<'_>, payload: &[u8], signature: &[u8], config: &AuthConfig) -> bool {

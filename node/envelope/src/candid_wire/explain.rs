@@ -82,53 +82,43 @@ fn is_optional(expected: &Expected) -> bool {
     matches!(expected.as_ref(), TypeInner::Opt(_) | TypeInner::Null | TypeInner::Reserved)
 }
 
-const PRIMITIVES: [(i64, &str); 18] = [
-    (NULL, "null"),
-    (BOOL, "bool"),
-    (NAT, "nat"),
-    (INT, "int"),
-    (NAT8, "nat8"),
-    (NAT16, "nat16"),
-    (NAT32, "nat32"),
-    (NAT64, "nat64"),
-    (INT8, "int8"),
-    (INT16, "int16"),
-    (INT32, "int32"),
-    (INT64, "int64"),
-    (FLOAT32, "float32"),
-    (FLOAT64, "float64"),
-    (TEXT, "text"),
-    (RESERVED, "reserved"),
-    (EMPTY, "empty"),
-    (PRINCIPAL, "principal"),
-];
+macro_rules! primitives {
+    ($($inner:ident, $code:ident, $name:literal;)+) => {
+        const fn code(expected: &TypeInner) -> Option<i64> {
+            match expected {
+                $(TypeInner::$inner => Some($code),)+
+                _ => None,
+            }
+        }
 
-const fn code(expected: &TypeInner) -> Option<i64> {
-    Some(match expected {
-        TypeInner::Null => NULL,
-        TypeInner::Bool => BOOL,
-        TypeInner::Nat => NAT,
-        TypeInner::Int => INT,
-        TypeInner::Nat8 => NAT8,
-        TypeInner::Nat16 => NAT16,
-        TypeInner::Nat32 => NAT32,
-        TypeInner::Nat64 => NAT64,
-        TypeInner::Int8 => INT8,
-        TypeInner::Int16 => INT16,
-        TypeInner::Int32 => INT32,
-        TypeInner::Int64 => INT64,
-        TypeInner::Float32 => FLOAT32,
-        TypeInner::Float64 => FLOAT64,
-        TypeInner::Text => TEXT,
-        TypeInner::Reserved => RESERVED,
-        TypeInner::Empty => EMPTY,
-        TypeInner::Principal => PRINCIPAL,
-        _ => return None,
-    })
+        const fn primitive(kind: i64) -> Option<&'static str> {
+            match kind {
+                $($code => Some($name),)+
+                _ => None,
+            }
+        }
+    };
 }
 
-fn primitive(kind: i64) -> Option<&'static str> {
-    PRIMITIVES.iter().find(|(code, _)| *code == kind).map(|(_, name)| *name)
+primitives! {
+    Null, NULL, "null";
+    Bool, BOOL, "bool";
+    Nat, NAT, "nat";
+    Int, INT, "int";
+    Nat8, NAT8, "nat8";
+    Nat16, NAT16, "nat16";
+    Nat32, NAT32, "nat32";
+    Nat64, NAT64, "nat64";
+    Int8, INT8, "int8";
+    Int16, INT16, "int16";
+    Int32, INT32, "int32";
+    Int64, INT64, "int64";
+    Float32, FLOAT32, "float32";
+    Float64, FLOAT64, "float64";
+    Text, TEXT, "text";
+    Reserved, RESERVED, "reserved";
+    Empty, EMPTY, "empty";
+    Principal, PRINCIPAL, "principal";
 }
 
 fn of_wire(kind: i64, found: Option<Type>) -> &'static str {

@@ -110,34 +110,19 @@ impl Cost {
 
 /// Why a message is refused: a function of the message, the bounds and the expected type.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum Refusal {
-    /// Not in the format of Candid.
     #[error("invalid Candid at byte {at}: {what}")]
-    Invalid {
-        /// Where reading stopped.
-        at: usize,
-        /// The violated rule.
-        what: &'static str,
-    },
-    /// More of something than a bound of this module.
+    Invalid { at: usize, what: &'static str },
     #[error("the message has more than {most} {what}")]
-    TooMany {
-        /// The counted items.
-        what: &'static str,
-        /// The bound.
-        most: u64,
-    },
+    TooMany { what: &'static str, most: u64 },
     /// Values within values.
     #[error("values are nested more than {DEPTH_MAX} levels deep")]
     TooDeep,
-    /// A vector with more elements than its field may have.
     #[error("`{field}` has {found} elements, the limit is {most}{limit}")]
     Vector {
-        /// Name of the field.
         field: &'static str,
-        /// Elements that the message announces.
         found: u64,
-        /// The bound.
         most: u64,
         /// ` (name of the limit)`, or nothing.
         limit: String,
@@ -156,7 +141,7 @@ pub fn decode<T: CandidType + DeserializeOwned>(
     bounds: Bounds<'_>,
     cost: &mut Cost,
 ) -> Result<T, Refusal> {
-    let walk = Walk::run(message, bounds, cost)?;
+    let walk = Walk::run(message, None, bounds, cost)?;
     cost.add(walk.steps.saturating_mul(DECODED_STEP_INSTRUCTIONS));
     cost.add((message.len() as u64).saturating_mul(BYTE_INSTRUCTIONS));
     cost.add(walk.number_bytes.saturating_mul(NUMBER_BYTE_INSTRUCTIONS));
@@ -175,7 +160,7 @@ pub fn decode<T: CandidType + DeserializeOwned>(
 /// # Errors
 /// When it is not within the bounds. The cost is added in any case.
 pub fn decode_nothing(message: &[u8], bounds: Bounds<'_>, cost: &mut Cost) -> Result<(), Refusal> {
-    Walk::run(message, bounds, cost).map(drop)
+    Walk::run(message, None, bounds, cost).map(drop)
 }
 
 /// The principal in a field of the first argument, of which nothing else is built.
@@ -188,8 +173,8 @@ pub fn principal_in(
     bounds: Bounds<'_>,
     cost: &mut Cost,
 ) -> Result<Principal, Refusal> {
-    let walk = Walk::run_for(message, field, bounds, cost)?;
-    walk.principal().ok_or_else(|| {
+    let walk = Walk::run(message, Some(field), bounds, cost)?;
+    walk.principal.ok_or_else(|| {
         Refusal::Mismatch(format!("the first argument has no field `{field}` of type principal"))
     })
 }

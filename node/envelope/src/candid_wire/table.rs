@@ -259,7 +259,7 @@ impl Table {
     }
 
     /// Indexes point into the table, methods are functions, and few types are referred to by
-    /// functions and services. Returns how many are. Returns how many.
+    /// functions and services. Returns how many are.
     fn check_references(&self, reader: &Reader<'_>) -> Result<usize, Refusal> {
         let beyond = |kind: i64| kind >= 0 && self.get(kind).is_none();
         let inner = self.types.iter().filter_map(|entry| match entry {

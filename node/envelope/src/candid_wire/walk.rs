@@ -11,12 +11,12 @@ use super::{
 };
 
 /// A message that is within its bounds.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Walk {
     pub(super) table: Table,
     /// Types of the arguments.
     pub(super) arguments: Vec<i64>,
-    principal: Option<Principal>,
+    pub(super) principal: Option<Principal>,
     pub(super) steps: u64,
     /// Bytes of numbers of any size.
     pub(super) number_bytes: u64,
@@ -37,71 +37,37 @@ enum Frame {
 
 struct Values<'a, 'b> {
     reader: Reader<'a>,
-    table: Table,
     bounds: Bounds<'b>,
     frames: Vec<Frame>,
-    steps: u64,
-    number_bytes: u64,
-    /// Field of the first argument whose principal is wanted, and that principal.
+    /// Field of the first argument whose principal is wanted.
     wanted: Option<u32>,
-    principal: Option<Principal>,
+    /// What was read so far.
+    walk: Walk,
 }
 
 impl Walk {
-    /// Reads all of `message`.
+    /// Reads all of `message`; keeps the principal in the field `wanted` of the first argument.
     ///
     /// # Errors
     /// When it is not within `bounds` or those of this module. The cost is added to `cost` in any
     /// case.
     pub(super) fn run(
         message: &[u8],
-        bounds: Bounds<'_>,
-        cost: &mut Cost,
-    ) -> Result<Self, Refusal> {
-        Self::run_with(message, None, bounds, cost)
-    }
-
-    /// The same; keeps the principal in `field` of the first argument.
-    pub(super) fn run_for(
-        message: &[u8],
-        field: &str,
-        bounds: Bounds<'_>,
-        cost: &mut Cost,
-    ) -> Result<Self, Refusal> {
-        Self::run_with(message, Some(label(field)), bounds, cost)
-    }
-
-    fn run_with(
-        message: &[u8],
-        wanted: Option<u32>,
+        wanted: Option<&str>,
         bounds: Bounds<'_>,
         cost: &mut Cost,
     ) -> Result<Self, Refusal> {
         let reader = Reader { bytes: message, at: 0 };
-        let (table, frames) = (Table::default(), Vec::new());
-        let mut values = Values {
-            reader,
-            table,
-            bounds,
-            frames,
-            steps: 0,
-            number_bytes: 0,
-            wanted,
-            principal: None,
-        };
-        let arguments = values.message();
-        cost.add_walk(values.steps, message.len());
-        let Values { table, principal, steps, number_bytes, .. } = values;
-        arguments.map(|arguments| Self { table, arguments, principal, steps, number_bytes })
-    }
-
-    pub(super) fn principal(&self) -> Option<Principal> {
-        self.principal
+        let (frames, wanted) = (Vec::new(), wanted.map(label));
+        let mut values = Values { reader, bounds, frames, wanted, walk: Self::default() };
+        let read = values.message();
+        cost.add_walk(values.walk.steps, message.len());
+        read.map(|()| values.walk)
     }
 }
 
 impl Values<'_, '_> {
-    fn message(&mut self) -> Result<Vec<i64>, Refusal> {
+    fn message(&mut self) -> Result<(), Refusal> {
         let mut reader = self.reader;
         if reader.take(4).ok() != Some(b"DIDL") {
             return Err(Refusal::Invalid { at: 0, what: "it does not begin with DIDL" });
@@ -111,14 +77,14 @@ impl Values<'_, '_> {
         let all = reader.bytes;
         reader.bytes = all.get(..HEADER_BYTES_MAX).unwrap_or(all);
         let header = Self::header(&mut reader, &mut steps);
-        self.steps += steps;
+        self.walk.steps += steps;
         let (table, arguments) = header.map_err(|refusal| match refusal {
             Refusal::Invalid { what: CUT_OFF, .. } if all.len() > HEADER_BYTES_MAX => {
                 Refusal::TooMany { what: "bytes in its header", most: HEADER_BYTES_MAX as u64 }
             }
             refusal => refusal,
         })?;
-        self.table = table;
+        self.walk.table = table;
         self.reader = Reader { bytes: all, at: reader.at };
         // Depth is checked before a frame is pushed.
         self.frames.reserve_exact(DEPTH_MAX);
@@ -132,7 +98,8 @@ impl Values<'_, '_> {
         if self.reader.at < self.reader.bytes.len() {
             return Err(self.reader.invalid("the message continues after its last value"));
         }
-        Ok(arguments)
+        self.walk.arguments = arguments;
+        Ok(())
     }
 
     fn header(reader: &mut Reader<'_>, steps: &mut u64) -> Result<(Table, Vec<i64>), Refusal> {
@@ -151,7 +118,7 @@ impl Values<'_, '_> {
                 Frame::Fields(Fields { begin, end }) if *begin < *end => {
                     let at = *begin;
                     *begin += 1;
-                    let (name, kind) = self.table.field(at).unwrap_or((0, EMPTY));
+                    let (name, kind) = self.walk.table.field(at).unwrap_or((0, EMPTY));
                     (kind, Some(name))
                 }
                 Frame::Elements { kind, left } if *left > 0 => {
@@ -174,8 +141,8 @@ impl Values<'_, '_> {
     }
 
     fn step(&mut self, steps: u64) -> Result<(), Refusal> {
-        self.steps = self.steps.saturating_add(steps);
-        if self.steps > STEPS_MAX { Err(too_many_values()) } else { Ok(()) }
+        self.walk.steps = self.walk.steps.saturating_add(steps);
+        if self.walk.steps > STEPS_MAX { Err(too_many_values()) } else { Ok(()) }
     }
 
     fn push(&mut self, frame: Frame) -> Result<(), Refusal> {
@@ -200,7 +167,7 @@ impl Values<'_, '_> {
             NAT | INT => {
                 let begin = self.reader.at;
                 while self.reader.byte()? & 0x80 != 0 {}
-                self.number_bytes += (self.reader.at - begin) as u64;
+                self.walk.number_bytes += (self.reader.at - begin) as u64;
                 return Ok(());
             }
             TEXT => {
@@ -211,12 +178,13 @@ impl Values<'_, '_> {
             EMPTY => return Err(self.reader.invalid("there is no value of type empty")),
             _ => {}
         }
-        match self.table.get(kind).ok_or_else(|| self.reader.invalid("there is no such type"))? {
+        let found = self.walk.table.get(kind);
+        match found.ok_or_else(|| self.reader.invalid("there is no such type"))? {
             Type::Opt(kind) => match self.reader.byte()? {
                 0 => Ok(()),
                 1 => {
                     // The Candid library copies its types of functions for each option.
-                    self.step(self.table.references())?;
+                    self.step(self.walk.table.references())?;
                     self.push(Frame::One { kind, name })
                 }
                 _ => Err(self.reader.invalid("an option is neither 0 nor 1")),
@@ -227,7 +195,7 @@ impl Values<'_, '_> {
                 let case = self.reader.unsigned()?;
                 let found = usize::try_from(case).ok().and_then(|case| {
                     let at = cases.begin.checked_add(case).filter(|at| *at < cases.end)?;
-                    self.table.field(at)
+                    self.walk.table.field(at)
                 });
                 let wrong = self.reader.invalid("a variant has no such case");
                 let (name, kind) = found.ok_or(wrong)?;
@@ -270,7 +238,7 @@ impl Values<'_, '_> {
         }
         // Elements may have no bytes, so those that cannot be read within the bound are refused
         // before the first.
-        if count > STEPS_MAX.saturating_sub(self.steps) {
+        if count > STEPS_MAX.saturating_sub(self.walk.steps) {
             return Err(too_many_values());
         }
         self.push(Frame::Elements { kind, left: count })
@@ -293,7 +261,7 @@ impl Values<'_, '_> {
         // In a field of the first argument itself.
         let is_field = matches!(self.frames.as_slice(), [Frame::Fields(_)]);
         if is_field && self.wanted.is_some() && self.wanted == name {
-            self.principal = Principal::try_from_slice(bytes).ok();
+            self.walk.principal = Principal::try_from_slice(bytes).ok();
         }
         Ok(())
     }

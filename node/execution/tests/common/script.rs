@@ -197,7 +197,8 @@ impl Sandbox for ScriptSandbox {
         if take_one(&self.compile_failures) {
             return Err(NotPrepared::Trouble("killed".into()));
         }
-        let wasm = uploaded.to_vec().map_err(|error| NotPrepared::Trouble(error.to_string()))?;
+        let mut wasm = Vec::new();
+        uploaded.write_to(&mut wasm).map_err(|error| NotPrepared::Trouble(error.to_string()))?;
         assert_eq!(<[u8; 32]>::from(<sha2::Sha256 as sha2::Digest>::digest(&wasm)), hash.0);
         let spec = Spec::read(&wasm).ok_or_else(|| {
             NotPrepared::Refused(Reject {

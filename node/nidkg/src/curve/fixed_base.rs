@@ -4,7 +4,6 @@
 //! `32^w` times the base. A multiplication is one addition per row. The digit's entry is found by
 //! reading the whole row, so neither branches nor addresses depend on the scalar.
 
-use blst::{blst_fp_cneg, blst_fp2_cneg};
 use zeroize::{Zeroize, Zeroizing};
 
 use super::{G1, G1Affine, G2, G2Affine, Scalar};
@@ -17,7 +16,6 @@ const ROWS: usize = 52;
 /// Group operations that a table needs.
 pub(crate) trait TableGroup: Copy {
     type Affine: Copy + Default + PartialEq;
-    const LIMBS: usize;
     fn identity() -> Self;
     fn from_affine(point: &Self::Affine) -> Self;
     fn add(&self, other: &Self) -> Self;
@@ -26,97 +24,65 @@ pub(crate) trait TableGroup: Copy {
     fn all_to_affine(points: &[Self]) -> Vec<Self::Affine>;
     /// `into |= from & mask`, limb by limb.
     fn or_masked(into: &mut Self::Affine, from: &Self::Affine, mask: u64);
-    /// Negates if the flag is set, in constant time.
     fn negate_if(point: &mut Self::Affine, flag: bool);
 }
 
-impl TableGroup for G1 {
-    type Affine = G1Affine;
-    const LIMBS: usize = 12;
+macro_rules! table_group {
+    ($point:ident, $affine:ident, |$into:ident, $from:ident, $mask:ident| $or:expr) => {
+        impl TableGroup for $point {
+            type Affine = $affine;
 
-    fn identity() -> Self {
-        G1::identity()
-    }
+            fn identity() -> Self {
+                $point::identity()
+            }
 
-    fn from_affine(point: &G1Affine) -> Self {
-        point.to_point()
-    }
+            fn from_affine(point: &$affine) -> Self {
+                point.to_point()
+            }
 
-    fn add(&self, other: &Self) -> Self {
-        G1::add(self, other)
-    }
+            fn add(&self, other: &Self) -> Self {
+                $point::add(self, other)
+            }
 
-    fn add_affine(&self, other: &G1Affine) -> Self {
-        G1::add_affine(self, other)
-    }
+            fn add_affine(&self, other: &$affine) -> Self {
+                $point::add_affine(self, other)
+            }
 
-    fn double(&self) -> Self {
-        G1::double(self)
-    }
+            fn double(&self) -> Self {
+                $point::double(self)
+            }
 
-    fn all_to_affine(points: &[Self]) -> Vec<G1Affine> {
-        G1::all_to_affine(points)
-    }
+            fn all_to_affine(points: &[Self]) -> Vec<$affine> {
+                $point::all_to_affine(points)
+            }
 
-    #[inline]
-    fn or_masked(into: &mut G1Affine, from: &G1Affine, mask: u64) {
-        for limb in 0..6 {
-            into.0.x.l[limb] |= from.0.x.l[limb] & mask;
-            into.0.y.l[limb] |= from.0.y.l[limb] & mask;
-        }
-    }
+            #[inline]
+            fn or_masked($into: &mut $affine, $from: &$affine, $mask: u64) {
+                $or
+            }
 
-    fn negate_if(point: &mut G1Affine, flag: bool) {
-        let y = point.0.y;
-        // SAFETY: plain structures.
-        unsafe { blst_fp_cneg(&mut point.0.y, &y, flag) };
-    }
-}
-
-impl TableGroup for G2 {
-    type Affine = G2Affine;
-    const LIMBS: usize = 24;
-
-    fn identity() -> Self {
-        G2::identity()
-    }
-
-    fn from_affine(point: &G2Affine) -> Self {
-        point.to_point()
-    }
-
-    fn add(&self, other: &Self) -> Self {
-        G2::add(self, other)
-    }
-
-    fn add_affine(&self, other: &G2Affine) -> Self {
-        G2::add_affine(self, other)
-    }
-
-    fn double(&self) -> Self {
-        G2::double(self)
-    }
-
-    fn all_to_affine(points: &[Self]) -> Vec<G2Affine> {
-        G2::all_to_affine(points)
-    }
-
-    #[inline]
-    fn or_masked(into: &mut G2Affine, from: &G2Affine, mask: u64) {
-        for part in 0..2 {
-            for limb in 0..6 {
-                into.0.x.fp[part].l[limb] |= from.0.x.fp[part].l[limb] & mask;
-                into.0.y.fp[part].l[limb] |= from.0.y.fp[part].l[limb] & mask;
+            fn negate_if(point: &mut $affine, flag: bool) {
+                point.negate_if(flag);
             }
         }
-    }
-
-    fn negate_if(point: &mut G2Affine, flag: bool) {
-        let y = point.0.y;
-        // SAFETY: plain structures.
-        unsafe { blst_fp2_cneg(&mut point.0.y, &y, flag) };
-    }
+    };
 }
+
+table_group!(G1, G1Affine, |into, from, mask| {
+    for limb in 0..6 {
+        into.0.x.l[limb] |= from.0.x.l[limb] & mask;
+        into.0.y.l[limb] |= from.0.y.l[limb] & mask;
+    }
+});
+
+table_group!(G2, G2Affine, |into, from, mask| {
+    for part in 0..2 {
+        for limb in 0..6 {
+            into.0.x.fp[part].l[limb] |= from.0.x.fp[part].l[limb] & mask;
+            into.0.y.fp[part].l[limb] |= from.0.y.fp[part].l[limb] & mask;
+        }
+    }
+});
 
 /// The table of one base.
 pub(crate) struct FixedBase<G: TableGroup> {
@@ -125,7 +91,7 @@ pub(crate) struct FixedBase<G: TableGroup> {
 
 impl<G: TableGroup> FixedBase<G> {
     /// Bytes a table takes.
-    pub(crate) const BYTES: usize = ROWS * ROW * G::LIMBS * 8;
+    pub(crate) const BYTES: usize = ROWS * ROW * size_of::<G::Affine>();
 
     /// About 800 additions and one inversion.
     pub(crate) fn new(base: &G::Affine) -> Self {

@@ -25,7 +25,7 @@ macro_rules! group {
         $generator:ident, $add:ident, $add_affine:ident, $double:ident, $mult:ident, $from_affine:ident,
         $to_affine:ident, $all_to_affine:ident, $in_group:ident, $is_inf:ident, $compress:ident,
         $serialize:ident, $uncompress:ident, $deserialize:ident, $hash:ident, $msm:ident, $msm_scratch:ident,
-        $msm_tile:ident
+        $msm_tile:ident, $negate:ident
     ) => {
         /// A point in projective form.
         #[derive(Clone, Copy, Default)]
@@ -226,6 +226,18 @@ macro_rules! group {
                 $point(out)
             }
 
+            /// Negates if the flag is set, in constant time.
+            pub(super) fn negate_if(&mut self, flag: bool) {
+                let y = self.0.y;
+                // SAFETY: plain structures.
+                unsafe { $negate(&mut self.0.y, &y, flag) };
+            }
+
+            pub(crate) fn neg(mut self) -> Self {
+                self.negate_if(true);
+                self
+            }
+
             /// Membership in the prime-order group.
             pub(crate) fn in_group(&self) -> bool {
                 // SAFETY: a plain structure.
@@ -294,7 +306,8 @@ group!(
     blst_hash_to_g1,
     blst_p1s_mult_pippenger,
     blst_p1s_mult_pippenger_scratch_sizeof,
-    blst_p1s_tile_pippenger
+    blst_p1s_tile_pippenger,
+    blst_fp_cneg
 );
 
 group!(
@@ -320,7 +333,8 @@ group!(
     blst_hash_to_g2,
     blst_p2s_mult_pippenger,
     blst_p2s_mult_pippenger_scratch_sizeof,
-    blst_p2s_tile_pippenger
+    blst_p2s_tile_pippenger,
+    blst_fp2_cneg
 );
 
 impl G1Affine {
@@ -334,24 +348,6 @@ impl G1 {
     pub(crate) fn neg(mut self) -> Self {
         // SAFETY: a plain structure.
         unsafe { blst_p1_cneg(&mut self.0, true) };
-        self
-    }
-}
-
-impl G1Affine {
-    pub(crate) fn neg(mut self) -> Self {
-        let y = self.0.y;
-        // SAFETY: plain structures.
-        unsafe { blst_fp_cneg(&mut self.0.y, &y, true) };
-        self
-    }
-}
-
-impl G2Affine {
-    pub(crate) fn neg(mut self) -> Self {
-        let y = self.0.y;
-        // SAFETY: plain structures.
-        unsafe { blst_fp2_cneg(&mut self.0.y, &y, true) };
         self
     }
 }

@@ -15,6 +15,17 @@ pub(crate) struct Scalar(blst_fr);
 
 impl DefaultIsZeroes for Scalar {}
 
+macro_rules! operations {
+    ($($name:ident: $function:ident),*) => {$(
+        pub(crate) fn $name(&self, other: &Self) -> Self {
+            let mut out = blst_fr::default();
+            // SAFETY: plain structures.
+            unsafe { $function(&mut out, &self.0, &other.0) };
+            Self(out)
+        }
+    )*};
+}
+
 impl Scalar {
     pub(crate) fn zero() -> Self {
         Self::default()
@@ -117,26 +128,7 @@ impl Scalar {
         })
     }
 
-    pub(crate) fn add(&self, other: &Self) -> Self {
-        let mut out = blst_fr::default();
-        // SAFETY: plain structures.
-        unsafe { blst_fr_add(&mut out, &self.0, &other.0) };
-        Self(out)
-    }
-
-    pub(crate) fn sub(&self, other: &Self) -> Self {
-        let mut out = blst_fr::default();
-        // SAFETY: plain structures.
-        unsafe { blst_fr_sub(&mut out, &self.0, &other.0) };
-        Self(out)
-    }
-
-    pub(crate) fn mul(&self, other: &Self) -> Self {
-        let mut out = blst_fr::default();
-        // SAFETY: plain structures.
-        unsafe { blst_fr_mul(&mut out, &self.0, &other.0) };
-        Self(out)
-    }
+    operations!(add: blst_fr_add, sub: blst_fr_sub, mul: blst_fr_mul);
 
     pub(crate) fn neg(&self) -> Self {
         Self::zero().sub(self)

@@ -9,11 +9,10 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::FromRawFd;
 use std::process::ExitCode;
-use std::ptr;
 
 use super::{CompiledModule, Failure, Job, REPORT_MAGIC, Report};
 use super::{heap, sandboxing};
-use crate::{engine, module};
+use crate::{engine, mapped_file::MappedFile, module};
 
 /// Entry of the hidden subcommand; `arguments` follow its name. Never to be called in a process
 /// that does anything else: it gives up rights for good.
@@ -70,7 +69,8 @@ fn run(job: &Job) -> Report {
     let engine = engine::engine().map_err(|error| failed("configuring the engine", &error))?;
     sandboxing::filter().map_err(|error| failed("installing its filter", &error))?;
 
-    let uploaded = Mapping::new(&uploaded, job.uploaded_bytes)
+    // SAFETY: the parent unlinked the file before it handed it over and writes to it no more.
+    let uploaded = unsafe { MappedFile::new(&uploaded, 0, job.uploaded_bytes) }
         .map_err(|error| failed("reading the module", &error))?;
     let processed = module::process(uploaded.bytes(), &job.module);
     let (wasm, info, wasm_bytes) =
@@ -112,51 +112,5 @@ fn compile_failure(error: wasmtime::Error) -> Failure {
         )
     } else {
         Failure::Machine(text)
-    }
-}
-
-/// A file mapped for reading.
-struct Mapping {
-    address: *mut libc::c_void,
-    len: usize,
-}
-
-impl Mapping {
-    fn new(file: &File, bytes: u64) -> io::Result<Self> {
-        let len = usize::try_from(bytes).map_err(io::Error::other)?;
-        if len == 0 {
-            return Ok(Self { address: ptr::null_mut(), len });
-        }
-        // SAFETY: a new mapping of our choosing, which conflicts with nothing.
-        let address = unsafe {
-            rustix::mm::mmap(
-                ptr::null_mut(),
-                len,
-                rustix::mm::ProtFlags::READ,
-                rustix::mm::MapFlags::PRIVATE,
-                file,
-                0,
-            )
-        }?;
-        Ok(Self { address, len })
-    }
-
-    fn bytes(&self) -> &[u8] {
-        if self.len == 0 {
-            return &[];
-        }
-        // SAFETY: mapped for reading with this length until drop; the parent unlinked the file
-        // before it handed it over and writes to it no more.
-        unsafe { std::slice::from_raw_parts(self.address.cast(), self.len) }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        if self.len > 0 {
-            // SAFETY: the mapping is ours, and borrows of `bytes` have ended. It cannot fail for a
-            // mapping that exists.
-            let _ = unsafe { rustix::mm::munmap(self.address, self.len) };
-        }
     }
 }

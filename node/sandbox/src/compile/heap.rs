@@ -1,17 +1,14 @@
-//! The compile child's heap, in a file instead of anonymous memory.
+//! The compile child's heap, in a file instead of anonymous memory (docs/internals/modules.md).
 //!
-//! Compiling takes many times the module's size, and works on that memory once. In a shared mapping
-//! of a file the kernel may write pages back and reclaim them whenever memory is short, so a large
-//! module compiles in a small budget: more slowly, but it is never refused, and no member of a
-//! subnet can run out of memory over a module that others compile. The result is the same.
+//! The kernel may write such pages back and reclaim them, so a large module compiles in a small
+//! budget: more slowly, but with the same result, and no member of a subnet runs out of memory over
+//! a module that others compile. The heap begins behind the module in its file, which has no name
+//! and is sparse: pages are on disk only once they were written to.
 //!
-//! The file is the one that holds the module: the heap begins behind the module, the parent created
-//! the file, and it has no name. It is sparse; pages are on disk only once they were written to.
-//!
-//! The allocator (jemalloc, in every program with this crate) is configured to take extents from
-//! there. Extents are handed out in the order of their addresses and never taken back: the
-//! allocator itself reuses what is freed, which is faster than punching holes. When the heap is
-//! used up, allocations fail, and the child ends as out of memory.
+//! The allocator (jemalloc, in every program with this crate) takes its extents from there, in the
+//! order of their addresses. They are never taken back: it reuses what is freed itself, which is
+//! faster than punching holes. When the heap is used up, allocations fail, and the child ends as
+//! out of memory.
 //!
 //! This module must never know what is compiled.
 

@@ -1,15 +1,14 @@
 //! How the compile child confines itself: resource limits, no new rights, and a system call filter
 //! that leaves memory, the descriptors it has, and its end.
 
-use std::collections::BTreeMap;
+use std::error::Error;
 use std::fs::File;
 use std::io::{self, Read};
 
-use seccompiler::{
-    SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-};
+use seccompiler::{SeccompAction, SeccompCmpOp};
 
 use super::Caps;
+use crate::system_calls;
 
 /// Private address space for each byte of anonymous memory.
 const ADDRESS_SPACE: u64 = 6;
@@ -94,7 +93,7 @@ impl Meter {
 /// Installs the filter on all threads of the process (an allocator may have one of its own). A call
 /// outside the list fails with `EPERM`; memory can never become executable, because the child
 /// generates code but must not run any.
-pub(super) fn filter() -> Result<(), Box<dyn std::error::Error>> {
+pub(super) fn filter() -> Result<(), Box<dyn Error + Send + Sync>> {
     let anything = [
         libc::SYS_read,
         libc::SYS_write,
@@ -125,33 +124,15 @@ pub(super) fn filter() -> Result<(), Box<dyn std::error::Error>> {
         libc::SYS_exit,
         libc::SYS_exit_group,
     ];
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
-        anything.into_iter().map(|call| (call, Vec::new())).collect();
-    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
-        let executable = libc::PROT_EXEC as u64;
-        let never = SeccompCondition::new(
-            2,
-            SeccompCmpArgLen::Dword,
-            SeccompCmpOp::MaskedEq(executable),
-            0,
-        )?;
-        rules.insert(call, vec![SeccompRule::new(vec![never])?]);
-    }
+    let never_executable = [libc::SYS_mmap, libc::SYS_mprotect]
+        .map(|call| (call, 2_u8, SeccompCmpOp::MaskedEq(libc::PROT_EXEC as u64), 0_u64));
     let refuse = SeccompAction::Errno(libc::EPERM as u32);
-    let filter = SeccompFilter::new(
-        rules,
-        refuse,
-        SeccompAction::Allow,
-        std::env::consts::ARCH.try_into()?,
-    )?;
-    let program: seccompiler::BpfProgram = filter.try_into()?;
-    seccompiler::apply_filter_all_threads(&program)?;
-    Ok(())
+    system_calls::install(&anything, &never_executable, refuse)
 }
 
 /// Confines this process as a compile child is, then attempts what one must not be able to do.
 /// Returns each attempt with the error number it ended with, 0 for one that succeeded.
-pub(super) fn probe(caps: &Caps) -> Result<Vec<(&'static str, i32)>, Box<dyn std::error::Error>> {
+pub(super) fn probe(caps: &Caps) -> Result<Vec<(&'static str, i32)>, Box<dyn Error + Send + Sync>> {
     limit(caps)?;
     filter()?;
     let path = c"/etc/passwd".as_ptr();

@@ -34,7 +34,8 @@ fn a_job_survives_the_command_line() {
 
 #[test]
 fn every_end_of_the_child_has_its_name_and_value() {
-    let interpret = |status, output: &[u8]| compiler().interpret_exit(status, output).unwrap_err();
+    let interpret =
+        |status, output: &[u8]| compiler().caps.interpret_exit(status, output).unwrap_err();
     assert!(
         interpret(signal(libc::SIGXCPU), b"")
             .to_string()

@@ -28,7 +28,7 @@ const SHORT_MIN: i32 = 4;
 const SHORT_MAX: i32 = 31;
 
 /// Bytes of a Wasm page.
-const WASM_PAGE: i32 = 64 << 10;
+const WASM_PAGE: i32 = state::WASM_PAGE_BYTES as i32;
 
 /// Operands of every bulk operation, by local.
 const DST: u32 = 0;
@@ -38,7 +38,7 @@ const LEN: u32 = 2;
 const TEMPORARY: u32 = 3;
 
 /// A bulk operation that writes to memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Bulk {
     /// `memory.copy` within the one memory.
     Copy,
@@ -79,25 +79,11 @@ const ANYWHERE: MemArg = MemArg { offset: 0, align: 0, memory_index: 0 };
 
 /// From wide to narrow; each is good for ranges from its size to just under twice that.
 fn widths() -> [Width; 3] {
+    let width = |bytes, ty, load, store| Width { bytes, ty, load, store };
     [
-        Width {
-            bytes: 16,
-            ty: ValType::V128,
-            load: I::V128Load(ANYWHERE),
-            store: I::V128Store(ANYWHERE),
-        },
-        Width {
-            bytes: 8,
-            ty: ValType::I64,
-            load: I::I64Load(ANYWHERE),
-            store: I::I64Store(ANYWHERE),
-        },
-        Width {
-            bytes: 4,
-            ty: ValType::I32,
-            load: I::I32Load(ANYWHERE),
-            store: I::I32Store(ANYWHERE),
-        },
+        width(16, ValType::V128, I::V128Load(ANYWHERE), I::V128Store(ANYWHERE)),
+        width(8, ValType::I64, I::I64Load(ANYWHERE), I::I64Store(ANYWHERE)),
+        width(4, ValType::I32, I::I32Load(ANYWHERE), I::I32Store(ANYWHERE)),
     ]
 }
 
@@ -111,12 +97,12 @@ impl Guard {
             Bulk::Init(data_index) => {
                 let mut body = Function::new([]);
                 charge(&mut body);
-                body.instruction(&I::LocalGet(DST)).instruction(&I::LocalGet(LEN));
+                emit(&mut body, [I::LocalGet(DST), I::LocalGet(LEN)]);
                 if address == ValType::I64 {
                     body.instruction(&I::I64ExtendI32U);
                 }
                 body.instruction(&I::Call(self.will_write));
-                operate(&mut body, &I::MemoryInit { mem: 0, data_index });
+                operate(&mut body, I::MemoryInit { mem: 0, data_index });
                 (vec![address, ValType::I32, ValType::I32], body)
             }
         }
@@ -130,20 +116,16 @@ impl Guard {
         let mut body = Function::new(temporaries);
         self.short(&mut body, |body, n, width| {
             let (first, last) = (TEMPORARY + 2 * n, TEMPORARY + 2 * n + 1);
-            body.instruction(&I::LocalGet(SECOND))
-                .instruction(&width.load)
-                .instruction(&I::LocalSet(first));
+            emit(body, [I::LocalGet(SECOND), width.load.clone(), I::LocalSet(first)]);
             self.last(body, SECOND, width);
-            body.instruction(&width.load).instruction(&I::LocalSet(last));
-            body.instruction(&I::LocalGet(DST))
-                .instruction(&I::LocalGet(first))
-                .instruction(&width.store);
+            emit(body, [width.load.clone(), I::LocalSet(last)]);
+            emit(body, [I::LocalGet(DST), I::LocalGet(first), width.store.clone()]);
             self.last(body, DST, width);
-            body.instruction(&I::LocalGet(last)).instruction(&width.store);
+            emit(body, [I::LocalGet(last), width.store.clone()]);
         });
         self.touch_source(&mut body, TEMPORARY + 2 * widths.len() as u32);
         self.report(&mut body);
-        operate(&mut body, &I::MemoryCopy { src_mem: 0, dst_mem: 0 });
+        operate(&mut body, I::MemoryCopy { src_mem: 0, dst_mem: 0 });
         body
     }
 
@@ -151,48 +133,28 @@ impl Guard {
     /// two locals from `at` on. A source that ends outside traps here or in the operation.
     fn touch_source(&self, body: &mut Function, at: u32) {
         let (address, left) = (at, at + 1);
-        let [subtract, less] = self.arithmetic();
-        let is_wide = self.address == ValType::I64;
-        let add = if is_wide { I::I64Add } else { I::I32Add };
-        let is_zero = if is_wide { I::I64Eqz } else { I::I32Eqz };
+        let [add, subtract, less] = self.arithmetic();
+        let is_zero = if self.address == ValType::I64 { I::I64Eqz } else { I::I32Eqz };
         let load = I::I32Load8U(ANYWHERE);
-        body.instruction(&I::LocalGet(SECOND))
-            .instruction(&I::LocalSet(address))
-            .instruction(&I::LocalGet(LEN))
-            .instruction(&I::LocalSet(left))
-            .instruction(&I::Block(BlockType::Empty))
-            .instruction(&I::LocalGet(left))
-            .instruction(&is_zero)
-            .instruction(&I::BrIf(0))
-            .instruction(&I::Loop(BlockType::Empty));
-        body.instruction(&I::LocalGet(address)).instruction(&load).instruction(&I::Drop);
-        body.instruction(&self.constant(WASM_PAGE))
-            .instruction(&I::LocalGet(left))
-            .instruction(&less)
-            .instruction(&I::If(BlockType::Empty));
+        emit(body, [I::LocalGet(SECOND), I::LocalSet(address)]);
+        emit(body, [I::LocalGet(LEN), I::LocalSet(left)]);
+        emit(body, [I::Block(BlockType::Empty), I::LocalGet(left), is_zero, I::BrIf(0)]);
+        body.instruction(&I::Loop(BlockType::Empty));
+        emit(body, [I::LocalGet(address), load.clone(), I::Drop]);
+        emit(body, [self.constant(WASM_PAGE), I::LocalGet(left), less, I::If(BlockType::Empty)]);
         for (local, operation) in [(address, &add), (left, &subtract)] {
-            body.instruction(&I::LocalGet(local))
-                .instruction(&self.constant(WASM_PAGE))
-                .instruction(operation)
-                .instruction(&I::LocalSet(local));
+            emit(body, [I::LocalGet(local), self.constant(WASM_PAGE), operation.clone()]);
+            body.instruction(&I::LocalSet(local));
         }
-        body.instruction(&I::Br(1)).instruction(&I::End).instruction(&I::End);
-        body.instruction(&I::LocalGet(address))
-            .instruction(&I::LocalGet(left))
-            .instruction(&add)
-            .instruction(&self.constant(1))
-            .instruction(&subtract)
-            .instruction(&load)
-            .instruction(&I::Drop)
-            .instruction(&I::End);
+        emit(body, [I::Br(1), I::End, I::End]);
+        emit(body, [I::LocalGet(address), I::LocalGet(left), add, self.constant(1), subtract]);
+        emit(body, [load, I::Drop, I::End]);
     }
 
     fn fill(&self) -> Function {
         let mut body = Function::new([(1, ValType::V128)]);
         self.short(&mut body, |body, _, width| {
-            body.instruction(&I::LocalGet(SECOND))
-                .instruction(&I::I8x16Splat)
-                .instruction(&I::LocalSet(TEMPORARY));
+            emit(body, [I::LocalGet(SECOND), I::I8x16Splat, I::LocalSet(TEMPORARY)]);
             let value = |body: &mut Function| {
                 body.instruction(&I::LocalGet(TEMPORARY));
                 match width.ty {
@@ -209,28 +171,23 @@ impl Guard {
             body.instruction(&width.store);
         });
         self.report(&mut body);
-        operate(&mut body, &I::MemoryFill(0));
+        operate(&mut body, I::MemoryFill(0));
         body
     }
 
     /// Runs `write` with the width that fits and returns, if the range is short.
     fn short(&self, body: &mut Function, write: impl Fn(&mut Function, u32, &Width)) {
-        let [subtract, less] = self.arithmetic();
-        body.instruction(&I::LocalGet(LEN))
-            .instruction(&self.constant(SHORT_MIN))
-            .instruction(&subtract);
-        body.instruction(&self.constant(SHORT_MAX - SHORT_MIN + 1))
-            .instruction(&less)
-            .instruction(&I::If(BlockType::Empty));
+        let [_, subtract, less] = self.arithmetic();
+        emit(body, [I::LocalGet(LEN), self.constant(SHORT_MIN), subtract]);
+        emit(body, [self.constant(SHORT_MAX - SHORT_MIN + 1), less.clone()]);
+        body.instruction(&I::If(BlockType::Empty));
         let widths = widths();
         for (n, width) in widths.iter().enumerate() {
             // The narrowest is left for whatever the others did not take.
             let narrowest = n + 1 == widths.len();
             if !narrowest {
-                body.instruction(&self.constant(width.bytes - 1))
-                    .instruction(&I::LocalGet(LEN))
-                    .instruction(&less)
-                    .instruction(&I::If(BlockType::Empty));
+                emit(body, [self.constant(width.bytes - 1), I::LocalGet(LEN), less.clone()]);
+                body.instruction(&I::If(BlockType::Empty));
             }
             write(body, n as u32, width);
             body.instruction(&I::Return);
@@ -243,25 +200,22 @@ impl Guard {
 
     /// Pushes the address of the last access to the range that begins at `local`.
     fn last(&self, body: &mut Function, local: u32, width: &Width) {
-        let [subtract, _] = self.arithmetic();
-        let add = if self.address == ValType::I64 { I::I64Add } else { I::I32Add };
-        body.instruction(&I::LocalGet(local))
-            .instruction(&I::LocalGet(LEN))
-            .instruction(&self.constant(width.bytes))
-            .instruction(&subtract)
-            .instruction(&add);
+        let [add, subtract, _] = self.arithmetic();
+        let bytes = self.constant(width.bytes);
+        emit(body, [I::LocalGet(local), I::LocalGet(LEN), bytes, subtract, add]);
     }
 
     fn report(&self, body: &mut Function) {
         charge(body);
-        body.instruction(&I::LocalGet(DST))
-            .instruction(&I::LocalGet(LEN))
-            .instruction(&I::Call(self.will_write));
+        emit(body, [I::LocalGet(DST), I::LocalGet(LEN), I::Call(self.will_write)]);
     }
 
-    /// Subtraction and unsigned "less than" of addresses.
-    fn arithmetic(&self) -> [I<'static>; 2] {
-        if self.address == ValType::I64 { [I::I64Sub, I::I64LtU] } else { [I::I32Sub, I::I32LtU] }
+    /// Addition, subtraction and unsigned "less than" of addresses.
+    fn arithmetic(&self) -> [I<'static>; 3] {
+        match self.address {
+            ValType::I64 => [I::I64Add, I::I64Sub, I::I64LtU],
+            _ => [I::I32Add, I::I32Sub, I::I32LtU],
+        }
     }
 
     fn constant(&self, value: i32) -> I<'static> {
@@ -278,9 +232,8 @@ impl Guard {
                 _ => I::I32Const(len),
             });
             body.instruction(&I::Call(self.will_write)).raw(segment.offset.iter().copied());
-            body.instruction(&I::I32Const(0))
-                .instruction(&I::I32Const(len))
-                .instruction(&I::MemoryInit { mem: 0, data_index: segment.index });
+            let apply = I::MemoryInit { mem: 0, data_index: segment.index };
+            emit(&mut body, [I::I32Const(0), I::I32Const(len), apply]);
         }
         body.instruction(&I::End);
         body
@@ -295,10 +248,12 @@ fn charge(body: &mut Function) {
 }
 
 /// The operation itself, with its operands, as the end of the body.
-fn operate(body: &mut Function, operation: &I<'_>) {
-    body.instruction(&I::LocalGet(DST))
-        .instruction(&I::LocalGet(SECOND))
-        .instruction(&I::LocalGet(LEN))
-        .instruction(operation)
-        .instruction(&I::End);
+fn operate(body: &mut Function, operation: I<'_>) {
+    emit(body, [I::LocalGet(DST), I::LocalGet(SECOND), I::LocalGet(LEN), operation, I::End]);
+}
+
+fn emit<const N: usize>(body: &mut Function, instructions: [I<'_>; N]) {
+    for instruction in &instructions {
+        body.instruction(instruction);
+    }
 }

@@ -1,8 +1,6 @@
-//! Charges for work that an instruction's own price does not cover.
+//! Charges for work that an instruction's own price does not cover (docs/internals/metering.md).
 //!
-//! The engine charges each instruction by its opcode. Where values are moved, the time depends on
-//! how many they are: a call moves parameters and results, and where two ways of control flow meet,
-//! every value that differs between them is moved to one place. So instrumentation adds charges:
+//! Where values are moved, the time depends on how many they are. So instrumentation adds charges:
 //!
 //! - a **call** (direct, indirect, in tail position) is charged [`CALL_WORD`] for each parameter
 //!   and result of the callee beyond [`CALL_WORDS_FREE`], before it;
@@ -13,10 +11,8 @@
 //!   point, so it is paid whichever branch leads there;
 //! - instructions whose price is more than the engine's table can hold ([`flat`]).
 //!
-//! A charge is a number of `nop` instructions, which generate no code, each with the price
-//! [`NOP`]. Those of the module itself are left out.
-//!
-//! # Liveness
+//! A charge is a number of `nop` instructions, which generate no code, each with the price [`NOP`].
+//! Those of the module itself are left out.
 //!
 //! A local is alive at a point if its value may be read after it. That is computed for the locals
 //! that a function assigns, with one bit for each local and stretch of straight code; the weight of

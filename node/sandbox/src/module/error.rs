@@ -28,14 +28,13 @@ pub enum ModuleLocation {
 ///
 /// No variant holds a text of a library.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum ModuleError {
-    /// The gzip stream is damaged.
     #[error(
         "the module starts like a gzip stream, but it cannot be unpacked: the stream is damaged \
          or cut off"
     )]
     Gzip,
-    /// Neither gzip nor WebAssembly.
     #[error(
         "the module is not a WebAssembly binary: it must start with the magic number and version \
          1 (00 61 73 6d 01 00 00 00), or be a gzip stream of such a module"
@@ -54,20 +53,16 @@ pub enum ModuleError {
         what: &'static str,
         /// Field of [`limits::ModuleLimits`].
         limit_name: &'static str,
-        /// Value of the limit, in the unit of `what`.
         limit: u64,
         /// The module's value (or a lower bound, if counting stopped at the limit).
         value: u64,
     },
-    /// Imports something else than a function of `ic0`.
     #[error("import `{module}.{name}`: only functions of module `ic0` can be imported")]
     Import {
-        /// Module of the import.
         module: String,
         /// Name of the import within `module`, cut after 80 characters.
         name: String,
     },
-    /// Imports a function that the System API does not have.
     #[error(
         "import `ic0.{name}`: the System API has no such function for canisters with a \
          {width}-bit memory"
@@ -78,48 +73,33 @@ pub enum ModuleError {
         /// 32 or 64.
         width: u8,
     },
-    /// Imports a function of the System API with another type.
     #[error(
         "import `ic0.{name}`: it has type {found}, but canisters with a {width}-bit memory import \
          it as {expected}"
     )]
     ImportType {
-        /// Name of the imported function without `ic0.`.
         name: String,
         /// 32 or 64.
         width: u8,
-        /// Type in the System API.
         expected: String,
-        /// Type in the module.
         found: String,
     },
-    /// An entry point has parameters or results.
     #[error("exported function `{0}`: an entry point has type () -> ()")]
     EntryType(String),
-    /// Exports a function whose name starts with `canister_` and is not an entry point.
     #[error(
         "exported function `{0}`: names that start with `canister_` are reserved for the entry \
          points of the interface specification, and this is none of them"
     )]
     EntryUnknown(String),
-    /// A branch table with more targets than the code generator takes.
     #[error("a branch table has {targets} targets, but it can have {most} at most")]
-    BranchTable {
-        /// Number of its targets.
-        targets: u32,
-        /// The limit.
-        most: u32,
-    },
-    /// Two methods of one name.
+    BranchTable { targets: u32, most: u32 },
     #[error(
         "method `{0}` is exported more than once as `canister_update`, `canister_query` or \
          `canister_composite_query`"
     )]
     MethodTwice(String),
-    /// Two metadata sections of one name.
     #[error("custom section `{0}` exists more than once as `icp:public` or `icp:private`")]
     SectionTwice(String),
-    /// Has a custom section whose name starts with `icp:` and is neither public nor private.
     #[error(
         "custom section `{0}`: names that start with `icp:` must be `icp:public <name>` or \
          `icp:private <name>`"
@@ -149,11 +129,18 @@ impl ModuleError {
     }
 }
 
-/// Refuses when `value` is over `limit`.
+/// Name and value of a limit, for [`within`].
+macro_rules! limit {
+    ($limits:ident.$name:ident) => {
+        (stringify!($name), $limits.$name)
+    };
+}
+pub(super) use limit;
+
+/// Refuses when `value` is over the limit.
 pub(super) fn within(
     what: &'static str,
-    limit_name: &'static str,
-    limit: u64,
+    (limit_name, limit): (&'static str, u64),
     value: u64,
 ) -> Result<(), ModuleError> {
     if value > limit { Err(ModuleError::Limit { what, limit_name, limit, value }) } else { Ok(()) }

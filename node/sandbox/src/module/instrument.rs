@@ -19,6 +19,7 @@
 use std::collections::BTreeMap;
 
 use limits::ModuleLimits;
+use state::WASM_PAGE_BYTES;
 use wasm_encoder::reencode::{self, Reencode, utils};
 use wasm_encoder::{
     CodeSection, DataCountSection, DataSection, ElementSection, Elements, Encode, EntityType,
@@ -36,9 +37,6 @@ use super::validate::{Shape, ValidatedModule};
 use super::{
     INIT_MEMORY, MEMORY, RUNTIME_MODULE, START, TABLE, WILL_WRITE, features, global_export,
 };
-
-/// Size of a page of WebAssembly memory.
-const WASM_PAGE_BYTES: u64 = 65_536;
 
 /// Data segments that one added function applies, so that none of them grows long.
 const SEGMENTS_PER_FUNCTION: usize = 256;
@@ -313,24 +311,18 @@ struct Rewriter<'a> {
     signatures: Signatures,
     /// Bulk operations that occur; the `n`th is the `n`th added function.
     bulk: Vec<Bulk>,
-    /// For each data segment its place in `bulk`, offset by one; 0 means none.
-    init_place: Vec<u32>,
-    /// Places of copy and fill likewise.
-    copy_place: u32,
-    fill_place: u32,
+    /// Their places in `bulk`.
+    places: BTreeMap<Bulk, u32>,
 }
 
 impl<'a> Rewriter<'a> {
     fn new(shape: &'a Shape) -> Self {
-        let segments = if shape.data_active.is_empty() { 0 } else { shape.data_active.len() + 1 };
         Self {
             shape,
             shift: u32::from(shape.memory.is_some()),
             signatures: Signatures::default(),
             bulk: Vec::new(),
-            init_place: vec![0; segments],
-            copy_place: 0,
-            fill_place: 0,
+            places: BTreeMap::new(),
         }
     }
 
@@ -352,25 +344,13 @@ impl<'a> Rewriter<'a> {
 
     /// Index of the function that stands for `bulk`.
     fn added(&mut self, bulk: Bulk) -> u32 {
-        let count = self.bulk.len() as u32 + 1;
-        let place = match bulk {
-            Bulk::Copy => Some(&mut self.copy_place),
-            Bulk::Fill => Some(&mut self.fill_place),
-            Bulk::Init(segment) => self.init_place.get_mut(segment as usize),
-        };
-        let place = match place {
-            Some(place) => {
-                if *place == 0 {
-                    *place = count;
-                    self.bulk.push(bulk);
-                }
-                *place
-            }
-            // Validation has checked the segment's index.
-            None => count,
-        };
+        let next = self.bulk.len() as u32;
+        let place = *self.places.entry(bulk).or_insert_with(|| {
+            self.bulk.push(bulk);
+            next
+        });
         (self.shape.imported_functions + self.shift + self.shape.defined_functions)
-            .saturating_add(place - 1)
+            .saturating_add(place)
     }
 }
 

@@ -4,8 +4,6 @@
 //! file, no engine. The same module is accepted or refused, with the same text, on every node. It
 //! runs inside the compile child, because the bytes come from outside.
 //!
-//! The path of a module:
-//!
 //! 1. [`unpack()`] — gunzip under a cap, magic and version.
 //! 2. [`validate()`] — WebAssembly validation with the one feature set of [`features`], the
 //!    canister rules of the interface specification ("WebAssembly module requirements"), and every
@@ -25,12 +23,10 @@
 //!   where instantiation would have,
 //! - its mutable globals, in index order, as [`global_export`]`(0)`, `global_export(1)` ...
 //!
-//! Its functions have the names that the module's section `name` gives them, bounded and demangled
-//! (`names`); functions that were added have an empty name, so that a backtrace can leave them
-//! out. A module without names has none.
-//!
-//! Other exports of the canister are dropped, so no name of a canister can clash with these.
-//! Element segments stay active: every instance begins with the table the module describes.
+//! Other exports of the canister are dropped, so no name of a canister can clash with these. Its
+//! functions have the names that its section `name` gives them (`names`); those that were added
+//! have an empty name, so that a backtrace can leave them out. Element segments stay active: every
+//! instance begins with the table the module describes.
 
 mod bulk;
 mod charge;

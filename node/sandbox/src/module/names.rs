@@ -1,9 +1,7 @@
-//! Names of functions, for backtraces of traps.
+//! Names of functions, for backtraces of traps, from a module's custom section `name`.
 //!
-//! A module may have a custom section `name`, which toolchains write for people. Its function names
-//! become part of the artefact, so that a worker finds them without the module. A backtrace is a
-//! part of what callers and logs get, so it must be the same on every member: the names are a
-//! function of the module's bytes, bounded here, and never those of another parser.
+//! A backtrace is a part of what callers and logs get, so it must be the same on every member: the
+//! names are a function of the module's bytes, bounded here, and never those of another parser.
 //!
 //! - The first section `name` counts. One that is malformed anywhere gives no names at all.
 //! - A name is demangled as Rust's where it is mangled so, cut to [`NAME_BYTES_MAX`], and control

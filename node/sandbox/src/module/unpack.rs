@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Read};
 use flate2::read::GzDecoder;
 use limits::ModuleLimits;
 
-use super::error::{ModuleError, within};
+use super::error::{ModuleError, limit, within};
 
 /// Magic number of a gzip stream, as the interface specification defines it.
 const GZIP_MAGIC: [u8; 3] = [0x1f, 0x8b, 0x08];
@@ -20,14 +20,13 @@ const WASM_MAGIC: [u8; 8] = *b"\0asm\x01\0\0\0";
 pub fn unpack<'a>(uploaded: &'a [u8], limits: &ModuleLimits) -> Result<Cow<'a, [u8]>, ModuleError> {
     check_uploaded_bytes(uploaded.len() as u64, limits)?;
     let wasm = if uploaded.starts_with(&GZIP_MAGIC) {
-        Cow::Owned(gunzip(uploaded, limits.wasm_uncompressed_bytes)?)
+        Cow::Owned(gunzip(uploaded, limits)?)
     } else {
         Cow::Borrowed(uploaded)
     };
     within(
         "size of the module in bytes",
-        "wasm_uncompressed_bytes",
-        limits.wasm_uncompressed_bytes,
+        limit!(limits.wasm_uncompressed_bytes),
         wasm.len() as u64,
     )?;
     if !wasm.starts_with(&WASM_MAGIC) {
@@ -38,7 +37,7 @@ pub fn unpack<'a>(uploaded: &'a [u8], limits: &ModuleLimits) -> Result<Cow<'a, [
 
 /// Checks the length of a module as it was uploaded.
 pub(crate) fn check_uploaded_bytes(bytes: u64, limits: &ModuleLimits) -> Result<(), ModuleError> {
-    within("size of the module as uploaded in bytes", "wasm_bytes", limits.wasm_bytes, bytes)
+    within("size of the module as uploaded in bytes", limit!(limits.wasm_bytes), bytes)
 }
 
 /// Number of leading bytes that determine whether a module is packed.
@@ -51,10 +50,11 @@ pub fn unpacked_bytes_max(bytes: u64, head: &[u8], limits: &ModuleLimits) -> u64
     most.min(limits.wasm_uncompressed_bytes)
 }
 
-fn gunzip(uploaded: &[u8], limit: u64) -> Result<Vec<u8>, ModuleError> {
+fn gunzip(uploaded: &[u8], limits: &ModuleLimits) -> Result<Vec<u8>, ModuleError> {
     let mut wasm = Vec::new();
     // One byte more than allowed distinguishes a module at the limit from one beyond it.
-    let mut stream = GzDecoder::new(uploaded).take(limit.saturating_add(1));
+    let mut stream =
+        GzDecoder::new(uploaded).take(limits.wasm_uncompressed_bytes.saturating_add(1));
     stream.read_to_end(&mut wasm).map_err(|error| match error.kind() {
         // A fault of the machine, not a property of the module: the process ends as for any
         // allocation that fails, and its parent waits or tries again.
@@ -63,8 +63,7 @@ fn gunzip(uploaded: &[u8], limit: u64) -> Result<Vec<u8>, ModuleError> {
     })?;
     within(
         "size of the module after unpacking in bytes (at least)",
-        "wasm_uncompressed_bytes",
-        limit,
+        limit!(limits.wasm_uncompressed_bytes),
         wasm.len() as u64,
     )?;
     Ok(wasm)

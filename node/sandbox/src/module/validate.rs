@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 
 use limits::ModuleLimits;
-use state::{Global, ModuleGlobal};
+use state::{Global, ModuleGlobal, WASM_PAGE_BYTES};
 use wasmparser::{
     BlockType, CustomSectionReader, DataKind, Element, ElementItems, ElementKind, Export,
     ExternalKind, FuncType, FuncValidator, FuncValidatorAllocations, FunctionBody, Import,
@@ -18,7 +18,7 @@ use wasmparser::{
 };
 
 use super::entry::{ExportName, MethodKind, export_name};
-use super::error::{ModuleError, ModuleLocation, shorten_name, within};
+use super::error::{ModuleError, ModuleLocation, limit, shorten_name, within};
 use super::features;
 use super::weight::{self, Weigher};
 use crate::{CustomSection, Hooks, ModuleInfo, system_api::Ic0Function};
@@ -27,9 +27,6 @@ use crate::{CustomSection, Hooks, ModuleInfo, system_api::Ic0Function};
 const FUNCTION: &str = "size of a function in bytes";
 const CODE_SECTION: &str = "size of the code section in bytes";
 const WEIGHT: &str = "compile weight of the module in units of 256 bytes";
-
-/// Size of a page of WebAssembly memory.
-const WASM_PAGE_BYTES: u64 = 65_536;
 
 /// Custom section of modules that ask for enhanced orthogonal persistence.
 const ENHANCED_ORTHOGONAL_PERSISTENCE: &str = "enhanced-orthogonal-persistence";
@@ -247,52 +244,41 @@ impl<'a> Pass<'a> {
     /// Checks the counts that can be refused before the validator builds anything from them.
     fn count(&mut self, payload: &Payload<'_>) -> Result<(), ModuleError> {
         let limits = self.limits;
-        match payload {
+        let (what, limit, count) = match payload {
             // Every type that is of use belongs to a function, so their number has the same limit.
             Payload::TypeSection(section) => {
-                within("number of types", "functions", limits.functions, section.count().into())
+                ("number of types", limit!(limits.functions), section.count())
             }
             Payload::ImportSection(section) => {
-                within("number of imports", "functions", limits.functions, section.count().into())
+                ("number of imports", limit!(limits.functions), section.count())
             }
             Payload::FunctionSection(section) => {
-                within("number of functions", "functions", limits.functions, section.count().into())
+                ("number of functions", limit!(limits.functions), section.count())
             }
             Payload::GlobalSection(section) => {
-                within("number of globals", "globals", limits.globals, section.count().into())
+                ("number of globals", limit!(limits.globals), section.count())
             }
             Payload::TableSection(section) => {
-                within("number of tables", "tables", limits.tables, section.count().into())
+                ("number of tables", limit!(limits.tables), section.count())
             }
-            Payload::ElementSection(section) => within(
-                "number of element segments",
-                "data_segments",
-                limits.data_segments,
-                section.count().into(),
-            ),
-            Payload::DataCountSection { count, .. } => within(
-                "number of data segments",
-                "data_segments",
-                limits.data_segments,
-                (*count).into(),
-            ),
-            Payload::DataSection(section) => within(
-                "number of data segments",
-                "data_segments",
-                limits.data_segments,
-                section.count().into(),
-            ),
-            Payload::CodeSectionStart { size, .. } => within(
-                CODE_SECTION,
-                "code_section_bytes",
-                limits.code_section_bytes,
-                (*size).into(),
-            ),
+            Payload::ElementSection(section) => {
+                ("number of element segments", limit!(limits.data_segments), section.count())
+            }
+            Payload::DataCountSection { count, .. } => {
+                ("number of data segments", limit!(limits.data_segments), *count)
+            }
+            Payload::DataSection(section) => {
+                ("number of data segments", limit!(limits.data_segments), section.count())
+            }
+            Payload::CodeSectionStart { size, .. } => {
+                (CODE_SECTION, limit!(limits.code_section_bytes), *size)
+            }
             Payload::CodeSectionEntry(body) => {
-                within(FUNCTION, "function_bytes", limits.function_bytes, size(body))
+                return within(FUNCTION, limit!(limits.function_bytes), size(body));
             }
-            _ => Ok(()),
-        }
+            _ => return Ok(()),
+        };
+        within(what, limit, count.into())
     }
 
     /// What is read from a section that the validator has accepted.
@@ -303,14 +289,13 @@ impl<'a> Pass<'a> {
             Payload::TypeSection(section) => {
                 for ty in section.clone().into_iter_err_on_gc_types() {
                     let ty = ty?;
-                    self.words += (ty.params().len() + ty.results().len()) as u64;
+                    let words = (ty.params().len() + ty.results().len()) as u64;
+                    self.words += words;
                     within(
                         "parameters and results of all types, divided by 16",
-                        "functions",
-                        limits.functions,
+                        limit!(limits.functions),
                         self.words / 16,
                     )?;
-                    let words = (ty.params().len() + ty.results().len()) as u64;
                     self.add(weight::TYPE + words * weight::TYPE_WORD)?;
                     self.types.push(ty);
                 }
@@ -334,8 +319,7 @@ impl<'a> Pass<'a> {
                     self.shape.table_elements = self.shape.table_elements.saturating_add(initial);
                     within(
                         "initial elements of all tables",
-                        "table_elements",
-                        limits.table_elements,
+                        limit!(limits.table_elements),
                         self.shape.table_elements,
                     )?;
                 }
@@ -344,24 +328,16 @@ impl<'a> Pass<'a> {
             Payload::MemorySection(section) => {
                 for memory in section.clone() {
                     let memory = memory?;
-                    let (what, limit_name, limit) = match memory.memory64 {
-                        false => (
-                            "initial size of the memory in bytes",
-                            "heap32_bytes",
-                            limits.heap32_bytes,
-                        ),
+                    let (what, limit) = match memory.memory64 {
+                        false => {
+                            ("initial size of the memory in bytes", limit!(limits.heap32_bytes))
+                        }
                         true => (
                             "initial size of the 64-bit memory in bytes",
-                            "heap64_bytes",
-                            limits.heap64_bytes,
+                            limit!(limits.heap64_bytes),
                         ),
                     };
-                    within(
-                        what,
-                        limit_name,
-                        limit,
-                        memory.initial.saturating_mul(WASM_PAGE_BYTES),
-                    )?;
+                    within(what, limit, memory.initial.saturating_mul(WASM_PAGE_BYTES))?;
                     self.info.memory64 = memory.memory64;
                     self.info.heap_initial_wasm_pages = memory.initial;
                     self.info.heap_maximum_wasm_pages = memory.maximum;
@@ -397,17 +373,10 @@ impl<'a> Pass<'a> {
             }
             Payload::ElementSection(section) => {
                 for element in section.clone() {
-                    let element = element?;
-                    self.elements(&element)?;
-                    let elements = match element.items {
-                        ElementItems::Functions(items) => items.count(),
-                        ElementItems::Expressions(_, items) => items.count(),
-                    };
-                    self.segment_elements += u64::from(elements);
+                    self.segment_elements += self.elements(&element?)?;
                     within(
                         "elements of all element segments",
-                        "table_elements",
-                        limits.table_elements,
+                        limit!(limits.table_elements),
                         self.segment_elements,
                     )?;
                 }
@@ -426,7 +395,8 @@ impl<'a> Pass<'a> {
 
     fn add(&mut self, units: u64) -> Result<(), ModuleError> {
         self.weight = self.weight.saturating_add(units);
-        within(WEIGHT, "weight", self.limits.weight, self.weight)
+        let limits = self.limits;
+        within(WEIGHT, limit!(limits.weight), self.weight)
     }
 
     /// Counts a function that needs code through which the host, or a call through a table, enters
@@ -453,7 +423,8 @@ impl<'a> Pass<'a> {
     }
 
     /// Weighs an element segment: one that can be laid out beforehand is data, any other is code.
-    fn elements(&mut self, element: &Element<'_>) -> Result<(), ModuleError> {
+    /// Returns the number of its elements.
+    fn elements(&mut self, element: &Element<'_>) -> Result<u64, ModuleError> {
         let count = u64::from(match &element.items {
             ElementItems::Functions(items) => items.count(),
             ElementItems::Expressions(_, items) => items.count(),
@@ -490,7 +461,7 @@ impl<'a> Pass<'a> {
                 }
             }
         }
-        Ok(())
+        Ok(count)
     }
 
     /// Validates a function and weighs it on the way.
@@ -539,28 +510,22 @@ impl<'a> Pass<'a> {
         operators.finish()?;
         let (weight, kept) = (weigher.weight(), weigher.code_weight());
         self.weigher = weigher;
+        let limits = self.limits;
         within(
             "compile weight of a function in units of 256 bytes",
-            "function_weight",
-            self.limits.function_weight,
+            limit!(limits.function_weight),
             weight,
         )?;
         self.add(weight::KEPT_FUNCTION + words / weight::WORDS_PER_UNIT + kept)
     }
 
     fn import(&mut self, import: Import<'_>) -> Result<(), ModuleError> {
-        let TypeRef::Func(ty) = import.ty else {
+        let (TypeRef::Func(ty), "ic0") = (import.ty, import.module) else {
             return Err(ModuleError::Import {
                 module: shorten_name(import.module),
                 name: shorten_name(import.name),
             });
         };
-        if import.module != "ic0" {
-            return Err(ModuleError::Import {
-                module: shorten_name(import.module),
-                name: shorten_name(import.name),
-            });
-        }
         let Some(function) = Ic0Function::find(import.name) else {
             return Err(ModuleError::UnknownImport { name: shorten_name(import.name), width: 32 });
         };
@@ -599,14 +564,12 @@ impl<'a> Pass<'a> {
                 self.method_name_bytes += name.len() as u64;
                 within(
                     "number of exported methods",
-                    "exported_functions",
-                    limits.exported_functions,
+                    limit!(limits.exported_functions),
                     self.methods.len() as u64,
                 )?;
                 within(
                     "length of all exported method names in bytes",
-                    "exported_names_bytes",
-                    limits.exported_names_bytes,
+                    limit!(limits.exported_names_bytes),
                     self.method_name_bytes,
                 )?;
                 let list = match kind {
@@ -640,14 +603,12 @@ impl<'a> Pass<'a> {
         self.section_bytes += (name.len() + section.data().len()) as u64;
         within(
             "number of metadata custom sections",
-            "custom_sections",
-            limits.custom_sections,
+            limit!(limits.custom_sections),
             self.sections.len() as u64,
         )?;
         within(
             "names and contents of metadata custom sections in bytes",
-            "custom_sections_bytes",
-            limits.custom_sections_bytes,
+            limit!(limits.custom_sections_bytes),
             self.section_bytes,
         )?;
         self.info.enhanced_orthogonal_persistence |=

@@ -1,8 +1,4 @@
-//! The weight of a function for the compiler.
-//!
-//! The memory and time that code generation needs do not follow the bytes of a module: a square
-//! root takes eight times what an addition takes, a copy between tables seventy times, and a branch
-//! costs by the values that are alive when it is taken. So each function is weighed: a sum over its
+//! The weight of a function for the compiler (docs/internals/modules.md): a sum over its
 //! instructions of what the code generator was measured to need for them, in **units of 256 bytes**
 //! of working memory, rounded up to the worst of a class. `module.function_weight` bounds one
 //! function, whose working memory is freed before the next one's turn; `module.weight` bounds all
@@ -12,14 +8,11 @@
 //! `tests/it/hostile.rs` shows, shape by shape, that a module within both limits compiles within
 //! half of the child's memory.
 //!
-//! # Terms
-//!
-//! - an instruction weighs what [`Weigher::instruction`] says;
-//! - a function weighs [`FUNCTION`] for its own tables and the code that enters it, and [`WORD`]
+//! - An instruction weighs what [`Weigher::instruction`] says.
+//! - A function weighs [`FUNCTION`] for its own tables and the code that enters it, and [`WORD`]
 //!   for each parameter and result; so does each of its calls for the callee's; it leaves
-//!   [`KEPT_FUNCTION`] behind;
-//! - a local weighs 1;
-//! - an **edge** is a way from one straight run of code to another. The code generator keeps
+//!   [`KEPT_FUNCTION`] behind. A local weighs 1.
+//! - An **edge** is a way from one straight run of code to another. The code generator keeps
 //!   account, for each, of what is alive: an edge weighs [`EDGE`] and one more for every
 //!   [`VALUES_PER_UNIT`] locals that the function uses and operands that are on the stack.
 
@@ -106,21 +99,19 @@ impl Weigher {
     /// Begins a function with `words` parameters and results, and `locals` locals, parameters among
     /// them.
     pub(super) fn begin(&mut self, words: u64, locals: u32, memory64: bool) {
-        self.function = self.function.wrapping_add(1);
-        let locals = locals as usize;
-        if self.used_in.len() < locals {
-            self.used_in.resize(locals, 0);
+        let mut used_in = std::mem::take(&mut self.used_in);
+        if used_in.len() < locals as usize {
+            used_in.resize(locals as usize, 0);
         }
-        self.used = 0;
-        self.units =
-            FUNCTION.saturating_add(words.saturating_mul(WORD)).saturating_add(locals as u64);
-        self.indirect_calls = 0;
-        self.targets = 0;
-        self.target_operands = 0;
-        self.edges = 1;
-        self.operands = 0;
-        self.after_constant = false;
-        self.memory64 = memory64;
+        let words = words.saturating_mul(WORD);
+        *self = Self {
+            used_in,
+            function: self.function.wrapping_add(1),
+            units: FUNCTION.saturating_add(words).saturating_add(locals.into()),
+            edges: 1,
+            memory64,
+            ..Self::default()
+        };
     }
 
     /// Adds an instruction before which `operands` are on the stack. `words` are the parameters and

@@ -10,7 +10,7 @@ use std::{
     fs::File,
     io,
     os::{
-        fd::{AsFd, AsRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     path::Path,
@@ -20,7 +20,7 @@ use std::{
 };
 
 use accounting::processor;
-use pages::{MemoryId, MemoryLayout, PageFile, PagesError, SegmentId};
+use pages::{AppendTarget, MemoryId, MemoryLayout, PageFile, PagesError, SegmentId};
 use state::ModuleHash;
 
 use super::{
@@ -28,7 +28,7 @@ use super::{
     view::{Plan, View},
 };
 use crate::{
-    Grant, MessageLimits, Mount, Outcome, Progress, Request, WorkerTrouble,
+    Grant, MessageLimits, Mount, Outcome, Request, Slice, WorkerTrouble,
     ipc::{Channel, IpcError},
     prepare::{PrepareError, Preparer},
     slices::WORK_PER_INSTRUCTION_MAX,
@@ -46,6 +46,9 @@ const SUBCOMMAND: &str = "sandbox-worker";
 
 /// Composite queries one worker keeps.
 const KEPT_MAX: usize = 8;
+
+/// Longest report that has no outcome in it.
+const SHORT_REPORT_BYTES_MAX: usize = 64 << 10;
 
 /// How long a worker may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -93,34 +96,26 @@ const EXIT_LOOK: Duration = Duration::from_millis(1);
 /// Why a message has no outcome.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WorkerError {
-    /// It cannot be started.
     #[error("the worker cannot be started: {0}")]
     Start(String),
-    /// Its wire failed.
     #[error("the worker is gone: {0}")]
     Wire(#[from] IpcError),
-    /// Its process ended.
     #[error("the worker ended ({0})")]
     Ended(ExitStatus),
-    /// It ended itself.
     #[error("the worker gave up: {0}")]
     Failed(String),
-    /// It said something impossible.
     #[error("the worker reported the impossible: {0}")]
     InvalidReport(String),
     /// No artefact of the module can be had.
     #[error(transparent)]
     Artefact(#[from] PrepareError),
-    /// The data of a paused message cannot be kept in a file.
     #[error("the file of a paused message: {0}")]
     Spill(String),
     /// A file of a memory cannot be opened.
     #[error(transparent)]
     Memory(#[from] PagesError),
-    /// The composite query to continue is not kept by this worker.
     #[error("the composite query is no longer kept: its worker was restarted")]
     NotKept,
-    /// The deadline of the message passed while it ran.
     #[error("the message ran until its deadline")]
     Overdue,
     /// The artefact of the module is not in the cache, and the message has a deadline.
@@ -163,7 +158,8 @@ pub(super) struct Worker {
     modules: BTreeMap<ModuleHash, Instant>,
     memories: BTreeMap<MemoryId, View>,
     kept: BTreeMap<u64, KeptQueryViews>,
-    next_token: u64,
+    /// The first token that it, or a successor, may give out: none is ever given twice.
+    pub(super) next_token: u64,
     /// To be sent with the next order.
     pub(super) forget: Forget,
     /// Memories it may have mapped at once.
@@ -173,13 +169,6 @@ pub(super) struct Worker {
     processor: Option<usize>,
     /// As it last said.
     pub(super) heap: HeapFigures,
-}
-
-/// Result of an order to run.
-#[derive(Debug)]
-pub(super) enum ExecutionResult {
-    Ended(Box<Outcome>),
-    Paused(Progress),
 }
 
 /// A composite query in a worker.
@@ -202,13 +191,11 @@ impl Worker {
     ) -> Result<Self, WorkerError> {
         let start = |error: io::Error| WorkerError::Start(format!("{}: {error}", exe.display()));
         let (ours, theirs) = UnixStream::pair().map_err(start)?;
-        let mut command = Command::new(exe);
-        command
+        let child = Command::new(exe)
             .arg(SUBCOMMAND)
             .arg(std::process::id().to_string())
             .args(probes.then_some(PROBES_ARGUMENT))
-            .env_clear();
-        let child = command
+            .env_clear()
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .stderr(Stdio::inherit())
@@ -228,7 +215,7 @@ impl Worker {
             heap: HeapFigures::default(),
         };
         worker.channel.set_timeout(Some(START_TIMEOUT))?;
-        match worker.channel.receive::<Report>(64 << 10) {
+        match worker.channel.receive::<Report>(SHORT_REPORT_BYTES_MAX) {
             Ok((Report::Ready, _)) => Ok(worker),
             Ok((Report::Failed(text), _)) => Err(WorkerError::Start(text)),
             Ok(_) => Err(WorkerError::Start("its first word was not that it is ready".into())),
@@ -256,11 +243,6 @@ impl Worker {
         self.child.id()
     }
 
-    /// The first token a successor may give out: none is ever given twice.
-    pub(super) fn next_token(&self) -> u64 {
-        self.next_token
-    }
-
     /// Whether composite queries wait here.
     pub(super) fn keeps_any(&self) -> bool {
         !self.kept.is_empty()
@@ -277,7 +259,7 @@ impl Worker {
         globals_max: usize,
         settle: [bool; 2],
         time: TimeLimit,
-    ) -> Result<ExecutionResult, WorkerError> {
+    ) -> Result<Slice, WorkerError> {
         self.messages += 1;
         if request.keep_token.is_some_and(|token| !self.kept.contains_key(&token)) {
             return Err(WorkerError::NotKept);
@@ -308,26 +290,18 @@ impl Worker {
                 (error, _) => error.into(),
             })?;
             match report {
-                Report::Outcome(outcome) => {
-                    verdict::check(request, &outcome, globals_max, keep_as)
-                        .map_err(WorkerError::InvalidReport)?;
-                    self.settle(request, &outcome, keep_as);
-                    return Ok(ExecutionResult::Ended(outcome));
-                }
-                Report::Paused(paused) => {
-                    verdict::check_paused(request, grant, &paused)
-                        .map_err(WorkerError::InvalidReport)?;
-                    return Ok(ExecutionResult::Paused(paused));
-                }
                 Report::Missing => {
                     // It dropped something on its own. Everything is sent again.
                     self.modules.remove(&request.module);
                     self.memories.remove(&request.heap.layout.id);
                     self.memories.remove(&request.stable.layout.id);
                 }
-                Report::Failed(text) => return Err(WorkerError::Failed(text)),
-                Report::Ready | Report::Done | Report::Spilled | Report::Heap(_) => {
-                    return Err(WorkerError::InvalidReport("a report out of turn".into()));
+                report => {
+                    let result = check_report(report, request, grant, globals_max, keep_as)?;
+                    if let Slice::Ended(outcome) = &result {
+                        self.settle(request, outcome, keep_as);
+                    }
+                    return Ok(result);
                 }
             }
         }
@@ -343,41 +317,16 @@ impl Worker {
         granted: u64,
         globals_max: usize,
         timeout_factor: u32,
-    ) -> Result<ExecutionResult, WorkerError> {
+    ) -> Result<Slice, WorkerError> {
         self.expect(request, Some(grant), granted, TimeLimit::Hanging(timeout_factor))?;
-        let mut files: Vec<Arc<File>> = Vec::new();
-        let mut append = |mount: &Mount| {
-            mount.append.as_ref().map(|append| {
-                files.push(append.file.clone());
-                AppendOrder {
-                    segment: append.segment,
-                    offset_page: append.offset_page,
-                    pages_max: append.pages_max,
-                    file: true,
-                }
-            })
-        };
+        let mut files = Files::default();
+        let mut append = |mount: &Mount| Some(files.append(mount.append.as_ref()?, true));
         let (heap, stable) = (append(&request.heap), append(&request.stable));
         let order = Order::Resume(Resume { until: grant.until, heap, stable });
-        let descriptors: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
+        let descriptors: Vec<_> = files.owned.iter().map(|file| file.as_fd()).collect();
         self.channel.send(&order, &descriptors)?;
         let (report, _) = self.channel.receive::<Report>(verdict::outcome_bytes_max(request))?;
-        match report {
-            Report::Outcome(outcome) => {
-                verdict::check(request, &outcome, globals_max, None)
-                    .map_err(WorkerError::InvalidReport)?;
-                Ok(ExecutionResult::Ended(outcome))
-            }
-            Report::Paused(paused) => {
-                verdict::check_paused(request, Some(grant), &paused)
-                    .map_err(WorkerError::InvalidReport)?;
-                Ok(ExecutionResult::Paused(paused))
-            }
-            Report::Failed(text) => Err(WorkerError::Failed(text)),
-            Report::Ready | Report::Done | Report::Spilled | Report::Missing | Report::Heap(_) => {
-                Err(WorkerError::InvalidReport("a report out of turn".into()))
-            }
-        }
+        check_report(report, request, Some(grant), globals_max, None)
     }
 
     /// Brings it to where the caller stays, or lets it go if the caller stays nowhere.
@@ -396,12 +345,9 @@ impl Worker {
 
     /// Has the message that is paused here put what it holds into `file`.
     pub(super) fn spill(&mut self, file: &File, timeout: Duration) -> Result<(), WorkerError> {
-        self.channel.set_timeout(Some(timeout))?;
-        self.channel.send(&Order::Spill, &[file.as_fd()])?;
-        match self.channel.receive::<Report>(64 << 10)?.0 {
+        match self.ask(&Order::Spill, &[file.as_fd()], timeout)? {
             Report::Spilled => Ok(()),
-            Report::Failed(text) => Err(WorkerError::Failed(text)),
-            _ => Err(WorkerError::InvalidReport("a report out of turn".into())),
+            report => Err(out_of_turn(report)),
         }
     }
 
@@ -529,15 +475,7 @@ impl Worker {
         order.append = mount.append.as_ref().map(|append| {
             let known = self.memories.get(&layout.id).and_then(|view| view.append);
             let file = files.fresh.contains(&layout.id) || known != Some(append.segment);
-            if file {
-                files.owned.push(append.file.clone());
-            }
-            AppendOrder {
-                segment: append.segment,
-                offset_page: append.offset_page,
-                pages_max: append.pages_max,
-                file,
-            }
+            files.append(append, file)
         });
         Ok(order)
     }
@@ -595,6 +533,13 @@ impl Worker {
         }
     }
 
+    fn forget_modules(&mut self, modules: impl IntoIterator<Item = ModuleHash>) {
+        for module in modules {
+            self.modules.remove(&module);
+            self.forget.modules.push(module);
+        }
+    }
+
     /// Drops all memories: the worker's view of them is not kept up to date any more.
     pub(super) fn forget_all(&mut self) {
         let all: Vec<MemoryId> = self.memories.keys().copied().collect();
@@ -608,12 +553,8 @@ impl Worker {
             self.forget(oldest);
         }
         while self.modules.len() > self.memories_max.div_ceil(2) {
-            if let Some(oldest) =
-                self.modules.iter().min_by_key(|(_, used)| **used).map(|(hash, _)| *hash)
-            {
-                self.modules.remove(&oldest);
-                self.forget.modules.push(oldest);
-            }
+            let oldest = self.modules.iter().min_by_key(|(_, used)| **used).map(|(hash, _)| *hash);
+            self.forget_modules(oldest);
         }
         debug_assert!(
             self.memories.len() <= self.memories_max && self.modules.len() <= self.memories_max,
@@ -639,10 +580,7 @@ impl Worker {
             .filter(|(_, used)| **used < before)
             .map(|(hash, _)| *hash)
             .collect();
-        for module in modules {
-            self.modules.remove(&module);
-            self.forget.modules.push(module);
-        }
+        self.forget_modules(modules);
         self.flush()
     }
 
@@ -652,38 +590,42 @@ impl Worker {
             return Ok(());
         }
         let order = Order::Forget(std::mem::take(&mut self.forget));
-        self.channel.set_timeout(Some(GRACE))?;
-        self.channel.send(&order, &[])?;
-        self.done()
+        self.have_done(&order, GRACE)
     }
 
     /// Memory held by its allocator, after returning freed memory to the system if `trim`.
     pub(super) fn poll_allocator(&mut self, trim: bool) -> Result<HeapFigures, WorkerError> {
-        self.channel.set_timeout(Some(GRACE))?;
-        self.channel.send(&Order::Heap { trim }, &[])?;
-        match self.channel.receive::<Report>(64 << 10)?.0 {
+        match self.ask(&Order::Heap { trim }, &[], GRACE)? {
             Report::Heap(figures) => {
                 self.heap = figures;
                 Ok(figures)
             }
-            Report::Failed(text) => Err(WorkerError::Failed(text)),
-            _ => Err(WorkerError::InvalidReport("a report out of turn".into())),
+            report => Err(out_of_turn(report)),
         }
     }
 
     /// Has the worker try something forbidden.
     pub(super) fn probe(&mut self, probe: Probe, timeout: Duration) -> Result<(), WorkerError> {
-        self.channel.set_timeout(Some(timeout))?;
-        self.channel.send(&Order::Probe(probe), &[])?;
-        self.done()
+        self.have_done(&Order::Probe(probe), timeout)
     }
 
-    fn done(&mut self) -> Result<(), WorkerError> {
-        match self.channel.receive::<Report>(64 << 10)?.0 {
+    fn have_done(&mut self, order: &Order<'_>, timeout: Duration) -> Result<(), WorkerError> {
+        match self.ask(order, &[], timeout)? {
             Report::Done => Ok(()),
-            Report::Failed(text) => Err(WorkerError::Failed(text)),
-            _ => Err(WorkerError::InvalidReport("a report out of turn".into())),
+            report => Err(out_of_turn(report)),
         }
+    }
+
+    /// Gives an order that no message comes with, and waits for the report.
+    fn ask(
+        &mut self,
+        order: &Order<'_>,
+        descriptors: &[BorrowedFd<'_>],
+        timeout: Duration,
+    ) -> Result<Report, WorkerError> {
+        self.channel.set_timeout(Some(timeout))?;
+        self.channel.send(order, descriptors)?;
+        Ok(self.channel.receive::<Report>(SHORT_REPORT_BYTES_MAX)?.0)
     }
 
     /// Number of memories mapped, those of kept composite queries included.
@@ -700,6 +642,34 @@ impl Drop for Worker {
     }
 }
 
+/// Result of an order to run, by the report on it.
+fn check_report(
+    report: Report,
+    request: &Request,
+    grant: Option<&Grant>,
+    globals_max: usize,
+    keep_as: Option<u64>,
+) -> Result<Slice, WorkerError> {
+    match report {
+        Report::Outcome(outcome) => {
+            verdict::check(request, &outcome, globals_max, keep_as).map(|()| Slice::Ended(outcome))
+        }
+        Report::Paused(paused) => {
+            verdict::check_paused(request, grant, &paused).map(|()| Slice::Paused(paused))
+        }
+        report => return Err(out_of_turn(report)),
+    }
+    .map_err(WorkerError::InvalidReport)
+}
+
+/// The error of a report that is none to the order.
+fn out_of_turn(report: Report) -> WorkerError {
+    match report {
+        Report::Failed(text) => WorkerError::Failed(text),
+        _ => WorkerError::InvalidReport("a report out of turn".into()),
+    }
+}
+
 /// Descriptors of an order.
 #[derive(Default)]
 struct Files {
@@ -709,6 +679,15 @@ struct Files {
 }
 
 impl Files {
+    /// The order to append to `target`; its file is added if it has to be sent.
+    fn append(&mut self, target: &AppendTarget, file: bool) -> AppendOrder {
+        if file {
+            self.owned.push(target.file.clone());
+        }
+        let AppendTarget { segment, offset_page, pages_max, .. } = *target;
+        AppendOrder { segment, offset_page, pages_max, file }
+    }
+
     /// The other base files of `layout`, which are added, and the parts that are in them.
     fn parts(&mut self, layout: &MemoryLayout) -> Result<(usize, Vec<MapPart>), PagesError> {
         let mut bases: Vec<&Arc<PageFile>> = Vec::new();

@@ -1,13 +1,10 @@
-//! Workers that hold a paused message, until it is resumed.
+//! Workers that hold a paused message, until it is resumed (docs/internals/sandbox.md).
 //!
-//! A worker whose message is paused leaves its lane, which starts another for the messages of other
-//! canisters, and takes one of `sandbox.paused_workers` places. There it writes the pages that the
-//! message wrote, its calls and its answer into a file without a name, and may not exceed the
-//! budget sheet's limits on memory and disk. A worker that finds no place, or cannot do so, is
-//! ended, and its message runs again from its beginning: that costs this machine time and changes
-//! nothing else. The same happens when a place is given up because memory is short, or when a
-//! memory that is mapped there is gone. The oldest messages are granted slices first, so where
-//! places are short the youngest loses its own.
+//! Such a worker takes one of `sandbox.paused_workers` places, writes what the message holds into a
+//! file without a name, and may not exceed the budget sheet's limits on memory and disk. One that
+//! finds no place, cannot do so, or has to give up its place is ended, and its message runs again
+//! from its beginning: that costs this machine time and changes nothing else. The oldest messages
+//! are granted slices first, so where places are short the youngest loses its own.
 
 use std::{collections::BTreeMap, fs::File, os::fd::AsRawFd};
 
@@ -56,7 +53,6 @@ impl PausedWorker {
     }
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct PausedWorkers {
     most: usize,
@@ -141,7 +137,6 @@ impl PausedWorkers {
         waiting.chain(self.running.values().map(|(pid, _)| *pid))
     }
 
-    /// Messages that wait here.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.len()
     }

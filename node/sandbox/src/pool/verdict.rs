@@ -1,25 +1,21 @@
 //! Whether an honest worker could have produced an outcome. This is the only check of it.
 //!
 //! A worker runs hostile code and may have been taken over, so nothing it reports is accepted
-//! without a check against the request where one is possible: cycles must add up to the last one,
-//! memories may only grow within the grant, runs must be in the append target, and every collection
-//! is within the bound that the System API keeps. The check takes time in proportion to the outcome
-//! (times a logarithm for calls), which no message is charged for. The content of the canister's
-//! own pages and replies cannot be checked here, but is the canister's choice anyway.
+//! without a check against the request where one is possible. The check takes time in proportion to
+//! the outcome (times a logarithm for calls), which no message is charged for. The content of the
+//! canister's own pages and replies cannot be checked here, but is the canister's choice anyway.
 //! [`pages::PageStore`] checks runs once more against its index.
 
 use std::collections::BTreeMap;
 
 use ic_principal::Principal;
 use pages::{PAGE_BYTES, Run};
-use state::CyclesTotal;
+use state::{CyclesTotal, WASM_PAGE_BYTES};
 
 use crate::{
     BACKTRACE_BYTES_MAX, Call, Changes, Entry, Global, Grant, Mount, Outcome, Progress, Request,
     Response, slices::WORK_PER_INSTRUCTION_MAX,
 };
-
-const WASM_PAGE_BYTES: u64 = 64 << 10;
 
 /// Longest reject text of a trap.
 const TRAP_TEXT_BYTES: usize = 64 << 10;
@@ -82,7 +78,7 @@ pub(crate) fn check(
                     || (!context.already_responded && may_respond(&request.entry)),
                 "a response nobody waits for",
             )?;
-            let keeps = changes_state(&request.entry, context.replicated);
+            let keeps = request.entry.changes_state(context.replicated);
             ensure(outcome.changes.is_some() == keeps, "changes of a query, or none of an update")?;
         }
     }
@@ -175,13 +171,7 @@ fn check_changes(request: &Request, changes: &Changes, globals_max: usize) -> Re
     // One message may take in and send on more than one amount holds: these sums are wider.
     let mut spent = CyclesTotal::from(changes.cycles_burned);
     for call in &changes.calls {
-        let payload = u128::from((call.method_name.len() + call.arg.len()) as u64);
-        let costs = &context.costs;
-        let prepaid = costs
-            .call_base
-            .saturating_add(costs.call_per_byte.saturating_mul(payload))
-            .saturating_add(costs.response_reservation)
-            .saturating_add(costs.callback_execution_reservation);
+        let prepaid = context.costs.call(call.method_name.len() as u64, call.arg.len() as u64);
         ensure(call.prepaid == prepaid, "a call at another price")?;
         spent += call.cycles;
         spent += prepaid;
@@ -291,15 +281,6 @@ fn may_respond(entry: &Entry) -> bool {
         entry,
         Entry::Update(_) | Entry::Query(_) | Entry::CompositeQuery(_) | Entry::Callback { .. }
     )
-}
-
-/// Whether an entry that ends well has changes.
-fn changes_state(entry: &Entry, replicated: bool) -> bool {
-    match entry {
-        Entry::Query(_) | Entry::CompositeQuery(_) | Entry::InspectMessage { .. } => false,
-        Entry::Callback { .. } | Entry::Cleanup { .. } => replicated,
-        _ => true,
-    }
 }
 
 fn ensure(possible: bool, what: &str) -> Result<(), String> {

@@ -1,13 +1,9 @@
 //! The pool's view of a worker's mappings, and the minimum it must send to update them.
 //!
 //! A [`View`] of a memory is the run list the worker last mapped, plus the runs it appended and
-//! mapped itself since. Before a message, [`View::plan`] compares that with the layout of the
-//! message. Usually nothing is to be done; after commits through other lanes the new runs are
-//! mapped over; and when the files behind changed, or when changes of this worker were thrown away
-//! by execution, the memory is mapped afresh.
-//!
-//! Versions are not consulted: a version that was thrown away may come again with other content.
-//! The comparison is of the place of every page.
+//! mapped itself since; [`View::plan`] compares that with the layout of the next message. Versions
+//! are not consulted: a version that was thrown away may come again with other content. The
+//! comparison is of the place of every page.
 //!
 //! A view keeps no pin, because a worker reads only while a message runs, whose request holds the
 //! layout.

@@ -1,7 +1,6 @@
 //! Calls to other canisters: assembled step by step, then performed or discarded.
 
 use ic_principal::Principal;
-use serde::{Deserialize, Serialize};
 use state::Cycles;
 
 use super::{Context, Failure, Host};
@@ -19,36 +18,16 @@ const CALL_OVERHEAD_BYTES: u64 = 128;
 /// `ic0.call_perform`: the call cannot be made.
 const CANNOT_PERFORM: u32 = 2;
 
-/// A call under construction.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct PendingCall {
-    callee: Principal,
-    method_name: String,
-    #[serde(with = "serde_bytes")]
-    arg: Vec<u8>,
-    pub(super) cycles: Cycles,
-    on_reply: (u64, u64),
-    on_reject: (u64, u64),
-    on_cleanup: Option<(u64, u64)>,
-    timeout_seconds: Option<u32>,
-}
-
-impl PendingCall {
-    pub(super) fn payload_bytes(&self) -> usize {
-        self.method_name.len() + self.arg.len()
-    }
-}
-
 impl Host {
     pub(super) fn discard_pending_call(&mut self) {
         let discarded = self.outgoing().pending_call.take();
         if let Some(call) = discarded {
-            self.balance += call.cycles;
+            self.changes.balance += call.cycles;
         }
     }
 
     /// Does something with the call under construction.
-    fn pending<T>(&self, act: impl FnOnce(&mut PendingCall) -> T) -> Result<T, Failure> {
+    fn pending<T>(&self, act: impl FnOnce(&mut Call) -> T) -> Result<T, Failure> {
         let done = self.outgoing().pending_call.as_mut().map(act);
         done.ok_or_else(|| self.violation("no call is under construction"))
     }
@@ -63,7 +42,7 @@ impl Host {
         self.discard_pending_call();
         let callee = self.read_principal(callee.0, callee.1)?;
         let method_name = self.read_text(name.0, name.1, METHOD_NAME_BYTES)?;
-        self.outgoing().pending_call = Some(PendingCall {
+        self.outgoing().pending_call = Some(Call {
             callee,
             method_name,
             arg: Vec::new(),
@@ -72,6 +51,7 @@ impl Host {
             on_reject,
             on_cleanup: None,
             timeout_seconds: None,
+            prepaid: 0,
         });
         Ok(())
     }
@@ -130,7 +110,7 @@ impl Host {
         }
         // `msg_cycles_accept` keeps both together within one amount.
         self.pending(|pending| pending.cycles += amount)?;
-        self.balance -= amount;
+        self.changes.balance -= amount;
         Ok(())
     }
 
@@ -141,10 +121,11 @@ impl Host {
             (outgoing.pending_call.take(), outgoing.calls.len() as u64, outgoing.bytes)
         };
         let Some(call) = call else { return Ok(CANNOT_PERFORM) };
-        let payload_bytes = call.payload_bytes() as u64;
+        let (name_bytes, arg_bytes) = (call.method_name.len() as u64, call.arg.len() as u64);
+        let payload_bytes = name_bytes + arg_bytes;
         let prepaid = match self.mode {
             Context::CompositeQuery | Context::CompositeReply | Context::CompositeReject => 0,
-            _ => self.call_cost(call.method_name.len() as u64, call.arg.len() as u64),
+            _ => self.context.costs.call(name_bytes, arg_bytes),
         };
         let outgoing_bytes =
             bytes.saturating_add(payload_bytes).saturating_add(CALL_OVERHEAD_BYTES);
@@ -157,24 +138,14 @@ impl Host {
                 && self.context.replicated)
             || !self.take_queue_slot(&call.callee);
         if refused {
-            self.balance += call.cycles;
+            self.changes.balance += call.cycles;
             return Ok(CANNOT_PERFORM);
         }
         self.charge(payload_bytes)?;
-        self.balance -= prepaid;
+        self.changes.balance -= prepaid;
         let mut outgoing = self.outgoing();
         outgoing.bytes = outgoing_bytes;
-        outgoing.calls.push(Call {
-            callee: call.callee,
-            method_name: call.method_name,
-            arg: call.arg,
-            cycles: call.cycles,
-            on_reply: call.on_reply,
-            on_reject: call.on_reject,
-            on_cleanup: call.on_cleanup,
-            timeout_seconds: call.timeout_seconds,
-            prepaid,
-        });
+        outgoing.calls.push(Call { prepaid, ..call });
         Ok(0)
     }
 
@@ -185,16 +156,5 @@ impl Host {
         let is_free = *taken < *slots;
         *taken += u64::from(is_free);
         is_free
-    }
-
-    /// Amount that a call takes from the balance, reservations included.
-    pub(super) fn call_cost(&self, method_name_bytes: u64, argument_bytes: u64) -> Cycles {
-        let costs = &self.context.costs;
-        let payload = Cycles::from(method_name_bytes).saturating_add(argument_bytes.into());
-        costs
-            .call_base
-            .saturating_add(costs.call_per_byte.saturating_mul(payload))
-            .saturating_add(costs.response_reservation)
-            .saturating_add(costs.callback_execution_reservation)
     }
 }

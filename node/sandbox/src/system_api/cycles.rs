@@ -26,7 +26,7 @@ pub(super) enum Scheme {
 
 impl Host {
     pub(super) fn liquid_balance(&self) -> Cycles {
-        self.balance.saturating_sub(self.context.freezing_threshold)
+        self.changes.balance.saturating_sub(self.context.freezing_threshold)
     }
 
     pub(super) fn write_cycles(&mut self, dst: u64, amount: Cycles) -> Result<(), Failure> {
@@ -52,19 +52,20 @@ impl Host {
     pub(super) fn msg_cycles_accept(&mut self, amount_max: Cycles) -> Cycles {
         // The balance and the cycles of the call under construction stay one amount together,
         // because those may be returned to the balance.
-        let held =
-            self.balance + self.outgoing().pending_call.as_ref().map_or(0, |call| call.cycles);
+        let held = self.changes.balance
+            + self.outgoing().pending_call.as_ref().map_or(0, |call| call.cycles);
         let amount = amount_max.min(self.cycles_available).min(Cycles::MAX - held);
         self.cycles_available -= amount;
-        self.cycles_accepted += amount;
-        self.balance += amount;
+        self.changes.cycles_accepted += amount;
+        self.changes.balance += amount;
         amount
     }
 
     pub(super) fn cycles_burn(&mut self, amount: Cycles) -> Cycles {
-        let amount = amount.min(self.liquid_balance()).min(Cycles::MAX - self.cycles_burned);
-        self.balance -= amount;
-        self.cycles_burned += amount;
+        let amount =
+            amount.min(self.liquid_balance()).min(Cycles::MAX - self.changes.cycles_burned);
+        self.changes.balance -= amount;
+        self.changes.cycles_burned += amount;
         amount
     }
 

@@ -31,8 +31,8 @@ impl Host {
     }
 
     pub(super) fn global_timer_set(&mut self, time: u64) -> u64 {
-        let before = self.global_timer.unwrap_or(self.context.global_timer);
-        self.global_timer = Some(Time(time));
+        let before = self.changes.global_timer.unwrap_or(self.context.global_timer);
+        self.changes.global_timer = Some(Time(time));
         before.0
     }
 
@@ -43,7 +43,7 @@ impl Host {
             )));
         }
         let data = ByteBuf::from(self.read_heap(src, size)?);
-        self.certified_data = Some(data);
+        self.changes.certified_data = Some(data);
         Ok(())
     }
 

@@ -159,9 +159,11 @@ functions! {
     call_with_best_effort_response(timeout_seconds: i32), from "U CQ Ry Rt CRy CRt T" =>
         |host| host.call_with_best_effort_response(timeout_seconds as u32);
     /// Balance in cycles; traps if it does not fit 64 bits.
-    canister_cycle_balance() -> i64, from "*", only 32 => |host| host.in_64_bits(host.balance);
+    canister_cycle_balance() -> i64, from "*", only 32 =>
+        |host| host.in_64_bits(host.changes.balance);
     /// Writes the balance in cycles (16 bytes).
-    canister_cycle_balance128(dst: I), from "*" => |host| host.write_cycles(dst, host.balance);
+    canister_cycle_balance128(dst: I), from "*" =>
+        |host| host.write_cycles(dst, host.changes.balance);
     /// Writes the part of the balance above the freezing threshold (16 bytes).
     canister_liquid_cycle_balance128(dst: I), from "*" =>
         |host| host.write_cycles(dst, host.liquid_balance());
@@ -179,7 +181,7 @@ functions! {
         |host| host.certified_data_set(src, size);
     /// Writes the price of a call with a method name and an argument of these sizes (16 bytes).
     cost_call(method_name_size: i64, payload_size: i64, dst: I), from "* s" =>
-        |host| host.write_cycles(dst, host.call_cost(method_name_size, payload_size));
+        |host| host.write_cycles(dst, host.context.costs.call(method_name_size, payload_size));
     /// Writes the price of creating a canister (16 bytes).
     cost_create_canister(dst: I), from "* s" =>
         |host| host.write_cycles(dst, host.context.costs.create_canister);

@@ -2,11 +2,10 @@
 
 use std::ops::Range;
 
+use state::WASM_PAGE_BYTES;
+
 use super::{DIRTY_PAGE_INSTRUCTIONS, Failure, Host, STABLE_PAGE_INSTRUCTIONS};
 use crate::worker::{Stable, StableRefusal};
-
-/// A page of WebAssembly.
-const WASM_PAGE_BYTES: u64 = 64 << 10;
 
 /// Address range of 32-bit functions.
 pub(super) const ADDRESS32_BYTES: u64 = 1 << 32;

@@ -68,22 +68,24 @@ impl Host {
 
     pub(super) fn msg_reply(&mut self) -> Result<(), Failure> {
         self.may_respond()?;
-        let mut outgoing = self.outgoing();
-        outgoing.response = Response::Reply(std::mem::take(&mut outgoing.reply_data));
-        drop(outgoing);
-        self.cycles_available = 0;
+        let data = std::mem::take(&mut self.outgoing().reply_data);
+        self.respond(Response::Reply(data));
         Ok(())
     }
 
     pub(super) fn msg_reject(&mut self, src: u64, size: u64) -> Result<(), Failure> {
         self.may_respond()?;
         let message = self.read_text(src, size, self.context.payload_max_bytes)?;
+        self.respond(Response::Reject(message));
+        Ok(())
+    }
+
+    fn respond(&mut self, response: Response) {
         let mut outgoing = self.outgoing();
         outgoing.reply_data = Vec::new();
-        outgoing.response = Response::Reject(message);
+        outgoing.response = response;
         drop(outgoing);
         self.cycles_available = 0;
-        Ok(())
     }
 
     pub(super) fn accept_message(&mut self) -> Result<(), Failure> {

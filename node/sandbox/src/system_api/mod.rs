@@ -1,18 +1,13 @@
 //! The System API: the functions of `ic0` that a canister may import.
 //!
-//! # How a call travels
-//!
 //! [`functions`] is the table of all functions; [`link`] defines each with 32-bit and with 64-bit
 //! addresses, over one implementation on [`Host`]. Each call is charged a fixed number of
 //! instructions, checked against the contexts of its row, and then runs: addresses are checked in
 //! 64-bit arithmetic that cannot overflow, the bytes that move are charged, and only then do they
 //! move. The first thing that is wrong ends the message with a [`Failure`].
 //!
-//! # Isolation
-//!
-//! Nothing outside the worker is reachable from here: all input came with the message
-//! ([`SystemContext`]), all effects leave with its outcome. Time, balances and limits are values,
-//! so the same message gives the same outcome wherever it runs.
+//! All input came with the message ([`SystemContext`]), all effects leave with its outcome. Time,
+//! balances and limits are values, so the same message gives the same outcome wherever it runs.
 //!
 //! # Bounds
 //!
@@ -34,11 +29,11 @@ mod outgoing;
 use std::{
     fmt::Display,
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use serde_bytes::ByteBuf;
-use state::{Cycles, Time};
+use state::Cycles;
 
 pub(crate) use contexts::Context;
 pub(crate) use error::Failure;
@@ -47,7 +42,7 @@ pub(crate) use link::linker;
 pub(crate) use outgoing::Outgoing;
 
 use crate::{
-    Call, Entry, MessageLimits, Response, SystemContext,
+    Changes, Entry, MessageLimits, Response, SystemContext, lock,
     worker::{HeapCell, Pacer, Stable, WriteRefusal},
 };
 
@@ -99,12 +94,9 @@ pub(crate) struct Host {
     pub(crate) outgoing: Arc<Mutex<Outgoing>>,
     accepted: bool,
     height_read: bool,
-    balance: Cycles,
+    /// All but calls, memory and globals.
+    changes: Changes,
     cycles_available: Cycles,
-    cycles_accepted: Cycles,
-    cycles_burned: Cycles,
-    certified_data: Option<ByteBuf>,
-    global_timer: Option<Time>,
     growable_bytes: u64,
     /// The part of it that the last growth of the heap took, returned if the engine refuses.
     growth_granted: u64,
@@ -154,12 +146,8 @@ impl Host {
             outgoing: Arc::default(),
             accepted: false,
             height_read: false,
-            balance: context.balance,
+            changes: Changes { balance: context.balance, ..Changes::default() },
             cycles_available: context.cycles_available,
-            cycles_accepted: 0,
-            cycles_burned: 0,
-            certified_data: None,
-            global_timer: None,
             growable_bytes: context.growable_bytes,
             growth_granted: 0,
             log: Log::new(limits.log_max_bytes),
@@ -177,12 +165,7 @@ impl Host {
             response: outgoing.response,
             accepted: self.accepted,
             height_read: self.height_read,
-            balance: self.balance,
-            cycles_accepted: self.cycles_accepted,
-            cycles_burned: self.cycles_burned,
-            calls: outgoing.calls,
-            certified_data: self.certified_data,
-            global_timer: self.global_timer,
+            changes: Changes { calls: outgoing.calls, ..self.changes },
             log: self.log,
         };
         (self.stable, effects)
@@ -190,12 +173,12 @@ impl Host {
 
     /// Its answer and its calls.
     fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
-        self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.outgoing)
     }
 
     /// Its stable memory.
     fn stable(&self) -> MutexGuard<'_, Stable> {
-        self.stable.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.stable)
     }
 
     /// Bytes of reply and calls one message may hold.
@@ -342,12 +325,7 @@ pub(crate) struct SideEffects {
     pub(crate) response: Response,
     pub(crate) accepted: bool,
     pub(crate) height_read: bool,
-    pub(crate) balance: Cycles,
-    pub(crate) cycles_accepted: Cycles,
-    pub(crate) cycles_burned: Cycles,
-    pub(crate) calls: Vec<Call>,
-    pub(crate) certified_data: Option<ByteBuf>,
-    pub(crate) global_timer: Option<Time>,
+    pub(crate) changes: Changes,
     pub(crate) log: Log,
 }
 

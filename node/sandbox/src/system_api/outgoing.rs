@@ -5,26 +5,22 @@ use std::{
     collections::BTreeMap,
     fs::File,
     io::{self, BufWriter, Seek, SeekFrom, Write},
-    os::fd::AsFd,
 };
 
 use ic_principal::Principal;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use serde::{Deserialize, Serialize};
 
-use super::calls::PendingCall;
-use crate::{Call, Response};
+use crate::{Call, Response, mapped_file::MappedFile};
 
 /// Bytes written to the file at once.
 const WRITE_BYTES: usize = 64 << 10;
 
-/// See the module.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Outgoing {
     pub(super) response: Response,
     #[serde(with = "serde_bytes")]
     pub(super) reply_data: Vec<u8>,
-    pub(super) pending_call: Option<PendingCall>,
+    pub(super) pending_call: Option<Call>,
     pub(super) calls: Vec<Call>,
     /// Bytes that the calls count as.
     pub(super) bytes: u64,
@@ -58,23 +54,8 @@ impl Outgoing {
 
     /// Reads what [`Self::write_to_file`] wrote. Only the result takes memory of its own.
     pub(crate) fn read_from_file(file: &File, offset: u64, bytes: u64) -> io::Result<Self> {
-        let length = usize::try_from(bytes).map_err(io::Error::other)?;
-        // SAFETY: a fresh mapping at an address of the kernel's choosing.
-        let start = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                length,
-                ProtFlags::READ,
-                MapFlags::PRIVATE,
-                file.as_fd(),
-                offset,
-            )?
-        };
-        // SAFETY: just mapped, so long, and the file is this message's own.
-        let content = unsafe { std::slice::from_raw_parts(start.cast::<u8>(), length) };
-        let outgoing = postcard::from_bytes(content).map_err(io::Error::other);
-        // SAFETY: nothing refers to it any more: what was read owns its bytes.
-        unsafe { munmap(start, length)? };
-        outgoing
+        // SAFETY: the file is this message's own, and nothing writes to it meanwhile.
+        let content = unsafe { MappedFile::new(file, offset, bytes) }?;
+        postcard::from_bytes(content.bytes()).map_err(io::Error::other)
     }
 }

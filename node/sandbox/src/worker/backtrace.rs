@@ -1,49 +1,29 @@
 //! The backtrace of a trap: which functions of the canister were being called, innermost first.
 //!
-//! It is a part of what callers and logs get, so it is a function of the module and of what ran:
-//! the engine reads the frames from the stack by their frame pointers, no function is inlined, and
-//! a tail call leaves no frame behind. Names are those of the artefact, which this program wrote
-//! into it (`module/names.rs`). No text of the engine is used.
+//! It is a part of what callers and logs get, so it is a function of the module and of what ran
+//! (docs/internals/modules.md). No text of the engine is used. The form is the public network's: a
+//! heading, one line for each frame, a line break behind each.
 //!
 //! The engine lists all frames, of which the innermost are used: 16 bytes each, of a stack of 4 MiB
 //! whose frames have 32 at least. So the list takes 2 MiB at most, and half of that while it grows.
-//! It is gone before the answer is encoded, whose room (`limits`, worker buffers) it takes: a message
-//! that trapped has no reply.
-//!
-//! The form is the public network's: a heading, one line for each frame, a line break behind each.
-//! A module without names has no backtrace.
+//! It is gone before the answer is encoded, whose room (`limits`, worker buffers) it takes: a
+//! message that trapped has no reply.
 
 use std::fmt::Write;
 
 use wasmtime::{Error, WasmBacktrace};
 
-/// The heading and the lines of the frames in `error`; empty without any name.
-pub(super) fn backtrace(error: &Error, renumbering: Renumbering) -> String {
+/// The heading and the lines of the frames in `error`; empty without any name. `added_import` is
+/// the index of the imported function that instrumentation added; defined functions follow it.
+pub(super) fn backtrace(error: &Error, added_import: Option<u32>) -> String {
     let Some(trace) = error.downcast_ref::<WasmBacktrace>() else { return String::new() };
     let frames = trace.frames().iter().map(|frame| (frame.func_index(), frame.func_name()));
-    lines(frames, renumbering)
-}
-
-/// How the functions of a module are numbered in its artefact.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Renumbering {
-    /// Index of the imported function that instrumentation added; defined functions follow it.
-    pub(super) added_import: Option<u32>,
-}
-
-impl Renumbering {
-    /// The index in the module as it was uploaded.
-    fn uploaded(self, function: u32) -> u32 {
-        match self.added_import {
-            Some(added) if function > added => function - 1,
-            _ => function,
-        }
-    }
+    lines(frames, added_import)
 }
 
 fn lines<'a>(
     frames: impl Iterator<Item = (u32, Option<&'a str>)>,
-    renumbering: Renumbering,
+    added_import: Option<u32>,
 ) -> String {
     let mut text = String::from("Canister Backtrace:\n");
     let mut is_named = false;
@@ -57,7 +37,9 @@ fn lines<'a>(
                 writeln!(text, "{name}")
             }
             None => {
-                writeln!(text, "unknown function at index {}", renumbering.uploaded(index))
+                let is_behind = added_import.is_some_and(|added| index > added);
+                let uploaded = if is_behind { index - 1 } else { index };
+                writeln!(text, "unknown function at index {uploaded}")
             }
         };
     }
@@ -70,10 +52,9 @@ mod tests {
 
     #[test]
     fn frames_without_a_name_show_the_index_in_the_uploaded_module() {
-        let renumbering = Renumbering { added_import: Some(2) };
         let frames = [(7, Some("inner")), (9, Some("")), (1, None), (5, None)];
         assert_eq!(
-            lines(frames.into_iter(), renumbering),
+            lines(frames.into_iter(), Some(2)),
             "Canister Backtrace:\ninner\nunknown function at index 1\nunknown function at index 4\n"
         );
     }
@@ -82,15 +63,15 @@ mod tests {
     #[test]
     fn a_module_without_names_has_no_backtrace() {
         let frames = [(7, None), (9, None)];
-        assert_eq!(lines(frames.into_iter(), Renumbering::default()), "");
-        assert_eq!(lines([].into_iter(), Renumbering::default()), "");
+        assert_eq!(lines(frames.into_iter(), None), "");
+        assert_eq!(lines([].into_iter(), None), "");
     }
 
     #[test]
     fn the_bound_covers_the_longest_backtrace() {
         let name = "n".repeat(crate::module::NAME_BYTES_MAX);
         let frames = [(0, Some(name.as_str())); crate::engine::BACKTRACE_FRAMES_MAX];
-        let longest = lines(frames.into_iter(), Renumbering::default());
+        let longest = lines(frames.into_iter(), None);
         assert!(longest.len() <= crate::BACKTRACE_BYTES_MAX, "{}", longest.len());
     }
 }

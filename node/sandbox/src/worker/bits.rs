@@ -9,7 +9,6 @@ const CHUNK_WORDS: usize = 16;
 
 type Chunk = Box<[u64; CHUNK_WORDS]>;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) enum Bits {
     Dense(Vec<u64>),
@@ -49,22 +48,13 @@ impl Bits {
 
     /// Sets the bit of a page that there is one for.
     pub(super) fn set(&mut self, page: u64) {
-        let word = (page / 64) as usize;
-        let word = match self {
-            Self::Dense(words) => words.get_mut(word),
-            Self::Sparse(chunks) => {
-                let chunk = chunks.get_mut(word / CHUNK_WORDS);
-                let chunk = chunk.map(|chunk| chunk.get_or_insert_with(|| Box::new([0; _])));
-                chunk.and_then(|chunk| chunk.get_mut(word % CHUNK_WORDS))
-            }
-        };
-        if let Some(word) = word {
+        if let Some(word) = self.word_mut(page, true) {
             *word |= 1 << (page % 64);
         }
     }
 
     pub(super) fn unset(&mut self, page: u64) {
-        if let Some(word) = self.word_mut(page) {
+        if let Some(word) = self.word_mut(page, false) {
             *word &= !(1 << (page % 64));
         }
     }
@@ -73,7 +63,7 @@ impl Bits {
     pub(super) fn forget(&mut self, page: u64) {
         match self {
             Self::Dense(_) => {
-                if let Some(word) = self.word_mut(page) {
+                if let Some(word) = self.word_mut(page, false) {
                     *word = 0;
                 }
             }
@@ -85,14 +75,18 @@ impl Bits {
         }
     }
 
-    fn word_mut(&mut self, page: u64) -> Option<&mut u64> {
+    /// The word of a page. That of a sparse one must be there already, or is allocated.
+    fn word_mut(&mut self, page: u64, allocates: bool) -> Option<&mut u64> {
         let word = (page / 64) as usize;
         match self {
             Self::Dense(words) => words.get_mut(word),
-            Self::Sparse(chunks) => chunks
-                .get_mut(word / CHUNK_WORDS)
-                .and_then(Option::as_mut)
-                .and_then(|chunk| chunk.get_mut(word % CHUNK_WORDS)),
+            Self::Sparse(chunks) => {
+                let chunk = chunks.get_mut(word / CHUNK_WORDS)?;
+                if allocates && chunk.is_none() {
+                    *chunk = Some(Box::new([0; CHUNK_WORDS]));
+                }
+                chunk.as_mut()?.get_mut(word % CHUNK_WORDS)
+            }
         }
     }
 }

@@ -12,16 +12,16 @@
 //! filter cannot see the path behind that flag, so the one thing an escaped canister can still
 //! learn of the file system is whether a path exists and its metadata.
 
-use std::{collections::BTreeMap, io, os::fd::AsRawFd};
+use std::{io, os::fd::AsRawFd};
 
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch,
-};
+use seccompiler::{SeccompAction, SeccompCmpOp};
 
 use super::protocol::Probe;
-use crate::engine::{HOST_STACK_BYTES, WASM_STACK_BYTES};
+use crate::{
+    engine::{HOST_STACK_BYTES, WASM_STACK_BYTES},
+    system_calls,
+};
 
 /// Descriptors a worker may hold: one append file for each memory it ran an update of lately, and
 /// those of one order.
@@ -89,13 +89,7 @@ fn close_descriptors() -> io::Result<()> {
 
 /// Installs the filter, on every thread there is.
 pub(super) fn confine() -> io::Result<()> {
-    let program = filter().map_err(io::Error::other)?;
-    seccompiler::apply_filter_all_threads(&program).map_err(io::Error::other)
-}
-
-fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
-    for call in [
+    let allowed = [
         // Memory: mapping files and code, protecting pages, the allocator.
         libc::SYS_mmap,
         libc::SYS_munmap,
@@ -139,40 +133,19 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
         libc::SYS_membarrier,
         libc::SYS_exit,
         libc::SYS_exit_group,
-    ] {
-        rules.insert(call, Vec::new());
-    }
-    // Size and kind of a file by its descriptor.
-    rules.insert(
-        libc::SYS_statx,
-        vec![argument(2, SeccompCmpArgLen::Dword, libc::AT_EMPTY_PATH as u64)?],
-    );
-    rules.insert(
-        libc::SYS_newfstatat,
-        vec![argument(3, SeccompCmpArgLen::Dword, libc::AT_EMPTY_PATH as u64)?],
-    );
-    // Duplicating a descriptor, and asking for its flags.
-    rules.insert(
-        libc::SYS_fcntl,
-        vec![
-            argument(1, SeccompCmpArgLen::Dword, libc::F_DUPFD_CLOEXEC as u64)?,
-            argument(1, SeccompCmpArgLen::Dword, libc::F_GETFD as u64)?,
-        ],
-    );
-    // Aborting.
-    let own = u64::from(std::process::id());
-    rules.insert(libc::SYS_tgkill, vec![argument(0, SeccompCmpArgLen::Dword, own)?]);
-    let arch = TargetArch::try_from(std::env::consts::ARCH)?;
-    SeccompFilter::new(rules, SeccompAction::KillProcess, SeccompAction::Allow, arch)?.try_into()
-}
-
-/// A rule that the argument `index` of the call be `value`.
-fn argument(
-    index: u8,
-    length: SeccompCmpArgLen,
-    value: u64,
-) -> Result<SeccompRule, seccompiler::BackendError> {
-    SeccompRule::new(vec![SeccompCondition::new(index, length, SeccompCmpOp::Eq, value)?])
+    ];
+    let is = |call: i64, argument: u8, value: u64| (call, argument, SeccompCmpOp::Eq, value);
+    let narrowed = [
+        // Size and kind of a file by its descriptor.
+        is(libc::SYS_statx, 2, libc::AT_EMPTY_PATH as u64),
+        is(libc::SYS_newfstatat, 3, libc::AT_EMPTY_PATH as u64),
+        // Duplicating a descriptor, and asking for its flags.
+        is(libc::SYS_fcntl, 1, libc::F_DUPFD_CLOEXEC as u64),
+        is(libc::SYS_fcntl, 1, libc::F_GETFD as u64),
+        // Aborting.
+        is(libc::SYS_tgkill, 0, u64::from(std::process::id())),
+    ];
+    system_calls::install(&allowed, &narrowed, SeccompAction::KillProcess).map_err(io::Error::other)
 }
 
 /// Tries something forbidden. Returns only from a process that is not confined.

@@ -5,40 +5,29 @@
 //! is notified of every first write, by the fault of a protected page or ahead of a write of known
 //! extent, and refuses the one that would exceed the cap.
 //!
-//! # Scattered writes
+//! The granule that a write opens ([`Tracker::open`]) grows with the number of stretches of
+//! unprotected pages, as each costs the kernel up to two mappings (docs/internals/metering.md): a
+//! page while there are fewer than [`STRETCHES_PER_PAGE`], 16 pages until twice that, then 256.
+//! Pages of the granule count as written. With a cap of `c` pages the stretches stay below
+//! `2 * STRETCHES_PER_PAGE + c / 256`, which leaves room for what else a worker maps.
 //!
-//! Every separate stretch of unprotected pages costs the kernel up to two mappings, and a process
-//! may have 65,530. So the granule that a write opens ([`Tracker::open`]) grows with the number of
-//! stretches: a page while there are fewer than [`STRETCHES_PER_PAGE`], a Wasm page (16 pages)
-//! until twice that, then 256 pages (1 MiB). Pages of the granule count as written whether the
-//! canister wrote them or not. The rule depends only on the writes before it, so the count is still
-//! the same everywhere; a message needs more than 8,192 separate stretches to notice. With a cap of
-//! `c` pages the stretches stay below `2 * STRETCHES_PER_PAGE + c / 256`, which leaves room for
-//! what else a worker maps.
+//! A second tracker ([`Tracker::touched`]) counts Wasm pages of a heap as they are first accessed,
+//! with at most `2 * STRETCHES_PER_WASM_PAGE` stretches and one for each 16 MiB. Stable memory is
+//! never protected, so there every page is counted by itself ([`Tracker::mark`]).
 //!
-//! # Pages that are touched
-//!
-//! The first access to each Wasm page of a heap has a price too: the kernel maps the pages that it
-//! reads, and may read them from a disk. So the whole heap is inaccessible when a message begins, and
-//! a second tracker ([`Tracker::touched`]) counts Wasm pages as they are opened, in the same way and
-//! with fewer stretches: `2 * STRETCHES_PER_WASM_PAGE` and one for each 16 MiB.
-//!
-//! Stable memory is never protected, so there every page is counted by itself ([`Tracker::mark`]).
-//!
-//! # Pages of a paused message
-//!
-//! They are in a file after [`Tracker::spill`], protected again in a heap. They stay counted; a
-//! write to one is recorded ([`Tracker::touch`]), so that the next pause writes the changes since.
-//! In a heap it also unprotects: single pages up to [`TOUCHES_OF_A_PAGE`], then all counted pages
-//! among 256. This affects only the number of mappings.
+//! Pages of a paused message are in a file after [`Tracker::spill`], protected again in a heap.
+//! They stay counted; a write to one is recorded ([`Tracker::touch`]), so that the next pause
+//! writes the changes since. In a heap it also unprotects: single pages up to
+//! [`TOUCHES_OF_A_PAGE`], then all counted pages among 256. This affects only the number of
+//! mappings.
 //!
 //! # Bounds
 //!
 //! Of Wasm pages that are touched one bit and at most one range each: 1 MiB for a heap of 4 GiB.
-//! One bit per page ([`Bits`]): of a heap as many as the largest had that this worker has seen, of a
-//! stable memory those near pages that were written; one more where a message was paused; and one
-//! entry per stretch found, at most one per page of the cap. Of a heap's tracker [`Tracker::open`] and
-//! [`Tracker::touch`] allocate nothing, because they run in a signal handler.
+//! One bit per page ([`Bits`]): of a heap as many as the largest had that this worker has seen, of
+//! a stable memory those near pages that were written; one more where a message was paused; and one
+//! entry per stretch found, at most one per page of the cap. Of a heap's tracker [`Tracker::open`]
+//! and [`Tracker::touch`] allocate nothing, because they run in a signal handler.
 
 use std::ops::Range;
 
@@ -78,12 +67,6 @@ pub(crate) struct Tracker {
     spilled_marks: usize,
     /// Spilled pages that were written since, disjoint.
     touched: Vec<Range<u64>>,
-}
-
-impl Default for Tracker {
-    fn default() -> Self {
-        Self::new(false)
-    }
 }
 
 impl Tracker {

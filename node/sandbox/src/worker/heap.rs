@@ -1,23 +1,19 @@
-//! The Wasm memory of the running message, shared by wasmtime, the fault handler and the System
-//! API.
+//! The Wasm memory of the running message, shared by wasmtime, the fault handler and the System API
+//! (docs/internals/metering.md).
 //!
 //! wasmtime is given host memory: [`Creator`] answers every instantiation with the heap that
-//! [`HeapCell::enter`] put in place, a mapping of the canister's files that is inaccessible but for
-//! its first [`READABLE_WASM_PAGES`]. The first access to a Wasm page beyond faults;
-//! [`HeapCell::fault`] counts it, makes it readable and has the access happen again. The first write
-//! to a page is counted and opened in the same way. Past the cap on written pages it declines,
-//! wasmtime turns the fault into a trap, and [`HeapCell::refused`] says why. Bulk operations
-//! and the System API announce what they read and write, because a fault inside the runtime could not
-//! become a trap.
+//! [`HeapCell::enter`] put in place. The first access to a Wasm page beyond the first
+//! [`READABLE_WASM_PAGES`] faults, and so does the first write to a page; [`HeapCell::fault`]
+//! counts it, opens the page and has the access happen again. Past the cap on written pages, or
+//! where the price of pages alone is more than the message may use, it declines: wasmtime turns the
+//! fault into a trap, and [`HeapCell::refused`] says why. Bulk operations and the System API
+//! announce what they read and write, because a fault inside the runtime could not become a trap.
 //!
-//! Both counts have a price, which is charged when the System API is entered or left, when the
-//! message is about to be paused, and at its end ([`HeapCell::take_uncharged`]). Where that price alone
-//! is more than the message may use, the handler declines as well: code that touches pages and does
-//! nothing else ends there. The counts are of what the message did: each message begins with nothing
-//! opened, whatever the kernel has mapped.
-//!
-//! The pages of a message that is paused are in a file ([`HeapCell::spill`]) and protected again; a
-//! write to one faults once more, is not counted, and makes the kernel copy it.
+//! Both counts are charged when the System API is entered or left, when the message is about to be
+//! paused, and at its end ([`HeapCell::take_uncharged`]). They are of what the message did: each
+//! begins with nothing opened, whatever the kernel has mapped. The pages of a paused message are in
+//! a file ([`HeapCell::spill`]) and protected again; a write to one faults once more and is not
+//! counted.
 //!
 //! # Continuing a composite query
 //!
@@ -41,24 +37,19 @@ use std::{
 };
 
 use pages::PAGE_BYTES;
+use state::WASM_PAGE_BYTES;
 use wasmtime::{LinearMemory, MemoryCreator, MemoryType};
 
 use super::{
+    bits::Bits,
     dirty::{CapReached, Tracker},
-    mapping::{Mapping, READABLE_WASM_PAGES},
+    mapping::{Mapping, READABLE_WASM_PAGES, WASM_PAGE_PAGES},
 };
 use crate::{
     MessageLimits,
     engine::{HEAP_GUARD_BYTES, HEAP_RESERVATION_BYTES},
     system_api::{DIRTY_PAGE_INSTRUCTIONS, TOUCHED_WASM_PAGE_INSTRUCTIONS},
 };
-
-/// A page of WebAssembly.
-const WASM_PAGE_BYTES: u64 = 64 << 10;
-
-/// Pages of one.
-const WASM_PAGE_PAGES: u64 = WASM_PAGE_BYTES / PAGE_BYTES;
-const _: () = assert!(WASM_PAGE_PAGES * PAGE_BYTES == WASM_PAGE_BYTES, "whole pages");
 
 /// Why an access of the canister's code to its heap was declined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +89,7 @@ impl Default for HeapCell {
     fn default() -> Self {
         Self {
             mapping: UnsafeCell::default(),
-            tracker: UnsafeCell::default(),
+            tracker: UnsafeCell::new(Tracker::new(false)),
             touched: UnsafeCell::new(Tracker::touched()),
             charged: Cell::default(),
             instructions_max: Cell::default(),
@@ -424,8 +415,8 @@ impl HeapCell {
 /// first writes to them.
 #[derive(Debug)]
 pub(crate) struct Undo {
-    /// A bit per page: dirty before.
-    kept: Vec<u64>,
+    /// Pages that were dirty before.
+    kept: Bits,
     /// Pages saved, and their contents one after the other.
     saved: Vec<u64>,
     bytes: Vec<u8>,
@@ -433,14 +424,9 @@ pub(crate) struct Undo {
 
 impl Undo {
     pub(crate) fn new(memory_pages: u64, kept: &[Range<u64>]) -> Self {
-        let mut bits = vec![0_u64; memory_pages.div_ceil(64) as usize];
-        let mut pages = 0;
-        for page in kept.iter().cloned().flatten() {
-            if let Some(word) = bits.get_mut((page / 64) as usize) {
-                *word |= 1 << (page % 64);
-                pages += 1;
-            }
-        }
+        let mut bits = Bits::new(memory_pages, false);
+        kept.iter().cloned().flatten().for_each(|page| bits.set(page));
+        let pages = kept.iter().map(|range| range.end - range.start).sum::<u64>() as usize;
         // All the room there can be need for: nothing is allocated in the handler. Untouched until
         // used.
         Self {
@@ -452,11 +438,7 @@ impl Undo {
 
     pub(crate) fn save(&mut self, base: NonNull<u8>, pages: &Range<u64>) {
         for page in pages.clone() {
-            let kept = self
-                .kept
-                .get((page / 64) as usize)
-                .is_some_and(|word| word & (1 << (page % 64)) != 0);
-            if kept && self.saved.len() < self.saved.capacity() {
+            if self.was_dirty(page) && self.saved.len() < self.saved.capacity() {
                 // SAFETY: the page is accessible, and nothing writes to it meanwhile.
                 let content = unsafe {
                     std::slice::from_raw_parts(
@@ -472,7 +454,7 @@ impl Undo {
 
     /// Whether `page` was dirty before.
     pub(crate) fn was_dirty(&self, page: u64) -> bool {
-        self.kept.get((page / 64) as usize).is_some_and(|word| word & (1 << (page % 64)) != 0)
+        self.kept.is_set(page)
     }
 
     /// Puts the saved contents back. The pages are still writable.

@@ -1,7 +1,4 @@
-//! State of a worker between messages, and the handling of the pages a message wrote.
-//!
-//! A [`Keeper`] holds loaded modules and mapped memories by the pool's names for them. For each
-//! message it updates the two memories, runs it, and settles its pages:
+//! State of a worker between messages, and the handling of the pages a message wrote:
 //!
 //! | the message | its pages |
 //! |---|---|
@@ -25,7 +22,7 @@ use std::{
 };
 
 use pages::{MemoryId, PAGE_BYTES, Run};
-use state::{Global, ModuleHash};
+use state::{Global, ModuleHash, WASM_PAGE_BYTES};
 use wasmtime::{Engine, Linker};
 
 use super::{
@@ -39,11 +36,9 @@ use super::{
     stack::Stacks,
 };
 use crate::{
-    Changes, Entry, MessageLimits, Outcome, Response, engine,
-    system_api::{Failure, Host, SideEffects, linker},
+    Changes, MessageLimits, Outcome, Response, engine,
+    system_api::{Failure, Host, linker},
 };
-
-const WASM_PAGE_BYTES: u64 = 64 << 10;
 
 /// Kernel mappings of all memories together. The rest of the 65,530 a process may have is for the
 /// pages of the running message, see [`super::dirty`].
@@ -52,7 +47,6 @@ const MAPPINGS_ALL_MAX: usize = 24_000;
 /// Memories mapped at once.
 const MEMORIES_MAX: usize = 4096;
 
-/// State of a worker between messages.
 pub(super) struct Keeper {
     engine: Engine,
     linkers: [Linker<Host>; 2],
@@ -104,17 +98,6 @@ struct MemoryOutcome {
     baseline: MemoryBaseline,
 }
 
-/// A message that is over, its memories apart.
-struct MessageResult {
-    instructions: u64,
-    work: u64,
-    failure: Option<Failure>,
-    globals: Vec<Global>,
-    /// It ran as an update and was declared a query.
-    query_for_update: bool,
-    effects: SideEffects,
-}
-
 /// Parts of a message that are available here.
 struct Ready {
     /// Whether the module has a heap at all.
@@ -140,18 +123,9 @@ struct Settlement {
     heap_order: MountOrder,
     stable_order: MountOrder,
     /// Where the pages go in place of what the orders say.
-    append_anew: Option<AppendAnew>,
+    append_anew: AppendAnew,
 }
 
-/// Where the pages of one memory go.
-struct Append {
-    /// As the message began.
-    at: Option<AppendOrder>,
-    /// As of its last resumption after a pause.
-    anew: Option<(AppendOrder, File)>,
-}
-
-/// Disposition of the pages.
 enum Disposition {
     Commit,
     Keep(u64),
@@ -159,8 +133,8 @@ enum Disposition {
 }
 
 impl Settlement {
-    fn disposition(&self, ended: &mut MessageResult) -> Disposition {
-        let composite = self.keep_token.is_some() || !ended.effects.calls.is_empty();
+    fn disposition(&self, ended: &mut RunOutput) -> Disposition {
+        let composite = self.keep_token.is_some() || !ended.effects.changes.calls.is_empty();
         let failed = ended.failure.is_some();
         if !failed && self.changes_state && !ended.query_for_update {
             return Disposition::Commit;
@@ -254,7 +228,7 @@ impl Keeper {
         let heap_aside = heap_baseline.is_none().then_some(order.heap.wasm_pages);
         let pacer = self.pacer(&order, heap_aside, &stable);
         let mut settlement = Settlement {
-            changes_state: changes_state(&order.entry, order.context.replicated),
+            changes_state: order.entry.changes_state(order.context.replicated),
             module: order.module,
             limits: order.limits,
             keep_token: order.keep_token,
@@ -262,7 +236,7 @@ impl Keeper {
             globals,
             heap_order: order.heap,
             stable_order: order.stable,
-            append_anew: None,
+            append_anew: AppendAnew::default(),
         };
         let message = Message {
             entry: order.entry.into_owned(),
@@ -271,17 +245,15 @@ impl Keeper {
             limits: order.limits,
         };
         let Some(module) = self.modules.get(&order.module) else { return Ok(Report::Missing) };
-        let RunOutput { instructions, work, failure, globals, query_for_update, effects, stable } =
+        let (ended, stable) =
             run(&self.engine, module, message, &self.heap, stable, pacer.as_ref())
                 .map_err(text("running a message"))?;
-        let append_anew = pacer.and_then(|pacer| {
+        if let Some(pacer) = pacer {
             self.memories = pacer.take_others();
-            pacer.append_anew()
-        });
+            settlement.append_anew = pacer.append_anew();
+        }
         let stable = Arc::into_inner(stable).ok_or("a message that is over holds its memory")?;
         let stable = stable.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let ended =
-            MessageResult { instructions, work, failure, globals, query_for_update, effects };
         // Whatever the canister observed instead must not count: another machine would not have
         // returned it.
         if self.heap.kernel_refused() || stable.kernel_refused() {
@@ -297,7 +269,6 @@ impl Keeper {
         let (mapping, dirty, undo, trackers) = stable.leave();
         self.trackers = trackers;
         let stable = MemoryOutcome { mapping, dirty, undo, baseline: stable_baseline };
-        settlement.append_anew = append_anew;
         let outcome = self.settle(settlement, ended, heap, stable)?;
         self.evict();
         Ok(Report::Outcome(Box::new(outcome)))
@@ -403,19 +374,14 @@ impl Keeper {
     fn settle(
         &mut self,
         settlement: Settlement,
-        mut ended: MessageResult,
+        mut ended: RunOutput,
         heap: Option<MemoryOutcome>,
         stable: MemoryOutcome,
     ) -> Result<Outcome, String> {
         match settlement.disposition(&mut ended) {
             Disposition::Commit => {
                 let Settlement { heap_order, stable_order, append_anew, .. } = settlement;
-                let (heap_anew, stable_anew) =
-                    append_anew.map_or((None, None), |anew| (anew.heap, anew.stable));
-                let heap_append = Append { at: heap_order.append, anew: heap_anew };
-                let stable_append = Append { at: stable_order.append, anew: stable_anew };
-                let heap_wasm_pages = heap_order.wasm_pages;
-                self.commit(ended, heap, stable, heap_wasm_pages, (heap_append, stable_append))
+                self.commit(ended, heap, stable, (heap_order, stable_order), append_anew)
             }
             Disposition::Keep(token) => {
                 let Settlement { module, globals, limits, .. } = settlement;
@@ -435,14 +401,7 @@ impl Keeper {
                     globals: settlement.globals,
                     heap_wasm_pages,
                     stable_wasm_pages,
-                    heap_runs: Vec::new(),
-                    stable_runs: Vec::new(),
-                    balance: ended.effects.balance,
-                    cycles_accepted: ended.effects.cycles_accepted,
-                    cycles_burned: ended.effects.cycles_burned,
-                    calls: Vec::new(),
-                    certified_data: None,
-                    global_timer: None,
+                    ..cycle_changes(&ended.effects.changes)
                 });
                 Ok(outcome(ended, changes, Vec::new(), None))
             }
@@ -523,48 +482,48 @@ impl Keeper {
 
     fn commit(
         &mut self,
-        mut ended: MessageResult,
+        mut ended: RunOutput,
         heap: Option<MemoryOutcome>,
         stable: MemoryOutcome,
-        heap_wasm_pages: u64,
-        (heap_append, stable_append): (Append, Append),
+        (heap_order, stable_order): (MountOrder, MountOrder),
+        anew: AppendAnew,
     ) -> Result<Outcome, String> {
         // A module without a memory leaves the heap it was given as it is.
-        let (mut heap_wasm_pages, mut heap_runs) = (heap_wasm_pages, Vec::new());
+        let (mut heap_wasm_pages, mut heap_runs) = (heap_order.wasm_pages, Vec::new());
         if let Some(heap) = heap {
-            (heap_wasm_pages, heap_runs) = self.commit_memory(heap, heap_append)?;
+            (heap_wasm_pages, heap_runs) =
+                self.commit_memory(heap, heap_order.append, anew.heap)?;
         }
-        let (stable_wasm_pages, stable_runs) = self.commit_memory(stable, stable_append)?;
+        let (stable_wasm_pages, stable_runs) =
+            self.commit_memory(stable, stable_order.append, anew.stable)?;
         let changes = Changes {
             globals: std::mem::take(&mut ended.globals),
             heap_wasm_pages,
             stable_wasm_pages,
             heap_runs,
             stable_runs,
-            balance: ended.effects.balance,
-            cycles_accepted: ended.effects.cycles_accepted,
-            cycles_burned: ended.effects.cycles_burned,
-            calls: std::mem::take(&mut ended.effects.calls),
-            certified_data: ended.effects.certified_data.take(),
-            global_timer: ended.effects.global_timer,
+            ..std::mem::take(&mut ended.effects.changes)
         };
         Ok(outcome(ended, Some(changes), Vec::new(), None))
     }
 
+    /// Appends what a message wrote to where its order says, or, after a pause, where that of its
+    /// last resumption says.
     fn commit_memory(
         &mut self,
         memory: MemoryOutcome,
-        append: Append,
+        append: Option<AppendOrder>,
+        anew: Option<(AppendOrder, File)>,
     ) -> Result<(u64, Vec<Run>), String> {
         let MemoryOutcome { mut mapping, dirty, .. } = memory;
-        let at = match append.anew {
+        let at = match anew {
             Some((order, file)) => {
                 mapping
                     .replace_append(order.segment, file, &dirty)
                     .map_err(text("changing the append file of a paused message"))?;
                 Some(order)
             }
-            None => append.at,
+            None => append,
         };
         let runs = match at {
             _ if dirty.is_empty() => Vec::new(),
@@ -595,7 +554,7 @@ impl Keeper {
         &mut self,
         token: u64,
         module: ModuleHash,
-        mut ended: MessageResult,
+        mut ended: RunOutput,
         globals_before: Vec<Global>,
         heap: Option<MemoryOutcome>,
         stable: MemoryOutcome,
@@ -618,7 +577,7 @@ impl Keeper {
         let calls = if ended.failure.is_some() {
             Vec::new()
         } else {
-            std::mem::take(&mut ended.effects.calls)
+            std::mem::take(&mut ended.effects.changes.calls)
         };
         Ok(outcome(ended, None, calls, Some(token)))
     }
@@ -694,18 +653,18 @@ fn union(mut one: Vec<Range<u64>>, other: Vec<Range<u64>>) -> Vec<Range<u64>> {
     all
 }
 
-/// Whether the changes of an entry that ends well are kept for good.
-fn changes_state(entry: &Entry, replicated: bool) -> bool {
-    match entry {
-        Entry::Init | Entry::PostUpgrade { .. } | Entry::PreUpgrade | Entry::Update(_) => true,
-        Entry::Heartbeat | Entry::GlobalTimer | Entry::OnLowWasmMemory => true,
-        Entry::Callback { .. } | Entry::Cleanup { .. } => replicated,
-        Entry::Query(_) | Entry::CompositeQuery(_) | Entry::InspectMessage { .. } => false,
+/// What a message did with cycles, and no other change.
+fn cycle_changes(changes: &Changes) -> Changes {
+    Changes {
+        balance: changes.balance,
+        cycles_accepted: changes.cycles_accepted,
+        cycles_burned: changes.cycles_burned,
+        ..Changes::default()
     }
 }
 
 fn outcome(
-    mut ended: MessageResult,
+    mut ended: RunOutput,
     changes: Option<Changes>,
     query_calls: Vec<crate::Call>,
     keep_token: Option<u64>,
@@ -747,19 +706,7 @@ fn failed(failure: Failure) -> Outcome {
 
 /// An outcome no honest worker returns: it creates cycles.
 pub(super) fn invalid_outcome() -> Outcome {
-    let changes = Changes {
-        globals: Vec::new(),
-        heap_wasm_pages: 0,
-        stable_wasm_pages: 0,
-        heap_runs: Vec::new(),
-        stable_runs: Vec::new(),
-        balance: u128::MAX,
-        cycles_accepted: 0,
-        cycles_burned: 0,
-        calls: Vec::new(),
-        certified_data: None,
-        global_timer: None,
-    };
+    let changes = Changes { balance: u128::MAX, ..Changes::default() };
     Outcome {
         instructions: 0,
         result: Ok(Response::None),

@@ -1,37 +1,27 @@
-//! One canister memory in a worker's address space.
+//! One canister memory in a worker's address space (docs/internals/canister-memory.md).
 //!
 //! A [`Mapping`] is a reservation into which files are mapped privately: the base file first, the
-//! runs of the delta over it. Pages the canister writes become private copies, everything else is
-//! page cache that the kernel may take back. When a message's changes are kept, [`Mapping::commit`]
-//! appends the dirty pages to the segment file and maps that file over them, so the private copies
-//! are gone; when they are not, [`Mapping::discard`] drops the copies and the files show through
-//! again.
+//! runs of the delta over it. When a message's changes are kept, [`Mapping::commit`] appends the
+//! dirty pages to the segment file and maps that file over them; when they are not,
+//! [`Mapping::discard`] drops the copies and the files show through again.
 //!
-//! A few pages may keep their private copies after a commit ([`RETAINED_PAGES_MAX`]): those that
-//! every message writes. Such a copy equals the content of the append file, as long as no other
+//! Pages that every message writes may keep their private copies after a commit
+//! ([`RETAINED_PAGES_MAX`]). Such a copy equals the content of the append file, as long as no other
 //! worker appends to it; the pool reports when one did, and [`Mapping::settle_after_append`] maps
 //! the file in their place.
 //!
-//! # A message that is paused
+//! A message that is paused leaves its dirty pages in a file ([`Mapping::spill`]), each at its own
+//! place, mapped from there. When it is over such a mapping is not used again.
 //!
-//! leaves its dirty pages in a file ([`Mapping::spill`]), each at its own place, and has them mapped
-//! from there. When the message is over such a mapping is not used again: what it maps is gone with
-//! the file.
+//! Holes of the base file are anonymous memory, the first [`HOLES_MAX`] of at least
+//! [`HOLE_BYTES_MIN`] (docs/internals/metering.md). The content of a base file within one epoch
+//! changes only below runs, so a hole stays one as long as the mapping is used.
 //!
-//! # Holes of the base file
-//!
-//! are anonymous memory, the first [`HOLES_MAX`] of at least [`HOLE_BYTES_MIN`]: a read of a hole
-//! through the file would allocate page cache for zeros, which takes five times as long, and a write
-//! would take a page of the cache in addition to the private copy. The content of a base file within
-//! one epoch changes only below runs, so a hole stays one as long as the mapping is used.
-//!
-//! # A heap
-//!
-//! is inaccessible from its size to the end of the reservation, so that code without bounds checks
-//! faults. Between messages its first [`READABLE_WASM_PAGES`] are readable and the rest inaccessible;
-//! [`super::heap`] opens it as a message touches it, for reading in Wasm pages and for writing page by
-//! page, and [`Mapping::close`] closes what was opened. *Stable memory* is read and written by the
-//! System API alone, which checks and counts, so it is never protected.
+//! A heap is inaccessible from its size to the end of the reservation, so that code without bounds
+//! checks faults. Between messages its first [`READABLE_WASM_PAGES`] are readable and the rest
+//! inaccessible; [`super::heap`] opens it as a message touches it, and [`Mapping::close`] closes
+//! what was opened. Stable memory is read and written by the System API alone, which checks and
+//! counts, so it is never protected.
 //!
 //! # Bounds
 //!
@@ -59,6 +49,7 @@ use rustix::{
         Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
     },
 };
+use state::WASM_PAGE_BYTES;
 
 use super::protocol::{AppendOrder, MapOrder};
 use crate::engine::{HEAP_GUARD_BYTES, HEAP_RESERVATION_BYTES};
@@ -102,10 +93,11 @@ pub(super) static REFUSE_GROWTH: AtomicBool = AtomicBool::new(false);
 pub(super) const READABLE_WASM_PAGES: u64 = 64;
 
 /// The same in bytes.
-const READABLE_BYTES: usize = READABLE_WASM_PAGES as usize * (64 << 10);
+const READABLE_BYTES: usize = (READABLE_WASM_PAGES * WASM_PAGE_BYTES) as usize;
 
 /// Pages of a Wasm page.
-const WASM_PAGE_PAGES: u64 = (64 << 10) / PAGE_BYTES;
+pub(super) const WASM_PAGE_PAGES: u64 = WASM_PAGE_BYTES / PAGE_BYTES;
+const _: () = assert!(WASM_PAGE_PAGES * PAGE_BYTES == WASM_PAGE_BYTES, "whole pages");
 
 /// Vectors of one write; the kernel's limit is 1024.
 const VECTORS_MAX: usize = 512;
@@ -113,13 +105,11 @@ const VECTORS_MAX: usize = 512;
 /// Which of a canister's memories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The Wasm memory.
     Heap,
     /// Stable memory, which only the System API accesses and which is never write-protected.
     Stable,
 }
 
-/// A mapped memory.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     id: MemoryId,
@@ -161,21 +151,10 @@ impl Mapping {
             }
             Kind::Stable => (base_bytes.max(PAGE_BYTES as usize), base_bytes),
         };
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choosing.
-        let start = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                reserved_bytes,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )?
-        };
-        let start = NonNull::new(start.cast::<u8>())
-            .ok_or_else(|| io::Error::other("a mapping at address zero"))?;
         let mut mapping = Self {
             id,
             kind,
-            base: start,
+            base: reserve(reserved_bytes)?,
             reserved_bytes,
             file_bytes,
             size_bytes: 0,
@@ -532,24 +511,18 @@ impl Mapping {
             self.drop_copies(bytes)?;
             // Data committed before this message is not in the mapped files, but in the append
             // file.
-            let committed: Vec<_> =
-                self.retained.range(range.clone()).map(|(page, at)| (*page, *at)).collect();
-            if let Some((segment, _)) = self.append.as_ref().filter(|_| !committed.is_empty()) {
-                let segment = *segment;
-                let runs: Vec<Run> = committed
-                    .iter()
-                    .map(|(page, at)| Run {
-                        start_page: *page,
-                        pages: 1,
-                        segment,
-                        offset_page: *at,
-                    })
-                    .collect();
-                if !self.map_appended(&runs)? {
-                    return Ok(());
-                }
-                self.retained.retain(|page, _| !range.contains(page));
+            let Some((segment, _)) = &self.append else { continue };
+            let committed = self.retained.range(range.clone()).map(|(page, at)| Run {
+                start_page: *page,
+                pages: 1,
+                segment: *segment,
+                offset_page: *at,
+            });
+            let committed: Vec<Run> = committed.collect();
+            if !self.map_appended(&committed)? {
+                return Ok(());
             }
+            self.retained.retain(|page, _| !range.contains(page));
         }
         self.set_size(size_bytes)?;
         self.broken = broken;
@@ -764,6 +737,14 @@ impl Drop for Mapping {
         // leaves it mapped, which is harmless.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.reserved_bytes) };
     }
+}
+
+/// Address space that is inaccessible and takes no memory.
+pub(super) fn reserve(bytes: usize) -> io::Result<NonNull<u8>> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a fresh anonymous mapping at an address of the kernel's choosing.
+    let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), flags)? };
+    NonNull::new(start.cast::<u8>()).ok_or_else(|| io::Error::other("a mapping at address zero"))
 }
 
 /// Writes every byte of `vectors` at `offset`.

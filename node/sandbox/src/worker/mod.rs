@@ -1,21 +1,13 @@
-//! The worker: a process that runs canister code and nothing else.
+//! The worker: a process that runs canister code and nothing else (docs/internals/sandbox.md).
 //!
 //! A worker starts with one socket, confines itself ([`confine`]), and then answers orders of the
-//! pool one at a time: map these files, run this message, report what it did. It has no clock, no
-//! path and no data of a canister other than that of the current message; everything that the
-//! System API may return to a canister came with the order.
+//! pool ([`protocol`]) one at a time: map these files, run this message, report what it did. It has
+//! no clock, no path and no data of a canister other than that of the current message.
 //!
-//! # Anatomy
-//!
-//! - [`protocol`] — orders and reports.
-//! - [`keeper`] — state between messages: modules, mapped memories, kept composite queries; and the
-//!   handling of a message's pages.
-//! - [`mapping`] — one memory in the address space. [`dirty`] — the pages that a message wrote.
-//!   [`heap`], [`stable`] — the two memories of the running message.
-//! - [`backtrace`] — the functions that a trap was in.
-//! - [`run`] — one message in one instance. [`pacer`] — how it waits at the end of a slice, on a
-//!   [`stack`] of its own.
-//! - [`confine`] — the restrictions of the process.
+//! [`keeper`] has the state between messages, [`mapping`] is one memory in the address space,
+//! [`heap`] and [`stable`] are those of the running message, [`dirty`] the pages that it wrote.
+//! [`run`] is one message in one instance, [`pacer`] how it waits at the end of a slice, on a
+//! [`stack`] of its own, [`backtrace`] the functions that a trap was in.
 //!
 //! # Threat model
 //!
@@ -52,9 +44,12 @@ pub(crate) use mapping::spilled_bytes;
 pub(crate) use pacer::Pacer;
 pub(crate) use stable::{Stable, StableRefusal};
 
-use crate::ipc::{Channel, IpcError};
+use crate::{
+    ipc::{Channel, IpcError},
+    lock,
+};
 use keeper::Keeper;
-use pacer::{Wire, wire};
+use pacer::Wire;
 pub use protocol::HeapFigures;
 use protocol::{Order, Probe, Report};
 
@@ -99,7 +94,7 @@ pub fn worker_main_with(
         Err(Stop::Failed(text)) => {
             let text = truncate_text(&text);
             // The pool may be gone; then there is no receiver.
-            let _ = wire(&channel).send(&Report::Failed(text.to_owned()), &[]);
+            let _ = lock(&channel).send(&Report::Failed(text.to_owned()), &[]);
             ExitCode::from(70)
         }
     }
@@ -129,9 +124,9 @@ fn serve(channel: &Wire, parent: u32, probes: bool, heap: Arc<Allocator>) -> Res
         .map_err(|error| Stop::Failed(format!("cannot start the engine: {error}")))?;
     confine::confine()
         .map_err(|error| Stop::Failed(format!("cannot confine the worker: {error}")))?;
-    wire(channel).send(&Report::Ready, &[])?;
+    lock(channel).send(&Report::Ready, &[])?;
     loop {
-        let received = wire(channel).receive::<Order<'static>>(ORDER_BYTES_MAX);
+        let received = lock(channel).receive::<Order<'static>>(ORDER_BYTES_MAX);
         let (order, descriptors) = received?;
         let report = match order {
             Order::Execute(execute) => {
@@ -150,7 +145,7 @@ fn serve(channel: &Wire, parent: u32, probes: bool, heap: Arc<Allocator>) -> Res
             Order::Probe(probe) if probes => attempt(probe),
             Order::Probe(_) => return Err(Stop::Failed("this worker takes no probes".into())),
         };
-        wire(channel).send(&report, &[])?;
+        lock(channel).send(&report, &[])?;
     }
 }
 

@@ -1,15 +1,13 @@
 //! Progress of the running message within its slices, and waiting at the end of one.
 //!
-//! A message that runs in slices checks the count of its instructions at fixed points
-//! ([`crate::Grant`]). At a point that the grant does not reach beyond, the worker reports
+//! At a point that the grant does not reach beyond ([`crate::Grant`]) the worker reports
 //! [`Report::Paused`] and waits on its socket: in the middle of a system function if the point is
 //! the end of one, and next to the suspended stack of the instance if the engine yielded. Nothing
-//! else runs in the worker meanwhile. The pool ends a worker whose message is not to be resumed.
+//! else runs in the worker meanwhile.
 //!
 //! A paused message that is kept gets [`Order::Spill`] with a file that has no name: the worker
-//! writes the pages written since the last pause, its answer and its calls to it, and frees them,
-//! so that it holds its stack, its argument and little else until [`Order::Resume`]. A failure of
-//! this ends the worker, and the message runs again from its beginning.
+//! writes what the message holds to it, so that it keeps its stack, its argument and little else
+//! until [`Order::Resume`]. A failure of this ends the worker, and the message runs again.
 
 use std::{
     collections::BTreeMap,
@@ -17,12 +15,13 @@ use std::{
     io,
     os::fd::OwnedFd,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
 
 use pages::MemoryId;
+use state::WASM_PAGE_BYTES;
 
 use super::{
     Allocator, HeapCell, ORDER_BYTES_MAX, Stable,
@@ -33,29 +32,23 @@ use super::{
 use crate::{
     Progress,
     ipc::Channel,
+    lock,
     slices::work_per_instruction,
     system_api::{Failure, Outgoing},
 };
 
-const WASM_PAGE_BYTES: u64 = 64 << 10;
-
-/// The worker's end of the wire: between messages the worker's loop has it, within one the pacer.
+/// The worker's end of the wire, taken for one frame: between messages by the worker's loop, within
+/// one by the pacer.
 pub(super) type Wire = Arc<Mutex<Channel>>;
 
-/// Takes the wire for one frame.
-pub(super) fn wire(wire: &Wire) -> MutexGuard<'_, Channel> {
-    lock(wire)
-}
-
 /// Where the dirty pages of a message that was paused are appended: not to the target of its
-/// beginning, which may be sealed.
-#[derive(Debug)]
+/// beginning, which may be sealed. Nowhere else if it was not paused.
+#[derive(Debug, Default)]
 pub(super) struct AppendAnew {
     pub(super) heap: Option<(AppendOrder, File)>,
     pub(super) stable: Option<(AppendOrder, File)>,
 }
 
-/// See the module.
 pub(crate) struct Pacer {
     wire: Wire,
     heap: Arc<HeapCell>,
@@ -73,7 +66,7 @@ pub(crate) struct Pacer {
     extra_work: AtomicU64,
     stable: Arc<Mutex<Stable>>,
     outgoing: Arc<Mutex<Outgoing>>,
-    append: Mutex<Option<AppendAnew>>,
+    append: Mutex<AppendAnew>,
     /// The worker's other mappings: dropped when the message is paused.
     others: Mutex<BTreeMap<MemoryId, Memory>>,
     allocator: Arc<Allocator>,
@@ -154,8 +147,8 @@ impl Pacer {
     }
 
     /// Where the pages go, if the message was paused.
-    pub(super) fn append_anew(&self) -> Option<AppendAnew> {
-        lock(&self.append).take()
+    pub(super) fn append_anew(&self) -> AppendAnew {
+        std::mem::take(&mut *lock(&self.append))
     }
 
     /// The lent mappings that still exist.
@@ -225,7 +218,7 @@ impl Pacer {
                 Some(_) => Report::Spilled,
                 None => Report::Paused(report),
             };
-            let mut channel = wire(&self.wire);
+            let mut channel = lock(&self.wire);
             channel.send(&report, &[]).map_err(|error| error.to_string())?;
             let (order, descriptors) = channel
                 .receive::<Order<'static>>(ORDER_BYTES_MAX)
@@ -244,8 +237,7 @@ impl Pacer {
         if let Some(spilled) = &spilled {
             self.read_back(spilled).map_err(|error| format!("taking it back: {error}"))?;
         }
-        let append = append_anew(&resume, descriptors)?;
-        *lock(&self.append) = Some(append);
+        *lock(&self.append) = append_anew(&resume, descriptors)?;
         self.until.store(resume.until, Relaxed);
         Ok(())
     }
@@ -255,10 +247,6 @@ impl Pacer {
 struct SpillFile {
     file: File,
     answer_bytes: u64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The append files that came with an order, which are in the order of its fields.

@@ -57,14 +57,11 @@ pub struct HeapFigures {
 pub(crate) struct Forget {
     /// Kept executions of composite queries.
     pub(crate) tokens: Vec<u64>,
-    /// Memories to unmap.
     pub(crate) memories: Vec<MemoryId>,
-    /// Modules to unload.
     pub(crate) modules: Vec<ModuleHash>,
 }
 
 impl Forget {
-    /// Whether there is nothing to forget.
     pub(crate) fn is_empty(&self) -> bool {
         self.tokens.is_empty() && self.memories.is_empty() && self.modules.is_empty()
     }
@@ -75,11 +72,9 @@ impl Forget {
 pub(crate) struct Execute<'a> {
     /// State to drop first.
     pub(crate) forget: Forget,
-    /// The module to run.
     pub(crate) module: ModuleHash,
     /// Whether its artefact comes with this frame.
     pub(crate) artefact: bool,
-    /// Where to enter.
     pub(crate) entry: Cow<'a, Entry>,
     /// Values of the mutable globals before the message; empty at the first instantiation.
     pub(crate) globals: Cow<'a, [Global]>,
@@ -87,7 +82,6 @@ pub(crate) struct Execute<'a> {
     pub(crate) heap: MountOrder,
     /// The stable memory; every module has one.
     pub(crate) stable: MountOrder,
-    /// For the System API.
     pub(crate) context: Cow<'a, SystemContext>,
     /// Caps of the message: instructions, sizes of memories, bytes dirtied and accessed, log.
     pub(crate) limits: MessageLimits,

@@ -2,14 +2,11 @@
 //!
 //! Every message gets a new store and a new instance of its module over the canister's kept memory;
 //! its mutable globals are put in before and read out after. So nothing of an instance outlives a
-//! message, and the content of a canister's table or passive segments cannot depend on which worker
-//! ran it before.
+//! message, and a canister's table or passive segments cannot depend on which worker ran it before.
 //!
 //! An installation runs in three steps inside one message: the data segments are written, `(start)`
-//! runs, then `canister_init` or `canister_post_upgrade`.
-//!
-//! A message that runs in slices has a stack of its own, which stays while it is paused
-//! ([`super::pacer`]). The engine yields to [`drive`] at a fixed interval of instructions.
+//! runs, then `canister_init` or `canister_post_upgrade`. A message that runs in slices has a stack
+//! of its own; the engine yields to [`drive`] at a fixed interval of instructions.
 
 use std::{
     pin::pin,
@@ -23,11 +20,7 @@ use wasmtime::{
     ResourceLimiter, Store, Trap, TypedFunc, Val, WasmParams, unix::StoreExt,
 };
 
-use super::{
-    AccessRefusal, HeapCell, Stable,
-    backtrace::{Renumbering, backtrace},
-    pacer::Pacer,
-};
+use super::{AccessRefusal, HeapCell, Stable, backtrace::backtrace, pacer::Pacer};
 use crate::{
     Entry, MessageLimits, SystemContext,
     module::{INIT_MEMORY, MEMORY, RUNTIME_MODULE, START, TABLE, global_export},
@@ -46,7 +39,7 @@ pub(crate) struct LoadedModule {
     /// Whether it has a memory.
     pub(crate) has_memory: bool,
     /// For backtraces.
-    renumbering: Renumbering,
+    added_import: Option<u32>,
 }
 
 impl LoadedModule {
@@ -65,12 +58,10 @@ impl LoadedModule {
             memory64,
             has_memory: memory.is_some(),
             // Only functions are imported.
-            renumbering: Renumbering {
-                added_import: module
-                    .imports()
-                    .position(|import| import.module() == RUNTIME_MODULE)
-                    .map(|index| index as u32),
-            },
+            added_import: module
+                .imports()
+                .position(|import| import.module() == RUNTIME_MODULE)
+                .map(|index| index as u32),
         })
     }
 }
@@ -96,12 +87,10 @@ pub(crate) struct RunOutput {
     pub(crate) query_for_update: bool,
     /// Everything else it did.
     pub(crate) effects: SideEffects,
-    /// Stable memory with what it wrote.
-    pub(crate) stable: Arc<Mutex<Stable>>,
 }
 
 /// Runs `message` over the heap that is in place in `heap`, if the module has one, and over
-/// `stable`.
+/// `stable`, which is returned with what it wrote.
 pub(crate) fn run(
     engine: &Engine,
     module: &LoadedModule,
@@ -109,7 +98,7 @@ pub(crate) fn run(
     heap: &Arc<HeapCell>,
     stable: Arc<Mutex<Stable>>,
     pacer: Option<&Arc<Pacer>>,
-) -> wasmtime::Result<RunOutput> {
+) -> wasmtime::Result<(RunOutput, Arc<Mutex<Stable>>)> {
     let Message { entry, globals, context, limits } = message;
     let mut host = Host::new(heap.clone(), stable, context, limits, &entry, module.memory64);
     host.pacer = pacer.cloned();
@@ -136,7 +125,7 @@ pub(crate) fn run(
     }
     let (mut failure, globals) = match result {
         Ok(instance) => (None, read_globals(&mut store, module, &instance)?),
-        Err(error) => (Some(failure_of(error, &store, module.renumbering)?), Vec::new()),
+        Err(error) => (Some(failure_of(error, &store, module.added_import)?), Vec::new()),
     };
     let left = store.get_fuel()?;
     let pages = if module.has_memory { heap.take_uncharged() } else { 0 };
@@ -147,7 +136,8 @@ pub(crate) fn run(
     let instructions = instructions.min(limits.instructions);
     let work = pacer.map_or(instructions, |pacer| pacer.finish(instructions));
     let (stable, effects) = store.into_data().finish();
-    Ok(RunOutput { instructions, work, failure, globals, query_for_update, effects, stable })
+    let output = RunOutput { instructions, work, failure, globals, query_for_update, effects };
+    Ok((output, stable))
 }
 
 /// Whether a fault is known to be one of writing. Where it is not known, a write to a page that was
@@ -228,33 +218,24 @@ async fn enter(
             }
         }
         Entry::Query(name) => {
-            call(store, &instance, &format!("canister_query {name}"), || {
-                format!("query method '{name}'")
-            })
-            .await?
+            if !call_if_present(store, &instance, &format!("canister_query {name}")).await? {
+                return Err(Failure::method_not_found(&format!("query method '{name}'")).into());
+            }
         }
         Entry::CompositeQuery(name) => {
-            call(store, &instance, &format!("canister_composite_query {name}"), || {
-                format!("composite query method '{name}'")
-            })
-            .await?;
+            let export = format!("canister_composite_query {name}");
+            if !call_if_present(store, &instance, &export).await? {
+                let what = format!("composite query method '{name}'");
+                return Err(Failure::method_not_found(&what).into());
+            }
         }
-        Entry::Heartbeat => {
-            call(store, &instance, "canister_heartbeat", || "canister_heartbeat".into()).await?
-        }
-        Entry::GlobalTimer => {
-            call(store, &instance, "canister_global_timer", || "canister_global_timer".into())
-                .await?
-        }
+        Entry::Heartbeat => call_hook(store, &instance, "canister_heartbeat").await?,
+        Entry::GlobalTimer => call_hook(store, &instance, "canister_global_timer").await?,
         Entry::OnLowWasmMemory => {
-            call(store, &instance, "canister_on_low_wasm_memory", || {
-                "canister_on_low_wasm_memory".into()
-            })
-            .await?
+            call_hook(store, &instance, "canister_on_low_wasm_memory").await?
         }
         Entry::InspectMessage { .. } => {
-            call(store, &instance, "canister_inspect_message", || "canister_inspect_message".into())
-                .await?
+            call_hook(store, &instance, "canister_inspect_message").await?
         }
         Entry::Callback { fun, env, .. } | Entry::Cleanup { fun, env, .. } => {
             call_back(store, module, &instance, *fun, *env).await?
@@ -292,15 +273,14 @@ async fn call_if_present(
     }
 }
 
-async fn call(
+async fn call_hook(
     store: &mut Store<Host>,
     instance: &Instance,
     name: &str,
-    what: impl FnOnce() -> String,
 ) -> wasmtime::Result<()> {
     match call_if_present(store, instance, name).await? {
         true => Ok(()),
-        false => Err(Failure::method_not_found(&what()).into()),
+        false => Err(Failure::method_not_found(name).into()),
     }
 }
 
@@ -354,11 +334,11 @@ async fn call_back(
 fn failure_of(
     error: wasmtime::Error,
     store: &Store<Host>,
-    renumbering: Renumbering,
+    added_import: Option<u32>,
 ) -> wasmtime::Result<Failure> {
     let host = store.data();
     if let Some(failure) = error.downcast_ref::<Failure>() {
-        return Ok(failure.clone().with_backtrace(|| backtrace(&error, renumbering)));
+        return Ok(failure.clone().with_backtrace(|| backtrace(&error, added_import)));
     }
     match host.heap.refused() {
         Some(AccessRefusal::Cap) => return Ok(host.heap_cap()),
@@ -384,7 +364,7 @@ fn failure_of(
         Some(_) => Failure::trapped("trap"),
         None => return Err(error),
     };
-    Ok(failure.with_backtrace(|| backtrace(&error, renumbering)))
+    Ok(failure.with_backtrace(|| backtrace(&error, added_import)))
 }
 
 fn write_globals(

@@ -8,16 +8,18 @@
 use std::{
     ops::Range,
     ptr::NonNull,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use pages::PAGE_BYTES;
-use rustix::mm::{
-    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap,
-};
+use rustix::mm::{Advice, MprotectFlags, madvise, mprotect, munmap};
 use wasmtime::{Error, StackCreator, StackMemory};
 
-use crate::engine::{HOST_STACK_BYTES, WASM_STACK_BYTES};
+use super::mapping::reserve;
+use crate::{
+    engine::{HOST_STACK_BYTES, WASM_STACK_BYTES},
+    lock,
+};
 
 const PAGE: usize = PAGE_BYTES as usize;
 
@@ -51,17 +53,7 @@ unsafe impl Sync for Stack {}
 impl Stack {
     fn new(bytes: usize) -> std::io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE).max(PAGE);
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choosing.
-        let base = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                PAGE + bytes,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )?
-        };
-        let base = NonNull::new(base.cast::<u8>())
-            .ok_or_else(|| std::io::Error::other("a mapping at address zero"))?;
+        let base = reserve(PAGE + bytes)?;
         let stack = Self { base, bytes };
         // SAFETY: within the mapping just made, to which no other reference exists.
         unsafe {
@@ -102,7 +94,7 @@ impl Drop for Stack {
 // to pages, and has an inaccessible page below.
 unsafe impl StackCreator for Stacks {
     fn new_stack(&self, size: usize, _zeroed: bool) -> Result<Box<dyn StackMemory>, Error> {
-        let kept = self.free.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let kept = lock(&self.free).take();
         let stack = match kept.filter(|stack| stack.bytes >= size) {
             Some(stack) => stack,
             None => Stack::new(size)?,
@@ -118,12 +110,6 @@ struct StackLease {
     free: Arc<Mutex<Option<Stack>>>,
 }
 
-impl StackLease {
-    fn range(&self) -> Range<usize> {
-        self.stack.as_ref().map_or(0..0, Stack::range)
-    }
-}
-
 // SAFETY: see `StackCreator`; the stack is there until this is dropped.
 unsafe impl StackMemory for StackLease {
     fn top(&self) -> *mut u8 {
@@ -131,7 +117,7 @@ unsafe impl StackMemory for StackLease {
     }
 
     fn range(&self) -> Range<usize> {
-        self.range()
+        self.stack.as_ref().map_or(0..0, Stack::range)
     }
 
     fn guard_range(&self) -> Range<*mut u8> {
@@ -145,7 +131,7 @@ impl Drop for StackLease {
         if let Some(stack) = self.stack.take()
             && stack.trim().is_ok()
         {
-            *self.free.lock().unwrap_or_else(PoisonError::into_inner) = Some(stack);
+            *lock(&self.free) = Some(stack);
         }
     }
 }
