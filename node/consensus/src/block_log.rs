@@ -2,26 +2,21 @@
 //! execution.
 //!
 //! A folder of segments named by the first height they hold. A segment is a record file
-//! ([`disk::records`]: version, checksums, and the rule that distinguishes a torn write from
-//! damage) of postcard-encoded records: a block with its calls, the outcome of one, and first of
-//! all, in every segment that follows another, where that one ends. Appends go to the newest
-//! segment. A segment that reached its size is closed and the next one begins. Segments wholly
-//! below a durable checkpoint are deleted. So disk use is bounded by what checkpoints allow, and
-//! memory by one record.
+//! ([`disk::records`]) of postcard-encoded records: a block with its calls, the outcome of one, and
+//! first of all, in every segment that follows another, where that one ends. Segments wholly below
+//! a durable checkpoint are deleted. So disk use is bounded by what checkpoints allow, and memory
+//! by one record.
 //!
-//! Durability: [`BlockLog::append_block`] returns after `fdatasync`. An outcome without faults
-//! needs no sync of its own, because it can be computed again; one with faults is synced. The
-//! outcome that follows a block also marks it as durable: from then on a changed bit of the block
-//! is damage, not a tear.
+//! [`BlockLog::append_block`] returns after `fdatasync`. An outcome with faults is synced; one
+//! without can be computed again. The outcome that follows a block also marks it as durable: from
+//! then on a changed bit of the block is damage, not a tear.
 //!
-//! The newest certified height is kept in a separate file (`certified`), written before a
-//! certificate is shown and synced with every segment and checkpoint. A log that ends below it lost
-//! acknowledged data, and [`BlockLog::check_complete`] refuses it with the heights.
+//! The newest certified height is kept in a separate file, written before a certificate is shown. A
+//! log that ends below it lost acknowledged data ([`BlockLog::check_complete`]).
 //!
-//! A failed append (full disk) is rolled back to the end of the last whole record, so that the next
-//! append starts clean. After a failed sync the contents of the segment beyond the last successful
-//! sync are unknown: it ends there, and the next append begins a new segment with the outcomes that
-//! were not durable.
+//! A failed append is rolled back to the end of the last whole record. After a failed sync the
+//! contents of the segment beyond the last successful one are unknown: it ends there, and the next
+//! append begins a new segment with the outcomes that were not durable.
 
 use std::{
     collections::VecDeque,

@@ -1,13 +1,8 @@
 //! Outcalls of this node: open requests, this node's answers, and answers that the subnet signed.
 //!
-//! ```text
-//! after a round: open requests -> here <- this node's answers, with the memory they hold
-//!   alone:     signed at once                            -> ingress pool -> block
-//!   of several: shares sent to all (`subnet::outcalls`)  -> ingress pool -> block
-//! ```
-//!
-//! An answer is here until the subnet signed it. Then it waits in the pool, and its digest stays
-//! here, by which this node continues to vouch for it while the request is open.
+//! An answer is here until the subnet signed it: alone at once, with several members by shares
+//! (`subnet::outcalls`). Then it waits in the ingress pool, and its digest stays here, by which
+//! this node continues to vouch for it while the request is open.
 //!
 //! This node needs no room to vouch for an answer of another member: the digest is enough, and the
 //! member that made the request has the answer. The answer is kept for a block of this node's if

@@ -4,14 +4,13 @@
 //! the client receives an error with a time to wait, and no accepted call is dropped except after
 //! its expiry.
 //!
-//! Answers to outcalls wait here like calls, and come before them, with half of a block's bytes at
-//! most ([`IngressPool::submit_answer`]). Other nodes have them themselves, so they are not
-//! announced; and they hold memory of the outcalls' own pool, so neither takes the other's room.
+//! Answers to outcalls come before calls, with half of a block's bytes at most
+//! ([`IngressPool::submit_answer`]). Other nodes have them themselves, so they are not announced;
+//! they hold memory of the outcalls' own pool, so neither takes the other's room.
 //!
-//! A few calls can be held back ([`IngressPool::hold_back`]): they are in the pool like all others
-//! and are announced to other nodes, but not offered for blocks until this node is ready for them,
-//! for at most [`HELD_FOR`], and only while the pool is less than half full. Blocks of other nodes
-//! may contain them anyway.
+//! A few calls can be held back ([`IngressPool::hold_back`]): they are announced to other nodes,
+//! but not offered for blocks until this node is ready for them, for at most [`HELD_FOR`], and
+//! only while the pool is less than half full.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

@@ -1,18 +1,16 @@
 //! The block maker of a subnet of one.
 //!
-//! It alone decides, so a block is final when it is durable in the block log. After a start it
-//! first hands out again every logged batch above the height execution restarted from, together
-//! with what the earlier run recorded; then it makes new blocks out of the ingress pool, as fast as
-//! execution asks for them and no faster than there is something to do.
+//! A block is final when it is durable in the block log. After a start every logged batch above the
+//! height execution restarted from is handed out again, with what the earlier run recorded; then
+//! new blocks are made, as fast as execution asks for them and no faster than there is something to
+//! do.
 //!
-//! Time: never runs backwards, and follows the local clock otherwise ([`crate::clock`]). One exception:
-//! an operator's order ([`SingleNode::set_time_back`]).
+//! Time never runs backwards, but for an operator's order ([`SingleNode::set_time_back`]).
 //!
 //! Randomness of a height: hash of bytes drawn from the machine for this block alone, and of the
-//! subnet's signature on the state before it. The drawn bytes make it fresh, also after a restart
-//! and when the same state is reached twice; the signature keeps it unpredictable to outsiders
-//! should the machine's source be a poor one. The block records the result, so a replay has the
-//! same. While the source fails no block is made: it has no substitute.
+//! subnet's signature on the state before it, which keeps it unpredictable to outsiders should the
+//! machine's source be a poor one. The block records it for replays. While the source fails no
+//! block is made: it has no substitute.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,13 +1,9 @@
 //! A signed change of a subnet's members: the added nodes, the removed nodes, and the signatures of
 //! as many current members as sign together.
 //!
-//! The file passes between people like those of the ceremony: one person makes it, each member that
-//! agrees signs it, and the member that puts it into a block distributes it to all. It is for one
-//! subnet (its key) and one place in the subnet's history (how many changes came before), so it can
-//! be neither used elsewhere nor replayed.
-//!
-//! A change does not move the key by itself. It names the receivers of the dealings of the next
-//! epoch; they become members when the key is reshared to them, see [`crate::Summary`].
+//! It is for one subnet (its key) and one place in the subnet's history (how many changes came
+//! before), so it can be neither used elsewhere nor replayed. It does not move the key by itself:
+//! it names the receivers of the dealings of the next epoch, see [`crate::Summary`].
 //!
 //! # Permitted changes
 //!
@@ -16,10 +12,8 @@
 //!   so may still replace its nodes.
 //! * One member stays at least, of those that hold the key now and of those that are to hold it
 //!   next: a node with the state must remain, from which the new members can fetch it.
-//! * How many change at once is not limited: the key passes as soon as a threshold of the *old*
-//!   members has dealt. The people who sign must ensure that enough of the *new* members run when
-//!   they take over, because those must agree among themselves from then on. [`crate::threshold`]
-//!   returns that number.
+//! * How many change at once is not limited. The people who sign must ensure that enough of the
+//!   *new* members ([`crate::threshold`]) run when they take over.
 //! * A node that is removed and added by the same change gets a new record: another address, or
 //!   another encryption key when the old one was lost.
 

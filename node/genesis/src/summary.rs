@@ -1,38 +1,29 @@
 //! The key summary: the holders of the subnet's key, the next holders, and how far the resharing
 //! has come. A value that all nodes compute from the payloads of final blocks.
 //!
-//! Agreement runs in epochs. In each the committee that holds the key reshares it to that of the
-//! next: the same members, or others after a change of members. The public key stays; the shares of
-//! two epochs cannot be combined, so a node that collects shares needs enough of one epoch.
+//! In each epoch of agreement the committee that holds the key reshares it to that of the next. The
+//! public key stays; the shares of two epochs cannot be combined.
 //!
 //! 1. Each member deals its share once in an epoch, in a block that it leads ([`Summary::deal`]).
 //!    Voters check it ([`Summary::check`]): a block with a false payload gets no votes.
 //! 2. A final block's payload is applied, in the order of the chain ([`Summary::apply`]). The first
 //!    dealings of as many dealers as sign together make the next transcript; later dealings are
-//!    surplus. Those that may be faulty can stay silent, and the key is reshared all the same.
+//!    surplus.
 //! 3. After the last block of the epoch ([`Summary::close_epoch`]) the next committee takes over,
-//!    if its transcript is complete. Otherwise the old one stays for another epoch, and the
-//!    resharing is tried again.
-//! 4. Each member opens its share out of the transcript, which stays in the summary while it is in
-//!    use ([`Summary::open_share`]), and moves its encryption key past it.
+//!    if its transcript is complete. Otherwise the old one stays for another epoch.
+//! 4. Each member opens its share ([`Summary::open_share`]), and moves its encryption key past it.
 //!
-//! A change of members ([`MembershipChange`]) accepted in epoch `e` names the receivers of the
-//! dealings of `e + 1`; so it is in effect from `e + 2` on, or from the epoch after the first
-//! completed resharing. One change is accepted per epoch, so that the inputs of a payload's check
-//! are fixed for the whole epoch: members, committee, receivers, number of changes. Within it a
-//! summary that is some blocks behind differs from the newest only in what it does not yet know to
-//! be surplus.
-//!
-//! # Determinism
+//! A [`MembershipChange`] accepted in epoch `e` names the receivers of the dealings of `e + 1`; so
+//! it is in effect from `e + 2` on, or from the epoch after the first completed resharing. One
+//! change is accepted per epoch, so that the inputs of a payload's check are fixed for the whole
+//! epoch: a summary that is some blocks behind differs from the newest only in what it does not yet
+//! know to be surplus.
 //!
 //! Same start, same payloads of the same leaders in the same order: same bytes, on every node.
 //! Randomness goes into new dealings and into the weights of verification, never into the resulting
 //! value (a false dealing passes with a probability below 2^-63).
 //!
-//! # Bounds
-//!
-//! [`SUMMARY_BYTES_MAX`], and in memory about as much. A subnet of four has 22 kB of it once the
-//! key was reshared, and up to 65 kB while dealings come in.
+//! Bounded by [`SUMMARY_BYTES_MAX`], and in memory about as much.
 
 use std::{collections::BTreeMap, sync::Arc};
 

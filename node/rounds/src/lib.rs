@@ -1,22 +1,10 @@
 //! The round loop: batches from consensus through execution back to certificates, checkpoints in
 //! between.
 //!
-//! ```text
-//! next (durable) -> execute -> executed (share) -> certificate, now or later -> certify (shown)
-//!   -> checkpoint when due
-//! ```
-//!
 //! One loop for the node and for the simulation: it is generic in consensus, in the [`Replica`]
 //! that executes, in the [`Clock`], in the [`DiskProbe`] that reports free space and in the
 //! [`Observer`]. A node runs it on a dedicated thread that blocks while it waits; the simulation
 //! (`tests/it/simulation`) runs many on one thread and moves their clock.
-//!
-//! | to change | start at |
-//! |---|---|
-//! | the order of steps, what is tried again and what ends the node | `driver` |
-//! | how a state is fetched from peers | `state_sync` |
-//! | how many calls are taken in while the history fills up | `pace` |
-//! | how long a step waits before it is tried again | `backoff` |
 //!
 //! # Local faults
 //!

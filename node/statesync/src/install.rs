@@ -1,8 +1,6 @@
 //! Putting a state together from chunks, and in place of the one that is there.
 //!
-//! # Stages
-//!
-//! Everything is laid down in `sync/` within the data folder until it is complete:
+//! Everything is stored in `sync/` within the data folder until it is complete:
 //!
 //! ```text
 //! sync/header, sync/body        the manifest
@@ -15,22 +13,11 @@
 //! ```
 //!
 //! Every chunk is checked against the certified root before a byte of it is written, so the sender
-//! of a wrong one is known at once. The set of fetched chunks is not recorded anywhere: a new
-//! attempt, after a crash or with a newer manifest, reads the files leaf by leaf, and trusts hashes
-//! alone. For files that were cut short, overwritten or half written, only their wrong parts are
-//! fetched again.
+//! of a wrong one is known at once. The set of fetched chunks is not recorded: a new attempt reads
+//! the files leaf by leaf, and trusts hashes alone.
 //!
-//! A leaf that this node's own state has with the same hash is copied from there.
-//!
-//! # The swap
-//!
-//! `complete` is written and synced; then `pages` and `state` are each moved aside and the new ones
-//! moved in; then `complete` goes. Before `complete` the old state counts, whatever happens; after
-//! it [`complete_install`], which every start of the node must call first, carries on where the
-//! moving stopped. Each step is a rename, and the directories are synced between them.
-//!
-//! The block log is not touched: after the installation it must continue behind the height of the
-//! state.
+//! Before `complete` the old state counts; after it [`complete_install`], which every start of the
+//! node must call first, moves the new one in.
 
 mod plan;
 mod staging;

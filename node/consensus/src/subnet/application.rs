@@ -1,19 +1,14 @@
 //! The engine's interface to the node: proposes blocks, judges blocks, and takes finalised ones.
 //!
 //! Pace. With calls or other work waiting, a block follows its parent at once; without, after the
-//! idle interval. Consensus does not slow down by itself when execution does, so a proposal waits
-//! while execution lags, and declines if it lags on: the chain then goes at the speed of 2f+1
-//! nodes' execution.
+//! idle interval. A proposal waits while execution lags, and declines if it lags on: the chain then
+//! goes at the speed of 2f+1 nodes' execution.
 //!
-//! Judging. A block is voted for when its time is after its parent's and not beyond this node's
-//! clock and drift, its seed is the one of the parent's round, the lengths it names fit a block
-//! together, its calls are present, were signed by their senders and are valid at its time, and its
-//! reports of queries are in its maker's name. A refusal is final, and depends only on data that
-//! all nodes share: the block, its parent, the envelopes it names by their digests, limits that
-//! members compare. Conditions local to this node (calls under way, its clock, its execution, its
-//! disk) are waited for, until the engine gives the round up. A call that an ancestor names too is
-//! skipped when it is executed, and is not a reason against a block: which ancestors a node still
-//! has to execute is local.
+//! Judging. A refusal is final, and depends only on data that all nodes share: the block, its
+//! parent, the envelopes it names by their digests, limits that members compare. Conditions local
+//! to this node (calls under way, its clock, its execution, its disk) are waited for, until the
+//! engine gives the round up. A call that an ancestor names too is skipped when it is executed, and
+//! is not a reason against a block: which ancestors a node still has to execute is local.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 

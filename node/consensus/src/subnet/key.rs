@@ -1,11 +1,9 @@
 //! The subnet's key in the engine's types.
 //!
-//! One key serves both ends: the engine's votes and certificates, and the certificates clients
-//! verify. Both are BLS signatures in G1 by shares of the same polynomial; they are separated by
-//! the tag with which messages are hashed to the curve: `..._POP_` with the engine's namespace
-//! here, `..._NUL_` with the Internet Computer's separator there. One key means one generation, one
-//! resharing and one thing to verify at genesis; a second would buy nothing, as an attacker with
-//! 2f+1 shares of either controls the subnet anyway.
+//! One key serves both ends (decision 4): the engine's votes and certificates, and the certificates
+//! clients verify. They are separated by the tag with which messages are hashed to the curve:
+//! `..._POP_` with the engine's namespace here, `..._NUL_` with the Internet Computer's separator
+//! there.
 
 use commonware_codec::{Copying, Decode, DecodeExt, Error, Write};
 use commonware_cryptography::{

@@ -1,15 +1,8 @@
 //! Values that the tasks of one node publish to each other: only the newest counts.
 //!
-//! Each value has one owner, which alone can change it; all other tasks read. Data that must not be
-//! lost are sent as messages instead (see [`super::engine`]).
-//!
-//! | value | owner | readers |
-//! |---|---|---|
-//! | [`ConsensusProgress`]: rounds, seeds, finalizations | the receiver of the engine's and marshal's reports | proposals, votes, status |
-//! | [`ExecutionProgress`]: executed height, demand, floor | the driver, [`super::Subnet`] | proposals, votes, delivery, state sync, status |
-//! | [`DeliveryProgress`]: blocks handed out | the delivery of finalised blocks | proposals, state sync |
-//! | [`CertificationProgress`]: certified height, whom this node heard | the task of state roots | state sync, status |
-//! | state sync's progress | the task of state sync | status |
+//! Each value has one owner, which alone can change it; all other tasks read
+//! (`docs/internals/consensus-channels.md`). Data that must not be lost are sent as messages
+//! instead (see [`super::engine`]).
 //!
 //! Everything here is bounded: seeds and finalizations by constants, blocks handed out by the lag
 //! that execution may have, heard signatures by the number of members.

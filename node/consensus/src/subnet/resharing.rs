@@ -1,15 +1,8 @@
 //! Resharing as blocks advance: the current and the next holders of the subnet's key.
 //!
-//! Agreement runs in epochs of a fixed number of blocks, and each epoch has a committee that holds
-//! shares of the key. While it lasts, its members deal their shares anew to the committee of the
-//! next epoch, each in a block it leads. With enough dealings in final blocks every node can
-//! compute the next committee; it holds the key from the epoch's end, with the same key and other
-//! shares. If the dealings do not come together, the committee stays for one epoch more.
-//!
 //! Everything here follows from the final blocks: the [`Summary`] changes with them, is written
-//! with the block that changed it, and is part of the state from there on, so that a restart, or a
-//! node that state sync brought there, continues from it. Only the shares are specific to each
-//! node, behind [`KeyStore`].
+//! with the block that changed it, and is part of the state from there on. Only the shares are
+//! specific to each node, behind [`KeyStore`].
 //!
 //! Arithmetic runs on threads that may block, in the key generation's own pool with its share of
 //! the cores. Votes do not wait for it, except votes on a block that carries a dealing.

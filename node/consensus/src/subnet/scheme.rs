@@ -1,10 +1,5 @@
 //! Signs and verifies votes, by [`vrf::Scheme`], and signs and verifies the part that is the same
-//! in two votes of a round once.
-//!
-//! Every vote carries a share of its round's seed, whatever it is for. So a round's certificates
-//! have the same seed: the second is recovered and verified without it, and a node's second vote
-//! repeats its share. Only a few rounds are remembered, whose seeds were signed or verified by this
-//! node.
+//! in two votes of a round once: every vote carries a share of its round's seed.
 
 use std::{collections::BTreeMap, sync::Arc};
 
