@@ -28,12 +28,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use disk::{RealDisk, SharedDisk};
+use disk::SharedDisk;
 use limits::Limits;
 use pages::{HeldLayout, MemoryId, PAGE_BYTES, PageStore, PagesError, StagedMemory};
 use state::manifest::{
     Header, LEAF_BYTES, LeafError, LeafHash, ManifestError, ObjectId, encode_leaf, leaf_hash,
-    piece_hash, root_of, stream_leaf_bytes, unpack_leaf,
+    leaves_of, piece_hash, root_of, stream_leaf_bytes, unpack_leaf,
 };
 use state::store::{KnownLeaf, LoadedCheckpoint, RowAt, RowError, RowKind, StoreBuilder};
 use state::{
@@ -136,11 +136,15 @@ pub enum InstallError {
 }
 
 impl InstallError {
-    fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
-        let path = path.to_path_buf();
-        match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull { path },
-            _ => Self::Io { action, path, source },
+    fn io(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
+        move |source| {
+            let path = path.to_path_buf();
+            match source.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    Self::DiskFull { path }
+                }
+                _ => Self::Io { action, path, source },
+            }
         }
     }
 
@@ -208,13 +212,6 @@ pub struct Progress {
     pub chunks_done: u64,
     /// All chunks, as far as they are known.
     pub chunks_total: u64,
-}
-
-/// A state that took the place of the one before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CompletedInstall {
-    /// Its height: blocks from the one behind it on have to be executed.
-    pub height: Height,
 }
 
 /// State that this node has already, to be copied instead of fetched. Holds the files of its
@@ -321,20 +318,6 @@ impl StateInstaller {
     /// Begins to install the state of `height` whose manifest has this certified root, or
     /// continues: data that an earlier attempt fetched, for this height or another, is used as far
     /// as it is correct. `local` is a state to copy from.
-    ///
-    /// # Errors
-    /// When the disk fails, or another installation into this directory runs.
-    pub fn begin(
-        data_dir: &Path,
-        height: Height,
-        root: LeafHash,
-        limits: Arc<Limits>,
-        local: Option<LocalState>,
-    ) -> Result<Self, InstallError> {
-        Self::begin_on(RealDisk::shared(), data_dir, height, root, limits, local)
-    }
-
-    /// The same on another disk.
     ///
     /// # Errors
     /// When the disk fails, or another installation into this directory runs.
@@ -473,11 +456,12 @@ impl StateInstaller {
 
     /// Makes the state durable and replaces the old one, which must not be open. On an error before
     /// the swap the old state stays valid and everything fetched is kept; after a crash during the
-    /// swap [`complete_install`] completes it.
+    /// swap [`complete_install`] completes it. Returns the height of the new state: blocks from the
+    /// one behind it on have to be executed.
     ///
     /// # Errors
     /// When chunks are missing, the old state is in use, or the disk fails.
-    pub fn finish(mut self) -> Result<CompletedInstall, InstallError> {
+    pub fn finish(mut self) -> Result<Height, InstallError> {
         self.local = None;
         let (disk, data_dir) = (self.disk.clone(), self.data_dir.clone());
         let pages_dir = data_dir.join("pages");
@@ -496,7 +480,7 @@ impl StateInstaller {
     /// # Errors
     /// When chunks are missing or the disk fails: then the old state stays valid, and everything
     /// fetched is kept.
-    pub fn prepare(mut self) -> Result<CompletedInstall, InstallError> {
+    pub fn prepare(mut self) -> Result<Height, InstallError> {
         let Stage::Leaves { header, plan, .. } = &self.stage else {
             return Err(InstallError::Incomplete { missing: 1 });
         };
@@ -508,7 +492,7 @@ impl StateInstaller {
         self.build_store(header, plan)?;
         self.staging.sync(plan)?;
         self.staging.complete()?;
-        Ok(CompletedInstall { height: self.height })
+        Ok(self.height)
     }
 
     fn take_header(&mut self, bytes: &[u8]) -> Result<(), InstallError> {
@@ -530,7 +514,7 @@ impl StateInstaller {
         let header = header.clone();
         let plan = Plan::read(self.staging.body()?, header.body_bytes, &self.limits)?;
         self.staging.retain(&plan)?;
-        self.progress.bytes_total = plan.bytes_total();
+        self.progress.bytes_total = plan.bytes_total;
         self.stage = Stage::Leaves { header, plan, cursor: Cursor::default() };
         Ok(())
     }
@@ -543,7 +527,7 @@ impl StateInstaller {
             }
             Stage::Leaves { header, plan, .. } => {
                 let manifest = 1 + header.pieces.len() as u64;
-                (manifest + plan.leaves() - plan.missing(), manifest + plan.leaves())
+                (manifest + plan.leaves - plan.missing(), manifest + plan.leaves)
             }
         };
         debug_assert!(done <= total, "{done} of {total} chunks are there");
@@ -571,11 +555,8 @@ impl StateInstaller {
         if at.row == planned.leaves {
             *cursor = Cursor { object: at.object + 1, ..Cursor::default() };
             if at.existed {
-                self.clear(
-                    &planned,
-                    at.next_index,
-                    u32::try_from(planned.leaf_count()).unwrap_or(u32::MAX),
-                )?;
+                let end = u32::try_from(leaves_of(planned.length)).unwrap_or(u32::MAX);
+                self.clear(&planned, at.next_index, end)?;
             }
             return Ok(LeafStatus::Present);
         }
@@ -729,14 +710,13 @@ impl StateInstaller {
             builder.row(&row)?;
         }
         let mut batch = Vec::with_capacity(ROWS_AT_ONCE);
-        for number in 0.. {
-            let Some(planned) = plan.object(number) else { break };
+        for planned in &plan.objects {
             match planned.id {
                 ObjectId::Records | ObjectId::Payload(_) => {}
                 ObjectId::Memory(id) => {
                     builder.memory(id, planned.length)?;
                     for row in 0..planned.leaves {
-                        batch.push(plan.row(&planned, row)?);
+                        batch.push(plan.row(planned, row)?);
                         if batch.len() == ROWS_AT_ONCE || row + 1 == planned.leaves {
                             builder.leaves(id, &batch)?;
                             batch.clear();
@@ -745,7 +725,7 @@ impl StateInstaller {
                 }
                 ObjectId::Blob(hash) => {
                     for row in 0..planned.leaves {
-                        let (index, leaf) = plan.row(&planned, row)?;
+                        let (index, leaf) = plan.row(planned, row)?;
                         builder.blob_leaf(&hash, index, &leaf)?;
                     }
                 }

@@ -8,9 +8,7 @@ use std::path::PathBuf;
 
 use limits::Limits;
 use state::ChunkId;
-use state::manifest::{
-    Body, LEAF_BYTES, LeafHash, ManifestError, ObjectId, leaves_of, stream_leaf_bytes,
-};
+use state::manifest::{Body, LEAF_BYTES, LeafHash, ManifestError, ObjectId, stream_leaf_bytes};
 
 use super::{InstallError, blob_bytes_max};
 
@@ -30,11 +28,6 @@ pub(super) struct PlannedObject {
 }
 
 impl PlannedObject {
-    /// Leaves it has, listed or zero.
-    pub(super) fn leaf_count(&self) -> u64 {
-        leaves_of(self.length)
-    }
-
     /// Bytes of a leaf in the progress.
     pub(super) fn leaf_bytes(&self, index: u32) -> u64 {
         stream_leaf_bytes(self.length, index).unwrap_or(LEAF_BYTES) as u64
@@ -75,9 +68,9 @@ impl Bits {
 pub(super) struct Plan {
     body: File,
     path: PathBuf,
-    objects: Vec<PlannedObject>,
-    leaves: u64,
-    bytes_total: u64,
+    pub(super) objects: Vec<PlannedObject>,
+    pub(super) leaves: u64,
+    pub(super) bytes_total: u64,
     present: u64,
     /// Leaves that were checked and are missing.
     wanted: Bits,
@@ -97,7 +90,7 @@ impl Plan {
             .heap32_bytes
             .max(limits.module.heap64_bytes)
             .max(limits.module.stable_bytes);
-        let reader = body.try_clone().map_err(|error| InstallError::io("open", &path, error))?;
+        let reader = body.try_clone().map_err(InstallError::io("open", &path))?;
         let mut rows = Body::new(BufReader::new(reader), body_bytes);
         let (mut objects, mut leaves, mut bytes_total) = (Vec::new(), 0u64, 0u64);
         while let Some(object) = rows.object()? {
@@ -140,16 +133,8 @@ impl Plan {
         self.objects.get(number).copied()
     }
 
-    pub(super) fn objects(&self) -> impl Iterator<Item = &PlannedObject> {
-        self.objects.iter()
-    }
-
     pub(super) fn has(&self, id: ObjectId) -> bool {
         self.objects.binary_search_by_key(&id, |planned| planned.id).is_ok()
-    }
-
-    pub(super) fn leaves(&self) -> u64 {
-        self.leaves
     }
 
     pub(super) fn missing(&self) -> u64 {
@@ -162,10 +147,6 @@ impl Plan {
         self.leaves - self.present
     }
 
-    pub(super) fn bytes_total(&self) -> u64 {
-        self.bytes_total
-    }
-
     /// A row of an object: index and hash of the leaf.
     pub(super) fn row(
         &self,
@@ -174,9 +155,7 @@ impl Plan {
     ) -> Result<(u32, LeafHash), InstallError> {
         let mut bytes = [0; ROW_BYTES];
         let at = planned.rows_at + u64::from(row) * ROW_BYTES as u64;
-        self.body
-            .read_exact_at(&mut bytes, at)
-            .map_err(|error| InstallError::io("read", &self.path, error))?;
+        self.body.read_exact_at(&mut bytes, at).map_err(InstallError::io("read", &self.path))?;
         let (index, hash) = bytes.split_first_chunk::<4>().ok_or(ManifestError::CutOff)?;
         Ok((u32::from_be_bytes(*index), hash.try_into().map_err(|_| ManifestError::CutOff)?))
     }
