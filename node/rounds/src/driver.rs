@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, path::PathBuf, sync::Arc, time::Duration};
 
 use consensus::{
-    Certificate, Consensus, ConsensusError, Demand, FinalisedBatch, IngressPool, StateOffer, Step,
+    Certificate, Consensus, ConsensusError, Demand, FinalisedBatch, IngressPool, Step,
 };
 use execution::{FatalError, RoundResult};
 use lifecycle::{Cause, Health, Stop};
@@ -18,7 +18,7 @@ use crate::{
     observer::{Observer, Round},
     pace::Pace,
     replica::Replica,
-    state_sync::{self, Outcome, StateSyncDeps},
+    state_sync::Outcome,
 };
 
 /// Longest wait of a batch for memory: continuing is bounded by the pools, a halt is not bounded.
@@ -109,16 +109,16 @@ type Verdicts = Box<dyn Fn(Height, Option<Vec<Fault>>) -> Vec<Fault> + Send>;
 /// Everything the loop works with.
 pub struct Driver<C, R, K, D, O> {
     // Interfaces.
-    consensus: C,
-    replica: R,
-    clock: K,
+    pub(crate) consensus: C,
+    pub(crate) replica: R,
+    pub(crate) clock: K,
     disk: D,
     observer: O,
     pool: Arc<IngressPool>,
-    stop: Stop,
-    health: Health,
+    pub(crate) stop: Stop,
+    pub(crate) health: Health,
     // Configuration.
-    settings: Settings,
+    pub(crate) settings: Settings,
     verdicts: Verdicts,
     // State.
     pace: Pace,
@@ -250,17 +250,6 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
         let wait = retry.at.saturating_sub(self.clock.now()).min(LONGEST);
         let again = Time(time.0.saturating_add(wait.as_nanos() as u64));
         demand.next_timer = Some(demand.next_timer.map_or(again, |timer| timer.min(again)));
-    }
-
-    /// Nothing is executed meanwhile. States certified before are still served, and so are queries.
-    async fn sync_state(&mut self, offer: StateOffer) -> Result<Outcome, RoundError> {
-        let deps = StateSyncDeps {
-            clock: &self.clock,
-            stop: &self.stop,
-            health: &self.health,
-            folder: &self.settings.folder,
-        };
-        state_sync::sync_state(&mut self.replica, &mut self.consensus, offer, &deps).await
     }
 
     /// None when the node is closing and the batch is to be executed at the next start.
