@@ -4,6 +4,8 @@
 //! A reader takes nothing that is not there, and no list longer than it may be: the output is
 //! bounded by the input.
 
+use std::ops::RangeInclusive;
+
 use thiserror::Error;
 
 /// Why bytes were refused.
@@ -49,37 +51,11 @@ pub enum BytesError {
     },
 }
 
-/// Collects an encoding.
-#[derive(Default)]
-pub(crate) struct Writer(Vec<u8>);
-
-impl Writer {
-    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
-        self.0.extend_from_slice(bytes);
-    }
-
-    pub(crate) fn u8(&mut self, value: u8) {
-        self.0.push(value);
-    }
-
-    pub(crate) fn u32(&mut self, value: u32) {
-        self.bytes(&value.to_be_bytes());
-    }
-
-    pub(crate) fn u64(&mut self, value: u64) {
-        self.bytes(&value.to_be_bytes());
-    }
-
-    /// A part with its length before it.
-    pub(crate) fn part(&mut self, part: &[u8]) {
-        // Parts are bounded far below 4 GiB wherever they are made.
-        self.u32(part.len() as u32);
-        self.bytes(part);
-    }
-
-    pub(crate) fn finish(self) -> Vec<u8> {
-        self.0
-    }
+/// Writes a part with its length before it.
+pub(crate) fn write_part(writer: &mut Vec<u8>, part: &[u8]) {
+    // Parts are bounded far below 4 GiB wherever they are made.
+    writer.extend((part.len() as u32).to_be_bytes());
+    writer.extend(part);
 }
 
 /// Takes an encoding apart.
@@ -118,9 +94,13 @@ impl<'a> Reader<'a> {
     }
 
     /// A byte that names a case.
-    pub(crate) fn tag(&mut self, what: &'static str, max: u8) -> Result<u8, BytesError> {
+    pub(crate) fn tag(
+        &mut self,
+        what: &'static str,
+        range: RangeInclusive<u8>,
+    ) -> Result<u8, BytesError> {
         let [value] = self.array(what)?;
-        within(what, value.into(), 0, max.into()).map(|_| value)
+        within(what, value.into(), (*range.start()).into(), (*range.end()).into()).map(|_| value)
     }
 
     pub(crate) fn u32_within(

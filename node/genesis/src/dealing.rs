@@ -120,18 +120,11 @@ impl TryFrom<DealingFile> for SignedDealing {
     type Error = GenesisError;
 
     fn try_from(file: DealingFile) -> Result<Self, GenesisError> {
-        if file.version != VERSION {
-            return Err(GenesisError::Version { what: "a dealing", found: file.version });
-        }
+        encoding::check_version("a dealing", file.version)?;
         let unknown = || GenesisError::UnknownNode(shortened(&file.dealer).to_owned());
-        // One principal has one text.
-        let dealer = Principal::from_text(&file.dealer)
-            .ok()
-            .filter(|dealer| dealer.to_text() == file.dealer)
-            .ok_or_else(unknown)?;
         Ok(Self {
             plan_hash: file.plan_hash.0,
-            dealer,
+            dealer: encoding::principal(&file.dealer).ok_or_else(unknown)?,
             dealing: file.dealing.0,
             signature: Signature::from_bytes(&file.signature.0),
         })

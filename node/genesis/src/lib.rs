@@ -41,7 +41,7 @@ mod summary;
 
 pub use bytes::BytesError;
 pub use dealing::{DEALING_BYTES_MAX, SignedDealing};
-pub use encoding::VERSION;
+pub use encoding::{BoundedList, VERSION};
 pub use error::GenesisError;
 pub use genesis::{GENESIS_BYTES_MAX, Genesis, VerifiedGenesis};
 pub use membership::{CHANGE_BYTES_MAX, ChangeError, MembershipChange};

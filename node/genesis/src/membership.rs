@@ -25,7 +25,7 @@ use thiserror::Error;
 
 use crate::{
     GenesisError, NODES_MAX, NodeRecord,
-    bytes::{BytesError, Reader, Writer},
+    bytes::{BytesError, Reader},
     encoding::{self, BoundedList, Hex, VERSION, shortened},
     hash::Message,
     node_id,
@@ -241,16 +241,16 @@ impl MembershipChange {
     }
 
     /// As bytes, for a block.
-    pub(crate) fn write(&self, writer: &mut Writer) {
-        writer.bytes(&self.subnet_key);
-        writer.u64(self.number);
+    pub(crate) fn write(&self, writer: &mut Vec<u8>) {
+        writer.extend_from_slice(&self.subnet_key);
+        writer.extend(u64::to_be_bytes(self.number));
         write_records(writer, &self.add);
-        writer.u32(self.remove.len() as u32);
-        self.remove.iter().for_each(|id| writer.bytes(id.as_slice()));
-        writer.u32(self.signatures.len() as u32);
+        writer.extend(u32::to_be_bytes(self.remove.len() as u32));
+        self.remove.iter().for_each(|id| writer.extend_from_slice(id.as_slice()));
+        writer.extend(u32::to_be_bytes(self.signatures.len() as u32));
         for (id, signature) in &self.signatures {
-            writer.bytes(id.as_slice());
-            writer.bytes(&signature.to_bytes());
+            writer.extend_from_slice(id.as_slice());
+            writer.extend_from_slice(&signature.to_bytes());
         }
     }
 
@@ -403,8 +403,8 @@ pub(crate) fn check_members(members: &[NodeRecord]) -> Result<(), ChangeError> {
     Ok(())
 }
 
-pub(crate) fn write_records(writer: &mut Writer, records: &[NodeRecord]) {
-    writer.u32(records.len() as u32);
+pub(crate) fn write_records(writer: &mut Vec<u8>, records: &[NodeRecord]) {
+    writer.extend(u32::to_be_bytes(records.len() as u32));
     records.iter().for_each(|record| record.write(writer));
 }
 
@@ -417,9 +417,7 @@ pub(crate) fn read_records(
 }
 
 fn id_of_text(text: &str) -> Result<Principal, ChangeError> {
-    // One principal has one text.
-    Principal::from_text(text)
-        .ok()
-        .filter(|id| id.to_text() == text && id.as_slice().len() == NODE_ID_BYTES)
+    encoding::principal(text)
+        .filter(|id| id.as_slice().len() == NODE_ID_BYTES)
         .ok_or_else(|| ChangeError::NodeId(shortened(text).to_owned()))
 }

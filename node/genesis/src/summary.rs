@@ -39,7 +39,7 @@ use thiserror::Error;
 use crate::{
     BytesError, ChangeError, GENESIS_EPOCH, GenesisError, MembershipChange, NODES_MAX, NodeRecord,
     PAYLOAD_BYTES_MAX, Payload, PayloadError, VerifiedGenesis,
-    bytes::{Reader, Writer},
+    bytes::{Reader, write_part},
     hash::Message,
     membership::{check_members, read_records, write_records},
     threshold,
@@ -557,87 +557,77 @@ impl Summary {
 
     /// The canonical encoding, the same on every node; [`Self::from_bytes`] reads it.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut writer = Writer::default();
-        writer.u8(SUMMARY_VERSION);
-        writer.u64(self.epoch);
-        writer.u64(self.changes);
+        let mut writer = vec![SUMMARY_VERSION];
+        writer.extend(u64::to_be_bytes(self.epoch));
+        writer.extend(u64::to_be_bytes(self.changes));
         write_records(&mut writer, &self.members);
         match &self.key {
             Key::Given(committee) => {
-                writer.u8(0);
+                writer.push(0);
                 write_committee(&mut writer, committee);
             }
             Key::Reshared(resharing) => {
-                writer.u8(1);
-                writer.u32(resharing.target);
-                writer.u32(resharing.source);
+                writer.push(1);
+                writer.extend(u32::to_be_bytes(resharing.target));
+                writer.extend(u32::to_be_bytes(resharing.source));
                 write_committee(&mut writer, &resharing.previous);
-                writer.part(&resharing.transcript.to_bytes());
+                write_part(&mut writer, &resharing.transcript.to_bytes());
             }
         }
         // Equal records are stored once: each costs arithmetic to read.
         if self.next_members == self.members {
-            writer.u8(0);
+            writer.push(0);
         } else {
-            writer.u8(1);
+            writer.push(1);
             write_records(&mut writer, &self.next_members);
         }
         match &self.accepted {
-            None => writer.u8(0),
-            Some(accepted) if *accepted == self.members => writer.u8(1),
+            None => writer.push(0),
+            Some(accepted) if *accepted == self.members => writer.push(1),
             Some(accepted) => {
-                writer.u8(2);
+                writer.push(2);
                 write_records(&mut writer, accepted);
             }
         }
         match &self.progress {
             Progress::Dealings(dealings) => {
-                writer.u8(0);
-                writer.u32(dealings.len() as u32);
+                writer.push(0);
+                writer.extend(u32::to_be_bytes(dealings.len() as u32));
                 for (dealer, dealt) in dealings {
-                    writer.u32(*dealer);
-                    writer.part(&match dealt {
+                    writer.extend(u32::to_be_bytes(*dealer));
+                    let dealing = match dealt {
                         Dealt::Verified(dealing) => dealing.dealing().to_bytes(),
                         Dealt::Stored(dealing) => dealing.to_bytes(),
-                    });
+                    };
+                    write_part(&mut writer, &dealing);
                 }
             }
             Progress::Done(transcript) => {
-                writer.u8(1);
-                writer.part(&transcript.to_bytes());
+                writer.push(1);
+                write_part(&mut writer, &transcript.to_bytes());
             }
         }
-        writer.finish()
+        writer
     }
 
     /// Reads the output of [`Self::to_bytes`]. Every record and key is checked, and that the parts
     /// belong together; the caller must ensure that it is this subnet's and the newest.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, SummaryError> {
         let mut reader = Reader::new(bytes, SUMMARY_BYTES_MAX)?;
-        let version = reader.tag("the version", u8::MAX)?;
-        if version != SUMMARY_VERSION {
-            let (value, known) = (version.into(), SUMMARY_VERSION.into());
-            return Err(BytesError::OutOfRange {
-                what: "the version",
-                value,
-                min: known,
-                max: known,
-            }
-            .into());
-        }
+        reader.tag("the version", SUMMARY_VERSION..=SUMMARY_VERSION)?;
         let epoch = reader.u64("the epoch")?;
         let changes = reader.u64("the number of changes")?;
         let members = read_records(&mut reader, "the number of members")?;
         check_members(&members)?;
-        let key = match reader.tag("the origin of the key", 1)? {
+        let key = match reader.tag("the origin of the key", 0..=1)? {
             0 => Key::Given(read_committee(&mut reader)?),
             _ => Key::Reshared(Arc::new(Resharing::read(&mut reader, epoch, &members)?)),
         };
-        let next_members = match reader.tag("the next members", 1)? {
+        let next_members = match reader.tag("the next members", 0..=1)? {
             0 => members.clone(),
             _ => read_other_members(&mut reader, &members)?,
         };
-        let accepted = match reader.tag("the accepted members", 2)? {
+        let accepted = match reader.tag("the accepted members", 0..=2)? {
             0 => None,
             1 => Some(members.clone()),
             _ => Some(read_other_members(&mut reader, &members)?),
@@ -690,7 +680,7 @@ impl Resharing {
 impl Progress {
     fn read(reader: &mut Reader<'_>, summary: &Summary) -> Result<Self, SummaryError> {
         let need = summary.committee().threshold;
-        if reader.tag("the progress", 1)? == 1 {
+        if reader.tag("the progress", 0..=1)? == 1 {
             let what = "the next transcript";
             let transcript = Transcript::from_bytes_here(reader.part(what, TRANSCRIPT_BYTES_MAX)?)?;
             fits(&transcript, summary.committee(), summary.target()?, &summary.next_members)?;
@@ -746,11 +736,11 @@ fn check_committee(members: &[NodeRecord], committee: &Committee) -> Result<(), 
     Ok(())
 }
 
-fn write_committee(writer: &mut Writer, committee: &Committee) {
-    writer.u32(committee.shares.len() as u32);
-    writer.u32(committee.threshold);
-    writer.bytes(committee.public_key.as_bytes());
-    committee.shares.iter().for_each(|share| writer.bytes(share.as_bytes()));
+fn write_committee(writer: &mut Vec<u8>, committee: &Committee) {
+    writer.extend(u32::to_be_bytes(committee.shares.len() as u32));
+    writer.extend(u32::to_be_bytes(committee.threshold));
+    writer.extend_from_slice(committee.public_key.as_bytes());
+    committee.shares.iter().for_each(|share| writer.extend_from_slice(share.as_bytes()));
 }
 
 fn read_committee(reader: &mut Reader<'_>) -> Result<Committee, SummaryError> {

@@ -30,7 +30,7 @@ use crate::{
         deps::Log,
         journal::JournaledCall,
         peer_queue::{PeerQueueReceiver, PeerQueueSender, peer_queue},
-        wire::{self, BoundedVec},
+        wire::{self, BoundedList},
     },
 };
 
@@ -96,7 +96,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
                 .max(pause(bytes, self.config.bounds.bytes.max(self.config.bounds.call_bytes)))
                 .max(Duration::from_millis(5));
             // A peer that is not reached now asks when a block names the call.
-            self.send(Recipients::All, &Message::Announce(BoundedVec(offered)));
+            self.send(Recipients::All, &Message::Announce(BoundedList(offered)));
             clock.sleep(pause).await;
         }
     }
@@ -265,7 +265,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
                 bytes <= OFFER_BYTES
             });
             let rest = found.split_off(fits.count().max(1));
-            self.send(Recipients::One(to.clone()), &Message::Response(BoundedVec(found)));
+            self.send(Recipients::One(to.clone()), &Message::Response(BoundedList(found)));
             found = rest;
         }
     }
@@ -345,7 +345,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         for names in missing.chunks(WANT_MAX) {
             let bytes: u64 = names.iter().map(|name| u64::from(name.bytes)).sum();
             let asked = copy
-                .send(to.clone(), &Message::Request { height, names: BoundedVec(names.to_vec()) });
+                .send(to.clone(), &Message::Request { height, names: BoundedList(names.to_vec()) });
             let given = &mut self.meters.lock().given_bytes;
             asked.iter().for_each(|peer| given.grant(peer, bytes, now));
         }

@@ -26,7 +26,7 @@ use crate::{
     subnet::{
         key,
         peers::{Meter, Rate},
-        wire::{self, BoundedVec},
+        wire::{self, BoundedList},
     },
 };
 
@@ -167,7 +167,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
                 self.queue.mark_share_sent(id);
             }
             if !shares.is_empty() {
-                send(sender, &MessageRef::Shares { from, shares: &BoundedVec(shares) });
+                send(sender, &MessageRef::Shares { from, shares: &BoundedList(shares) });
             }
         }
         true

@@ -26,7 +26,7 @@ use crate::{
         lag::LagWatch,
         peers::{Meter, PeerScorer, Rate},
         published::CertificationProgress,
-        wire::{self, BoundedVec},
+        wire::{self, BoundedList},
     },
 };
 
@@ -182,7 +182,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                     return Ok(());
                 }
                 if ask {
-                    let limits = BoundedVec(self.greeting.own_limits());
+                    let limits = BoundedList(self.greeting.own_limits());
                     self.send(
                         Recipients::One(from.clone()),
                         &Message::Limits { limits, ask: false },
@@ -219,7 +219,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
     fn send_limits(&mut self) {
         let missing = self.greeting.missing(self.deps.resharing.members());
         if !missing.is_empty() {
-            let limits = BoundedVec(self.greeting.own_limits());
+            let limits = BoundedList(self.greeting.own_limits());
             self.send(Recipients::Some(missing), &Message::Limits { limits, ask: true });
         }
     }
