@@ -41,39 +41,26 @@ const CERTIFIED: &str = "certified";
 
 /// Why the log cannot be read or written.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum LogError {
     /// The operating system said no, or another version wrote the file.
     #[error("block log {0}")]
     Records(RecordError),
-    /// Something durable does not check any more.
     #[error(
         "block log {path} is damaged at byte {offset}: {what}; {missing}: see docs/operating.md, \
          \"When the disk was damaged\""
     )]
-    Damaged {
-        /// The file of the segment.
-        path: PathBuf,
-        /// Of the record that does not check.
-        offset: u64,
-        /// Description of the damage.
-        what: String,
-        /// Which heights cannot be read.
-        missing: String,
-    },
-    /// The log ends below a height that was certified.
+    Damaged { path: PathBuf, offset: u64, what: String, missing: String },
     #[error(
         "block log {folder} ends at height {last}, but height {certified} was certified: blocks \
          {first_missing} to {certified} were acknowledged and are missing; see docs/operating.md, \
          \"When the disk was damaged\""
     )]
     Missing {
-        /// Of the log.
         folder: PathBuf,
         /// Newest height of the log, or of the checkpoint if that is newer.
         last: u64,
-        /// The next one.
         first_missing: u64,
-        /// Newest height whose certificate was shown.
         certified: u64,
     },
 }

@@ -35,8 +35,8 @@ pub struct Certificate {
 
 /// Why nothing can be certified any more.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum CertifyError {
-    /// Signing or combining.
     #[error(transparent)]
     Bls(#[from] BlsError),
     /// More nodes than can be faulty, or all of them together, signed another root.
@@ -47,14 +47,7 @@ pub enum CertifyError {
         hex::encode(own),
         hex::encode(theirs)
     )]
-    Diverged {
-        /// Height of the state.
-        height: u64,
-        /// The root that this node computed.
-        own: [u8; 32],
-        /// The root that more members signed than can be faulty.
-        theirs: [u8; 32],
-    },
+    Diverged { height: u64, own: [u8; 32], theirs: [u8; 32] },
 }
 
 /// Who signs, with what this node signs.

@@ -43,27 +43,15 @@ pub enum SubmitOutcome {
 
 /// Why a call was not taken.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum PoolRefusal {
-    /// Too many bytes wait.
     #[error(
         "the ingress pool holds {used} of {cap} bytes (ingress_pool_bytes) and this call needs \
          {asked}: retry later"
     )]
-    Bytes {
-        /// Bytes that waiting calls take.
-        used: u64,
-        /// Most bytes that they may take (`consensus.ingress_pool_bytes`).
-        cap: u64,
-        /// Bytes of this call.
-        asked: u64,
-    },
-    /// Too many calls wait.
+    Bytes { used: u64, cap: u64, asked: u64 },
     #[error("the ingress pool holds {cap} calls (ingress_pool_messages): retry later")]
-    Messages {
-        /// Most calls that may wait.
-        cap: u64,
-    },
-    /// The state could not take the call in.
+    Messages { cap: u64 },
     #[error(
         "the ingress history is filling up (subnet.ingress_history_bytes, \
          subnet.ingress_unfinished_max) and takes no more calls in this second: retry later"

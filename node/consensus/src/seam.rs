@@ -118,8 +118,8 @@ pub struct Demand {
 
 /// Errors after which consensus cannot continue.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum ConsensusError {
-    /// The block log.
     #[error(transparent)]
     Log(#[from] LogError),
     /// Executing a batch again gave another state: the disk, the memory or the program changed
@@ -129,58 +129,26 @@ pub enum ConsensusError {
          on disk is damaged or was written by another version; see docs/operating.md, \"When the \
          disk was damaged\""
     )]
-    Diverged {
-        /// Height of the block.
-        height: u64,
-        /// The computed result.
-        found: String,
-        /// The recorded result.
-        recorded: String,
-    },
-    /// A call of a block does not decode.
+    Diverged { height: u64, found: String, recorded: String },
     #[error(
         "a call of block {height} cannot be read: {reason}; the block log is damaged, or another \
          version wrote it"
     )]
-    UnreadableCall {
-        /// Height of the batch.
-        height: u64,
-        /// Why it cannot be read.
-        reason: String,
-    },
-    /// Heights must follow each other.
+    UnreadableCall { height: u64, reason: String },
     #[error("height {found} came where {expected} was due")]
-    OutOfOrder {
-        /// The height that came.
-        found: u64,
-        /// The expected height.
-        expected: u64,
-    },
-    /// The state root could not be signed or combined.
+    OutOfOrder { found: u64, expected: u64 },
     #[error("certifying height {height}: {source}")]
-    Certify {
-        /// Height of the state.
-        height: u64,
-        /// Error of the certifier.
-        source: CertifyError,
-    },
-    /// Members must have the same limits.
+    Certify { height: u64, source: CertifyError },
     #[error(transparent)]
     LimitsDiffer(LimitsDiffer),
-    /// The subnet continues without this node.
     #[error(
         "this node does not belong to the subnet's members after block {height}: either a change \
          of the members removed it, and it can be shut down, or it could not obtain \
          its share of the subnet's key, as logged above"
     )]
-    Left {
-        /// Its last block.
-        height: u64,
-    },
-    /// The engine that several nodes agree by is gone.
+    Left { height: u64 },
     #[error("the consensus engine ended; see its message above")]
     EngineEnded,
-    /// The floor above a fetched state cannot be written.
     #[error("state-sync floor: {0}")]
     Floor(disk::records::RecordError),
 }

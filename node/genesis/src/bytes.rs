@@ -10,45 +10,19 @@ use thiserror::Error;
 
 /// Why bytes were refused.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum BytesError {
-    /// Shorter than its stated or required length.
     #[error("it ends within {what}: it was cut off")]
-    Truncated {
-        /// The part being read.
-        what: &'static str,
-    },
-    /// Longer than its stated length.
+    Truncated { what: &'static str },
     #[error("{surplus} bytes follow its end")]
-    Surplus {
-        /// Number of bytes after the end.
-        surplus: usize,
-    },
-    /// A number that cannot be there.
+    Surplus { surplus: usize },
     #[error("{what} is {value}, outside {min}..={max}")]
-    OutOfRange {
-        /// Name of the number, for the message.
-        what: &'static str,
-        /// The number that was found.
-        value: u64,
-        /// Smallest value accepted.
-        min: u64,
-        /// Largest value accepted.
-        max: u64,
-    },
-    /// All of it.
+    OutOfRange { what: &'static str, value: u64, min: u64, max: u64 },
     #[error("it has {bytes} bytes; at most {bytes_max} are read")]
-    TooLarge {
-        /// Size of the encoding in bytes.
-        bytes: usize,
-        /// Most bytes that an encoding of this kind may have.
-        bytes_max: usize,
-    },
+    TooLarge { bytes: usize, bytes_max: usize },
     /// The same value has a shorter encoding.
     #[error("{what}: non-canonical encoding")]
-    NotCanonical {
-        /// Name of the part, for the message.
-        what: &'static str,
-    },
+    NotCanonical { what: &'static str },
 }
 
 /// Writes a part with its length before it.

@@ -80,88 +80,53 @@ struct SignatureEntry {
 
 /// Why a change of members was refused.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum ChangeError {
-    /// The change names the public key of another subnet.
     #[error("the change is for the subnet with the key {stated}…, this subnet's is {right}…")]
-    OtherSubnet {
-        /// Start of the key it names.
-        stated: String,
-        /// Start of the key at hand.
-        right: String,
-    },
-    /// Not its turn.
+    OtherSubnet { stated: String, right: String },
     #[error(
         "the change has number {stated}; the next change of this subnet has number {right}: \
          another came before, make this one again"
     )]
-    Number {
-        /// As stated in it.
-        stated: u64,
-        /// Changes so far.
-        right: u64,
-    },
-    /// One is under way.
+    Number { stated: u64, right: u64 },
     #[error("another change was accepted in this epoch; the next may follow in the next epoch")]
     UnderWay,
-    /// A part twice, or in another order.
     #[error("{0} of the change do not stand in rising order, each once")]
     Order(&'static str),
-    /// Not a node id.
     #[error("`{0}` is no node id, as `thimble keygen` prints it")]
     NodeId(String),
-    /// Nothing to do.
     #[error("the change leaves the members as they are")]
     Nothing,
-    /// Removing a node that is not a member.
     #[error("node {0} is to be removed and is no member")]
     NoMember(Principal),
-    /// Adding a node that is a member.
     #[error(
         "node {0} is to be added and is a member: to give it a new record, remove it in the same \
          change"
     )]
     Member(Principal),
-    /// How many there would be.
     #[error(
         "{after} members after the change, {before} before; a change may come to 1, to 4 to \
          {NODES_MAX}, or to as many as before: two or three tolerate no fault"
     )]
-    Size {
-        /// Before the change.
-        before: usize,
-        /// Number of members after the change.
-        after: usize,
-    },
+    Size { before: usize, after: usize },
     /// No remaining member has the state.
     #[error("no member stays: one at least must, for the others to fetch the state from")]
     NobodyStays,
-    /// An address twice.
     #[error("two members would have the same address, {0}")]
     Address(String),
-    /// The members cannot be dealt to.
     #[error("the members after the change cannot hold a key together: {0}")]
     Session(#[from] SessionError),
-    /// A signature of a node that is not a member.
     #[error("signer {0} is not a member")]
     Signer(Principal),
-    /// A false signature.
     #[error(
         "the signature of node {0} does not verify: the change was made again after it, or by \
          somebody else"
     )]
     Signature(Principal),
-    /// Not enough signatures.
     #[error("{have} members signed the change; {need} must")]
-    Unsigned {
-        /// How many did.
-        have: usize,
-        /// How many must.
-        need: u32,
-    },
-    /// A record or a file.
+    Unsigned { have: usize, need: u32 },
     #[error(transparent)]
     Genesis(#[from] GenesisError),
-    /// The encoding of a change is refused.
     #[error("the change: {0}")]
     Bytes(#[from] BytesError),
 }

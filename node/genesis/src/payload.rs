@@ -31,14 +31,12 @@ pub enum Payload {
 
 /// Why bytes are not a payload.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum PayloadError {
-    /// The encoding of a payload is refused.
     #[error("the payload: {0}")]
     Bytes(#[from] BytesError),
-    /// The dealing inside.
     #[error("the dealing: {0}")]
     Dealing(#[from] DecodeError),
-    /// The change inside.
     #[error(transparent)]
     Change(#[from] ChangeError),
 }

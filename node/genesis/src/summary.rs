@@ -115,50 +115,27 @@ enum Dealt {
 
 /// Why a payload, a share or stored bytes were refused.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum SummaryError {
-    /// Not a payload.
     #[error(transparent)]
     Payload(#[from] PayloadError),
-    /// Not a member's block.
     #[error("member {} is not one of the {members} of this epoch", member.0)]
-    NoMember {
-        /// The leader or dealer whose index is too large.
-        member: NodeIndex,
-        /// How many there are.
-        members: usize,
-    },
-    /// Of another epoch.
+    NoMember { member: NodeIndex, members: usize },
     #[error("the dealing is for epoch {stated}; dealings of this epoch are for epoch {right}")]
-    OtherEpoch {
-        /// As stated in it.
-        stated: u64,
-        /// As it must be.
-        right: u64,
-    },
-    /// Nothing is wanted.
+    OtherEpoch { stated: u64, right: u64 },
     #[error("the transcript of epoch {0} is made already: the dealing is surplus")]
     Surplus(u64),
-    /// Once is enough.
     #[error("member {} has dealt in this epoch before", .0.0)]
     DealtTwice(NodeIndex),
-    /// A dealing that could not be made, or failed a check.
     #[error(transparent)]
     Dealing(#[from] DealingError),
-    /// A share of another key or another epoch.
     #[error("the share of member {} is not that of key epoch {}", member.0, key_epoch.0)]
-    OtherShare {
-        /// The member that the share was to deal for.
-        member: NodeIndex,
-        /// Of the shares in use.
-        key_epoch: Epoch,
-    },
-    /// A change of members.
+    OtherShare { member: NodeIndex, key_epoch: Epoch },
     #[error(transparent)]
     Change(#[from] ChangeError),
     /// Epochs are counted with 32 bits in encryption keys.
     #[error("epoch {0} has no successor that an encryption key could be moved to")]
     LastEpoch(u64),
-    /// The members cannot be dealt to.
     #[error("the handing on: {0}")]
     Session(#[from] SessionError),
     /// The shares of a genesis are not in the summary.
@@ -167,35 +144,21 @@ pub enum SummaryError {
          not out of the summary"
     )]
     GenesisShare,
-    /// A share that does not come out.
     #[error("the transcript: {0}")]
     Transcript(#[from] TranscriptError),
-    /// Members and committee do not fit.
     #[error(
         "{members} members with a committee of {shares}, of which {threshold} sign together: they \
          do not belong together"
     )]
-    Committee {
-        /// Number of members.
-        members: usize,
-        /// Shares of the committee.
-        shares: usize,
-        /// Threshold of the committee: shares that sign together.
-        threshold: u32,
-    },
-    /// The committee is invalid.
+    Committee { members: usize, shares: usize, threshold: u32 },
     #[error("the committee: {0}")]
     Key(#[from] nidkg::BlsError),
-    /// The encoding of a stored summary is refused.
     #[error("the summary: {0}")]
     Bytes(#[from] BytesError),
-    /// A part of stored bytes.
     #[error("the summary: {0}")]
     Decode(#[from] DecodeError),
-    /// A record in stored bytes.
     #[error("the summary: {0}")]
     Record(#[from] GenesisError),
-    /// Parts of stored bytes that do not belong together.
     #[error("the summary: {0} does not belong to the rest of it")]
     Mixed(&'static str),
 }

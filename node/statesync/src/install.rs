@@ -58,81 +58,40 @@ const ROWS_AT_ONCE: usize = 1024;
 
 /// Why an installation cannot continue. Fetched data stays, and a new attempt continues from it.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum InstallError {
-    /// The disk is full.
     #[error("the disk of {path} is full: free some space; what was fetched so far is kept")]
-    DiskFull {
-        /// Which file could not be written.
-        path: PathBuf,
-    },
-    /// A file or a folder cannot be worked on.
+    DiskFull { path: PathBuf },
     #[error("cannot {action} {path}: {source}")]
-    Io {
-        /// The operation that failed.
-        action: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// Error of the operating system.
-        source: io::Error,
-    },
-    /// A memory's file.
+    Io { action: &'static str, path: PathBuf, source: io::Error },
     #[error(transparent)]
     Pages(#[from] PagesError),
-    /// A store, the old one or the new one.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The old state's modules.
     #[error(transparent)]
     Blobs(#[from] BlobError),
-    /// The payloads of the old state's messages.
     #[error(transparent)]
     Payloads(#[from] PayloadError),
-    /// The manifest has the certified root and cannot be read: the nodes that certified it run
-    /// another version.
     #[error("the certified manifest cannot be read ({0}): is this node of the subnet's version?")]
     Manifest(#[from] ManifestError),
-    /// The same of the records.
     #[error("the certified records cannot be read ({0}): is this node of the subnet's version?")]
     Records(#[from] RowError),
-    /// And of a leaf.
     #[error("a certified leaf cannot be read ({0}): is this node of the subnet's version?")]
     Leaf(#[from] LeafError),
-    /// A memory or a blob is larger than this node's limits allow.
     #[error(
         "the certified state has {what} of {bytes} bytes and this node's limit is {limit}: the \
          nodes of a subnet must have the same limits"
     )]
-    Limit {
-        /// The object that is too large.
-        what: &'static str,
-        /// Bytes that it has.
-        bytes: u64,
-        /// Most bytes that it may have.
-        limit: u64,
-    },
-    /// The state is for another height than its records.
+    Limit { what: &'static str, bytes: u64, limit: u64 },
     #[error("the manifest is of height {} and its records of height {}", .manifest.0, .records.0)]
-    Height {
-        /// In the header.
-        manifest: Height,
-        /// In the records.
-        records: Height,
-    },
-    /// Chunks are missing.
+    Height { manifest: Height, records: Height },
     #[error("{missing} chunks are missing: the state is not complete")]
-    Incomplete {
-        /// Chunks that were not offered yet.
-        missing: u64,
-    },
-    /// Someone has the old state open, or installs too.
+    Incomplete { missing: u64 },
     #[error(
         "{path} is in use: stop the executor (and any other process) that has it open before the \
          new state takes its place"
     )]
-    InUse {
-        /// The file or folder that another process has open.
-        path: PathBuf,
-    },
+    InUse { path: PathBuf },
 }
 
 impl InstallError {

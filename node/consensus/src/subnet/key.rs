@@ -28,21 +28,14 @@ const POINT: usize = 96;
 
 /// Why the engine cannot sign with what it was given.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum EngineKeyError {
-    /// Bytes that are not a valid key.
     #[error("{what} of the subnet key does not decode: {reason}")]
-    Decode {
-        /// The part of the key that does not fit.
-        what: &'static str,
-        /// Why it is invalid.
-        reason: String,
-    },
-    /// Parts of different keys.
+    Decode { what: &'static str, reason: String },
     #[error(
         "{0} does not belong to the subnet's public polynomial: files of two subnets were mixed"
     )]
     Mismatch(&'static str),
-    /// Members out of order.
     #[error("members must be sorted by node key, each once: member {0} is not")]
     Order(usize),
 }
