@@ -191,8 +191,8 @@ impl Installation for Installer {
         match self.inner.offer(*chunk, bytes) {
             Ok(()) => Ok(OfferOutcome::Taken),
             Err(OfferError::Install(error)) => Err(error),
-            Err(error) if error.is_peer_fault() => Ok(OfferOutcome::False(error.to_string())),
-            Err(OfferError::Rejected(_)) => Ok(OfferOutcome::NotWanted),
+            Err(error @ OfferError::Wrong(_)) => Ok(OfferOutcome::False(error.to_string())),
+            Err(OfferError::NotWanted(_)) => Ok(OfferOutcome::NotWanted),
         }
     }
 

@@ -123,39 +123,18 @@ impl InstallError {
     }
 }
 
-/// Why a chunk was refused.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum ChunkRejection {
-    /// It does not match the certified root: its sender is faulty.
-    #[error("{chunk} has another hash than the certified manifest says")]
-    Wrong {
-        /// The chunk that came.
-        chunk: ChunkId,
-    },
-    /// It was not requested, or is there already. Not a fault of the sender.
-    #[error("{chunk} is not wanted")]
-    NotWanted {
-        /// The chunk that came.
-        chunk: ChunkId,
-    },
-}
-
 /// Why a chunk was not accepted.
 #[derive(Debug, Error)]
 pub enum OfferError {
-    /// The chunk was refused; [`Self::is_peer_fault`] decides whether its sender is at fault.
-    #[error(transparent)]
-    Rejected(#[from] ChunkRejection),
+    /// It does not match the certified root: its sender is faulty.
+    #[error("{0} has another hash than the certified manifest says")]
+    Wrong(ChunkId),
+    /// It was not requested, or is there already. Not a fault of the sender.
+    #[error("{0} is not wanted")]
+    NotWanted(ChunkId),
     /// This node failed; no peer is at fault.
     #[error(transparent)]
     Install(#[from] InstallError),
-}
-
-impl OfferError {
-    /// Whether the sender of the chunk is at fault.
-    pub fn is_peer_fault(&self) -> bool {
-        matches!(self, Self::Rejected(ChunkRejection::Wrong { .. }))
-    }
 }
 
 /// How far an installation is.
@@ -358,15 +337,14 @@ impl StateInstaller {
     /// Takes a chunk that [`StateInstaller::missing`] named.
     ///
     /// # Errors
-    /// When it is not what the certified root leads to ([`OfferError::is_peer_fault`]), is not
+    /// When it is not what the certified root leads to ([`OfferError::Wrong`]), is not
     /// wanted, or cannot be written; in all cases it is as if it had not been offered.
     pub fn offer(&mut self, chunk: ChunkId, bytes: &[u8]) -> Result<(), OfferError> {
-        let (wrong, not_wanted) =
-            (ChunkRejection::Wrong { chunk }, ChunkRejection::NotWanted { chunk });
+        let (wrong, not_wanted) = (OfferError::Wrong(chunk), OfferError::NotWanted(chunk));
         match (&mut self.stage, chunk) {
             (Stage::Header, ChunkId::Manifest(0)) => {
                 if root_of(bytes) != self.root {
-                    return Err(wrong.into());
+                    return Err(wrong);
                 }
                 self.take_header(bytes)?;
             }
@@ -375,13 +353,13 @@ impl StateInstaller {
                 let slot = piece.and_then(|piece| there.get_mut(piece as usize));
                 let hash = piece.and_then(|piece| header.pieces.get(piece as usize));
                 let (Some(piece), Some(slot), Some(hash)) = (piece, slot, hash) else {
-                    return Err(not_wanted.into());
+                    return Err(not_wanted);
                 };
                 if *slot {
-                    return Err(not_wanted.into());
+                    return Err(not_wanted);
                 }
                 if header.piece_bytes(piece) != Some(bytes.len()) || piece_hash(bytes) != *hash {
-                    return Err(wrong.into());
+                    return Err(wrong);
                 }
                 self.staging.put_piece(piece, bytes)?;
                 *slot = true;
@@ -389,17 +367,17 @@ impl StateInstaller {
             }
             (Stage::Leaves { plan, .. }, ChunkId::Leaf(object, index)) => {
                 let Some((planned, ordinal, hash)) = plan.find(object, index)? else {
-                    return Err(not_wanted.into());
+                    return Err(not_wanted);
                 };
                 if !plan.is_wanted(ordinal) {
-                    return Err(not_wanted.into());
+                    return Err(not_wanted);
                 }
                 let length_fits = match object {
                     ObjectId::Memory(_) => bytes.len() <= state::manifest::CHUNK_BYTES_MAX,
                     _ => stream_leaf_bytes(planned.length, index) == Some(bytes.len()),
                 };
                 if !length_fits || piece_hash(bytes) != hash {
-                    return Err(wrong.into());
+                    return Err(wrong);
                 }
                 self.write(&planned, index, bytes)?;
                 if let Stage::Leaves { plan, .. } = &mut self.stage {
@@ -407,7 +385,7 @@ impl StateInstaller {
                 }
                 self.progress.bytes_done += planned.leaf_bytes(index);
             }
-            _ => return Err(not_wanted.into()),
+            _ => return Err(not_wanted),
         }
         self.count();
         Ok(())

@@ -35,8 +35,8 @@ mod worker;
 pub use compute::Job;
 pub use error::ManifestError;
 pub use install::{
-    ChunkRejection, InstallError, LocalState, OfferError, Progress, StateInstaller,
-    complete_install, complete_install_on,
+    InstallError, LocalState, OfferError, Progress, StateInstaller, complete_install,
+    complete_install_on,
 };
 pub use snapshot::{PinnedFiles, ServeError, Snapshot};
 pub use source::{SnapshotLease, SnapshotSource};

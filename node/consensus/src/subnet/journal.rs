@@ -97,12 +97,8 @@ impl Journal {
     /// Opens the journal at `path`, made if absent.
     pub(super) fn open(disk: SharedDisk, path: &Path, bytes_max: u64) -> Result<Self, RecordError> {
         if let Some(folder) = path.parent() {
-            let failed = |source| RecordError::Io {
-                path: folder.to_path_buf(),
-                doing: "creating the folder",
-                source,
-            };
-            disk.create_folder(folder).map_err(failed)?;
+            disk.create_folder(folder)
+                .map_err(|source| RecordError::io(folder, "creating the folder", source))?;
         }
         let (mut calls, mut damaged) = (Vec::new(), false);
         let read = read(&disk, path, bytes_max, &mut calls, &mut damaged);
@@ -180,11 +176,8 @@ impl Journal {
     /// Only with what is live; whole or not at all.
     fn rewrite(&self, file: &mut RecordFile) -> Result<(), RecordError> {
         let calls: Vec<_> = self.kept.lock().calls.values().cloned().map(Record::Call).collect();
-        let encoded = encode(&calls).map_err(|source| RecordError::Io {
-            path: self.path.clone(),
-            doing: "encoding",
-            source,
-        })?;
+        let encoded =
+            encode(&calls).map_err(|source| RecordError::io(&self.path, "encoding", source))?;
         *file = RecordFile::replace(self.disk.as_ref(), &self.path, KIND, &encoded)?;
         file.mark();
         Ok(())

@@ -29,8 +29,7 @@ pub(super) fn silent_until(
 ) -> Result<Option<u64>, RecordError> {
     let slot =
         |folder: &Path| RecordSlot { disk: disk.clone(), path: folder.join(FILE), kind: KIND };
-    let failed =
-        |doing| move |source| RecordError::Io { path: directory.to_path_buf(), doing, source };
+    let failed = |doing| move |source| RecordError::io(directory, doing, source);
     match disk.list(directory) {
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {

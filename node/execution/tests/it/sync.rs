@@ -16,8 +16,8 @@ use sha2::{Digest, Sha256};
 use state::manifest::{Body, CHUNK_BYTES_MAX, Header, LEAF_BYTES, encode_leaf, piece_hash};
 use state::{Batch, CanisterId, ChunkId, Height, ObjectId};
 use statesync::{
-    ChunkRejection, InstallError, LocalState, OfferError, ServeError, SnapshotSource,
-    StateInstaller, complete_install, complete_install_on,
+    InstallError, LocalState, OfferError, ServeError, SnapshotSource, StateInstaller,
+    complete_install, complete_install_on,
 };
 use testing::SmallDisk;
 
@@ -497,7 +497,7 @@ fn wrong_chunks_are_refused_and_cost_nothing() {
             let wrong: [&[u8]; 4] = [&flipped, &longer, &bytes[..bytes.len() - 1], &[]];
             for wrong in wrong {
                 let error = installer.offer(chunk, wrong).unwrap_err();
-                assert!(error.is_peer_fault(), "{error}");
+                assert!(matches!(error, OfferError::Wrong(_)), "{error}");
                 refused += 1;
             }
             let elsewhere = match chunk {
@@ -505,14 +505,11 @@ fn wrong_chunks_are_refused_and_cost_nothing() {
                 ChunkId::Leaf(object, index) => ChunkId::Leaf(object, index + 1_000_000),
             };
             let error = installer.offer(elsewhere, &bytes).unwrap_err();
-            assert!(
-                matches!(error, OfferError::Rejected(ChunkRejection::NotWanted { .. })),
-                "{error}"
-            );
-            assert!(!error.is_peer_fault());
+            assert!(matches!(error, OfferError::NotWanted(_)), "{error}");
             installer.offer(chunk, &bytes).unwrap();
             let again = installer.offer(chunk, &bytes).unwrap_err();
-            assert!(!again.is_peer_fault(), "a chunk that came twice is not a fault");
+            let is_fault = matches!(again, OfferError::Wrong(_));
+            assert!(!is_fault, "a chunk that came twice is not a fault");
         }
     }
     assert_eq!(kinds.len(), 5);
@@ -858,7 +855,7 @@ fn a_full_disk_stops_an_installation_until_there_is_room() {
     };
     match failed {
         OfferError::Install(error) => assert!(error.can_heal(), "{error}"),
-        OfferError::Rejected(rejected) => panic!("{rejected}"),
+        rejected => panic!("{rejected}"),
     }
     disk.resize("200m");
     // The same installer continues, and so would another.

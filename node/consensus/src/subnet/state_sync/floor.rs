@@ -60,11 +60,8 @@ impl Floor {
             height: self.height,
             finalization: self.finalization.encode().to_vec(),
         };
-        let payload = postcard::to_stdvec(&record).map_err(|error| RecordError::Io {
-            path: path.to_path_buf(),
-            doing: "encoding",
-            source: std::io::Error::other(error),
-        })?;
+        let payload = postcard::to_stdvec(&record)
+            .map_err(|error| RecordError::io(path, "encoding", std::io::Error::other(error)))?;
         slot(disk, path).write(&payload)
     }
 
