@@ -22,6 +22,8 @@ use nidkg::{
 use state::Height;
 use thiserror::Error;
 
+use crate::newest::insert_newest;
+
 /// The subnet's signature on the state root of a height.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
@@ -114,10 +116,7 @@ impl CommitteeSchedule {
             "a committee begins at height {} and the newest after it",
             from.0
         );
-        known.insert(from, Arc::new(signers));
-        while known.len() > COMMITTEES_KEPT {
-            known.pop_first();
-        }
+        insert_newest(&mut known, from, Arc::new(signers), COMMITTEES_KEPT);
     }
 
     /// Who signs from the newest height on that another committee began at, and that height.

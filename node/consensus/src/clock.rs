@@ -44,16 +44,13 @@ pub trait WallClock: Send + Sync {
         self.now().max(Time(previous.0.saturating_add(1)))
     }
 
-    /// How long until a block made after one of `previous` has at least `time`.
-    fn duration_until(&self, time: Time, previous: Time) -> Duration {
-        let _ = previous;
+    /// How long until a block made after one of `_previous` has at least `time`.
+    fn duration_until(&self, time: Time, _previous: Time) -> Duration {
         Duration::from_nanos(time.0.saturating_sub(self.now().0))
     }
 
     /// The newest block has this time.
-    fn set_newest_block_time(&self, time: Time) {
-        let _ = time;
-    }
+    fn set_newest_block_time(&self, _time: Time) {}
 }
 
 /// The machine's wall clock.

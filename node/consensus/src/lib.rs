@@ -20,6 +20,7 @@
 mod block_log;
 mod certifier;
 mod clock;
+mod newest;
 mod outcalls;
 mod pool;
 mod replay;

@@ -176,18 +176,23 @@ impl OutcallAnswers {
 
     /// Adds an answer of this node, with the memory that it holds.
     pub fn answer(&self, answer: OutcallAnswer, held: Reservation) {
-        let id = answer.id;
-        let is_within = |open: OpenOutcall| open.is_answered_by(&answer);
-        if self.open_request(id).is_some_and(|open| !is_within(open)) {
+        let (id, digest) = (answer.id, answer.digest());
+        let mut inner = self.lock();
+        let Some(open) = inner.open.get(&id) else { return };
+        if !open.is_answered_by(&answer) {
             tracing::error!(
                 request = id.0,
                 "what this node found out is no answer to its request, and is dropped"
             );
             return;
         }
-        if !self.store_answer(answer, held) {
+        // The first counts.
+        if inner.known.contains_key(&id) {
             return;
         }
+        let kept = Some(StoredAnswer { answer, held, adopted: None });
+        inner.known.insert(id, VouchedAnswer { digest, kept, is_over: false });
+        drop(inner);
         match self.alone.get() {
             Some(schedule) => self.sign_alone(id, schedule),
             None => self.work_available.notify_one(),
@@ -256,20 +261,6 @@ impl OutcallAnswers {
                 known.kept = Some(StoredAnswer { answer, held, adopted });
             }
         }
-        true
-    }
-
-    /// The first answer counts, and one of a request that is open alone. Whether it is kept.
-    fn store_answer(&self, answer: OutcallAnswer, held: Reservation) -> bool {
-        let digest = answer.digest();
-        let mut inner = self.lock();
-        let is_answer = inner.open.get(&answer.id).is_some_and(|open| open.is_answered_by(&answer));
-        if !is_answer || inner.known.contains_key(&answer.id) {
-            return false;
-        }
-        let id = answer.id;
-        let kept = Some(StoredAnswer { answer, held, adopted: None });
-        inner.known.insert(id, VouchedAnswer { digest, kept, is_over: false });
         true
     }
 

@@ -196,8 +196,8 @@ struct Inner {
 
 impl Inner {
     /// Removes a call. Its entry in the order is removed at the next check of the order.
-    fn remove_call(&mut self, id: &IngressId) {
-        let Some(call) = self.waiting.remove(id) else { return };
+    fn remove_call(&mut self, id: &IngressId) -> Option<Waiting> {
+        let call = self.waiting.remove(id)?;
         self.held.retain(|held| held.id != *id);
         let bytes = call.bytes();
         assert!(self.bytes >= bytes, "a call of {bytes} bytes leaves, all have {}", self.bytes);
@@ -214,6 +214,7 @@ impl Inner {
             held.bytes -= bytes;
             held.messages -= 1;
         }
+        Some(call)
     }
 
     /// Calls of users that wait: answers have bounds of their own.
@@ -607,7 +608,9 @@ impl IngressPool {
             .filter(|(_, call)| call.validity.until < now)
             .map(|(id, _)| *id)
             .collect();
-        expired.iter().for_each(|id| inner.remove_call(id));
+        for id in &expired {
+            inner.remove_call(id);
+        }
         if !expired.is_empty() {
             inner.drop_stale_ids();
         }
@@ -700,15 +703,9 @@ impl IngressPool {
                     break;
                 }
                 order.pop_front();
-                let Some(call) = inner.waiting.remove(&id) else { continue };
-                let of_call = call.bytes();
-                assert!(
-                    inner.bytes >= of_call,
-                    "a call of {of_call} bytes is taken, all have {}",
-                    inner.bytes
-                );
-                inner.bytes -= of_call;
-                let Waiting { signed, validity, answer, .. } = call;
+                let Some(Waiting { signed, validity, answer, .. }) = inner.remove_call(&id) else {
+                    continue;
+                };
                 if validity.until >= now {
                     bytes += size.unwrap_or_default();
                     inner.taken += u64::from(answer.is_none());

@@ -12,7 +12,7 @@
 //! machine's source be a poor one. The block records it for replays. While the source fails no
 //! block is made: it has no substitute.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use lifecycle::Cause;
@@ -22,9 +22,8 @@ use sha2::{Digest, Sha256};
 use state::{Fault, Height, Time};
 
 use crate::{
-    BlockLog, Certificate, Certifier, Consensus, ConsensusDeps, ConsensusError, CountedQueries,
-    Demand, FinalisedBatch, FinalisedBlock, IngressPool, RecordedOutcome, Step, WallClock,
-    block_log::Replay, replay::BatchSequence,
+    Certificate, Certifier, Consensus, ConsensusDeps, ConsensusError, Demand, FinalisedBatch,
+    FinalisedBlock, RecordedOutcome, Step, block_log::Replay, replay::BatchSequence,
 };
 
 const RANDOMNESS_DOMAIN: &[u8] = b"\x11thimble-randomness";
@@ -55,13 +54,9 @@ impl RandomSource for SystemRandom {
 
 /// A node that makes its blocks alone.
 pub struct SingleNode {
-    pool: Arc<IngressPool>,
-    log: BlockLog,
+    deps: ConsensusDeps,
     certifier: Certifier,
-    clock: Arc<dyn WallClock>,
     random: Box<dyn RandomSource>,
-    limits: ConsensusLimits,
-    queries: Option<Arc<dyn CountedQueries>>,
     replay: Option<Replay>,
     batches: BatchSequence,
     time: Time,
@@ -83,22 +78,16 @@ impl SingleNode {
     ) -> Result<Self, ConsensusError> {
         deps.log.check_complete(resume_from)?;
         let replay = deps.log.read_from(resume_from)?;
-        let ConsensusDeps { pool, log, clock, envelopes, limits, states: _, outcalls, queries } =
-            deps;
-        clock.set_newest_block_time(time);
-        if let Some(outcalls) = outcalls {
-            outcalls.decide_alone(pool.clone(), certifier.schedule().clone());
+        deps.clock.set_newest_block_time(time);
+        if let Some(outcalls) = &deps.outcalls {
+            outcalls.decide_alone(deps.pool.clone(), certifier.schedule().clone());
         }
         Ok(Self {
-            pool,
-            log,
+            batches: BatchSequence::new(deps.envelopes.clone(), resume_from),
+            deps,
             certifier,
-            clock,
             random,
-            limits,
-            queries,
             replay: Some(replay),
-            batches: BatchSequence::new(envelopes, resume_from),
             time,
             signature_hash: [0; 32],
             set_back_after: None,
@@ -132,9 +121,9 @@ impl SingleNode {
     /// advances only when a block has been recorded: an attempt that fails does not use it up.
     fn next_time(&self) -> Time {
         if self.set_back_after == Some(self.batches.height) {
-            let window = Self::ingress_window(&self.limits).as_nanos();
+            let window = Self::ingress_window(&self.deps.limits).as_nanos();
             let window = u64::try_from(window).unwrap_or(u64::MAX);
-            let back = Time(self.clock.now().0.saturating_add(window));
+            let back = Time(self.deps.clock.now().0.saturating_add(window));
             if back < self.time {
                 tracing::warn!(
                     height = self.batches.height.0 + 1,
@@ -144,7 +133,7 @@ impl SingleNode {
                 return back;
             }
         }
-        self.clock.next_block_time(self.time)
+        self.deps.clock.next_block_time(self.time)
     }
 
     fn next_logged(&mut self) -> Result<Option<FinalisedBatch>, ConsensusError> {
@@ -165,7 +154,7 @@ impl SingleNode {
     ) -> Result<FinalisedBatch, ConsensusError> {
         let batch = self.batches.hand_out(block, recorded)?;
         self.time = block.time;
-        self.clock.set_newest_block_time(block.time);
+        self.deps.clock.set_newest_block_time(block.time);
         Ok(batch)
     }
 
@@ -186,15 +175,15 @@ impl SingleNode {
             let reason = format!(
                 "the machine's random source fails ({reason}); no block is made without it"
             );
-            self.pool.health().refuse(Cause::Randomness, reason);
-            if self.pool.stop().wait(wait) {
+            self.deps.pool.health().refuse(Cause::Randomness, reason);
+            if self.deps.pool.stop().wait(wait) {
                 return None;
             }
             wait = (wait * 2).min(RANDOMNESS_RETRY_MAX);
         };
         if failed {
             tracing::info!("the random source is back");
-            self.pool.health().withdraw(Cause::Randomness);
+            self.deps.pool.health().withdraw(Cause::Randomness);
         }
         let mut hash = Sha256::new();
         hash.update(RANDOMNESS_DOMAIN);
@@ -208,9 +197,9 @@ impl SingleNode {
         if demand.more {
             return Duration::ZERO;
         }
-        let idle = Duration::from_millis(self.limits.idle_round_millis);
+        let idle = Duration::from_millis(self.deps.limits.idle_round_millis);
         match demand.next_timer {
-            Some(timer) => idle.min(self.clock.duration_until(timer, self.time)),
+            Some(timer) => idle.min(self.deps.clock.duration_until(timer, self.time)),
             None => idle,
         }
     }
@@ -224,22 +213,22 @@ impl SingleNode {
     /// As there.
     pub fn next(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
         // Also between batches that are executed again: what was executed is in the last checkpoint.
-        if self.pool.closing() {
+        if self.deps.pool.closing() {
             return Ok(Step::Closing);
         }
         if let Some(logged) = self.next_logged()? {
             return Ok(Step::Execute(logged));
         }
-        self.pool.wait(self.timeout(demand));
-        if self.pool.closing() {
+        self.deps.pool.wait(self.timeout(demand));
+        if self.deps.pool.closing() {
             return Ok(Step::Closing);
         }
         let Some(randomness) = self.randomness() else { return Ok(Step::Closing) };
         let time = self.next_time();
-        let calls = self.pool.take(
+        let calls = self.deps.pool.take(
             time,
-            self.limits.block_ingress_bytes,
-            self.limits.block_ingress_messages,
+            self.deps.limits.block_ingress_bytes,
+            self.deps.limits.block_ingress_messages,
         );
         let height = Height(self.batches.height.0 + 1);
         let block = FinalisedBlock {
@@ -249,10 +238,10 @@ impl SingleNode {
             ingress: calls.iter().map(|call| call.signed.clone()).collect(),
             key: None,
             agreed: None,
-            queries: self.queries.as_ref().and_then(|it| it.report(height)).map(Box::new),
+            queries: self.deps.queries.as_ref().and_then(|it| it.report(height)).map(Box::new),
         };
-        if let Err(error) = self.log.append_block(&block) {
-            self.pool.put_back(calls);
+        if let Err(error) = self.deps.log.append_block(&block) {
+            self.deps.pool.put_back(calls);
             return Err(error.into());
         }
         self.hand_out(&block, None).map(Step::Execute)
@@ -270,11 +259,11 @@ impl SingleNode {
     ) -> Result<Vec<Certificate>, ConsensusError> {
         // While older batches are handed out again nothing may be appended behind newer ones; what
         // is computed again needs no note.
-        let again = self.replay.is_some() && self.log.last() != Some(height);
+        let again = self.replay.is_some() && self.deps.log.last() != Some(height);
         if !self.batches.was_recorded(height, root)? && !again {
-            self.log.append_outcome(height, root, &faults)?;
+            self.deps.log.append_outcome(height, root, &faults)?;
         }
-        self.log.record_certified(height)?;
+        self.deps.log.record_certified(height)?;
         let signed = self
             .certifier
             .sign(height, root)
@@ -302,7 +291,7 @@ impl Consensus for SingleNode {
     }
 
     fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError> {
-        Ok(self.log.prune(height)?)
+        Ok(self.deps.log.prune(height)?)
     }
 
     fn certificates_pending(&self) -> u64 {
@@ -313,7 +302,7 @@ impl Consensus for SingleNode {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use std::path::Path;
+    use std::{path::Path, sync::Arc};
 
     use envelope::Envelopes;
     use ic_principal::Principal;
@@ -322,6 +311,7 @@ mod tests {
     use state::{Ingress, IngressId, RequestId, SignedIngress, Validity};
 
     use super::*;
+    use crate::{BlockLog, IngressPool, WallClock};
 
     struct FixedClock(u64);
     impl WallClock for FixedClock {

@@ -22,7 +22,7 @@ use super::{
     block::{Digest, Opening},
     scheme::{HasSeed as _, Scheme, Seed},
 };
-use crate::{Demand, SyncProgress};
+use crate::{Demand, SyncProgress, newest::insert_newest};
 
 /// Seeds remembered, one per round.
 const SEEDS_KEPT: usize = 64;
@@ -231,27 +231,16 @@ impl ConsensusProgress {
     pub(super) fn finalised(&self, finalization: Opening) {
         {
             let mut inner = self.inner.lock();
-            inner.remember(finalization.seed());
-            inner.finalizations.insert(finalization.proposal.round, finalization);
-            while inner.finalizations.len() > FINALIZATIONS_KEPT {
-                inner.finalizations.pop_first();
-            }
+            let (seed, round) = (finalization.seed(), finalization.proposal.round);
+            insert_newest(&mut inner.seeds, seed.round, seed, SEEDS_KEPT);
+            insert_newest(&mut inner.finalizations, round, finalization, FINALIZATIONS_KEPT);
         }
         self.observed.notify_waiters();
     }
 
     fn remember(&self, seed: Seed) {
-        self.inner.lock().remember(seed);
+        insert_newest(&mut self.inner.lock().seeds, seed.round, seed, SEEDS_KEPT);
         self.observed.notify_waiters();
-    }
-}
-
-impl EngineObservations {
-    fn remember(&mut self, seed: Seed) {
-        self.seeds.insert(seed.round, seed);
-        while self.seeds.len() > SEEDS_KEPT {
-            self.seeds.pop_first();
-        }
     }
 }
 

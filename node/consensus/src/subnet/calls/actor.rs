@@ -211,15 +211,11 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
                 return;
             }
             // Of a final block 2f+1 nodes said so.
-            let verdict = wanted.votes.then(|| self.verdict(&signed));
+            let verdict = wanted.votes.then(|| self.config.envelopes.verify(&signed));
             let (bytes_max, calls_max) = (self.store_bytes_max(), self.store_calls_max());
             self.store.lock().put(digest, GatheredCall { signed, verdict }, bytes_max, calls_max);
             self.arrived.notify_waiters();
         }
-    }
-
-    fn verdict(&self, signed: &SignedIngress) -> Verdict {
-        self.config.envelopes.verify(signed)
     }
 
     fn answer_request(
@@ -388,7 +384,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
                 name.bytes
             ));
         }
-        let (id, validity) = verdict.unwrap_or_else(|| self.verdict(signed))?;
+        let (id, validity) = verdict.unwrap_or_else(|| self.config.envelopes.verify(signed))?;
         if id != name.id {
             return Err("a call is not the one its id names".into());
         }
