@@ -177,9 +177,6 @@ impl BlockLog {
     }
 
     /// The same on another disk.
-    ///
-    /// # Errors
-    /// As [`Self::open`].
     pub fn open_on(disk: SharedDisk, folder: &Path, segment_bytes: u64) -> Result<Self, LogError> {
         disk.create_folder(folder).map_err(io_error(folder, "creating the folder"))?;
         let mut segments = Vec::new();
@@ -437,9 +434,6 @@ impl BlockLog {
 
     /// Removes every block: a state above them all was installed, and the next block is the one
     /// after that state.
-    ///
-    /// # Errors
-    /// If a file cannot be removed.
     pub fn clear(&mut self) -> Result<(), LogError> {
         self.file = None;
         self.last = None;
@@ -474,9 +468,6 @@ impl BlockLog {
 
     /// Deletes segments whose every block is at or below `height`, that of a durable checkpoint.
     /// The newest stays.
-    ///
-    /// # Errors
-    /// When a file cannot be removed.
     pub fn prune(&mut self, height: Height) -> Result<(), LogError> {
         self.sync_certified()?;
         while self.segments.get(1).is_some_and(|next| next.first.0 <= height.0 + 1) {
@@ -493,15 +484,12 @@ impl BlockLog {
 
     /// Reads the blocks above `height`, in order, with their outcomes; one block in memory at a
     /// time. Blocks appended later are not read.
-    ///
-    /// # Errors
-    /// None now; opening is part of the contract.
-    pub fn read_from(&self, height: Height) -> Result<Replay, LogError> {
+    pub fn read_from(&self, height: Height) -> Replay {
         let start = self
             .segments
             .partition_point(|segment| segment.first.0 <= height.0 + 1)
             .saturating_sub(1);
-        Ok(Replay::new(self, start..self.segments.len(), height))
+        Replay::new(self, start..self.segments.len(), height)
     }
 
     /// Bytes of all segments on disk.

@@ -32,7 +32,7 @@ impl LogReplay {
     pub fn new(deps: ConsensusDeps, resume_from: Height) -> Result<Self, ConsensusError> {
         let ConsensusDeps { log, envelopes, .. } = deps;
         log.check_complete(resume_from)?;
-        let replay = log.read_from(resume_from)?;
+        let replay = log.read_from(resume_from);
         Ok(Self { _log: log, replay, batches: BatchSequence::new(envelopes, resume_from) })
     }
 }

@@ -209,9 +209,6 @@ pub trait Consensus: Send {
     ) -> BoxFuture<'_, Result<Vec<Certificate>, ConsensusError>>;
 
     /// A checkpoint at `height` is durable: batches up to it will not be asked for again.
-    ///
-    /// # Errors
-    /// When old log files cannot be removed.
     fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError>;
 
     /// Heights whose certificate is not complete yet.
@@ -219,9 +216,6 @@ pub trait Consensus: Send {
 
     /// Fetches parts of the state of the last [`Step::Behind`]: says what is wanted, and waits a
     /// moment for some of it.
-    ///
-    /// # Errors
-    /// When the engine ended.
     fn fetch(
         &mut self,
         want: ChunkRequest,

@@ -77,7 +77,7 @@ impl SingleNode {
         random: Box<dyn RandomSource>,
     ) -> Result<Self, ConsensusError> {
         deps.log.check_complete(resume_from)?;
-        let replay = deps.log.read_from(resume_from)?;
+        let replay = deps.log.read_from(resume_from);
         deps.clock.set_newest_block_time(time);
         if let Some(outcalls) = &deps.outcalls {
             outcalls.decide_alone(deps.pool.clone(), certifier.schedule().clone());
@@ -208,9 +208,6 @@ impl SingleNode {
 /// Each blocks its thread while it waits.
 impl SingleNode {
     /// See [`Consensus::next`].
-    ///
-    /// # Errors
-    /// As there.
     pub fn next(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
         // Also between batches that are executed again: what was executed is in the last checkpoint.
         if self.deps.pool.closing() {
@@ -248,9 +245,6 @@ impl SingleNode {
     }
 
     /// See [`Consensus::executed`].
-    ///
-    /// # Errors
-    /// As there.
     pub fn executed(
         &mut self,
         height: Height,

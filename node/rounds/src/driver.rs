@@ -174,9 +174,6 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
 
     /// Runs rounds until the stop, then makes a last checkpoint, so that the next start repeats
     /// nothing.
-    ///
-    /// # Errors
-    /// If the node cannot continue.
     pub async fn run(mut self) -> Result<DriverExit, RoundError> {
         let restarted_from = self.replica.height();
         if restarted_from > Height(0) {

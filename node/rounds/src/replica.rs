@@ -36,9 +36,6 @@ pub trait Replica: Send {
     fn execute(&mut self, batch: &Batch, rejected: &[Fault]) -> Result<RoundResult, FatalError>;
 
     /// Shows the state of a height, signed by the subnet.
-    ///
-    /// # Errors
-    /// When the height was not executed.
     fn certify(&mut self, height: Height, signature: Vec<u8>) -> Result<(), FatalError>;
 
     /// Room for calls of users.
@@ -58,9 +55,6 @@ pub trait Replica: Send {
     fn checkpoint(&mut self) -> Result<(), FatalError>;
 
     /// Begins to fetch a state into the node's own folder, alongside the present state.
-    ///
-    /// # Errors
-    /// When the disk fails.
     fn install(&self, folder: &Path, offer: &StateOffer) -> Result<Self::Installation, BeginError>;
 }
 

@@ -293,9 +293,6 @@ impl StateInstaller {
     /// first. Looks through a bounded number of leaves per call, copying what this node has, so
     /// it may give none although some are missing: until [`StateInstaller::is_complete`], call
     /// again.
-    ///
-    /// # Errors
-    /// When the disk fails.
     pub fn missing(&mut self, max: usize) -> Result<Vec<ChunkId>, InstallError> {
         match &mut self.stage {
             Stage::Header => Ok(vec![ChunkId::Manifest(0)]),

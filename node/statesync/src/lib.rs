@@ -46,9 +46,6 @@ use pages::{HeldLayout, MemoryId, PageStore, PagesError};
 
 /// The newest version of a memory, held for reading: readers hash the data or send it to peers,
 /// which cannot be undone.
-///
-/// # Errors
-/// When the store does not have the memory.
 pub fn hold_newest_layout(pages: &PageStore, memory: MemoryId) -> Result<HeldLayout, PagesError> {
     loop {
         // The newest version is never cut off; should another become the newest in between, that

@@ -63,9 +63,6 @@ impl SnapshotSource {
 
     /// One chunk of the state of a height, at most [`state::manifest::CHUNK_BYTES_MAX`] bytes.
     /// Takes about twice that while it runs; the caller bounds how many run at once.
-    ///
-    /// # Errors
-    /// When the height is not kept, has no such chunk, or cannot be read.
     pub fn chunk(&self, height: Height, chunk: ChunkId) -> Result<Vec<u8>, ServeError> {
         // Held for this chunk alone: a released snapshot is dropped as soon as it is not being
         // read.

@@ -71,9 +71,6 @@ pub struct ManifestWorker {
 
 impl ManifestWorker {
     /// Starts the thread, which publishes its results in `snapshots`.
-    ///
-    /// # Errors
-    /// When the system starts no thread.
     pub fn start(store: Arc<StateStore>, snapshots: SnapshotSource) -> Result<Self, ManifestError> {
         let shared = Arc::new(WorkerShared::default());
         let (jobs, received) = sync_channel::<Job>(1);

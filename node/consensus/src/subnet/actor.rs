@@ -126,7 +126,7 @@ impl Subnet {
         // The key as of the newest block, which is ahead of the state when blocks are executed
         // again.
         let mut newest = config.key;
-        let mut blocks = log.read_from(resume_from)?;
+        let mut blocks = log.read_from(resume_from);
         while let Some(logged) = blocks.next_block()? {
             newest = logged.block.key.or(newest);
         }
@@ -176,7 +176,7 @@ impl Subnet {
         }
         schemes.insert(entered.epoch, entered.scheme);
         let schedule = CommitteeSchedule::new(entered.from, entered.signers);
-        let replay = log.read_from(resume_from)?;
+        let replay = log.read_from(resume_from);
         let journal = Journal::open(
             disk,
             &log.folder().join("voted"),

@@ -254,9 +254,6 @@ impl Subnet {
     }
 
     /// The same, with everything the node sends passing through `layer`.
-    ///
-    /// # Errors
-    /// Those of [`Self::start`].
     pub fn start_through<L: SenderLayer>(
         deps: ConsensusDeps,
         config: SubnetConfig,

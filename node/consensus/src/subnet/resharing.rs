@@ -34,15 +34,9 @@ use crate::certifier::SigningCommittee;
 pub trait KeyStore: Send + Sync {
     /// The share of the committee that `summary` names, durable before it is returned. None if this
     /// node is not a member.
-    ///
-    /// # Errors
-    /// When it cannot be opened or kept.
     fn share(&self, summary: &Summary) -> Result<Option<SecretShare>, String>;
 
     /// The newest epoch whose share was asked for: this node may have voted in it.
-    ///
-    /// # Errors
-    /// When that cannot be read.
     fn voted(&self) -> Result<Option<u64>, String>;
 
     /// A change of the members that this node's operator wants in a block.
@@ -139,9 +133,7 @@ fn seed(context: &mut impl CryptoRng) -> StdRng {
 }
 
 fn bytes(key: &PublicKey) -> [u8; 32] {
-    let mut bytes = [0; 32];
-    bytes.copy_from_slice(key.as_ref());
-    bytes
+    key.as_ref().try_into().unwrap_or_default()
 }
 
 impl Resharing {
@@ -161,10 +153,6 @@ impl Resharing {
             checked: VecDeque::new(),
         };
         Arc::new(Self { inner: Mutex::new(inner), known: Mutex::default(), config })
-    }
-
-    fn engine(&self) -> Result<Engine, String> {
-        (self.config.arithmetic)()
     }
 
     pub(super) fn summary(&self) -> Arc<Summary> {
@@ -267,13 +255,9 @@ impl Resharing {
     /// Whether this node is a member, or is to be one.
     pub(super) fn is_current_or_next_member(&self) -> bool {
         let summary = self.summary();
-        let next = || {
-            summary
-                .next_members()
-                .iter()
-                .any(|member| member.node_key().to_bytes() == self.config.node_key)
-        };
-        summary.place_of(&self.config.node_key).is_some() || next()
+        let key = &self.config.node_key;
+        let is_it = |member: &NodeRecord| member.node_key().to_bytes() == *key;
+        summary.place_of(key).is_some() || summary.next_members().iter().any(is_it)
     }
 
     /// The payload for a block of this node. `before` holds the payloads of its ancestors that are
@@ -368,7 +352,7 @@ impl Resharing {
         };
         let this = self.clone();
         let checked = context.child("judge").shared(true).spawn(move |mut context| async move {
-            let engine = this.engine().map_err(VerdictError::Unavailable)?;
+            let engine = (this.config.arithmetic)().map_err(VerdictError::Unavailable)?;
             let checked = summary
                 .check(&engine, place, &payload.bytes, &mut seed(&mut context))
                 .map_err(|error| VerdictError::Invalid(error.to_string()))?;
@@ -419,7 +403,7 @@ impl Resharing {
             let (this, payload) = (self.clone(), payload.clone());
             let applied =
                 context.child("apply").shared(true).spawn(move |mut context| async move {
-                    let engine = this.engine()?;
+                    let engine = (this.config.arithmetic)()?;
                     let mut summary = Summary::clone(&this.summary());
                     let known = {
                         let mut inner = this.inner.lock();
@@ -481,7 +465,7 @@ impl Resharing {
         let of = summary.epoch();
         let dealt = context.child("deal").shared(true).spawn(move |mut context| async move {
             let share = this.config.keys.share(&summary)?.ok_or("this node has no share")?;
-            let engine = this.engine()?;
+            let engine = (this.config.arithmetic)()?;
             summary
                 .deal(&engine, me, &share, &mut seed(&mut context))
                 .map_err(|error| error.to_string())
