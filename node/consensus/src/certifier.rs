@@ -63,7 +63,6 @@ pub struct SigningCommittee {
 }
 
 impl SigningCommittee {
-    /// Checks that its numbers fit each other.
     fn check(&self) {
         let (shares, threshold) = (self.committee.shares.len(), self.committee.threshold as usize);
         debug_assert!((1..=shares).contains(&threshold), "{threshold} of {shares} shares sign");
@@ -194,7 +193,6 @@ impl Certifier {
         }
     }
 
-    /// Who signs, by heights.
     pub(crate) fn schedule(&self) -> &CommitteeSchedule {
         &self.schedule
     }

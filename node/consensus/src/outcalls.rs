@@ -67,7 +67,6 @@ struct Inner {
     adopted: u64,
 }
 
-/// An answer that this node vouches for.
 struct VouchedAnswer {
     digest: [u8; 32],
     /// Until the subnet signed it, or others needed its room.
@@ -91,7 +90,6 @@ struct ForeignAnswer {
 }
 
 impl Inner {
-    /// Answers of others that are kept.
     fn foreign_answers(&self) -> impl Iterator<Item = (OutcallId, ForeignAnswer, u64)> {
         self.known.iter().filter_map(|(id, known)| {
             let kept = known.kept.as_ref()?;
@@ -133,7 +131,6 @@ impl Inner {
     }
 }
 
-/// Answers that are kept of one asker.
 #[derive(Default)]
 struct AskerUsage {
     bytes: u64,
@@ -317,17 +314,14 @@ impl OutcallAnswers {
         inner.known.get(&id)?.kept.as_ref().map(|kept| read(&kept.answer))
     }
 
-    /// The requests that are open.
     pub(crate) fn open_requests(&self) -> BTreeMap<OutcallId, OpenOutcall> {
         self.lock().open.clone()
     }
 
-    /// The number of the next one.
     pub(crate) fn next_id(&self) -> OutcallId {
         self.lock().next
     }
 
-    /// One of them.
     pub(crate) fn open_request(&self, id: OutcallId) -> Option<OpenOutcall> {
         self.lock().open.get(&id).copied()
     }

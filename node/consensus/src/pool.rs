@@ -129,13 +129,11 @@ pub struct IngressPool {
 /// Who brought a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// A client of this node.
     Client,
     /// The node of this place.
     Peer(usize),
 }
 
-/// A call that waits.
 struct Waiting {
     signed: SignedIngress,
     /// SHA-256 of the envelope.
@@ -158,13 +156,11 @@ impl Waiting {
     }
 }
 
-/// A call that is held back.
 struct HeldCall {
     id: IngressId,
     since: Instant,
 }
 
-/// Use of the pool by a peer's calls.
 #[derive(Clone, Copy, Default)]
 struct PeerUsage {
     bytes: u64,
@@ -183,7 +179,6 @@ struct Inner {
     /// Parts the pool is divided into, one per node; 0 for a node that is alone.
     parts: u64,
     peers: BTreeMap<usize, PeerUsage>,
-    /// Calls of clients that were not announced to other nodes.
     unannounced: VecDeque<IngressId>,
     woken: bool,
     /// Calls the state could take in when it was last asked; `None` until then.
@@ -552,12 +547,10 @@ impl IngressPool {
         let _ = self.listener.set(Box::new(listener));
     }
 
-    /// Divides the pool anew.
     pub(crate) fn set_node_count(&self, nodes: usize) {
         self.lock().parts = nodes as u64;
     }
 
-    /// There is something to do.
     pub(crate) fn notify_listener(&self) {
         if let Some(listener) = self.listener.get() {
             listener();
@@ -649,7 +642,6 @@ impl IngressPool {
         offered
     }
 
-    /// Whether there is anything to offer beyond `skip`.
     pub(crate) fn has_more_than(&self, skip: &BTreeSet<IngressId>) -> bool {
         let inner = self.lock();
         inner.waiting.keys().any(|id| !skip.contains(id) && !inner.holds(id))

@@ -69,17 +69,14 @@ pub(crate) struct BatchSequence {
     envelopes: Arc<dyn Envelopes>,
     /// Height of the last batch handed out.
     pub(crate) height: Height,
-    /// Its recorded result.
     recorded: Option<RecordedOutcome>,
 }
 
 impl BatchSequence {
-    /// The batches above `height`.
     pub(crate) fn new(envelopes: Arc<dyn Envelopes>, height: Height) -> Self {
         Self { envelopes, height, recorded: None }
     }
 
-    /// The batch of the next block.
     pub(crate) fn hand_out(
         &mut self,
         block: &FinalisedBlock,

@@ -32,7 +32,6 @@ pub(crate) fn write_part(writer: &mut Vec<u8>, part: &[u8]) {
     writer.extend(part);
 }
 
-/// Takes an encoding apart.
 pub(crate) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -87,7 +86,6 @@ impl<'a> Reader<'a> {
         within(what, value.into(), min.into(), max.into()).map(|_| value)
     }
 
-    /// How many elements follow.
     pub(crate) fn count(&mut self, what: &'static str, max: usize) -> Result<usize, BytesError> {
         let value = u32::from_be_bytes(self.array(what)?);
         within(what, value.into(), 0, max as u64).map(|_| value as usize)
@@ -103,7 +101,6 @@ impl<'a> Reader<'a> {
         self.take(count, what)
     }
 
-    /// All that is left.
     pub(crate) fn rest(self) -> &'a [u8] {
         self.0
     }

@@ -26,12 +26,10 @@ pub struct SignedDealing {
     signature: Signature,
 }
 
-/// The dealing as stored in files.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DealingFile {
     version: u32,
-    /// Of the plan it is for.
     plan_hash: Hex<32>,
     /// Node id of the dealer, as text.
     dealer: String,
@@ -88,7 +86,6 @@ impl SignedDealing {
         Ok(index)
     }
 
-    /// The dealing inside.
     pub(crate) fn decode(&self) -> Result<Dealing, GenesisError> {
         Dealing::from_bytes(&self.dealing)
             .map_err(|error| GenesisError::DealingBytes { dealer: self.dealer, error })

@@ -53,14 +53,11 @@ pub struct MembershipChange {
     signatures: Vec<(Principal, Signature)>,
 }
 
-/// The change as stored in files.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ChangeFile {
     version: u32,
-    /// Public key of the subnet it is for.
     subnet_key: Hex<96>,
-    /// How many changes came before it.
     number: u64,
     /// By rising node key.
     add: BoundedList<RecordFile, NODES_MAX>,

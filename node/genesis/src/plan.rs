@@ -27,7 +27,6 @@ pub struct Plan {
     session: Session,
 }
 
-/// The plan as stored in files.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PlanFile {

@@ -26,7 +26,6 @@ pub struct NodeRecord {
     signature: Signature,
 }
 
-/// The record as stored in files.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RecordFile {

@@ -423,7 +423,6 @@ impl Summary {
         Ok((change.signed_by(&self.members)?, self.committee().threshold))
     }
 
-    /// The effect of a payload, before it is applied.
     fn evaluate_payload(
         &self,
         engine: &Engine,
@@ -513,7 +512,6 @@ impl Summary {
         next.filter(|next| *next < u32::MAX).ok_or(SummaryError::LastEpoch(self.epoch))
     }
 
-    /// This epoch's resharing.
     fn session(&self) -> Result<Session, SummaryError> {
         session(self.committee(), self.target()?, &self.next_members)
     }

@@ -95,7 +95,6 @@ impl UncertifiedCalls {
     }
 }
 
-/// A checkpoint that failed and is tried again.
 struct Retry {
     backoff: Backoff,
     /// Not before then.

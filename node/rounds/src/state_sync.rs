@@ -13,7 +13,6 @@ use crate::{
     replica::{Installation, OfferOutcome, Replica},
 };
 
-/// Result of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// The state is whole, durable and counts: the node must start again, without another
@@ -21,7 +20,6 @@ pub(crate) enum Outcome {
     Ready,
     /// No peer serves it any more. The chunks fetched so far are kept.
     Over,
-    /// The node is closing.
     Closing,
 }
 

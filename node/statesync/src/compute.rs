@@ -27,9 +27,7 @@ pub struct Job {
     pub pinned: PinnedFiles,
 }
 
-/// Why there is no manifest.
 pub(crate) enum Failure {
-    /// The node stops.
     Stopped,
     /// The store failed; it reports the error.
     Write,

@@ -223,7 +223,6 @@ enum Stage {
     Leaves { header: Header, plan: Plan, cursor: Cursor },
 }
 
-/// The next leaf to check.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cursor {
     object: usize,
@@ -689,7 +688,6 @@ impl std::fmt::Debug for StateInstaller {
     }
 }
 
-/// Result of checking a leaf.
 enum LeafStatus {
     Missing(ChunkId),
     Present,

@@ -63,11 +63,8 @@ fn time_until(now: Time, then: Time) -> Duration {
 /// Contents of blocks that are agreed on and not executed.
 #[derive(Default)]
 struct UnexecutedContents {
-    /// The calls they name.
     calls: BTreeSet<IngressId>,
-    /// Their payloads for the subnet's key.
     payloads: Vec<(EngineHeight, KeyPayload)>,
-    /// Whose reports of queries they carry.
     reporters: BTreeSet<Principal>,
 }
 
@@ -101,7 +98,6 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         }
     }
 
-    /// Contents of ancestors that are not executed.
     async fn unexecuted_contents(
         &self,
         parent: &Block,

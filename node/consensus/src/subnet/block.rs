@@ -38,7 +38,6 @@ pub(crate) struct CallName {
     pub(crate) id: IngressId,
     /// SHA-256 of the envelope ([`state::SignedIngress::digest`]).
     pub(crate) digest: [u8; 32],
-    /// Length of the envelope.
     pub(crate) bytes: u32,
 }
 
@@ -125,7 +124,6 @@ impl Read for KeyPayload {
     }
 }
 
-/// A block, by what members agree on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Block {
     pub(super) parent: Digest,
@@ -280,11 +278,9 @@ impl Block {
 /// What [`Block::check_names`] compares with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NameBounds {
-    /// Calls of a block.
     pub(super) calls: u64,
     /// Accounted bytes of a block's calls, unless there is only one.
     pub(super) bytes: u64,
-    /// Bytes of one envelope.
     pub(super) call_bytes: u64,
 }
 

@@ -47,9 +47,7 @@ pub struct SubnetProgress {
 /// Progress and demand of the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ExecutionProgress {
-    /// Newest height executed here.
     pub(super) executed: Height,
-    /// Work that execution has left.
     pub(super) demand: Demand,
     /// Blocks below are not kept for others.
     pub(super) floor: Height,
@@ -68,7 +66,6 @@ pub(super) struct DeliveryProgress {
 /// Signatures of the members.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CertificationProgress {
-    /// Newest height certified here.
     pub(super) certified: Height,
     /// Newest height each member was heard to sign, by place.
     pub(super) heard: Vec<Height>,

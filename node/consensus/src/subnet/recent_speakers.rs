@@ -27,7 +27,6 @@ use commonware_utils::sync::Mutex;
 
 use super::{block::Digest, scheme::Scheme};
 
-/// When members were heard.
 pub(super) struct RecentSpeakers<C> {
     clock: C,
     me: PublicKey,
@@ -83,7 +82,6 @@ impl<C: Clock> RecentSpeakers<C> {
     }
 }
 
-/// Votes of an epoch.
 pub(super) struct PrimedVotes<C, R> {
     inner: R,
     first: VecDeque<Message<PublicKey>>,

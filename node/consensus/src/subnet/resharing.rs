@@ -59,7 +59,6 @@ enum VerdictError {
     Unavailable(String),
 }
 
-/// How a node takes part.
 pub(super) struct Config {
     pub(super) keys: Box<dyn KeyStore>,
     pub(super) arithmetic: Arithmetic,
@@ -116,7 +115,6 @@ const DEAL_AGAIN: Duration = Duration::from_secs(5);
 /// any.
 const CHECKED_MAX: usize = 4;
 
-/// Parts with which a node participates in an epoch.
 pub(super) struct EpochParticipation {
     pub(super) epoch: Epoch,
     /// Its first block.
@@ -183,7 +181,6 @@ impl Resharing {
         self.with_member_keys(|known| known.members.clone())
     }
 
-    /// Those of the epoch after.
     pub(super) fn next_members(&self) -> Vec<PublicKey> {
         self.with_member_keys(|known| known.next.clone())
     }
@@ -240,19 +237,16 @@ impl Resharing {
         })
     }
 
-    /// Whether this node is a member.
     pub(super) fn is_member(&self) -> bool {
         self.summary().place_of(&self.config.node_key).is_some()
     }
 
-    /// The id of a member.
     pub(super) fn node_id(&self, member: &PublicKey) -> Option<ic_principal::Principal> {
         let (summary, key) = (self.summary(), bytes(member));
         let is_it = |node: &&NodeRecord| node.node_key().to_bytes() == key;
         summary.members().iter().find(is_it).map(NodeRecord::node_id)
     }
 
-    /// Whether this node is a member, or is to be one.
     pub(super) fn is_current_or_next_member(&self) -> bool {
         let summary = self.summary();
         let key = &self.config.node_key;
@@ -335,7 +329,6 @@ impl Resharing {
         }
     }
 
-    /// One attempt of [`Self::check_payload`].
     async fn check_payload_once<E: Spawner + CryptoRng>(
         self: &Arc<Self>,
         context: &E,
@@ -447,7 +440,6 @@ impl Resharing {
         }
     }
 
-    /// One attempt of [`Self::deal`].
     async fn deal_once<E: Spawner + CryptoRng>(
         self: &Arc<Self>,
         context: &E,

@@ -52,7 +52,6 @@ pub(super) struct Scheme {
 struct SignatureCache {
     /// This node's shares of seeds.
     own: BTreeMap<Round, G1>,
-    /// Seeds.
     verified: BTreeMap<Round, G1>,
 }
 
@@ -61,7 +60,6 @@ impl Scheme {
         Self { inner, namespace: Arc::new(Namespace::new(namespace)), known: Arc::default() }
     }
 
-    /// The engine's own.
     pub(super) fn into_inner(self) -> Inner {
         self.inner
     }
@@ -85,7 +83,6 @@ impl Scheme {
         Self::new(namespace, Inner::verifier(namespace, members, sharing))
     }
 
-    /// Verifies certificates.
     pub(super) fn certificate_verifier(namespace: &[u8], key: G2) -> Self {
         Self::new(namespace, Inner::certificate_verifier(namespace, key))
     }
@@ -302,7 +299,6 @@ impl certificate::Scheme for Scheme {
 
 /// A certificate that was verified.
 pub(super) trait HasSeed {
-    /// The seed of its round.
     fn seed(&self) -> Seed;
 }
 

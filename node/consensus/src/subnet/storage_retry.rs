@@ -17,11 +17,9 @@ const WAIT_FIRST: Duration = Duration::from_millis(20);
 /// The longest wait between two attempts.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// Retries failed operations of the engine's storage.
 pub(super) struct StorageRetry<C> {
     clock: Arc<C>,
     health: Health,
-    /// Operations that wait now.
     waiting: Arc<Mutex<usize>>,
 }
 

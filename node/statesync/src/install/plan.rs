@@ -15,7 +15,6 @@ use super::{InstallError, blob_bytes_max};
 /// Bytes of a row of the body.
 const ROW_BYTES: usize = 36;
 
-/// An object of the state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlannedObject {
     pub(super) id: ObjectId,
@@ -64,7 +63,6 @@ impl Bits {
     }
 }
 
-/// See the module.
 pub(super) struct Plan {
     body: File,
     path: PathBuf,
@@ -186,7 +184,6 @@ impl Plan {
         Ok(None)
     }
 
-    /// A leaf was checked and is missing.
     pub(super) fn mark_missing(&mut self, ordinal: u64) {
         self.wanted.set(ordinal, true);
         self.first_wanted = self.first_wanted.min(ordinal);
@@ -196,7 +193,6 @@ impl Plan {
         self.wanted.get(ordinal)
     }
 
-    /// A leaf is there.
     pub(super) fn mark_present(&mut self, ordinal: u64) {
         self.wanted.set(ordinal, false);
         self.present += 1;

@@ -109,7 +109,6 @@ impl Staging {
         self.disk.raw(&path, &body).set_len(body_bytes).map_err(InstallError::io("extend", &path))
     }
 
-    /// The body's file.
     pub(super) fn body(&self) -> Result<(File, PathBuf), InstallError> {
         let path = self.dir.join("body");
         let file = self.open_or_create(&path)?;
@@ -124,7 +123,6 @@ impl Staging {
             .map_err(InstallError::io("write", &path))
     }
 
-    /// A piece of the body as it is in the file.
     pub(super) fn piece(&self, header: &Header, index: u32) -> Result<Vec<u8>, InstallError> {
         let (file, path) = self.body()?;
         let mut piece = vec![0; header.piece_bytes(index).unwrap_or(0)];
@@ -133,7 +131,6 @@ impl Staging {
         Ok(piece)
     }
 
-    /// Which pieces of the body are there.
     pub(super) fn pieces_there(&self, header: &Header) -> Result<Vec<bool>, InstallError> {
         let there = (0u32..).zip(&header.pieces);
         there.map(|(index, hash)| Ok(piece_hash(&self.piece(header, index)?) == *hash)).collect()
@@ -185,7 +182,6 @@ impl Staging {
         Ok(())
     }
 
-    /// The rows of the records.
     pub(super) fn records(&self, plan: &Plan) -> Result<RowReader<BufReader<File>>, InstallError> {
         let length = plan.object(0).map_or(0, |planned| planned.length);
         let (stream, _) = self.stream(ObjectId::Records, length)?;

@@ -137,7 +137,6 @@ impl SchemeProvider for Schemes {
     }
 }
 
-/// Timeouts of a round.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::subnet) struct Timing {
     pub(in crate::subnet) leader: Duration,

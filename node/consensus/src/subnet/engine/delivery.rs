@@ -28,7 +28,6 @@ use crate::FinalisedBlock;
 /// Between two tries to take up a share.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Hands finalised blocks to the driver.
 pub(super) struct Delivery<S> {
     pub(super) deps: Arc<Deps>,
     pub(super) delivery_tx: watch::Sender<DeliveryProgress>,

@@ -76,11 +76,8 @@ pub struct ConsensusEngine {
     /// A finalised block to begin with instead of genesis, after the state below it was installed.
     pub(super) floor: Option<Floor>,
     pub(super) progress: ProgressWriters,
-    /// Finalised blocks and certificates, for the driver.
     pub(super) input_tx: futures::channel::mpsc::Sender<Input>,
-    /// Results of the driver.
     pub(super) executed_rx: futures::channel::mpsc::Receiver<ExecutionResult>,
-    /// The driver's commands for state sync.
     pub(super) commands_rx: futures::channel::mpsc::Receiver<Command>,
 }
 

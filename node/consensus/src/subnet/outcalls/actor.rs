@@ -48,7 +48,6 @@ const ANSWERS_RATE: Rate =
 /// Encoded bytes of an answer in addition to its payload.
 const ANSWER_OVERHEAD_BYTES: u64 = 64;
 
-/// Agrees with the other members on answers.
 pub(in crate::subnet) struct Agreement<S> {
     config: Config<S>,
     /// Whose shares are collected.
@@ -143,7 +142,6 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         self.send_due();
     }
 
-    /// Sends as many due messages as the network accepts.
     fn send_due(&mut self) {
         self.has_more = !(self.send_shares() && self.send_answers());
     }

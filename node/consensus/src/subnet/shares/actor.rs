@@ -37,7 +37,6 @@ const LIMITS_RATE: Rate = Rate { per_second: 4, burst: 32 };
 /// Certificates kept for those who ask.
 const CERTIFICATES_KEPT: usize = 16;
 
-/// Signs this node's state roots, and collects the shares of others.
 pub(in crate::subnet) struct Roots<S> {
     config: Config<S>,
     certifier: Certifier,

@@ -52,7 +52,6 @@ struct OwnOffer {
     finalization: Vec<u8>,
 }
 
-/// Answer of one member.
 struct Answer {
     next: BlockAvailability,
     behind: Option<SyncTarget>,
@@ -110,7 +109,6 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
         state_sync
     }
 
-    /// Who the peers are now.
     fn update_peers(&mut self) {
         let mut peers = self.config.deps.resharing.members();
         let members = peers.len();

@@ -53,7 +53,6 @@ struct Peer {
     chunks: u64,
 }
 
-/// A state that is being fetched.
 pub(super) struct ChunkFetcher {
     pub(super) offer: StateOffer,
     want: ChunkRequest,

@@ -21,7 +21,6 @@ use crate::subnet::{block::Digest, scheme::Scheme};
 /// A record is a certificate and two numbers.
 const KIND: Kind = Kind { name: *b"floor\0\0\0", version: 1, bytes_max: 4 << 10 };
 
-/// A finalised block, with its finalization.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::subnet) struct Floor {
     /// Height of the state that was installed.
