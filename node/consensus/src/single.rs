@@ -205,74 +205,45 @@ impl SingleNode {
     }
 }
 
-/// Each blocks its thread while it waits.
-impl SingleNode {
-    /// See [`Consensus::next`].
-    pub fn next(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
-        // Also between batches that are executed again: what was executed is in the last checkpoint.
-        if self.deps.pool.closing() {
-            return Ok(Step::Closing);
-        }
-        if let Some(logged) = self.next_logged()? {
-            return Ok(Step::Execute(logged));
-        }
-        self.deps.pool.wait(self.timeout(demand));
-        if self.deps.pool.closing() {
-            return Ok(Step::Closing);
-        }
-        let Some(randomness) = self.randomness() else { return Ok(Step::Closing) };
-        let time = self.next_time();
-        let calls = self.deps.pool.take(
-            time,
-            self.deps.limits.block_ingress_bytes,
-            self.deps.limits.block_ingress_messages,
-        );
-        let height = Height(self.batches.height.0 + 1);
-        let block = FinalisedBlock {
-            height,
-            time,
-            randomness,
-            ingress: calls.iter().map(|call| call.signed.clone()).collect(),
-            key: None,
-            agreed: None,
-            queries: self.deps.queries.as_ref().and_then(|it| it.report(height)).map(Box::new),
-        };
-        if let Err(error) = self.deps.log.append_block(&block) {
-            self.deps.pool.put_back(calls);
-            return Err(error.into());
-        }
-        self.hand_out(&block, None).map(Step::Execute)
-    }
-
-    /// See [`Consensus::executed`].
-    pub fn executed(
-        &mut self,
-        height: Height,
-        root: [u8; 32],
-        faults: Vec<Fault>,
-    ) -> Result<Vec<Certificate>, ConsensusError> {
-        // While older batches are handed out again nothing may be appended behind newer ones; what
-        // is computed again needs no note.
-        let again = self.replay.is_some() && self.deps.log.last() != Some(height);
-        if !self.batches.was_recorded(height, root)? && !again {
-            self.deps.log.append_outcome(height, root, &faults)?;
-        }
-        self.deps.log.record_certified(height)?;
-        let signed = self
-            .certifier
-            .sign(height, root)
-            .map_err(|source| ConsensusError::Certify { height: height.0, source })?;
-        let (_, certificate) = signed;
-        if let Some(certificate) = &certificate {
-            self.signature_hash = Sha256::digest(certificate.signature.0).into();
-        }
-        Ok(certificate.into_iter().collect())
-    }
-}
-
+/// Each future blocks its thread while it waits, and is ready when it was polled once.
 impl Consensus for SingleNode {
     fn next(&mut self, demand: Demand) -> BoxFuture<'_, Result<Step, ConsensusError>> {
-        Box::pin(async move { Self::next(self, demand) })
+        Box::pin(async move {
+            // Also between batches that are executed again: what was executed is in the last
+            // checkpoint.
+            if self.deps.pool.closing() {
+                return Ok(Step::Closing);
+            }
+            if let Some(logged) = self.next_logged()? {
+                return Ok(Step::Execute(logged));
+            }
+            self.deps.pool.wait(self.timeout(demand));
+            if self.deps.pool.closing() {
+                return Ok(Step::Closing);
+            }
+            let Some(randomness) = self.randomness() else { return Ok(Step::Closing) };
+            let time = self.next_time();
+            let calls = self.deps.pool.take(
+                time,
+                self.deps.limits.block_ingress_bytes,
+                self.deps.limits.block_ingress_messages,
+            );
+            let height = Height(self.batches.height.0 + 1);
+            let block = FinalisedBlock {
+                height,
+                time,
+                randomness,
+                ingress: calls.iter().map(|call| call.signed.clone()).collect(),
+                key: None,
+                agreed: None,
+                queries: self.deps.queries.as_ref().and_then(|it| it.report(height)).map(Box::new),
+            };
+            if let Err(error) = self.deps.log.append_block(&block) {
+                self.deps.pool.put_back(calls);
+                return Err(error.into());
+            }
+            self.hand_out(&block, None).map(Step::Execute)
+        })
     }
 
     fn executed(
@@ -281,7 +252,24 @@ impl Consensus for SingleNode {
         root: [u8; 32],
         faults: Vec<Fault>,
     ) -> BoxFuture<'_, Result<Vec<Certificate>, ConsensusError>> {
-        Box::pin(async move { Self::executed(self, height, root, faults) })
+        Box::pin(async move {
+            // While older batches are handed out again nothing may be appended behind newer ones;
+            // what is computed again needs no note.
+            let again = self.replay.is_some() && self.deps.log.last() != Some(height);
+            if !self.batches.was_recorded(height, root)? && !again {
+                self.deps.log.append_outcome(height, root, &faults)?;
+            }
+            self.deps.log.record_certified(height)?;
+            let signed = self
+                .certifier
+                .sign(height, root)
+                .map_err(|source| ConsensusError::Certify { height: height.0, source })?;
+            let (_, certificate) = signed;
+            if let Some(certificate) = &certificate {
+                self.signature_hash = Sha256::digest(certificate.signature.0).into();
+            }
+            Ok(certificate.into_iter().collect())
+        })
     }
 
     fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError> {
@@ -299,6 +287,7 @@ mod tests {
     use std::{path::Path, sync::Arc};
 
     use envelope::Envelopes;
+    use futures::FutureExt as _;
     use ic_principal::Principal;
     use nidkg::SecretShare;
     use rand::{SeedableRng, rngs::StdRng};
@@ -342,8 +331,12 @@ mod tests {
         }
     }
 
+    fn run<T>(ready: BoxFuture<'_, T>) -> T {
+        ready.now_or_never().unwrap()
+    }
+
     fn batch(node: &mut SingleNode) -> FinalisedBatch {
-        match node.next(Demand::default()).unwrap() {
+        match run(node.next(Demand::default())).unwrap() {
             Step::Execute(batch) => batch,
             other => panic!("{other:?} where a batch was due"),
         }
@@ -419,7 +412,7 @@ mod tests {
     /// Time of the next block.
     fn next_time(node: &mut SingleNode) -> u64 {
         let batch = batch(node).batch;
-        node.executed(batch.height, [0; 32], vec![]).unwrap();
+        run(node.executed(batch.height, [0; 32], vec![])).unwrap();
         batch.time.0
     }
 
@@ -491,7 +484,7 @@ mod tests {
         let (mut node, pool) = node(folder.path(), 0, 1_000);
         next_time(&mut node);
         pool.close();
-        assert!(matches!(node.next(Demand::default()).unwrap(), Step::Closing));
+        assert!(matches!(run(node.next(Demand::default())).unwrap(), Step::Closing));
     }
 
     #[test]
@@ -501,7 +494,7 @@ mod tests {
         submit(&pool, 1);
         let first = batch(&mut node).batch;
         assert_eq!((first.height, first.time, first.ingress.len()), (Height(1), Time(1_000), 1));
-        let certificate = node.executed(Height(1), [1; 32], vec![]).unwrap().remove(0);
+        let certificate = run(node.executed(Height(1), [1; 32], vec![])).unwrap().remove(0);
         assert_eq!((certificate.height, certificate.root), (Height(1), [1; 32]));
         let second = batch(&mut node).batch;
         assert_eq!((second.height, second.time), (Height(2), Time(1_001)));
@@ -518,7 +511,7 @@ mod tests {
                 submit(&pool, number);
                 given.push(batch(&mut node).batch);
                 if number < 4 {
-                    node.executed(Height(number.into()), [number; 32], vec![]).unwrap();
+                    run(node.executed(Height(number.into()), [number; 32], vec![])).unwrap();
                 }
             }
         }
@@ -526,10 +519,10 @@ mod tests {
         let third = batch(&mut node);
         assert_eq!(third.batch, given[2]);
         assert_eq!(third.recorded.unwrap().root, [3; 32]);
-        node.executed(Height(3), [3; 32], vec![]).unwrap();
+        run(node.executed(Height(3), [3; 32], vec![])).unwrap();
         let fourth = batch(&mut node);
         assert_eq!((&fourth.batch, fourth.recorded), (&given[3], None));
-        node.executed(Height(4), [4; 32], vec![]).unwrap();
+        run(node.executed(Height(4), [4; 32], vec![])).unwrap();
         let fifth = batch(&mut node).batch;
         assert_eq!((fifth.height, fifth.time), (Height(5), Time(2_000)));
     }
@@ -544,7 +537,7 @@ mod tests {
             let (mut node, _) = node(folder.path(), resume, 1_000);
             let made = batch(&mut node);
             assert_eq!((made.batch.height, &made.recorded), (Height(resume + 1), &None));
-            node.executed(made.batch.height, [7; 32], vec![]).unwrap();
+            run(node.executed(made.batch.height, [7; 32], vec![])).unwrap();
             seen.push(made.batch.randomness);
         }
         let first = seen[0];
@@ -552,7 +545,7 @@ mod tests {
         for randomness in &seen {
             let replayed = batch(&mut again);
             assert_eq!(replayed.batch.randomness, *randomness);
-            again.executed(replayed.batch.height, [7; 32], vec![]).unwrap();
+            run(again.executed(replayed.batch.height, [7; 32], vec![])).unwrap();
         }
         // Another node with the same key, at the same height.
         let other = tempfile::tempdir().unwrap();
@@ -569,7 +562,7 @@ mod tests {
         let (mut node, _) =
             node_with(folder.path(), 0, 1_000, Box::new(ScriptedRandom(vec![Ok(5)])));
         let first = batch(&mut node).batch.randomness;
-        node.executed(Height(1), [1; 32], vec![]).unwrap();
+        run(node.executed(Height(1), [1; 32], vec![])).unwrap();
         assert_ne!(batch(&mut node).batch.randomness, first);
     }
 
@@ -584,14 +577,14 @@ mod tests {
         let made = batch(&mut node).batch;
         assert_eq!((made.height, made.ingress.len()), (Height(1), 1));
         assert_eq!(pool.refusing(), None, "calls are taken again");
-        node.executed(Height(1), [1; 32], vec![]).unwrap();
+        run(node.executed(Height(1), [1; 32], vec![])).unwrap();
 
         // One that never comes back: the node says so, and can still be stopped.
         let folder = tempfile::tempdir().unwrap();
         let broken = Box::new(ScriptedRandom(vec![Err("not seeded")]));
         let (mut node, pool) = node_with(folder.path(), 0, 1_000, broken);
         let waiting =
-            std::thread::spawn(move || node.next(Demand { more: true, ..Demand::default() }));
+            std::thread::spawn(move || run(node.next(Demand { more: true, ..Demand::default() })));
         while pool.refusing().is_none_or(|reason| !reason.contains("not seeded")) {
             std::thread::yield_now();
         }
@@ -605,11 +598,11 @@ mod tests {
         {
             let (mut node, _) = node(folder.path(), 0, 1_000);
             batch(&mut node);
-            node.executed(Height(1), [1; 32], vec![]).unwrap();
+            run(node.executed(Height(1), [1; 32], vec![])).unwrap();
         }
         let (mut node, _) = node(folder.path(), 0, 1_000);
         batch(&mut node);
-        let error = node.executed(Height(1), [2; 32], vec![]).unwrap_err();
+        let error = run(node.executed(Height(1), [2; 32], vec![])).unwrap_err();
         assert!(matches!(error, ConsensusError::Diverged { height: 1, .. }), "{error}");
     }
 
@@ -618,6 +611,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (mut node, pool) = node(folder.path(), 0, 1_000);
         pool.close();
-        assert_eq!(node.next(Demand { more: true, ..Demand::default() }).unwrap(), Step::Closing);
+        assert_eq!(
+            run(node.next(Demand { more: true, ..Demand::default() })).unwrap(),
+            Step::Closing
+        );
     }
 }

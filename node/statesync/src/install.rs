@@ -545,30 +545,19 @@ impl StateInstaller {
         let bytes = (planned.length - start).min(LEAF_BYTES as u64);
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(bytes as usize, 0);
-        let found = self.is_staged_in(planned, start, hash, &mut buffer);
-        self.buffer = buffer;
-        found
-    }
-
-    fn is_staged_in(
-        &mut self,
-        planned: &PlannedObject,
-        start: u64,
-        hash: &LeafHash,
-        buffer: &mut [u8],
-    ) -> Result<bool, InstallError> {
-        let ObjectId::Memory(id) = planned.id else {
-            self.staging.stream(planned.id, planned.length)?.0.read(start, buffer)?;
-            return Ok(piece_hash(buffer) == *hash);
+        let found = if let ObjectId::Memory(id) = planned.id {
+            self.memory(id, planned.length)?.read(start, &mut buffer)?;
+            let is_zero = !encode_leaf(&buffer, &mut self.reader.encoded);
+            let found = !is_zero && leaf_hash(&self.reader.encoded) == *hash;
+            if !found && !is_zero {
+                self.memory(id, planned.length)?.clear(start, bytes)?;
+            }
+            found
+        } else {
+            self.staging.stream(planned.id, planned.length)?.0.read(start, &mut buffer)?;
+            piece_hash(&buffer) == *hash
         };
-        self.memory(id, planned.length)?.read(start, buffer)?;
-        let mut encoded = std::mem::take(&mut self.reader.encoded);
-        let is_zero = !encode_leaf(buffer, &mut encoded);
-        let found = !is_zero && leaf_hash(&encoded) == *hash;
-        self.reader.encoded = encoded;
-        if !found && !is_zero {
-            self.memory(id, planned.length)?.clear(start, buffer.len() as u64)?;
-        }
+        self.buffer = buffer;
         Ok(found)
     }
 

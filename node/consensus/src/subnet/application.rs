@@ -34,8 +34,8 @@ use rand_core::CryptoRng;
 use state::{Height, IngressId, Time};
 
 use super::{
-    block::{Block, CallName, Digest, KeyPayload, Opening},
-    calls::{Calls, GatheredCall, JournalError},
+    block::{Block, CallName, Digest, KeyPayload, Opening, VerdictError},
+    calls::{Calls, GatheredCall},
     deps::Deps,
     engine::PENDING_MAX,
     published::{ExecutionProgress, wait_for_change},
@@ -227,8 +227,8 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         loop {
             match self.journal_calls_once(context, &block.ingress, calls.clone(), at).await {
                 Ok(()) => return Ok(()),
-                Err(JournalError::Invalid(reason)) => return Err(reason),
-                Err(JournalError::Unavailable(reason)) => {
+                Err(VerdictError::Invalid(reason)) => return Err(reason),
+                Err(VerdictError::Unavailable(reason)) => {
                     if !logged {
                         tracing::warn!(height = at.0.0, %reason, "calls of a block cannot be made durable: this node's vote waits");
                         logged = true;
@@ -246,14 +246,14 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         names: &[CallName],
         gathered: Vec<GatheredCall>,
         at: (Height, Time),
-    ) -> Result<(), JournalError> {
+    ) -> Result<(), VerdictError> {
         let (calls, names) = (self.calls.clone(), names.to_vec());
         let kept = context
             .child("keep")
             .shared(true)
             .spawn(move |_| async move { calls.journal_calls(&names, gathered, at) });
         // The task is gone when the node is ending.
-        kept.await.unwrap_or_else(|error| Err(JournalError::Unavailable(error.to_string())))
+        kept.await.unwrap_or_else(|error| Err(VerdictError::Unavailable(error.to_string())))
     }
 
     /// Why the block gets no vote. Pends for as long as it may still get one.
@@ -363,7 +363,7 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
                 let at = (Height(height.get()), time);
                 match self.journal_calls_once(&clock, &ingress, calls, at).await {
                     Ok(()) => ingress,
-                    Err(JournalError::Unavailable(reason) | JournalError::Invalid(reason)) => {
+                    Err(VerdictError::Unavailable(reason) | VerdictError::Invalid(reason)) => {
                         tracing::warn!(%reason, "calls cannot be made durable: a block without any is proposed");
                         Vec::new()
                     }

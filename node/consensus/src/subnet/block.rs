@@ -83,6 +83,15 @@ impl Read for CallName {
     }
 }
 
+/// Why a block gets no vote.
+#[derive(Debug)]
+pub(super) enum VerdictError {
+    /// No honest node votes for it.
+    Invalid(String),
+    /// This node cannot decide at the moment.
+    Unavailable(String),
+}
+
 /// Bounds for decoding a block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BlockBounds {
@@ -172,6 +181,40 @@ impl Block {
         };
         digest.0
     }
+
+    /// Why no node votes for a block that names these calls, as far as the names alone say. A
+    /// function of the block and of limits that members compare: nothing has to be fetched for
+    /// it, and every honest node says the same.
+    pub(super) fn check_names(&self, bounds: &NameBounds) -> Result<(), String> {
+        let named = self.ingress.len() as u64;
+        if named > bounds.calls {
+            return Err(format!(
+                "it names {named} calls, over block_ingress_messages = {}",
+                bounds.calls
+            ));
+        }
+        let ids: BTreeSet<_> = self.ingress.iter().map(|name| name.id).collect();
+        if ids.len() != self.ingress.len() {
+            return Err("it names a call twice".into());
+        }
+        if let Some(name) =
+            self.ingress.iter().find(|name| u64::from(name.bytes) > bounds.call_bytes)
+        {
+            return Err(format!(
+                "it names a call of {} bytes, over body_bytes = {}",
+                name.bytes, bounds.call_bytes
+            ));
+        }
+        // One call always fits, or it could never be executed.
+        let bytes: u64 = self.ingress.iter().map(CallName::accounted_bytes).sum();
+        if named > 1 && bytes > bounds.bytes {
+            return Err(format!(
+                "its calls have {bytes} bytes, over block_ingress_bytes = {}",
+                bounds.bytes
+            ));
+        }
+        Ok(())
+    }
 }
 
 impl Write for Block {
@@ -236,42 +279,6 @@ impl Heightable for Block {
 impl commonware_consensus::Block for Block {
     fn parent(&self) -> Digest {
         self.parent
-    }
-}
-
-impl Block {
-    /// Why no node votes for a block that names these calls, as far as the names alone say. A
-    /// function of the block and of limits that members compare: nothing has to be fetched for
-    /// it, and every honest node says the same.
-    pub(super) fn check_names(&self, bounds: &NameBounds) -> Result<(), String> {
-        let named = self.ingress.len() as u64;
-        if named > bounds.calls {
-            return Err(format!(
-                "it names {named} calls, over block_ingress_messages = {}",
-                bounds.calls
-            ));
-        }
-        let ids: BTreeSet<_> = self.ingress.iter().map(|name| name.id).collect();
-        if ids.len() != self.ingress.len() {
-            return Err("it names a call twice".into());
-        }
-        if let Some(name) =
-            self.ingress.iter().find(|name| u64::from(name.bytes) > bounds.call_bytes)
-        {
-            return Err(format!(
-                "it names a call of {} bytes, over body_bytes = {}",
-                name.bytes, bounds.call_bytes
-            ));
-        }
-        // One call always fits, or it could never be executed.
-        let bytes: u64 = self.ingress.iter().map(CallName::accounted_bytes).sum();
-        if named > 1 && bytes > bounds.bytes {
-            return Err(format!(
-                "its calls have {bytes} bytes, over block_ingress_bytes = {}",
-                bounds.bytes
-            ));
-        }
-        Ok(())
     }
 }
 

@@ -24,7 +24,7 @@ use state::{Height, NodeInfo, SubnetKey};
 
 use super::{
     StartError,
-    block::{Block, Digest, KeyPayload},
+    block::{Block, Digest, KeyPayload, VerdictError},
     key,
     scheme::Scheme,
 };
@@ -49,14 +49,6 @@ pub type Arithmetic = Arc<dyn Fn() -> Result<Engine, String> + Send + Sync>;
 /// Arithmetic as configured.
 pub fn arithmetic(config: EngineConfig) -> Arithmetic {
     Arc::new(move || Engine::new(config.clone()).map_err(|error| error.to_string()))
-}
-
-/// Why a block has no verdict in favour.
-enum VerdictError {
-    /// No honest member votes for it.
-    Invalid(String),
-    /// This node cannot decide at the moment.
-    Unavailable(String),
 }
 
 pub(super) struct Config {

@@ -26,22 +26,13 @@ use crate::{
     SubmitOutcome,
     pool::Source,
     subnet::{
-        block::CallName,
+        block::{CallName, VerdictError},
         deps::Log,
         journal::JournaledCall,
         peer_queue::{PeerQueueReceiver, PeerQueueSender, peer_queue},
         wire::{self, BoundedList},
     },
 };
-
-/// Why calls of a block were not made durable.
-#[derive(Debug)]
-pub(in crate::subnet) enum JournalError {
-    /// No node votes for this block.
-    Invalid(String),
-    /// This node cannot vote at the moment.
-    Unavailable(String),
-}
 
 /// The number of a peer whose clients' calls count, which is its part of the pool.
 pub(in crate::subnet) type PeerNumbers = Arc<dyn Fn(&PublicKey) -> Option<usize> + Send + Sync>;
@@ -355,18 +346,18 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         names: &[CallName],
         calls: Vec<GatheredCall>,
         (height, time): (Height, Time),
-    ) -> Result<(), JournalError> {
+    ) -> Result<(), VerdictError> {
         let mut kept = Vec::with_capacity(names.len());
         for (name, GatheredCall { signed, verdict }) in names.iter().zip(calls) {
             let validity = self
                 .check_named_call(name, &signed, verdict, time)
-                .map_err(JournalError::Invalid)?;
+                .map_err(VerdictError::Invalid)?;
             kept.push(JournaledCall { name: *name, validity, height, signed });
         }
         self.config
             .journal
             .append(kept)
-            .map_err(|error| JournalError::Unavailable(error.to_string()))
+            .map_err(|error| VerdictError::Unavailable(error.to_string()))
     }
 
     /// Whether a block of this time may name the call like this. The bytes are those of the digest.

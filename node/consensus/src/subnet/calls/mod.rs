@@ -28,7 +28,7 @@ mod store;
 #[cfg(test)]
 pub(super) use self::ingress::samples;
 pub(super) use self::{
-    actor::{Calls, JournalError, PeerNumbers, start},
+    actor::{Calls, PeerNumbers, start},
     config::Config,
     ingress::Message,
     store::GatheredCall,

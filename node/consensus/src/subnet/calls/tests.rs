@@ -208,7 +208,7 @@ fn block_with_unsigned_call_or_wrong_length_or_id_is_invalid() {
         let keep = |name: CallName, signed: &SignedIngress| {
             let gathered = GatheredCall { signed: signed.clone(), verdict: None };
             match bench.calls.journal_calls(&[name], vec![gathered], (Height(1), Time(5))) {
-                Err(JournalError::Invalid(reason)) => reason,
+                Err(VerdictError::Invalid(reason)) => reason,
                 other => panic!("{other:?}"),
             }
         };

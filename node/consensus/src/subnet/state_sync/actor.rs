@@ -233,7 +233,7 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
                 if let Some(serving) =
                     self.serving.as_ref().filter(|_| next == BlockAvailability::Gone)
                 {
-                    serving.lease_offered(&from, height, now);
+                    serving.leases.renew(&from, height, now);
                 }
                 Some(certificate)
             }
