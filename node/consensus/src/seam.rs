@@ -233,37 +233,3 @@ pub trait Consensus: Send {
         Ok(())
     }
 }
-
-impl<C: Consensus + ?Sized> Consensus for Box<C> {
-    fn next(&mut self, demand: Demand) -> BoxFuture<'_, Result<Step, ConsensusError>> {
-        (**self).next(demand)
-    }
-
-    fn executed(
-        &mut self,
-        height: Height,
-        root: [u8; 32],
-        faults: Vec<Fault>,
-    ) -> BoxFuture<'_, Result<Vec<Certificate>, ConsensusError>> {
-        (**self).executed(height, root, faults)
-    }
-
-    fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError> {
-        (**self).checkpointed(height)
-    }
-
-    fn certificates_pending(&self) -> u64 {
-        (**self).certificates_pending()
-    }
-
-    fn fetch(
-        &mut self,
-        want: ChunkRequest,
-    ) -> BoxFuture<'_, Result<FetchedChunks, ConsensusError>> {
-        (**self).fetch(want)
-    }
-
-    fn installed(&mut self) -> Result<(), ConsensusError> {
-        (**self).installed()
-    }
-}

@@ -106,9 +106,9 @@ struct Retry {
 type Verdicts = Box<dyn Fn(Height, Option<Vec<Fault>>) -> Vec<Fault> + Send>;
 
 /// Everything the loop works with.
-pub struct Driver<C, R, K, D, O> {
+pub struct Driver<R, K, D, O> {
     // Interfaces.
-    pub(crate) consensus: C,
+    pub(crate) consensus: Box<dyn Consensus>,
     pub(crate) replica: R,
     pub(crate) clock: K,
     disk: D,
@@ -128,10 +128,10 @@ pub struct Driver<C, R, K, D, O> {
     retry: Option<Retry>,
 }
 
-impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C, R, K, D, O> {
+impl<R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<R, K, D, O> {
     /// Puts a loop together. `pool` is the one that `consensus` makes blocks of.
     pub fn new(
-        consensus: C,
+        consensus: Box<dyn Consensus>,
         replica: R,
         clock: K,
         disk: D,

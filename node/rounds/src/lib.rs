@@ -1,9 +1,9 @@
 //! The round loop: batches from consensus through execution back to certificates, checkpoints in
 //! between.
 //!
-//! One loop for the node and for the simulation: it is generic in consensus, in the [`Replica`]
-//! that executes, in the [`Clock`], in the [`DiskProbe`] that reports free space and in the
-//! [`Observer`]. A node runs it on a dedicated thread that blocks while it waits; the simulation
+//! One loop for the node and for the simulation, over any consensus: it is generic in the
+//! [`Replica`] that executes, in the [`Clock`], in the [`DiskProbe`] that reports free space and
+//! in the [`Observer`]. A node runs it on a dedicated thread that blocks while it waits; the simulation
 //! (`tests/it/simulation`) runs many on one thread and moves their clock.
 //!
 //! # Local faults

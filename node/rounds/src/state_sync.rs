@@ -1,6 +1,6 @@
 //! Taking over a state from peers: execution's side and consensus's, put together.
 
-use consensus::{CHUNKS_WANTED_MAX, ChunkRequest, Consensus, StateOffer};
+use consensus::{CHUNKS_WANTED_MAX, ChunkRequest, StateOffer};
 use lifecycle::Cause;
 use statesync::Progress;
 
@@ -23,7 +23,7 @@ pub(crate) enum Outcome {
     Closing,
 }
 
-impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C, R, K, D, O> {
+impl<R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<R, K, D, O> {
     /// Installs a state. Nothing is executed meanwhile. States certified before are still served,
     /// and so are queries.
     pub(crate) async fn sync_state(&mut self, offer: StateOffer) -> Result<Outcome, RoundError> {

@@ -349,7 +349,7 @@ impl Setup {
             certificates_kept: 1,
         };
         let driver = Driver::new(
-            consensus,
+            Box::new(consensus),
             replica,
             clock.clone(),
             FreeSpace(self.free),
