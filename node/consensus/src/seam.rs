@@ -112,8 +112,6 @@ pub struct Demand {
     pub more: bool,
     /// A canister timer is due then.
     pub next_timer: Option<Time>,
-    /// Something runs every round (a heartbeat): a batch per idle interval is wanted.
-    pub every_round: bool,
 }
 
 /// Errors after which consensus cannot continue.

@@ -226,11 +226,7 @@ impl<R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<R, K, D, O> {
             };
             self.observer.stalled(self.clock.now().saturating_sub(certified));
             certified = self.clock.now();
-            demand = Demand {
-                more: result.more,
-                next_timer: result.next_timer,
-                every_round: result.every_round,
-            };
+            demand = Demand { more: result.more, next_timer: result.next_timer };
             if !self.checkpoint_if_due(height).await? {
                 break;
             }

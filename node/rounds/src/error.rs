@@ -5,8 +5,6 @@ use execution::FatalError;
 use statesync::InstallError;
 use thiserror::Error;
 
-use crate::replica::BeginError;
-
 /// The node cannot continue. The source holds the reason.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the texts say it")]
@@ -20,7 +18,7 @@ pub enum RoundError {
     #[error(transparent)]
     Consensus(#[from] ConsensusError),
     #[error("state sync")]
-    BeginStateSync(#[source] BeginError),
+    LocalState(#[source] FatalError),
     #[error("state sync")]
     StateSync(#[source] InstallError),
 }
@@ -32,7 +30,7 @@ impl RoundError {
             Self::Execute { .. } | Self::Certify { .. } => false,
             Self::Checkpoint { source, .. } => source.can_heal(),
             Self::Consensus(error) => error.can_heal(),
-            Self::BeginStateSync(error) => error.can_heal(),
+            Self::LocalState(error) => error.can_heal(),
             Self::StateSync(error) => error.can_heal(),
         }
     }

@@ -32,5 +32,5 @@ pub use disk::{DiskProbe, Volume};
 pub use driver::{Driver, DriverExit, Settings};
 pub use error::RoundError;
 pub use observer::{Observer, Round};
-pub use replica::{BeginError, HistoryCapacity, Installation, Installer, OfferOutcome, Replica};
+pub use replica::{HistoryCapacity, Installation, Installer, OfferOutcome, Replica};
 pub use states::{ExecutorQueries, States};

@@ -65,10 +65,7 @@ impl<R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<R, K, D, O> {
         &mut self,
         offer: StateOffer,
     ) -> Result<(Outcome, Progress), RoundError> {
-        let mut installation = self
-            .replica
-            .install(&self.settings.folder, &offer)
-            .map_err(RoundError::BeginStateSync)?;
+        let mut installation = self.replica.install(&self.settings.folder, &offer)?;
         let mut want = ChunkRequest::default();
         while !installation.is_complete() {
             if self.stop.is_closing() {
