@@ -1,14 +1,10 @@
 //! The key summary: the holders of the subnet's key, the next holders, and how far the resharing
 //! has come. A value that all nodes compute from the payloads of final blocks.
 //!
-//! In each epoch of agreement the committee that holds the key reshares it to that of the next. The
-//! public key stays; the shares of two epochs cannot be combined.
-//!
 //! 1. Each member deals its share once in an epoch, in a block that it leads ([`Summary::deal`]).
 //!    Voters check it ([`Summary::check`]): a block with a false payload gets no votes.
 //! 2. A final block's payload is applied, in the order of the chain ([`Summary::apply`]). The first
-//!    dealings of as many dealers as sign together make the next transcript; later dealings are
-//!    surplus.
+//!    dealings of as many dealers as sign together make the next transcript.
 //! 3. After the last block of the epoch ([`Summary::close_epoch`]) the next committee takes over,
 //!    if its transcript is complete. Otherwise the old one stays for another epoch.
 //! 4. Each member opens its share ([`Summary::open_share`]), and moves its encryption key past it.
@@ -266,14 +262,7 @@ impl Summary {
 
     /// Whether this member's dealing is missing and still wanted.
     pub fn wants_dealing(&self, dealer: NodeIndex) -> bool {
-        match &self.progress {
-            Progress::Dealings(dealings) => {
-                (dealer.0 as usize) < self.members.len()
-                    && !dealings.contains_key(&dealer.0)
-                    && self.target().is_ok()
-            }
-            Progress::Done(_) => false,
-        }
+        self.wanted(dealer).is_ok() && self.target().is_ok()
     }
 
     /// How many dealings are missing for the next transcript; 0 once it is there.

@@ -1,18 +1,15 @@
 //! The round loop: batches from consensus through execution back to certificates, checkpoints in
 //! between.
 //!
-//! One loop for the node and for the simulation, over any consensus: it is generic in the
-//! [`Replica`] that executes, in the [`Clock`], in the [`DiskProbe`] that reports free space and
-//! in the [`Observer`]. A node runs it on a dedicated thread that blocks while it waits; the simulation
-//! (`tests/it/simulation`) runs many on one thread and moves their clock.
+//! One loop for the node and for the simulation (`tests/it/simulation`), over any consensus: it is
+//! generic in the [`Replica`] that executes, in the [`Clock`], in the [`DiskProbe`] that reports
+//! free space and in the [`Observer`]. A node runs it on a dedicated thread that blocks while it
+//! waits.
 //!
-//! # Local faults
-//!
-//! Transient faults (a full disk, too many open files, no permission) are retried, with waits that
-//! double up to ten seconds and end immediately on a stop. Meanwhile new updates are refused with
-//! the reason; queries and reads continue. Permanent faults (a damaged store, a device that reports
-//! errors, a record that cannot be encoded, a state root other than the recorded one) end the loop
-//! with the reason.
+//! Transient faults of this machine (a full disk, too many open files, no permission) are retried,
+//! with waits that double up to ten seconds; meanwhile new updates are refused with the reason.
+//! Permanent faults (a damaged store, a device that reports errors, a record that cannot be
+//! encoded, a state root other than the recorded one) end the loop with the reason.
 //!
 //! This crate must not know what a message means, how blocks are agreed on, or what a metric is.
 

@@ -161,7 +161,7 @@ impl Subnet {
                 if logged == Height(0) && resharing.is_current_or_next_member() =>
             {
                 tracing::warn!(%reason, "this node begins from nothing without its share of the subnet's first key: it follows until it has fetched a state from peers");
-                resharing.follow()?
+                resharing.enter_with(None)?
             }
             entered => entered?,
         };

@@ -202,12 +202,11 @@ impl Resharing {
         self.enter_with(share)
     }
 
-    /// The same without a share: this node verifies and signs nothing.
-    pub(super) fn follow(&self) -> Result<EpochParticipation, StartError> {
-        self.enter_with(None)
-    }
-
-    fn enter_with(&self, share: Option<SecretShare>) -> Result<EpochParticipation, StartError> {
+    /// The same with this share; without one, this node verifies and signs nothing.
+    pub(super) fn enter_with(
+        &self,
+        share: Option<SecretShare>,
+    ) -> Result<EpochParticipation, StartError> {
         let summary = self.summary();
         let first = EngineHeight::new(self.inner.lock().height.get() + 1);
         let epoch = self.config.epocher.containing(first).map(|bounds| bounds.epoch());
