@@ -148,20 +148,13 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
             );
             return false;
         }
-        match (member, entered.signers.share.is_some()) {
-            (false, true) => {
-                tracing::info!(
-                    epoch = summary.epoch(),
-                    "this node is a member of the subnet from here on"
-                )
-            }
-            (true, false) => {
-                tracing::info!(
-                    epoch = summary.epoch(),
-                    "this node follows this epoch without a vote"
-                )
-            }
-            _ => {}
+        let change = match (member, entered.signers.share.is_some()) {
+            (false, true) => Some("this node is a member of the subnet from here on"),
+            (true, false) => Some("this node follows this epoch without a vote"),
+            _ => None,
+        };
+        if let Some(change) = change {
+            tracing::info!(epoch = summary.epoch(), "{change}");
         }
         tracing::info!(
             epoch = summary.epoch(),

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use commonware_codec::{Decode as _, Encode as _, EncodeSize as _};
+use commonware_codec::{Encode as _, EncodeSize as _};
 use commonware_consensus::types::Height as EngineHeight;
 use commonware_cryptography::{Digestible as _, ed25519::PublicKey};
 use commonware_macros::select;
@@ -13,14 +13,13 @@ use commonware_p2p::{Receiver, Recipients, Sender};
 use commonware_parallel::Sequential;
 use commonware_runtime::{Clock, Spawner};
 use futures::StreamExt as _;
-use nidkg::{Signature, state_root_message};
+use nidkg::state_root_message;
 use rand_core::CryptoRng;
 use state::Height;
 
 use super::{
     Command, Config, FLOOR_DEPTH, Floor, SyncTarget,
     fetch::ChunkFetcher,
-    floor,
     ingress::{BlockAvailability, Message, WireOffer, encode},
     serve::ChunkServer,
 };
@@ -271,22 +270,13 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
     /// An offer of which everything holds.
     fn verify<E: CryptoRng>(&self, rng: &mut E, offer: &WireOffer<'_>) -> Option<SyncTarget> {
         let claim = self.config.deps.states.as_ref()?.read_offer(offer.certificate)?;
-        let signature = Signature(claim.signature);
-        if !nidkg::verify(
-            &self.config.deps.public_key,
-            &state_root_message(&claim.tree),
-            &signature.0,
-        ) {
+        let (key, message) = (&self.config.deps.public_key, state_root_message(&claim.tree));
+        if !nidkg::verify(key, &message, &claim.signature) {
             return None;
         }
-        let block = Block::decode_cfg(
-            bytes::Bytes::copy_from_slice(offer.block),
-            &self.config.deps.block_bounds(),
-        )
-        .ok()?;
+        let (block, finalization) = offer.decode(&self.config.deps.block_bounds())?;
         let height = block.height.get();
         let fits = height <= claim.height.0 + 1 && height + FLOOR_DEPTH > claim.height.0;
-        let finalization = floor::decode(offer.finalization)?;
         let holds = fits
             && height > 0
             && finalization.proposal.payload == block.digest()
