@@ -202,6 +202,46 @@ impl LocalState {
         let payloads = Arc::new(PayloadStore::open_on(store.disk().clone(), &messages)?);
         Ok(Some(Self { checkpoint, layouts, blobs, payloads, _store: Some(store) }))
     }
+
+    /// Whether this state has the leaf; then its encoding is in `reader`.
+    fn read(
+        &self,
+        planned: &PlannedObject,
+        index: u32,
+        hash: &LeafHash,
+        reader: &mut LeafReader,
+    ) -> Result<bool, InstallError> {
+        match planned.id {
+            ObjectId::Records => Ok(false),
+            ObjectId::Memory(id) => {
+                let Some(layout) = self.layouts.get(&id) else { return Ok(false) };
+                match self.checkpoint.leaf(id, index)? {
+                    KnownLeaf::Zero => return Ok(false),
+                    KnownLeaf::Hash(known) if known != *hash => return Ok(false),
+                    KnownLeaf::Hash(_) | KnownLeaf::Written => {}
+                }
+                Ok(reader.read(layout, index)? && leaf_hash(&reader.encoded) == *hash)
+            }
+            ObjectId::Blob(blob) => {
+                if self.blobs.bytes(&blob)? != Some(planned.length) {
+                    return Ok(false);
+                }
+                reader.encoded.resize(planned.leaf_bytes(index) as usize, 0);
+                self.blobs.read(
+                    &blob,
+                    u64::from(index) * LEAF_BYTES as u64,
+                    &mut reader.encoded,
+                )?;
+                Ok(piece_hash(&reader.encoded) == *hash)
+            }
+            ObjectId::Payload(number) => {
+                let mut leaf = std::mem::take(&mut reader.encoded);
+                let read = self.payloads.read_if_there(number, planned.length, index, &mut leaf);
+                reader.encoded = leaf;
+                Ok(read? && piece_hash(&reader.encoded) == *hash)
+            }
+        }
+    }
 }
 
 impl std::fmt::Debug for LocalState {
@@ -681,46 +721,4 @@ enum LeafStatus {
     Missing(ChunkId),
     Present,
     End,
-}
-
-impl LocalState {
-    /// Whether this state has the leaf; then its encoding is in `reader`.
-    fn read(
-        &self,
-        planned: &PlannedObject,
-        index: u32,
-        hash: &LeafHash,
-        reader: &mut LeafReader,
-    ) -> Result<bool, InstallError> {
-        match planned.id {
-            ObjectId::Records => Ok(false),
-            ObjectId::Memory(id) => {
-                let Some(layout) = self.layouts.get(&id) else { return Ok(false) };
-                match self.checkpoint.leaf(id, index)? {
-                    KnownLeaf::Zero => return Ok(false),
-                    KnownLeaf::Hash(known) if known != *hash => return Ok(false),
-                    KnownLeaf::Hash(_) | KnownLeaf::Written => {}
-                }
-                Ok(reader.read(layout, index)? && leaf_hash(&reader.encoded) == *hash)
-            }
-            ObjectId::Blob(blob) => {
-                if self.blobs.bytes(&blob)? != Some(planned.length) {
-                    return Ok(false);
-                }
-                reader.encoded.resize(planned.leaf_bytes(index) as usize, 0);
-                self.blobs.read(
-                    &blob,
-                    u64::from(index) * LEAF_BYTES as u64,
-                    &mut reader.encoded,
-                )?;
-                Ok(piece_hash(&reader.encoded) == *hash)
-            }
-            ObjectId::Payload(number) => {
-                let mut leaf = std::mem::take(&mut reader.encoded);
-                let read = self.payloads.read_if_there(number, planned.length, index, &mut leaf);
-                reader.encoded = leaf;
-                Ok(read? && piece_hash(&reader.encoded) == *hash)
-            }
-        }
-    }
 }

@@ -240,9 +240,7 @@ impl Subnet {
     pub fn status(&self) -> SubnetStatus {
         SubnetStatus(self.deps.published.clone(), self.deps.resharing.clone())
     }
-}
 
-impl Subnet {
     async fn step(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
         let changed = self.execution_tx.send_if_modified(|progress| {
             let changed = progress.demand != demand;
