@@ -8,7 +8,7 @@ use state::{Height, RequestId};
 
 /// Observes the round loop, on its thread. An observer never affects the result of a round;
 /// [`Self::is_held`] alone affects when it runs.
-#[expect(unused_variables, reason = "what an observer does not look at")]
+#[allow(unused_variables, reason = "what an observer does not look at")]
 pub trait Observer<R>: Send {
     /// Whether the next batch should wait, because memory is short.
     fn is_held(&self) -> bool {
