@@ -126,7 +126,8 @@ pub enum RecordError {
 }
 
 impl RecordError {
-    pub(crate) fn io(path: &Path, doing: &'static str, source: io::Error) -> Self {
+    /// The disk refused this operation on a file.
+    pub fn io(path: &Path, doing: &'static str, source: io::Error) -> Self {
         Self::Io { path: path.to_path_buf(), doing, source }
     }
 

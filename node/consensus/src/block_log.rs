@@ -2,28 +2,24 @@
 //! execution.
 //!
 //! A folder of segments named by the first height they hold. A segment is a record file
-//! ([`disk::records`]: version, checksums, and the rule that distinguishes a torn write from
-//! damage) of postcard-encoded records: a block with its calls, the outcome of one, and first of
-//! all, in every segment that follows another, where that one ends. Appends go to the newest
-//! segment. A segment that reached its size is closed and the next one begins. Segments wholly
-//! below a durable checkpoint are deleted. So disk use is bounded by what checkpoints allow, and
-//! memory by one record.
+//! ([`disk::records`]) of postcard-encoded records: a block with its calls, the outcome of one, and
+//! first of all, in every segment that follows another, where that one ends. Segments wholly below
+//! a durable checkpoint are deleted. So disk use is bounded by what checkpoints allow, and memory
+//! by one record.
 //!
-//! Durability: [`BlockLog::append_block`] returns after `fdatasync`. An outcome without faults
-//! needs no sync of its own, because it can be computed again; one with faults is synced. The
-//! outcome that follows a block also marks it as durable: from then on a changed bit of the block
-//! is damage, not a tear.
+//! [`BlockLog::append_block`] returns after `fdatasync`. An outcome with faults is synced; one
+//! without can be computed again. The outcome that follows a block also marks it as durable: from
+//! then on a changed bit of the block is damage, not a tear.
 //!
-//! The newest certified height is kept in a separate file (`certified`), written before a
-//! certificate is shown and synced with every segment and checkpoint. A log that ends below it lost
-//! acknowledged data, and [`BlockLog::check_complete`] refuses it with the heights.
+//! The newest certified height is kept in a separate file, written before a certificate is shown. A
+//! log that ends below it lost acknowledged data ([`BlockLog::check_complete`]).
 //!
-//! A failed append (full disk) is rolled back to the end of the last whole record, so that the next
-//! append starts clean. After a failed sync the contents of the segment beyond the last successful
-//! sync are unknown: it ends there, and the next append begins a new segment with the outcomes that
-//! were not durable.
+//! A failed append is rolled back to the end of the last whole record. After a failed sync the
+//! contents of the segment beyond the last successful one are unknown: it ends there, and the next
+//! append begins a new segment with the outcomes that were not durable.
 
 use std::{
+    borrow::Cow,
     collections::VecDeque,
     io,
     path::{Path, PathBuf},
@@ -46,39 +42,26 @@ const CERTIFIED: &str = "certified";
 
 /// Why the log cannot be read or written.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum LogError {
     /// The operating system said no, or another version wrote the file.
     #[error("block log {0}")]
     Records(RecordError),
-    /// Something durable does not check any more.
     #[error(
         "block log {path} is damaged at byte {offset}: {what}; {missing}: see docs/operating.md, \
          \"When the disk was damaged\""
     )]
-    Damaged {
-        /// The file of the segment.
-        path: PathBuf,
-        /// Of the record that does not check.
-        offset: u64,
-        /// Description of the damage.
-        what: String,
-        /// Which heights cannot be read.
-        missing: String,
-    },
-    /// The log ends below a height that was certified.
+    Damaged { path: PathBuf, offset: u64, what: String, missing: String },
     #[error(
         "block log {folder} ends at height {last}, but height {certified} was certified: blocks \
          {first_missing} to {certified} were acknowledged and are missing; see docs/operating.md, \
          \"When the disk was damaged\""
     )]
     Missing {
-        /// Of the log.
         folder: PathBuf,
         /// Newest height of the log, or of the checkpoint if that is newer.
         last: u64,
-        /// The next one.
         first_missing: u64,
-        /// Newest height whose certificate was shown.
         certified: u64,
     },
 }
@@ -102,26 +85,12 @@ impl From<RecordError> for LogError {
     }
 }
 
+/// `Follows`: the segment before begins at height `first`, and its records end at byte `end`.
 #[derive(Serialize, Deserialize)]
-enum Record {
-    /// The segment before begins at this height, and its records end at this byte.
-    Follows {
-        first: Height,
-        end: u64,
-    },
-    Block(FinalisedBlock),
-    Outcome {
-        height: Height,
-        root: [u8; 32],
-        faults: Vec<Fault>,
-    },
-}
-
-#[derive(Serialize)]
-enum RecordRef<'a> {
+enum Record<'a> {
     Follows { first: Height, end: u64 },
-    Block(&'a FinalisedBlock),
-    Outcome { height: Height, root: [u8; 32], faults: &'a [Fault] },
+    Block(Cow<'a, FinalisedBlock>),
+    Outcome { height: Height, root: [u8; 32], faults: Cow<'a, [Fault]> },
 }
 
 /// The version, and one record of each kind.
@@ -153,8 +122,11 @@ pub(crate) fn samples() -> (u64, Vec<(&'static str, Vec<u8>)>) {
         Fault { canister_id: ic_principal::Principal::from_slice(&[4, 5, 6]), ordinal: 500 };
     let samples = [
         ("follows", Record::Follows { first: Height(9), end: 10_000 }),
-        ("block", Record::Block(block)),
-        ("outcome", Record::Outcome { height: Height(9), root: [8; 32], faults: vec![fault] }),
+        ("block", Record::Block(Cow::Owned(block))),
+        (
+            "outcome",
+            Record::Outcome { height: Height(9), root: [8; 32], faults: vec![fault].into() },
+        ),
     ]
     .map(|(name, record)| (name, postcard::to_stdvec(&record).unwrap_or_default()));
     (KIND.version.into(), samples.into())
@@ -205,14 +177,10 @@ impl BlockLog {
     }
 
     /// The same on another disk.
-    ///
-    /// # Errors
-    /// As [`Self::open`].
     pub fn open_on(disk: SharedDisk, folder: &Path, segment_bytes: u64) -> Result<Self, LogError> {
-        let failed = |doing| move |source| io_error(folder, doing, source);
-        disk.create_folder(folder).map_err(failed("creating the folder"))?;
+        disk.create_folder(folder).map_err(io_error(folder, "creating the folder"))?;
         let mut segments = Vec::new();
-        for path in disk.list(folder).map_err(failed("listing"))? {
+        for path in disk.list(folder).map_err(io_error(folder, "listing"))? {
             let first = path
                 .file_name()
                 .and_then(|name| name.to_str())
@@ -220,14 +188,14 @@ impl BlockLog {
                 .and_then(|name| name.parse().ok());
             if let Some(first) = first {
                 let bytes = disk.open(&path, Open::Read).and_then(|file| file.length());
-                let bytes = bytes.map_err(|source| io_error(&path, "opening", source))?;
+                let bytes = bytes.map_err(io_error(&path, "opening"))?;
                 segments.push(Segment { first: Height(first), path, bytes, end: None });
             }
         }
         segments.sort_by_key(|segment| segment.first);
         let path = folder.join(CERTIFIED);
-        let certified = NumberFile::open(disk.as_ref(), &path)
-            .map_err(|source| io_error(&path, "opening", source))?;
+        let certified =
+            NumberFile::open(disk.as_ref(), &path).map_err(io_error(&path, "opening"))?;
         if certified.was_damaged() {
             tracing::warn!(
                 path = %path.display(),
@@ -295,9 +263,7 @@ impl BlockLog {
                 if let End::Torn(offset) = reader.end() {
                     tracing::debug!(path = %segment.path.display(), offset, "a segment without a record");
                 }
-                self.disk
-                    .remove(&segment.path)
-                    .map_err(|source| io_error(&segment.path, "removing", source))?;
+                self.disk.remove(&segment.path).map_err(io_error(&segment.path, "removing"))?;
                 self.segments.pop();
                 continue;
             }
@@ -346,13 +312,11 @@ impl BlockLog {
             return Ok(());
         }
         let path = self.folder.join(CERTIFIED);
-        self.certified.remember(height.0).map_err(|source| io_error(&path, "writing", source))
+        self.certified.remember(height.0).map_err(io_error(&path, "writing"))
     }
 
     fn sync_certified(&self) -> Result<(), LogError> {
-        self.certified
-            .sync()
-            .map_err(|source| io_error(&self.folder.join(CERTIFIED), "syncing", source))
+        self.certified.sync().map_err(io_error(&self.folder.join(CERTIFIED), "syncing"))
     }
 
     /// Makes `block` durable.
@@ -367,7 +331,7 @@ impl BlockLog {
             block.height.0,
             self.last
         );
-        let encoded = self.encode(&RecordRef::Block(block))?;
+        let encoded = self.encode(&Record::Block(Cow::Borrowed(block)))?;
         self.append(&encoded, block.height, true, true)?;
         self.unsynced.clear();
         self.last = Some(block.height);
@@ -387,7 +351,7 @@ impl BlockLog {
         if self.last.is_none() {
             return Ok(());
         }
-        let encoded = self.encode(&RecordRef::Outcome { height, root, faults })?;
+        let encoded = self.encode(&Record::Outcome { height, root, faults: faults.into() })?;
         // A step after the append failed, and the caller retries.
         if self.unsynced.last() == Some(&encoded) {
             return Ok(());
@@ -397,9 +361,9 @@ impl BlockLog {
         Ok(())
     }
 
-    fn encode(&self, record: &RecordRef<'_>) -> Result<Vec<u8>, LogError> {
+    fn encode(&self, record: &Record<'_>) -> Result<Vec<u8>, LogError> {
         postcard::to_stdvec(record)
-            .map_err(|error| io_error(&self.folder, "encoding", io::Error::other(error)))
+            .map_err(|error| io_error(&self.folder, "encoding")(io::Error::other(error)))
     }
 
     /// Appends to the newest segment, or to a new one that is named by `next`, the next block's
@@ -418,11 +382,8 @@ impl BlockLog {
             self.begin_segment(next)?;
         }
         let (Some(file), Some(segment)) = (&mut self.file, self.segments.last_mut()) else {
-            return Err(io_error(
-                &self.folder,
-                "appending",
-                io::Error::other("there is no segment"),
-            ));
+            let error = io::Error::other("there is no segment");
+            return Err(io_error(&self.folder, "appending")(error));
         };
         file.append([encoded])?;
         if sync {
@@ -457,7 +418,7 @@ impl BlockLog {
         let mut file = RecordFile::create(self.disk.as_ref(), &path, KIND)?;
         let follows = match self.segments.last() {
             Some(Segment { first, end: Some(end), .. }) => {
-                Some(self.encode(&RecordRef::Follows { first: *first, end: *end })?)
+                Some(self.encode(&Record::Follows { first: *first, end: *end })?)
             }
             _ => None,
         };
@@ -473,18 +434,13 @@ impl BlockLog {
 
     /// Removes every block: a state above them all was installed, and the next block is the one
     /// after that state.
-    ///
-    /// # Errors
-    /// If a file cannot be removed.
     pub fn clear(&mut self) -> Result<(), LogError> {
         self.file = None;
         self.last = None;
         self.unsynced.clear();
         // The newest first: whatever a crash leaves is a log without a gap.
         while let Some(segment) = self.segments.last() {
-            self.disk
-                .remove(&segment.path)
-                .map_err(|source| io_error(&segment.path, "removing", source))?;
+            self.disk.remove(&segment.path).map_err(io_error(&segment.path, "removing"))?;
             self.segments.pop();
         }
         Ok(())
@@ -512,16 +468,13 @@ impl BlockLog {
 
     /// Deletes segments whose every block is at or below `height`, that of a durable checkpoint.
     /// The newest stays.
-    ///
-    /// # Errors
-    /// When a file cannot be removed.
     pub fn prune(&mut self, height: Height) -> Result<(), LogError> {
         self.sync_certified()?;
         while self.segments.get(1).is_some_and(|next| next.first.0 <= height.0 + 1) {
             let path = &self.segments[0].path;
             match self.disk.remove(path) {
                 Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                    return Err(io_error(path, "removing", source));
+                    return Err(io_error(path, "removing")(source));
                 }
                 _ => drop(self.segments.remove(0)),
             }
@@ -531,15 +484,12 @@ impl BlockLog {
 
     /// Reads the blocks above `height`, in order, with their outcomes; one block in memory at a
     /// time. Blocks appended later are not read.
-    ///
-    /// # Errors
-    /// None now; opening is part of the contract.
-    pub fn read_from(&self, height: Height) -> Result<Replay, LogError> {
+    pub fn read_from(&self, height: Height) -> Replay {
         let start = self
             .segments
             .partition_point(|segment| segment.first.0 <= height.0 + 1)
             .saturating_sub(1);
-        Ok(Replay::new(self, start..self.segments.len(), height))
+        Replay::new(self, start..self.segments.len(), height)
     }
 
     /// Bytes of all segments on disk.
@@ -591,7 +541,7 @@ impl Replay {
         self.segments.front().or(self.beyond.as_ref())
     }
 
-    fn record(&mut self) -> Result<Option<Record>, LogError> {
+    fn record(&mut self) -> Result<Option<Record<'static>>, LogError> {
         loop {
             if let Some(Reading { path, reader, end }) = &mut self.reading {
                 let ended = match reader.next() {
@@ -640,6 +590,7 @@ impl Replay {
                 Some(Record::Block(block)) => {
                     self.seen = block.height;
                     let wanted = block.height > self.above;
+                    let block = block.into_owned();
                     let logged = wanted.then_some(LoggedBlock { block, recorded: None });
                     if let Some(ready) = std::mem::replace(&mut self.next, logged) {
                         return Ok(Some(ready));
@@ -649,7 +600,7 @@ impl Replay {
                     if let Some(next) =
                         self.next.as_mut().filter(|next| next.block.height == height)
                     {
-                        next.recorded = Some(RecordedOutcome { root, faults });
+                        next.recorded = Some(RecordedOutcome { root, faults: faults.into_owned() });
                     }
                 }
                 Some(Record::Follows { .. }) => {}
@@ -661,22 +612,15 @@ impl Replay {
 /// Where the records of `segment` end, by what `follower` says of the segment before it.
 fn end_before(disk: &SharedDisk, segment: &Segment, follower: &Segment) -> Result<u64, LogError> {
     let mut reader = Reader::open(disk.as_ref(), &follower.path, KIND, None)?;
-    let found = match reader.next()? {
-        Some((offset, payload)) => Some(decode(&follower.path, offset, payload)?),
-        None => None,
-    };
-    match found {
+    let found = reader.next()?;
+    match found.map(|(offset, payload)| decode(&follower.path, offset, payload)).transpose()? {
         Some(Record::Follows { first, end }) if first == segment.first => Ok(end),
-        _ => Err(missing(
-            LogError::Damaged {
-                path: follower.path.clone(),
-                offset: disk::records::HEADER_BYTES,
-                what: format!("it does not follow the segment {}", segment.path.display()),
-                missing: String::new(),
-            },
-            segment.first,
-            Some(follower.first.0.saturating_sub(1)),
-        )),
+        _ => {
+            let what = format!("it does not follow the segment {}", segment.path.display());
+            let (path, offset) = (follower.path.clone(), disk::records::HEADER_BYTES);
+            let error = RecordError::Damaged { path, offset, what }.into();
+            Err(missing(error, segment.first, Some(follower.first.0.saturating_sub(1))))
+        }
     }
 }
 
@@ -711,17 +655,15 @@ fn missing(error: LogError, before: Height, until: Option<u64>) -> LogError {
     LogError::Damaged { path, offset, what, missing }
 }
 
-fn decode(path: &Path, offset: u64, payload: &[u8]) -> Result<Record, LogError> {
-    postcard::from_bytes(payload).map_err(|error| LogError::Damaged {
-        path: path.to_path_buf(),
-        offset,
-        what: format!("a record does not decode: {error}"),
-        missing: "blocks in it cannot be read".into(),
+fn decode(path: &Path, offset: u64, payload: &[u8]) -> Result<Record<'static>, LogError> {
+    postcard::from_bytes(payload).map_err(|error| {
+        let what = format!("a record does not decode: {error}");
+        RecordError::Damaged { path: path.to_path_buf(), offset, what }.into()
     })
 }
 
-fn io_error(path: &Path, doing: &'static str, source: io::Error) -> LogError {
-    LogError::Records(RecordError::Io { path: path.to_path_buf(), doing, source })
+fn io_error(path: &Path, doing: &'static str) -> impl Fn(io::Error) -> LogError {
+    move |source| LogError::Records(RecordError::io(path, doing, source))
 }
 
 impl Drop for BlockLog {

@@ -21,7 +21,7 @@ fn block(height: u64) -> FinalisedBlock {
 }
 
 fn heights(log: &BlockLog, above: u64) -> Vec<u64> {
-    let mut replay = log.read_from(Height(above)).unwrap();
+    let mut replay = log.read_from(Height(above));
     let mut heights = vec![];
     while let Some(logged) = replay.next_block().unwrap() {
         heights.push(logged.block.height.0);
@@ -49,7 +49,7 @@ fn replay_returns_blocks_with_recorded_outcomes() {
     drop(log);
     let log = BlockLog::open(folder.path(), 1 << 20).unwrap();
     assert_eq!(log.last(), Some(Height(5)));
-    let mut replay = log.read_from(Height(2)).unwrap();
+    let mut replay = log.read_from(Height(2));
     let third = replay.next_block().unwrap().unwrap();
     assert_eq!(third.recorded, Some(RecordedOutcome { root: [3; 32], faults: vec![] }));
     let fourth = replay.next_block().unwrap().unwrap();
@@ -131,7 +131,7 @@ fn damage_in_the_middle_is_refused() {
     bytes[middle] ^= 1;
     fs::write(&first, bytes).unwrap();
     let log = BlockLog::open(folder.path(), 200).unwrap();
-    let mut replay = log.read_from(Height(0)).unwrap();
+    let mut replay = log.read_from(Height(0));
     let error = loop {
         match replay.next_block() {
             Ok(Some(_)) => {}
@@ -157,7 +157,7 @@ fn recover(folder: &Path) -> Result<Vec<u64>, LogError> {
     let disk = Arc::new(SimulatedDisk::new(folder, 0).unwrap());
     let log = BlockLog::open_on(disk, folder, 1 << 20)?;
     log.check_complete(Height(0))?;
-    let mut replay = log.read_from(Height(0))?;
+    let mut replay = log.read_from(Height(0));
     let mut heights = vec![];
     while let Some(logged) = replay.next_block()? {
         heights.push(logged.block.height.0);
@@ -309,7 +309,7 @@ fn failed_syncs_and_power_cuts_lose_nothing_that_was_acknowledged() {
             let mut log = BlockLog::open_on(shared.clone(), &path, 600)
                 .unwrap_or_else(|error| panic!("seed {seed}, life {life}: {error}"));
             log.check_complete(Height(0)).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-            let mut replay = log.read_from(Height(0)).unwrap();
+            let mut replay = log.read_from(Height(0));
             let mut found = vec![];
             while let Some(logged) =
                 replay.next_block().unwrap_or_else(|error| panic!("seed {seed}: {error}"))

@@ -22,6 +22,8 @@ use nidkg::{
 use state::Height;
 use thiserror::Error;
 
+use crate::newest::insert_newest;
+
 /// The subnet's signature on the state root of a height.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
@@ -35,8 +37,8 @@ pub struct Certificate {
 
 /// Why nothing can be certified any more.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum CertifyError {
-    /// Signing or combining.
     #[error(transparent)]
     Bls(#[from] BlsError),
     /// More nodes than can be faulty, or all of them together, signed another root.
@@ -47,14 +49,7 @@ pub enum CertifyError {
         hex::encode(own),
         hex::encode(theirs)
     )]
-    Diverged {
-        /// Height of the state.
-        height: u64,
-        /// The root that this node computed.
-        own: [u8; 32],
-        /// The root that more members signed than can be faulty.
-        theirs: [u8; 32],
-    },
+    Diverged { height: u64, own: [u8; 32], theirs: [u8; 32] },
 }
 
 /// Who signs, with what this node signs.
@@ -68,7 +63,6 @@ pub struct SigningCommittee {
 }
 
 impl SigningCommittee {
-    /// Checks that its numbers fit each other.
     fn check(&self) {
         let (shares, threshold) = (self.committee.shares.len(), self.committee.threshold as usize);
         debug_assert!((1..=shares).contains(&threshold), "{threshold} of {shares} shares sign");
@@ -121,10 +115,7 @@ impl CommitteeSchedule {
             "a committee begins at height {} and the newest after it",
             from.0
         );
-        known.insert(from, Arc::new(signers));
-        while known.len() > COMMITTEES_KEPT {
-            known.pop_first();
-        }
+        insert_newest(&mut known, from, Arc::new(signers), COMMITTEES_KEPT);
     }
 
     /// Who signs from the newest height on that another committee began at, and that height.
@@ -202,7 +193,6 @@ impl Certifier {
         }
     }
 
-    /// Who signs, by heights.
     pub(crate) fn schedule(&self) -> &CommitteeSchedule {
         &self.schedule
     }

@@ -1,19 +1,9 @@
-//! The clocks that block times follow.
+//! The clocks that block times follow; `docs/internals/clock.md` states the rules.
 //!
-//! The wall clock may be set: by a person, by a time service, by a hypervisor. `CLOCK_BOOTTIME`
-//! cannot, and it continues while the machine is suspended. [`BlockClock`] compares the two. A wall
-//! clock that moves away from `CLOCK_BOOTTIME` by more than [`JUMP_BOUND`] has **jumped**: block
-//! time then advances by `CLOCK_BOOTTIME` from the last good reading, until the wall clock is back
-//! or has been steady for [`STEADY_FOR`], after which it is followed again. Smaller corrections are
-//! followed at once.
-//!
-//! A node alone decides block times by itself, so a wrong clock has no other member to correct it,
-//! and block time must never decrease: a state that has followed a clock that was ahead stays ahead.
-//! Where it does, block time neither stops nor continues at full speed: it advances at half the
-//! speed of `CLOCK_BOOTTIME` until the wall clock has caught up
-//! ([`BlockClock::next_block_time`]). Timers continue and calls are executed, as far as their
-//! expiry allows. An operator can set a state that is far ahead back to where it is ahead by no more
-//! than calls may be signed for ([`crate::SingleNode::set_time_back`]).
+//! [`BlockClock`] compares the wall clock, which may be set, with `CLOCK_BOOTTIME`, which cannot. A
+//! wall clock that moves away by more than [`JUMP_BOUND`] has **jumped**, and is not followed until
+//! it is back or has been steady for [`STEADY_FOR`]. Block time must never decrease: where it is
+//! ahead of its clock it advances at half the speed of `CLOCK_BOOTTIME`.
 //!
 //! In a subnet of several members a block's time is judged by the others
 //! (`subnet/application.rs`), so members use [`SystemClock`].
@@ -54,16 +44,13 @@ pub trait WallClock: Send + Sync {
         self.now().max(Time(previous.0.saturating_add(1)))
     }
 
-    /// How long until a block made after one of `previous` has at least `time`.
-    fn duration_until(&self, time: Time, previous: Time) -> Duration {
-        let _ = previous;
+    /// How long until a block made after one of `_previous` has at least `time`.
+    fn duration_until(&self, time: Time, _previous: Time) -> Duration {
         Duration::from_nanos(time.0.saturating_sub(self.now().0))
     }
 
     /// The newest block has this time.
-    fn set_newest_block_time(&self, time: Time) {
-        let _ = time;
-    }
+    fn set_newest_block_time(&self, _time: Time) {}
 }
 
 /// The machine's wall clock.

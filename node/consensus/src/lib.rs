@@ -4,13 +4,6 @@
 //! least once, state roots go in, certificates come out per height. A subnet of one makes its
 //! blocks by itself ([`SingleNode`]); several nodes agree on theirs ([`Subnet`]).
 //!
-//! Data that crosses the seam, and when they may be shown:
-//!
-//! ```text
-//! ingress pool -> batch (time, randomness, ingress) -> durable in the block log -> executed -> root
-//!              -> share of the signature on the root -> combined -> certificate -> shown to clients
-//! ```
-//!
 //! A batch is durable before its certificate exists; therefore every state that a client saw
 //! certified is executed again after a crash.
 //!
@@ -20,6 +13,7 @@
 mod block_log;
 mod certifier;
 mod clock;
+mod newest;
 mod outcalls;
 mod pool;
 mod replay;

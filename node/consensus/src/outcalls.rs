@@ -1,13 +1,8 @@
 //! Outcalls of this node: open requests, this node's answers, and answers that the subnet signed.
 //!
-//! ```text
-//! after a round: open requests -> here <- this node's answers, with the memory they hold
-//!   alone:     signed at once                            -> ingress pool -> block
-//!   of several: shares sent to all (`subnet::outcalls`)  -> ingress pool -> block
-//! ```
-//!
-//! An answer is here until the subnet signed it. Then it waits in the pool, and its digest stays
-//! here, by which this node continues to vouch for it while the request is open.
+//! An answer is here until the subnet signed it: alone at once, with several members by shares
+//! (`subnet::outcalls`). Then it waits in the ingress pool, and its digest stays here, by which
+//! this node continues to vouch for it while the request is open.
 //!
 //! This node needs no room to vouch for an answer of another member: the digest is enough, and the
 //! member that made the request has the answer. The answer is kept for a block of this node's if
@@ -72,7 +67,6 @@ struct Inner {
     adopted: u64,
 }
 
-/// An answer that this node vouches for.
 struct VouchedAnswer {
     digest: [u8; 32],
     /// Until the subnet signed it, or others needed its room.
@@ -96,7 +90,6 @@ struct ForeignAnswer {
 }
 
 impl Inner {
-    /// Answers of others that are kept.
     fn foreign_answers(&self) -> impl Iterator<Item = (OutcallId, ForeignAnswer, u64)> {
         self.known.iter().filter_map(|(id, known)| {
             let kept = known.kept.as_ref()?;
@@ -138,7 +131,6 @@ impl Inner {
     }
 }
 
-/// Answers that are kept of one asker.
 #[derive(Default)]
 struct AskerUsage {
     bytes: u64,
@@ -181,18 +173,23 @@ impl OutcallAnswers {
 
     /// Adds an answer of this node, with the memory that it holds.
     pub fn answer(&self, answer: OutcallAnswer, held: Reservation) {
-        let id = answer.id;
-        let is_within = |open: OpenOutcall| open.is_answered_by(&answer);
-        if self.open_request(id).is_some_and(|open| !is_within(open)) {
+        let (id, digest) = (answer.id, answer.digest());
+        let mut inner = self.lock();
+        let Some(open) = inner.open.get(&id) else { return };
+        if !open.is_answered_by(&answer) {
             tracing::error!(
                 request = id.0,
                 "what this node found out is no answer to its request, and is dropped"
             );
             return;
         }
-        if !self.store_answer(answer, held) {
+        // The first counts.
+        if inner.known.contains_key(&id) {
             return;
         }
+        let kept = Some(StoredAnswer { answer, held, adopted: None });
+        inner.known.insert(id, VouchedAnswer { digest, kept, is_over: false });
+        drop(inner);
         match self.alone.get() {
             Some(schedule) => self.sign_alone(id, schedule),
             None => self.work_available.notify_one(),
@@ -264,20 +261,6 @@ impl OutcallAnswers {
         true
     }
 
-    /// The first answer counts, and one of a request that is open alone. Whether it is kept.
-    fn store_answer(&self, answer: OutcallAnswer, held: Reservation) -> bool {
-        let digest = answer.digest();
-        let mut inner = self.lock();
-        let is_answer = inner.open.get(&answer.id).is_some_and(|open| open.is_answered_by(&answer));
-        if !is_answer || inner.known.contains_key(&answer.id) {
-            return false;
-        }
-        let id = answer.id;
-        let kept = Some(StoredAnswer { answer, held, adopted: None });
-        inner.known.insert(id, VouchedAnswer { digest, kept, is_over: false });
-        true
-    }
-
     /// The subnet signed the answer that this node knows: it waits for a block from here on.
     /// Returns whether it was not signed before.
     pub(crate) fn submit_signed(&self, id: OutcallId, signature: &[u8; 48]) -> bool {
@@ -331,17 +314,14 @@ impl OutcallAnswers {
         inner.known.get(&id)?.kept.as_ref().map(|kept| read(&kept.answer))
     }
 
-    /// The requests that are open.
     pub(crate) fn open_requests(&self) -> BTreeMap<OutcallId, OpenOutcall> {
         self.lock().open.clone()
     }
 
-    /// The number of the next one.
     pub(crate) fn next_id(&self) -> OutcallId {
         self.lock().next
     }
 
-    /// One of them.
     pub(crate) fn open_request(&self, id: OutcallId) -> Option<OpenOutcall> {
         self.lock().open.get(&id).copied()
     }

@@ -4,14 +4,13 @@
 //! the client receives an error with a time to wait, and no accepted call is dropped except after
 //! its expiry.
 //!
-//! Answers to outcalls wait here like calls, and come before them, with half of a block's bytes at
-//! most ([`IngressPool::submit_answer`]). Other nodes have them themselves, so they are not
-//! announced; and they hold memory of the outcalls' own pool, so neither takes the other's room.
+//! Answers to outcalls come before calls, with half of a block's bytes at most
+//! ([`IngressPool::submit_answer`]). Other nodes have them themselves, so they are not announced;
+//! they hold memory of the outcalls' own pool, so neither takes the other's room.
 //!
-//! A few calls can be held back ([`IngressPool::hold_back`]): they are in the pool like all others
-//! and are announced to other nodes, but not offered for blocks until this node is ready for them,
-//! for at most [`HELD_FOR`], and only while the pool is less than half full. Blocks of other nodes
-//! may contain them anyway.
+//! A few calls can be held back ([`IngressPool::hold_back`]): they are announced to other nodes,
+//! but not offered for blocks until this node is ready for them, for at most [`HELD_FOR`], and
+//! only while the pool is less than half full.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -44,27 +43,15 @@ pub enum SubmitOutcome {
 
 /// Why a call was not taken.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum PoolRefusal {
-    /// Too many bytes wait.
     #[error(
         "the ingress pool holds {used} of {cap} bytes (ingress_pool_bytes) and this call needs \
          {asked}: retry later"
     )]
-    Bytes {
-        /// Bytes that waiting calls take.
-        used: u64,
-        /// Most bytes that they may take (`consensus.ingress_pool_bytes`).
-        cap: u64,
-        /// Bytes of this call.
-        asked: u64,
-    },
-    /// Too many calls wait.
+    Bytes { used: u64, cap: u64, asked: u64 },
     #[error("the ingress pool holds {cap} calls (ingress_pool_messages): retry later")]
-    Messages {
-        /// Most calls that may wait.
-        cap: u64,
-    },
-    /// The state could not take the call in.
+    Messages { cap: u64 },
     #[error(
         "the ingress history is filling up (subnet.ingress_history_bytes, \
          subnet.ingress_unfinished_max) and takes no more calls in this second: retry later"
@@ -142,13 +129,11 @@ pub struct IngressPool {
 /// Who brought a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// A client of this node.
     Client,
     /// The node of this place.
     Peer(usize),
 }
 
-/// A call that waits.
 struct Waiting {
     signed: SignedIngress,
     /// SHA-256 of the envelope.
@@ -171,13 +156,11 @@ impl Waiting {
     }
 }
 
-/// A call that is held back.
 struct HeldCall {
     id: IngressId,
     since: Instant,
 }
 
-/// Use of the pool by a peer's calls.
 #[derive(Clone, Copy, Default)]
 struct PeerUsage {
     bytes: u64,
@@ -196,7 +179,6 @@ struct Inner {
     /// Parts the pool is divided into, one per node; 0 for a node that is alone.
     parts: u64,
     peers: BTreeMap<usize, PeerUsage>,
-    /// Calls of clients that were not announced to other nodes.
     unannounced: VecDeque<IngressId>,
     woken: bool,
     /// Calls the state could take in when it was last asked; `None` until then.
@@ -209,8 +191,8 @@ struct Inner {
 
 impl Inner {
     /// Removes a call. Its entry in the order is removed at the next check of the order.
-    fn remove_call(&mut self, id: &IngressId) {
-        let Some(call) = self.waiting.remove(id) else { return };
+    fn remove_call(&mut self, id: &IngressId) -> Option<Waiting> {
+        let call = self.waiting.remove(id)?;
         self.held.retain(|held| held.id != *id);
         let bytes = call.bytes();
         assert!(self.bytes >= bytes, "a call of {bytes} bytes leaves, all have {}", self.bytes);
@@ -227,6 +209,7 @@ impl Inner {
             held.bytes -= bytes;
             held.messages -= 1;
         }
+        Some(call)
     }
 
     /// Calls of users that wait: answers have bounds of their own.
@@ -564,12 +547,10 @@ impl IngressPool {
         let _ = self.listener.set(Box::new(listener));
     }
 
-    /// Divides the pool anew.
     pub(crate) fn set_node_count(&self, nodes: usize) {
         self.lock().parts = nodes as u64;
     }
 
-    /// There is something to do.
     pub(crate) fn notify_listener(&self) {
         if let Some(listener) = self.listener.get() {
             listener();
@@ -620,7 +601,9 @@ impl IngressPool {
             .filter(|(_, call)| call.validity.until < now)
             .map(|(id, _)| *id)
             .collect();
-        expired.iter().for_each(|id| inner.remove_call(id));
+        for id in &expired {
+            inner.remove_call(id);
+        }
         if !expired.is_empty() {
             inner.drop_stale_ids();
         }
@@ -659,7 +642,6 @@ impl IngressPool {
         offered
     }
 
-    /// Whether there is anything to offer beyond `skip`.
     pub(crate) fn has_more_than(&self, skip: &BTreeSet<IngressId>) -> bool {
         let inner = self.lock();
         inner.waiting.keys().any(|id| !skip.contains(id) && !inner.holds(id))
@@ -713,15 +695,9 @@ impl IngressPool {
                     break;
                 }
                 order.pop_front();
-                let Some(call) = inner.waiting.remove(&id) else { continue };
-                let of_call = call.bytes();
-                assert!(
-                    inner.bytes >= of_call,
-                    "a call of {of_call} bytes is taken, all have {}",
-                    inner.bytes
-                );
-                inner.bytes -= of_call;
-                let Waiting { signed, validity, answer, .. } = call;
+                let Some(Waiting { signed, validity, answer, .. }) = inner.remove_call(&id) else {
+                    continue;
+                };
                 if validity.until >= now {
                     bytes += size.unwrap_or_default();
                     inner.taken += u64::from(answer.is_none());

@@ -32,7 +32,7 @@ impl LogReplay {
     pub fn new(deps: ConsensusDeps, resume_from: Height) -> Result<Self, ConsensusError> {
         let ConsensusDeps { log, envelopes, .. } = deps;
         log.check_complete(resume_from)?;
-        let replay = log.read_from(resume_from)?;
+        let replay = log.read_from(resume_from);
         Ok(Self { _log: log, replay, batches: BatchSequence::new(envelopes, resume_from) })
     }
 }
@@ -69,17 +69,14 @@ pub(crate) struct BatchSequence {
     envelopes: Arc<dyn Envelopes>,
     /// Height of the last batch handed out.
     pub(crate) height: Height,
-    /// Its recorded result.
     recorded: Option<RecordedOutcome>,
 }
 
 impl BatchSequence {
-    /// The batches above `height`.
     pub(crate) fn new(envelopes: Arc<dyn Envelopes>, height: Height) -> Self {
         Self { envelopes, height, recorded: None }
     }
 
-    /// The batch of the next block.
     pub(crate) fn hand_out(
         &mut self,
         block: &FinalisedBlock,

@@ -112,14 +112,12 @@ pub struct Demand {
     pub more: bool,
     /// A canister timer is due then.
     pub next_timer: Option<Time>,
-    /// Something runs every round (a heartbeat): a batch per idle interval is wanted.
-    pub every_round: bool,
 }
 
 /// Errors after which consensus cannot continue.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum ConsensusError {
-    /// The block log.
     #[error(transparent)]
     Log(#[from] LogError),
     /// Executing a batch again gave another state: the disk, the memory or the program changed
@@ -129,58 +127,26 @@ pub enum ConsensusError {
          on disk is damaged or was written by another version; see docs/operating.md, \"When the \
          disk was damaged\""
     )]
-    Diverged {
-        /// Height of the block.
-        height: u64,
-        /// The computed result.
-        found: String,
-        /// The recorded result.
-        recorded: String,
-    },
-    /// A call of a block does not decode.
+    Diverged { height: u64, found: String, recorded: String },
     #[error(
         "a call of block {height} cannot be read: {reason}; the block log is damaged, or another \
          version wrote it"
     )]
-    UnreadableCall {
-        /// Height of the batch.
-        height: u64,
-        /// Why it cannot be read.
-        reason: String,
-    },
-    /// Heights must follow each other.
+    UnreadableCall { height: u64, reason: String },
     #[error("height {found} came where {expected} was due")]
-    OutOfOrder {
-        /// The height that came.
-        found: u64,
-        /// The expected height.
-        expected: u64,
-    },
-    /// The state root could not be signed or combined.
+    OutOfOrder { found: u64, expected: u64 },
     #[error("certifying height {height}: {source}")]
-    Certify {
-        /// Height of the state.
-        height: u64,
-        /// Error of the certifier.
-        source: CertifyError,
-    },
-    /// Members must have the same limits.
+    Certify { height: u64, source: CertifyError },
     #[error(transparent)]
     LimitsDiffer(LimitsDiffer),
-    /// The subnet continues without this node.
     #[error(
         "this node does not belong to the subnet's members after block {height}: either a change \
          of the members removed it, and it can be shut down, or it could not obtain \
          its share of the subnet's key, as logged above"
     )]
-    Left {
-        /// Its last block.
-        height: u64,
-    },
-    /// The engine that several nodes agree by is gone.
+    Left { height: u64 },
     #[error("the consensus engine ended; see its message above")]
     EngineEnded,
-    /// The floor above a fetched state cannot be written.
     #[error("state-sync floor: {0}")]
     Floor(disk::records::RecordError),
 }
@@ -241,9 +207,6 @@ pub trait Consensus: Send {
     ) -> BoxFuture<'_, Result<Vec<Certificate>, ConsensusError>>;
 
     /// A checkpoint at `height` is durable: batches up to it will not be asked for again.
-    ///
-    /// # Errors
-    /// When old log files cannot be removed.
     fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError>;
 
     /// Heights whose certificate is not complete yet.
@@ -251,9 +214,6 @@ pub trait Consensus: Send {
 
     /// Fetches parts of the state of the last [`Step::Behind`]: says what is wanted, and waits a
     /// moment for some of it.
-    ///
-    /// # Errors
-    /// When the engine ended.
     fn fetch(
         &mut self,
         want: ChunkRequest,
@@ -269,39 +229,5 @@ pub trait Consensus: Send {
     /// If the disk fails; the call may be repeated.
     fn installed(&mut self) -> Result<(), ConsensusError> {
         Ok(())
-    }
-}
-
-impl<C: Consensus + ?Sized> Consensus for Box<C> {
-    fn next(&mut self, demand: Demand) -> BoxFuture<'_, Result<Step, ConsensusError>> {
-        (**self).next(demand)
-    }
-
-    fn executed(
-        &mut self,
-        height: Height,
-        root: [u8; 32],
-        faults: Vec<Fault>,
-    ) -> BoxFuture<'_, Result<Vec<Certificate>, ConsensusError>> {
-        (**self).executed(height, root, faults)
-    }
-
-    fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError> {
-        (**self).checkpointed(height)
-    }
-
-    fn certificates_pending(&self) -> u64 {
-        (**self).certificates_pending()
-    }
-
-    fn fetch(
-        &mut self,
-        want: ChunkRequest,
-    ) -> BoxFuture<'_, Result<FetchedChunks, ConsensusError>> {
-        (**self).fetch(want)
-    }
-
-    fn installed(&mut self) -> Result<(), ConsensusError> {
-        (**self).installed()
     }
 }

@@ -1,20 +1,18 @@
 //! The block maker of a subnet of one.
 //!
-//! It alone decides, so a block is final when it is durable in the block log. After a start it
-//! first hands out again every logged batch above the height execution restarted from, together
-//! with what the earlier run recorded; then it makes new blocks out of the ingress pool, as fast as
-//! execution asks for them and no faster than there is something to do.
+//! A block is final when it is durable in the block log. After a start every logged batch above the
+//! height execution restarted from is handed out again, with what the earlier run recorded; then
+//! new blocks are made, as fast as execution asks for them and no faster than there is something to
+//! do.
 //!
-//! Time: never runs backwards, and follows the local clock otherwise ([`crate::clock`]). One exception:
-//! an operator's order ([`SingleNode::set_time_back`]).
+//! Time never runs backwards, but for an operator's order ([`SingleNode::set_time_back`]).
 //!
 //! Randomness of a height: hash of bytes drawn from the machine for this block alone, and of the
-//! subnet's signature on the state before it. The drawn bytes make it fresh, also after a restart
-//! and when the same state is reached twice; the signature keeps it unpredictable to outsiders
-//! should the machine's source be a poor one. The block records the result, so a replay has the
-//! same. While the source fails no block is made: it has no substitute.
+//! subnet's signature on the state before it, which keeps it unpredictable to outsiders should the
+//! machine's source be a poor one. The block records it for replays. While the source fails no
+//! block is made: it has no substitute.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use lifecycle::Cause;
@@ -24,9 +22,8 @@ use sha2::{Digest, Sha256};
 use state::{Fault, Height, Time};
 
 use crate::{
-    BlockLog, Certificate, Certifier, Consensus, ConsensusDeps, ConsensusError, CountedQueries,
-    Demand, FinalisedBatch, FinalisedBlock, IngressPool, RecordedOutcome, Step, WallClock,
-    block_log::Replay, replay::BatchSequence,
+    Certificate, Certifier, Consensus, ConsensusDeps, ConsensusError, Demand, FinalisedBatch,
+    FinalisedBlock, RecordedOutcome, Step, block_log::Replay, replay::BatchSequence,
 };
 
 const RANDOMNESS_DOMAIN: &[u8] = b"\x11thimble-randomness";
@@ -57,13 +54,9 @@ impl RandomSource for SystemRandom {
 
 /// A node that makes its blocks alone.
 pub struct SingleNode {
-    pool: Arc<IngressPool>,
-    log: BlockLog,
+    deps: ConsensusDeps,
     certifier: Certifier,
-    clock: Arc<dyn WallClock>,
     random: Box<dyn RandomSource>,
-    limits: ConsensusLimits,
-    queries: Option<Arc<dyn CountedQueries>>,
     replay: Option<Replay>,
     batches: BatchSequence,
     time: Time,
@@ -84,23 +77,17 @@ impl SingleNode {
         random: Box<dyn RandomSource>,
     ) -> Result<Self, ConsensusError> {
         deps.log.check_complete(resume_from)?;
-        let replay = deps.log.read_from(resume_from)?;
-        let ConsensusDeps { pool, log, clock, envelopes, limits, states: _, outcalls, queries } =
-            deps;
-        clock.set_newest_block_time(time);
-        if let Some(outcalls) = outcalls {
-            outcalls.decide_alone(pool.clone(), certifier.schedule().clone());
+        let replay = deps.log.read_from(resume_from);
+        deps.clock.set_newest_block_time(time);
+        if let Some(outcalls) = &deps.outcalls {
+            outcalls.decide_alone(deps.pool.clone(), certifier.schedule().clone());
         }
         Ok(Self {
-            pool,
-            log,
+            batches: BatchSequence::new(deps.envelopes.clone(), resume_from),
+            deps,
             certifier,
-            clock,
             random,
-            limits,
-            queries,
             replay: Some(replay),
-            batches: BatchSequence::new(envelopes, resume_from),
             time,
             signature_hash: [0; 32],
             set_back_after: None,
@@ -134,9 +121,9 @@ impl SingleNode {
     /// advances only when a block has been recorded: an attempt that fails does not use it up.
     fn next_time(&self) -> Time {
         if self.set_back_after == Some(self.batches.height) {
-            let window = Self::ingress_window(&self.limits).as_nanos();
+            let window = Self::ingress_window(&self.deps.limits).as_nanos();
             let window = u64::try_from(window).unwrap_or(u64::MAX);
-            let back = Time(self.clock.now().0.saturating_add(window));
+            let back = Time(self.deps.clock.now().0.saturating_add(window));
             if back < self.time {
                 tracing::warn!(
                     height = self.batches.height.0 + 1,
@@ -146,7 +133,7 @@ impl SingleNode {
                 return back;
             }
         }
-        self.clock.next_block_time(self.time)
+        self.deps.clock.next_block_time(self.time)
     }
 
     fn next_logged(&mut self) -> Result<Option<FinalisedBatch>, ConsensusError> {
@@ -167,7 +154,7 @@ impl SingleNode {
     ) -> Result<FinalisedBatch, ConsensusError> {
         let batch = self.batches.hand_out(block, recorded)?;
         self.time = block.time;
-        self.clock.set_newest_block_time(block.time);
+        self.deps.clock.set_newest_block_time(block.time);
         Ok(batch)
     }
 
@@ -188,15 +175,15 @@ impl SingleNode {
             let reason = format!(
                 "the machine's random source fails ({reason}); no block is made without it"
             );
-            self.pool.health().refuse(Cause::Randomness, reason);
-            if self.pool.stop().wait(wait) {
+            self.deps.pool.health().refuse(Cause::Randomness, reason);
+            if self.deps.pool.stop().wait(wait) {
                 return None;
             }
             wait = (wait * 2).min(RANDOMNESS_RETRY_MAX);
         };
         if failed {
             tracing::info!("the random source is back");
-            self.pool.health().withdraw(Cause::Randomness);
+            self.deps.pool.health().withdraw(Cause::Randomness);
         }
         let mut hash = Sha256::new();
         hash.update(RANDOMNESS_DOMAIN);
@@ -210,88 +197,53 @@ impl SingleNode {
         if demand.more {
             return Duration::ZERO;
         }
-        let idle = Duration::from_millis(self.limits.idle_round_millis);
+        let idle = Duration::from_millis(self.deps.limits.idle_round_millis);
         match demand.next_timer {
-            Some(timer) => idle.min(self.clock.duration_until(timer, self.time)),
+            Some(timer) => idle.min(self.deps.clock.duration_until(timer, self.time)),
             None => idle,
         }
     }
 }
 
-/// Each blocks its thread while it waits.
-impl SingleNode {
-    /// See [`Consensus::next`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn next(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
-        // Also between batches that are executed again: what was executed is in the last checkpoint.
-        if self.pool.closing() {
-            return Ok(Step::Closing);
-        }
-        if let Some(logged) = self.next_logged()? {
-            return Ok(Step::Execute(logged));
-        }
-        self.pool.wait(self.timeout(demand));
-        if self.pool.closing() {
-            return Ok(Step::Closing);
-        }
-        let Some(randomness) = self.randomness() else { return Ok(Step::Closing) };
-        let time = self.next_time();
-        let calls = self.pool.take(
-            time,
-            self.limits.block_ingress_bytes,
-            self.limits.block_ingress_messages,
-        );
-        let height = Height(self.batches.height.0 + 1);
-        let block = FinalisedBlock {
-            height,
-            time,
-            randomness,
-            ingress: calls.iter().map(|call| call.signed.clone()).collect(),
-            key: None,
-            agreed: None,
-            queries: self.queries.as_ref().and_then(|it| it.report(height)).map(Box::new),
-        };
-        if let Err(error) = self.log.append_block(&block) {
-            self.pool.put_back(calls);
-            return Err(error.into());
-        }
-        self.hand_out(&block, None).map(Step::Execute)
-    }
-
-    /// See [`Consensus::executed`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn executed(
-        &mut self,
-        height: Height,
-        root: [u8; 32],
-        faults: Vec<Fault>,
-    ) -> Result<Vec<Certificate>, ConsensusError> {
-        // While older batches are handed out again nothing may be appended behind newer ones; what
-        // is computed again needs no note.
-        let again = self.replay.is_some() && self.log.last() != Some(height);
-        if !self.batches.was_recorded(height, root)? && !again {
-            self.log.append_outcome(height, root, &faults)?;
-        }
-        self.log.record_certified(height)?;
-        let signed = self
-            .certifier
-            .sign(height, root)
-            .map_err(|source| ConsensusError::Certify { height: height.0, source })?;
-        let (_, certificate) = signed;
-        if let Some(certificate) = &certificate {
-            self.signature_hash = Sha256::digest(certificate.signature.0).into();
-        }
-        Ok(certificate.into_iter().collect())
-    }
-}
-
+/// Each future blocks its thread while it waits, and is ready when it was polled once.
 impl Consensus for SingleNode {
     fn next(&mut self, demand: Demand) -> BoxFuture<'_, Result<Step, ConsensusError>> {
-        Box::pin(async move { Self::next(self, demand) })
+        Box::pin(async move {
+            // Also between batches that are executed again: what was executed is in the last
+            // checkpoint.
+            if self.deps.pool.closing() {
+                return Ok(Step::Closing);
+            }
+            if let Some(logged) = self.next_logged()? {
+                return Ok(Step::Execute(logged));
+            }
+            self.deps.pool.wait(self.timeout(demand));
+            if self.deps.pool.closing() {
+                return Ok(Step::Closing);
+            }
+            let Some(randomness) = self.randomness() else { return Ok(Step::Closing) };
+            let time = self.next_time();
+            let calls = self.deps.pool.take(
+                time,
+                self.deps.limits.block_ingress_bytes,
+                self.deps.limits.block_ingress_messages,
+            );
+            let height = Height(self.batches.height.0 + 1);
+            let block = FinalisedBlock {
+                height,
+                time,
+                randomness,
+                ingress: calls.iter().map(|call| call.signed.clone()).collect(),
+                key: None,
+                agreed: None,
+                queries: self.deps.queries.as_ref().and_then(|it| it.report(height)).map(Box::new),
+            };
+            if let Err(error) = self.deps.log.append_block(&block) {
+                self.deps.pool.put_back(calls);
+                return Err(error.into());
+            }
+            self.hand_out(&block, None).map(Step::Execute)
+        })
     }
 
     fn executed(
@@ -300,11 +252,28 @@ impl Consensus for SingleNode {
         root: [u8; 32],
         faults: Vec<Fault>,
     ) -> BoxFuture<'_, Result<Vec<Certificate>, ConsensusError>> {
-        Box::pin(async move { Self::executed(self, height, root, faults) })
+        Box::pin(async move {
+            // While older batches are handed out again nothing may be appended behind newer ones;
+            // what is computed again needs no note.
+            let again = self.replay.is_some() && self.deps.log.last() != Some(height);
+            if !self.batches.was_recorded(height, root)? && !again {
+                self.deps.log.append_outcome(height, root, &faults)?;
+            }
+            self.deps.log.record_certified(height)?;
+            let signed = self
+                .certifier
+                .sign(height, root)
+                .map_err(|source| ConsensusError::Certify { height: height.0, source })?;
+            let (_, certificate) = signed;
+            if let Some(certificate) = &certificate {
+                self.signature_hash = Sha256::digest(certificate.signature.0).into();
+            }
+            Ok(certificate.into_iter().collect())
+        })
     }
 
     fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError> {
-        Ok(self.log.prune(height)?)
+        Ok(self.deps.log.prune(height)?)
     }
 
     fn certificates_pending(&self) -> u64 {
@@ -315,15 +284,17 @@ impl Consensus for SingleNode {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use std::path::Path;
+    use std::{path::Path, sync::Arc};
 
     use envelope::Envelopes;
+    use futures::FutureExt as _;
     use ic_principal::Principal;
     use nidkg::SecretShare;
     use rand::{SeedableRng, rngs::StdRng};
     use state::{Ingress, IngressId, RequestId, SignedIngress, Validity};
 
     use super::*;
+    use crate::{BlockLog, IngressPool, WallClock};
 
     struct FixedClock(u64);
     impl WallClock for FixedClock {
@@ -360,8 +331,12 @@ mod tests {
         }
     }
 
+    fn run<T>(ready: BoxFuture<'_, T>) -> T {
+        ready.now_or_never().unwrap()
+    }
+
     fn batch(node: &mut SingleNode) -> FinalisedBatch {
-        match node.next(Demand::default()).unwrap() {
+        match run(node.next(Demand::default())).unwrap() {
             Step::Execute(batch) => batch,
             other => panic!("{other:?} where a batch was due"),
         }
@@ -437,7 +412,7 @@ mod tests {
     /// Time of the next block.
     fn next_time(node: &mut SingleNode) -> u64 {
         let batch = batch(node).batch;
-        node.executed(batch.height, [0; 32], vec![]).unwrap();
+        run(node.executed(batch.height, [0; 32], vec![])).unwrap();
         batch.time.0
     }
 
@@ -509,7 +484,7 @@ mod tests {
         let (mut node, pool) = node(folder.path(), 0, 1_000);
         next_time(&mut node);
         pool.close();
-        assert!(matches!(node.next(Demand::default()).unwrap(), Step::Closing));
+        assert!(matches!(run(node.next(Demand::default())).unwrap(), Step::Closing));
     }
 
     #[test]
@@ -519,7 +494,7 @@ mod tests {
         submit(&pool, 1);
         let first = batch(&mut node).batch;
         assert_eq!((first.height, first.time, first.ingress.len()), (Height(1), Time(1_000), 1));
-        let certificate = node.executed(Height(1), [1; 32], vec![]).unwrap().remove(0);
+        let certificate = run(node.executed(Height(1), [1; 32], vec![])).unwrap().remove(0);
         assert_eq!((certificate.height, certificate.root), (Height(1), [1; 32]));
         let second = batch(&mut node).batch;
         assert_eq!((second.height, second.time), (Height(2), Time(1_001)));
@@ -536,7 +511,7 @@ mod tests {
                 submit(&pool, number);
                 given.push(batch(&mut node).batch);
                 if number < 4 {
-                    node.executed(Height(number.into()), [number; 32], vec![]).unwrap();
+                    run(node.executed(Height(number.into()), [number; 32], vec![])).unwrap();
                 }
             }
         }
@@ -544,10 +519,10 @@ mod tests {
         let third = batch(&mut node);
         assert_eq!(third.batch, given[2]);
         assert_eq!(third.recorded.unwrap().root, [3; 32]);
-        node.executed(Height(3), [3; 32], vec![]).unwrap();
+        run(node.executed(Height(3), [3; 32], vec![])).unwrap();
         let fourth = batch(&mut node);
         assert_eq!((&fourth.batch, fourth.recorded), (&given[3], None));
-        node.executed(Height(4), [4; 32], vec![]).unwrap();
+        run(node.executed(Height(4), [4; 32], vec![])).unwrap();
         let fifth = batch(&mut node).batch;
         assert_eq!((fifth.height, fifth.time), (Height(5), Time(2_000)));
     }
@@ -562,7 +537,7 @@ mod tests {
             let (mut node, _) = node(folder.path(), resume, 1_000);
             let made = batch(&mut node);
             assert_eq!((made.batch.height, &made.recorded), (Height(resume + 1), &None));
-            node.executed(made.batch.height, [7; 32], vec![]).unwrap();
+            run(node.executed(made.batch.height, [7; 32], vec![])).unwrap();
             seen.push(made.batch.randomness);
         }
         let first = seen[0];
@@ -570,7 +545,7 @@ mod tests {
         for randomness in &seen {
             let replayed = batch(&mut again);
             assert_eq!(replayed.batch.randomness, *randomness);
-            again.executed(replayed.batch.height, [7; 32], vec![]).unwrap();
+            run(again.executed(replayed.batch.height, [7; 32], vec![])).unwrap();
         }
         // Another node with the same key, at the same height.
         let other = tempfile::tempdir().unwrap();
@@ -587,7 +562,7 @@ mod tests {
         let (mut node, _) =
             node_with(folder.path(), 0, 1_000, Box::new(ScriptedRandom(vec![Ok(5)])));
         let first = batch(&mut node).batch.randomness;
-        node.executed(Height(1), [1; 32], vec![]).unwrap();
+        run(node.executed(Height(1), [1; 32], vec![])).unwrap();
         assert_ne!(batch(&mut node).batch.randomness, first);
     }
 
@@ -602,14 +577,14 @@ mod tests {
         let made = batch(&mut node).batch;
         assert_eq!((made.height, made.ingress.len()), (Height(1), 1));
         assert_eq!(pool.refusing(), None, "calls are taken again");
-        node.executed(Height(1), [1; 32], vec![]).unwrap();
+        run(node.executed(Height(1), [1; 32], vec![])).unwrap();
 
         // One that never comes back: the node says so, and can still be stopped.
         let folder = tempfile::tempdir().unwrap();
         let broken = Box::new(ScriptedRandom(vec![Err("not seeded")]));
         let (mut node, pool) = node_with(folder.path(), 0, 1_000, broken);
         let waiting =
-            std::thread::spawn(move || node.next(Demand { more: true, ..Demand::default() }));
+            std::thread::spawn(move || run(node.next(Demand { more: true, ..Demand::default() })));
         while pool.refusing().is_none_or(|reason| !reason.contains("not seeded")) {
             std::thread::yield_now();
         }
@@ -623,11 +598,11 @@ mod tests {
         {
             let (mut node, _) = node(folder.path(), 0, 1_000);
             batch(&mut node);
-            node.executed(Height(1), [1; 32], vec![]).unwrap();
+            run(node.executed(Height(1), [1; 32], vec![])).unwrap();
         }
         let (mut node, _) = node(folder.path(), 0, 1_000);
         batch(&mut node);
-        let error = node.executed(Height(1), [2; 32], vec![]).unwrap_err();
+        let error = run(node.executed(Height(1), [2; 32], vec![])).unwrap_err();
         assert!(matches!(error, ConsensusError::Diverged { height: 1, .. }), "{error}");
     }
 
@@ -636,6 +611,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (mut node, pool) = node(folder.path(), 0, 1_000);
         pool.close();
-        assert_eq!(node.next(Demand { more: true, ..Demand::default() }).unwrap(), Step::Closing);
+        assert_eq!(
+            run(node.next(Demand { more: true, ..Demand::default() })).unwrap(),
+            Step::Closing
+        );
     }
 }

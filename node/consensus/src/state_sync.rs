@@ -20,9 +20,6 @@ pub trait StateServer: Send + Sync {
     fn oldest(&self) -> Option<Height>;
 
     /// One chunk. Blocks, as it reads the disk; called for one chunk at a time.
-    ///
-    /// # Errors
-    /// Why there is none.
     fn chunk(&self, height: Height, name: &[u8]) -> Result<Vec<u8>, String>;
 
     /// Keeps the state of this height as long as the returned value lives, within the bounds of its

@@ -119,7 +119,9 @@ fn install(
     let snapshots = node.executor.snapshots();
     let limits = Arc::new(node.config.limits.as_ref().clone());
     let ((mut installer, fetched, looks), fetching, extra) = measured(|| {
-        let mut installer = StateInstaller::begin(dir, height, root, limits, local).unwrap();
+        let disk = disk::RealDisk::shared();
+        let mut installer =
+            StateInstaller::begin_on(disk, dir, height, root, limits, local).unwrap();
         let (mut fetched, mut looks) = (0u64, 0u64);
         while !installer.is_complete() {
             looks += 1;

@@ -674,8 +674,9 @@ fn fetch(
 ) -> tempfile::TempDir {
     let snapshots = source.executor.snapshots();
     let dir = tempfile::tempdir().unwrap();
+    let (disk, limits) = (disk::RealDisk::shared(), Arc::new(limits.clone()));
     let mut installer =
-        StateInstaller::begin(dir.path(), height, root, Arc::new(limits.clone()), None).unwrap();
+        StateInstaller::begin_on(disk, dir.path(), height, root, limits, None).unwrap();
     while !installer.is_complete() {
         for chunk in installer.missing(16).unwrap() {
             installer.offer(chunk, &snapshots.chunk(height, chunk).unwrap()).unwrap();

@@ -4,85 +4,34 @@
 //! A reader takes nothing that is not there, and no list longer than it may be: the output is
 //! bounded by the input.
 
+use std::ops::RangeInclusive;
+
 use thiserror::Error;
 
 /// Why bytes were refused.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum BytesError {
-    /// Shorter than its stated or required length.
     #[error("it ends within {what}: it was cut off")]
-    Truncated {
-        /// The part being read.
-        what: &'static str,
-    },
-    /// Longer than its stated length.
+    Truncated { what: &'static str },
     #[error("{surplus} bytes follow its end")]
-    Surplus {
-        /// Number of bytes after the end.
-        surplus: usize,
-    },
-    /// A number that cannot be there.
+    Surplus { surplus: usize },
     #[error("{what} is {value}, outside {min}..={max}")]
-    OutOfRange {
-        /// Name of the number, for the message.
-        what: &'static str,
-        /// The number that was found.
-        value: u64,
-        /// Smallest value accepted.
-        min: u64,
-        /// Largest value accepted.
-        max: u64,
-    },
-    /// All of it.
+    OutOfRange { what: &'static str, value: u64, min: u64, max: u64 },
     #[error("it has {bytes} bytes; at most {bytes_max} are read")]
-    TooLarge {
-        /// Size of the encoding in bytes.
-        bytes: usize,
-        /// Most bytes that an encoding of this kind may have.
-        bytes_max: usize,
-    },
+    TooLarge { bytes: usize, bytes_max: usize },
     /// The same value has a shorter encoding.
     #[error("{what}: non-canonical encoding")]
-    NotCanonical {
-        /// Name of the part, for the message.
-        what: &'static str,
-    },
+    NotCanonical { what: &'static str },
 }
 
-/// Collects an encoding.
-#[derive(Default)]
-pub(crate) struct Writer(Vec<u8>);
-
-impl Writer {
-    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
-        self.0.extend_from_slice(bytes);
-    }
-
-    pub(crate) fn u8(&mut self, value: u8) {
-        self.0.push(value);
-    }
-
-    pub(crate) fn u32(&mut self, value: u32) {
-        self.bytes(&value.to_be_bytes());
-    }
-
-    pub(crate) fn u64(&mut self, value: u64) {
-        self.bytes(&value.to_be_bytes());
-    }
-
-    /// A part with its length before it.
-    pub(crate) fn part(&mut self, part: &[u8]) {
-        // Parts are bounded far below 4 GiB wherever they are made.
-        self.u32(part.len() as u32);
-        self.bytes(part);
-    }
-
-    pub(crate) fn finish(self) -> Vec<u8> {
-        self.0
-    }
+/// Writes a part with its length before it.
+pub(crate) fn write_part(writer: &mut Vec<u8>, part: &[u8]) {
+    // Parts are bounded far below 4 GiB wherever they are made.
+    writer.extend((part.len() as u32).to_be_bytes());
+    writer.extend(part);
 }
 
-/// Takes an encoding apart.
 pub(crate) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -118,9 +67,13 @@ impl<'a> Reader<'a> {
     }
 
     /// A byte that names a case.
-    pub(crate) fn tag(&mut self, what: &'static str, max: u8) -> Result<u8, BytesError> {
+    pub(crate) fn tag(
+        &mut self,
+        what: &'static str,
+        range: RangeInclusive<u8>,
+    ) -> Result<u8, BytesError> {
         let [value] = self.array(what)?;
-        within(what, value.into(), 0, max.into()).map(|_| value)
+        within(what, value.into(), (*range.start()).into(), (*range.end()).into()).map(|_| value)
     }
 
     pub(crate) fn u32_within(
@@ -133,7 +86,6 @@ impl<'a> Reader<'a> {
         within(what, value.into(), min.into(), max.into()).map(|_| value)
     }
 
-    /// How many elements follow.
     pub(crate) fn count(&mut self, what: &'static str, max: usize) -> Result<usize, BytesError> {
         let value = u32::from_be_bytes(self.array(what)?);
         within(what, value.into(), 0, max as u64).map(|_| value as usize)
@@ -149,7 +101,6 @@ impl<'a> Reader<'a> {
         self.take(count, what)
     }
 
-    /// All that is left.
     pub(crate) fn rest(self) -> &'a [u8] {
         self.0
     }

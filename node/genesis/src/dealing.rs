@@ -26,12 +26,10 @@ pub struct SignedDealing {
     signature: Signature,
 }
 
-/// The dealing as stored in files.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DealingFile {
     version: u32,
-    /// Of the plan it is for.
     plan_hash: Hex<32>,
     /// Node id of the dealer, as text.
     dealer: String,
@@ -88,7 +86,6 @@ impl SignedDealing {
         Ok(index)
     }
 
-    /// The dealing inside.
     pub(crate) fn decode(&self) -> Result<Dealing, GenesisError> {
         Dealing::from_bytes(&self.dealing)
             .map_err(|error| GenesisError::DealingBytes { dealer: self.dealer, error })
@@ -120,18 +117,11 @@ impl TryFrom<DealingFile> for SignedDealing {
     type Error = GenesisError;
 
     fn try_from(file: DealingFile) -> Result<Self, GenesisError> {
-        if file.version != VERSION {
-            return Err(GenesisError::Version { what: "a dealing", found: file.version });
-        }
+        encoding::check_version("a dealing", file.version)?;
         let unknown = || GenesisError::UnknownNode(shortened(&file.dealer).to_owned());
-        // One principal has one text.
-        let dealer = Principal::from_text(&file.dealer)
-            .ok()
-            .filter(|dealer| dealer.to_text() == file.dealer)
-            .ok_or_else(unknown)?;
         Ok(Self {
             plan_hash: file.plan_hash.0,
-            dealer,
+            dealer: encoding::principal(&file.dealer).ok_or_else(unknown)?,
             dealing: file.dealing.0,
             signature: Signature::from_bytes(&file.signature.0),
         })

@@ -7,6 +7,7 @@
 use std::{fmt, marker::PhantomData};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use ic_principal::Principal;
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{self, DeserializeOwned, SeqAccess, Visitor},
@@ -33,10 +34,12 @@ pub(crate) fn read<T: DeserializeOwned>(
     }
     let json = |error| GenesisError::Json { what, error };
     let probe: Probe = serde_json::from_slice(bytes).map_err(json)?;
-    if probe.version != VERSION {
-        return Err(GenesisError::Version { what, found: probe.version });
-    }
+    check_version(what, probe.version)?;
     serde_json::from_slice(bytes).map_err(json)
+}
+
+pub(crate) fn check_version(what: &'static str, found: u32) -> Result<(), GenesisError> {
+    if found == VERSION { Ok(()) } else { Err(GenesisError::Version { what, found }) }
 }
 
 /// The text of a file, with a line break at its end.
@@ -57,22 +60,12 @@ impl<const N: usize> Serialize for Hex<N> {
 
 impl<'de, const N: usize> Deserialize<'de> for Hex<N> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text<const N: usize>;
-        impl<const N: usize> Visitor<'_> for Text<N> {
-            type Value = [u8; N];
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{} hexadecimal digits", 2 * N)
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-                let mut bytes = [0; N];
-                hex::decode_to_slice(text, &mut bytes)
-                    .map_err(|_| E::invalid_value(de::Unexpected::Str(shortened(text)), &self))?;
-                Ok(bytes)
-            }
-        }
-        deserializer.deserialize_str(Text::<N>).map(Self)
+        let expected = format!("{} hexadecimal digits", 2 * N);
+        let parse = |text: &str| {
+            let mut bytes = [0; N];
+            hex::decode_to_slice(text, &mut bytes).ok().map(|()| Self(bytes))
+        };
+        deserializer.deserialize_str(TextVisitor { expected, parse })
     }
 }
 
@@ -88,28 +81,35 @@ impl Serialize for Blob {
 
 impl<'de> Deserialize<'de> for Blob {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
-        impl Visitor<'_> for Text {
-            type Value = Vec<u8>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("base64")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-                STANDARD
-                    .decode(text)
-                    .map_err(|_| E::invalid_value(de::Unexpected::Str(shortened(text)), &self))
-            }
-        }
-        deserializer.deserialize_str(Text).map(Self)
+        let parse = |text: &str| STANDARD.decode(text).ok().map(Self);
+        deserializer.deserialize_str(TextVisitor { expected: "base64".into(), parse })
     }
 }
 
-/// A list of at most `N`.
-#[derive(Clone, PartialEq, Eq, Serialize)]
+/// Takes a text, and names its form if it has another.
+struct TextVisitor<T> {
+    expected: String,
+    parse: fn(&str) -> Option<T>,
+}
+
+impl<T> Visitor<'_> for TextVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.expected)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        (self.parse)(text)
+            .ok_or_else(|| E::invalid_value(de::Unexpected::Str(shortened(text)), &self))
+    }
+}
+
+/// A list that is refused while it is decoded if it has more than `N` elements, so that a short
+/// message never becomes a long list in memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub(crate) struct BoundedList<T, const N: usize>(pub(crate) Vec<T>);
+pub struct BoundedList<T, const N: usize>(pub Vec<T>);
 
 impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for BoundedList<T, N> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -122,6 +122,10 @@ impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for BoundedList<
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let announced = list.size_hint().unwrap_or_default();
+                if announced > N {
+                    return Err(de::Error::invalid_length(announced, &self));
+                }
                 let mut elements = Vec::new();
                 while let Some(element) = list.next_element()? {
                     if elements.len() == N {
@@ -134,6 +138,11 @@ impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for BoundedList<
         }
         deserializer.deserialize_seq(List::<T, N>(PhantomData)).map(Self)
     }
+}
+
+/// The principal of a text; one principal has one text.
+pub(crate) fn principal(text: &str) -> Option<Principal> {
+    Principal::from_text(text).ok().filter(|principal| principal.to_text() == text)
 }
 
 /// The start of a text that may be long, for an error.

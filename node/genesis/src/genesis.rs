@@ -39,7 +39,6 @@ pub struct VerifiedGenesis {
     hash: [u8; 32],
 }
 
-/// The genesis as stored in files.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GenesisFile {
@@ -113,7 +112,6 @@ impl Genesis {
         Ok(self.into_verified(transcript))
     }
 
-    /// The genesis as verified, with its transcript.
     fn into_verified(self, transcript: Transcript) -> VerifiedGenesis {
         let head = Message::new("thimble-genesis")
             .number(u64::from(VERSION))

@@ -4,26 +4,18 @@
 //! Four files pass between people, by any means; none is secret, and none needs a trusted channel,
 //! because the relevant content is signed or hashed:
 //!
-//! 1. Each node has a [`NodeRecord`]: its Ed25519 key, its encryption key with the proof that it
-//!    knows the secret, the address where peers reach it. The record is signed with the node's key,
-//!    so that no other party can add an encryption key of its own and receive that node's share.
-//! 2. One person combines the records into a [`Plan`]: the nodes by rising node key (the order in
-//!    which agreement counts them), the threshold that follows from their number, the time of
-//!    genesis. People compare the plan's hash, which is the identifier of the NIDKG session: a
-//!    dealing for one plan is invalid for another.
-//! 3. Each node makes a [`SignedDealing`]: its NIDKG dealing, with a signature of its node key over
-//!    plan and dealing.
-//! 4. One person combines the dealings into a [`Genesis`]. A verifier repeats everything: records,
-//!    signatures, proofs, and the transcript, which must match byte for byte. The genesis hash
-//!    covers all of it.
+//! 1. Each node signs its [`NodeRecord`] with its node key, so that no other party can add an
+//!    encryption key of its own and receive that node's share.
+//! 2. One person combines the records into a [`Plan`]. People compare its hash, which is the
+//!    identifier of the NIDKG session: a dealing for one plan is invalid for another.
+//! 3. Each node makes a [`SignedDealing`].
+//! 4. One person combines the dealings into a [`Genesis`]. A verifier repeats everything, and the
+//!    genesis hash covers all of it.
 //!
-//! Then each node opens its share with its own encryption key ([`VerifiedGenesis::open_share`]). The
-//! key is secret as long as one dealer of those in the genesis was honest; one more than may be
-//! faulty is the least number of dealings, all is better.
-//!
-//! From then on the key is reshared in every epoch of agreement, by its holders to those of the
-//! next epoch, who may be other nodes: [`Summary`] is the common record of it on all nodes,
-//! computed from the payloads of blocks; [`MembershipChange`] changes the members.
+//! Then each node opens its share ([`VerifiedGenesis::open_share`]). The key is secret as long as
+//! one dealer of those in the genesis was honest; one more than may be faulty is the least number
+//! of dealings, all is better. From then on the key is reshared in every epoch of agreement
+//! ([`Summary`]), to members that a [`MembershipChange`] may change.
 //!
 //! # Bounds
 //!
@@ -49,7 +41,7 @@ mod summary;
 
 pub use bytes::BytesError;
 pub use dealing::{DEALING_BYTES_MAX, SignedDealing};
-pub use encoding::VERSION;
+pub use encoding::{BoundedList, VERSION};
 pub use error::GenesisError;
 pub use genesis::{GENESIS_BYTES_MAX, Genesis, VerifiedGenesis};
 pub use membership::{CHANGE_BYTES_MAX, ChangeError, MembershipChange};

@@ -1,13 +1,9 @@
 //! A signed change of a subnet's members: the added nodes, the removed nodes, and the signatures of
 //! as many current members as sign together.
 //!
-//! The file passes between people like those of the ceremony: one person makes it, each member that
-//! agrees signs it, and the member that puts it into a block distributes it to all. It is for one
-//! subnet (its key) and one place in the subnet's history (how many changes came before), so it can
-//! be neither used elsewhere nor replayed.
-//!
-//! A change does not move the key by itself. It names the receivers of the dealings of the next
-//! epoch; they become members when the key is reshared to them, see [`crate::Summary`].
+//! It is for one subnet (its key) and one place in the subnet's history (how many changes came
+//! before), so it can be neither used elsewhere nor replayed. It does not move the key by itself:
+//! it names the receivers of the dealings of the next epoch, see [`crate::Summary`].
 //!
 //! # Permitted changes
 //!
@@ -16,10 +12,8 @@
 //!   so may still replace its nodes.
 //! * One member stays at least, of those that hold the key now and of those that are to hold it
 //!   next: a node with the state must remain, from which the new members can fetch it.
-//! * How many change at once is not limited: the key passes as soon as a threshold of the *old*
-//!   members has dealt. The people who sign must ensure that enough of the *new* members run when
-//!   they take over, because those must agree among themselves from then on. [`crate::threshold`]
-//!   returns that number.
+//! * How many change at once is not limited. The people who sign must ensure that enough of the
+//!   *new* members ([`crate::threshold`]) run when they take over.
 //! * A node that is removed and added by the same change gets a new record: another address, or
 //!   another encryption key when the old one was lost.
 
@@ -31,7 +25,7 @@ use thiserror::Error;
 
 use crate::{
     GenesisError, NODES_MAX, NodeRecord,
-    bytes::{BytesError, Reader, Writer},
+    bytes::{BytesError, Reader},
     encoding::{self, BoundedList, Hex, VERSION, shortened},
     hash::Message,
     node_id,
@@ -59,14 +53,11 @@ pub struct MembershipChange {
     signatures: Vec<(Principal, Signature)>,
 }
 
-/// The change as stored in files.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ChangeFile {
     version: u32,
-    /// Public key of the subnet it is for.
     subnet_key: Hex<96>,
-    /// How many changes came before it.
     number: u64,
     /// By rising node key.
     add: BoundedList<RecordFile, NODES_MAX>,
@@ -86,88 +77,53 @@ struct SignatureEntry {
 
 /// Why a change of members was refused.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum ChangeError {
-    /// The change names the public key of another subnet.
     #[error("the change is for the subnet with the key {stated}…, this subnet's is {right}…")]
-    OtherSubnet {
-        /// Start of the key it names.
-        stated: String,
-        /// Start of the key at hand.
-        right: String,
-    },
-    /// Not its turn.
+    OtherSubnet { stated: String, right: String },
     #[error(
         "the change has number {stated}; the next change of this subnet has number {right}: \
          another came before, make this one again"
     )]
-    Number {
-        /// As stated in it.
-        stated: u64,
-        /// Changes so far.
-        right: u64,
-    },
-    /// One is under way.
+    Number { stated: u64, right: u64 },
     #[error("another change was accepted in this epoch; the next may follow in the next epoch")]
     UnderWay,
-    /// A part twice, or in another order.
     #[error("{0} of the change do not stand in rising order, each once")]
     Order(&'static str),
-    /// Not a node id.
     #[error("`{0}` is no node id, as `thimble keygen` prints it")]
     NodeId(String),
-    /// Nothing to do.
     #[error("the change leaves the members as they are")]
     Nothing,
-    /// Removing a node that is not a member.
     #[error("node {0} is to be removed and is no member")]
     NoMember(Principal),
-    /// Adding a node that is a member.
     #[error(
         "node {0} is to be added and is a member: to give it a new record, remove it in the same \
          change"
     )]
     Member(Principal),
-    /// How many there would be.
     #[error(
         "{after} members after the change, {before} before; a change may come to 1, to 4 to \
          {NODES_MAX}, or to as many as before: two or three tolerate no fault"
     )]
-    Size {
-        /// Before the change.
-        before: usize,
-        /// Number of members after the change.
-        after: usize,
-    },
+    Size { before: usize, after: usize },
     /// No remaining member has the state.
     #[error("no member stays: one at least must, for the others to fetch the state from")]
     NobodyStays,
-    /// An address twice.
     #[error("two members would have the same address, {0}")]
     Address(String),
-    /// The members cannot be dealt to.
     #[error("the members after the change cannot hold a key together: {0}")]
     Session(#[from] SessionError),
-    /// A signature of a node that is not a member.
     #[error("signer {0} is not a member")]
     Signer(Principal),
-    /// A false signature.
     #[error(
         "the signature of node {0} does not verify: the change was made again after it, or by \
          somebody else"
     )]
     Signature(Principal),
-    /// Not enough signatures.
     #[error("{have} members signed the change; {need} must")]
-    Unsigned {
-        /// How many did.
-        have: usize,
-        /// How many must.
-        need: u32,
-    },
-    /// A record or a file.
+    Unsigned { have: usize, need: u32 },
     #[error(transparent)]
     Genesis(#[from] GenesisError),
-    /// The encoding of a change is refused.
     #[error("the change: {0}")]
     Bytes(#[from] BytesError),
 }
@@ -247,16 +203,16 @@ impl MembershipChange {
     }
 
     /// As bytes, for a block.
-    pub(crate) fn write(&self, writer: &mut Writer) {
-        writer.bytes(&self.subnet_key);
-        writer.u64(self.number);
+    pub(crate) fn write(&self, writer: &mut Vec<u8>) {
+        writer.extend_from_slice(&self.subnet_key);
+        writer.extend(u64::to_be_bytes(self.number));
         write_records(writer, &self.add);
-        writer.u32(self.remove.len() as u32);
-        self.remove.iter().for_each(|id| writer.bytes(id.as_slice()));
-        writer.u32(self.signatures.len() as u32);
+        writer.extend(u32::to_be_bytes(self.remove.len() as u32));
+        self.remove.iter().for_each(|id| writer.extend_from_slice(id.as_slice()));
+        writer.extend(u32::to_be_bytes(self.signatures.len() as u32));
         for (id, signature) in &self.signatures {
-            writer.bytes(id.as_slice());
-            writer.bytes(&signature.to_bytes());
+            writer.extend_from_slice(id.as_slice());
+            writer.extend_from_slice(&signature.to_bytes());
         }
     }
 
@@ -409,8 +365,8 @@ pub(crate) fn check_members(members: &[NodeRecord]) -> Result<(), ChangeError> {
     Ok(())
 }
 
-pub(crate) fn write_records(writer: &mut Writer, records: &[NodeRecord]) {
-    writer.u32(records.len() as u32);
+pub(crate) fn write_records(writer: &mut Vec<u8>, records: &[NodeRecord]) {
+    writer.extend(u32::to_be_bytes(records.len() as u32));
     records.iter().for_each(|record| record.write(writer));
 }
 
@@ -423,9 +379,7 @@ pub(crate) fn read_records(
 }
 
 fn id_of_text(text: &str) -> Result<Principal, ChangeError> {
-    // One principal has one text.
-    Principal::from_text(text)
-        .ok()
-        .filter(|id| id.to_text() == text && id.as_slice().len() == NODE_ID_BYTES)
+    encoding::principal(text)
+        .filter(|id| id.as_slice().len() == NODE_ID_BYTES)
         .ok_or_else(|| ChangeError::NodeId(shortened(text).to_owned()))
 }

@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::{
     ChangeError, MembershipChange,
-    bytes::{BytesError, Reader, Writer},
+    bytes::{BytesError, Reader},
 };
 
 /// A payload larger than this is not read: a dealing to 64 receivers takes two thirds of it.
@@ -31,14 +31,12 @@ pub enum Payload {
 
 /// Why bytes are not a payload.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum PayloadError {
-    /// The encoding of a payload is refused.
     #[error("the payload: {0}")]
     Bytes(#[from] BytesError),
-    /// The dealing inside.
     #[error("the dealing: {0}")]
     Dealing(#[from] DecodeError),
-    /// The change inside.
     #[error(transparent)]
     Change(#[from] ChangeError),
 }
@@ -46,25 +44,25 @@ pub enum PayloadError {
 impl Payload {
     /// The encoding in a block: one byte for the kind, then the content.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut writer = Writer::default();
+        let mut writer = Vec::new();
         match self {
             Self::Dealing { target, dealing } => {
-                writer.u8(DEALING);
-                writer.u64(*target);
-                writer.bytes(&dealing.to_bytes());
+                writer.push(DEALING);
+                writer.extend(u64::to_be_bytes(*target));
+                writer.extend_from_slice(&dealing.to_bytes());
             }
             Self::Change(change) => {
-                writer.u8(CHANGE);
+                writer.push(CHANGE);
                 change.write(&mut writer);
             }
         }
-        writer.finish()
+        writer
     }
 
     /// Reads a payload; nothing but its form is checked, and the records in it.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, PayloadError> {
         let mut reader = Reader::new(bytes, PAYLOAD_BYTES_MAX)?;
-        match reader.tag("the kind", CHANGE)? {
+        match reader.tag("the kind", 0..=CHANGE)? {
             DEALING => {
                 let target = reader.u64("the epoch")?;
                 let dealing = Box::new(Dealing::from_bytes(reader.rest())?);

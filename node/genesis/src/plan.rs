@@ -27,7 +27,6 @@ pub struct Plan {
     session: Session,
 }
 
-/// The plan as stored in files.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PlanFile {
@@ -176,9 +175,7 @@ impl TryFrom<PlanFile> for Plan {
     type Error = GenesisError;
 
     fn try_from(file: PlanFile) -> Result<Self, GenesisError> {
-        if file.version != VERSION {
-            return Err(GenesisError::Version { what: "the plan", found: file.version });
-        }
+        encoding::check_version("the plan", file.version)?;
         let nodes = file.nodes.0.len();
         // Before the records, which cost arithmetic.
         if nodes == 0 {

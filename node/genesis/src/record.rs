@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     GenesisError,
-    bytes::{BytesError, Reader, Writer},
+    bytes::{BytesError, Reader, write_part},
     encoding::{self, Hex, VERSION, shortened},
     hash::Message,
 };
@@ -26,7 +26,6 @@ pub struct NodeRecord {
     signature: Signature,
 }
 
-/// The record as stored in files.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RecordFile {
@@ -131,22 +130,39 @@ impl NodeRecord {
     }
 
     /// Writes node key, encryption key, address with its length, and signature.
-    pub(crate) fn write(&self, writer: &mut Writer) {
-        writer.bytes(self.node_key.as_bytes());
-        writer.bytes(&self.encryption.to_bytes());
-        writer.part(self.address.as_bytes());
-        writer.bytes(&self.signature.to_bytes());
+    pub(crate) fn write(&self, writer: &mut Vec<u8>) {
+        writer.extend_from_slice(self.node_key.as_bytes());
+        writer.extend_from_slice(&self.encryption.to_bytes());
+        write_part(writer, self.address.as_bytes());
+        writer.extend_from_slice(&self.signature.to_bytes());
     }
 
     /// Reads the output of [`Self::write`], and checks all of it.
     pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Self, GenesisError> {
-        let unchecked = UncheckedRecord {
-            node_key: reader.array("a node key")?,
-            encryption_key: reader.array("an encryption key")?,
-            address: text(reader.part("an address", ADDRESS_BYTES_MAX)?)?,
-            signature: reader.array("the signature of a record")?,
-        };
-        unchecked.check()
+        let node_key = reader.array("a node key")?;
+        let encryption_key = reader.array("an encryption key")?;
+        let address = str::from_utf8(reader.part("an address", ADDRESS_BYTES_MAX)?)
+            .map_err(|_| BytesError::NotCanonical { what: "an address" })?;
+        let signature = reader.array("the signature of a record")?;
+        Self::checked(key_of(&node_key)?, &encryption_key, address.to_owned(), &signature)
+    }
+
+    /// The record of these parts, if they belong together.
+    fn checked(
+        node_key: VerifyingKey,
+        encryption_key: &[u8; EncryptionPublicKey::LENGTH],
+        address: String,
+        signature: &[u8; 64],
+    ) -> Result<Self, GenesisError> {
+        let node = node_id(&node_key);
+        check_address(&address)?;
+        let encryption = EncryptionPublicKey::from_bytes(encryption_key, node.as_slice())
+            .map_err(|error| GenesisError::EncryptionKey { node, error })?;
+        let signature = Signature::from_bytes(signature);
+        node_key
+            .verify_strict(message(&node_key, &encryption, &address).bytes(), &signature)
+            .map_err(|_| GenesisError::RecordSignature(node))?;
+        Ok(Self { node_key, encryption, address, signature })
     }
 
     /// All of it, into the hash of a plan.
@@ -186,62 +202,23 @@ impl TryFrom<RecordFile> for NodeRecord {
     type Error = GenesisError;
 
     fn try_from(file: RecordFile) -> Result<Self, GenesisError> {
-        if file.version != VERSION {
-            return Err(GenesisError::Version {
-                what: "the record of a node",
-                found: file.version,
-            });
-        }
-        let unchecked = UncheckedRecord {
-            node_key: file.node_key.0,
-            encryption_key: file.encryption_key.0,
-            address: file.address,
-            signature: file.signature.0,
-        };
-        let actual = node_id(&unchecked.key()?);
+        encoding::check_version("the record of a node", file.version)?;
+        let node_key = key_of(&file.node_key.0)?;
+        let actual = node_id(&node_key);
         if file.node_id != actual.to_text() {
             return Err(GenesisError::NodeId {
                 stated: shortened(&file.node_id).to_owned(),
                 actual,
             });
         }
-        unchecked.check()
+        Self::checked(node_key, &file.encryption_key.0, file.address, &file.signature.0)
     }
 }
 
-/// Fields of a record from any source, unchecked.
-struct UncheckedRecord {
-    node_key: [u8; 32],
-    encryption_key: [u8; EncryptionPublicKey::LENGTH],
-    address: String,
-    signature: [u8; 64],
-}
-
-impl UncheckedRecord {
-    fn key(&self) -> Result<VerifyingKey, GenesisError> {
-        // Keys of small order verify any message; they identify no signer.
-        VerifyingKey::from_bytes(&self.node_key)
-            .ok()
-            .filter(|key| !key.is_weak())
-            .ok_or_else(|| GenesisError::NodeKey(hex::encode(self.node_key)))
-    }
-
-    fn check(self) -> Result<NodeRecord, GenesisError> {
-        let node_key = self.key()?;
-        let node = node_id(&node_key);
-        check_address(&self.address)?;
-        let encryption = EncryptionPublicKey::from_bytes(&self.encryption_key, node.as_slice())
-            .map_err(|error| GenesisError::EncryptionKey { node, error })?;
-        let signature = Signature::from_bytes(&self.signature);
-        node_key
-            .verify_strict(message(&node_key, &encryption, &self.address).bytes(), &signature)
-            .map_err(|_| GenesisError::RecordSignature(node))?;
-        Ok(NodeRecord { node_key, encryption, address: self.address, signature })
-    }
-}
-
-fn text(bytes: &[u8]) -> Result<String, BytesError> {
-    str::from_utf8(bytes)
-        .map(str::to_owned)
-        .map_err(|_| BytesError::NotCanonical { what: "an address" })
+fn key_of(bytes: &[u8; 32]) -> Result<VerifyingKey, GenesisError> {
+    // Keys of small order verify any message; they identify no signer.
+    VerifyingKey::from_bytes(bytes)
+        .ok()
+        .filter(|key| !key.is_weak())
+        .ok_or_else(|| GenesisError::NodeKey(hex::encode(bytes)))
 }

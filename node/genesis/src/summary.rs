@@ -1,38 +1,25 @@
 //! The key summary: the holders of the subnet's key, the next holders, and how far the resharing
 //! has come. A value that all nodes compute from the payloads of final blocks.
 //!
-//! Agreement runs in epochs. In each the committee that holds the key reshares it to that of the
-//! next: the same members, or others after a change of members. The public key stays; the shares of
-//! two epochs cannot be combined, so a node that collects shares needs enough of one epoch.
-//!
 //! 1. Each member deals its share once in an epoch, in a block that it leads ([`Summary::deal`]).
 //!    Voters check it ([`Summary::check`]): a block with a false payload gets no votes.
 //! 2. A final block's payload is applied, in the order of the chain ([`Summary::apply`]). The first
-//!    dealings of as many dealers as sign together make the next transcript; later dealings are
-//!    surplus. Those that may be faulty can stay silent, and the key is reshared all the same.
+//!    dealings of as many dealers as sign together make the next transcript.
 //! 3. After the last block of the epoch ([`Summary::close_epoch`]) the next committee takes over,
-//!    if its transcript is complete. Otherwise the old one stays for another epoch, and the
-//!    resharing is tried again.
-//! 4. Each member opens its share out of the transcript, which stays in the summary while it is in
-//!    use ([`Summary::open_share`]), and moves its encryption key past it.
+//!    if its transcript is complete. Otherwise the old one stays for another epoch.
+//! 4. Each member opens its share ([`Summary::open_share`]), and moves its encryption key past it.
 //!
-//! A change of members ([`MembershipChange`]) accepted in epoch `e` names the receivers of the
-//! dealings of `e + 1`; so it is in effect from `e + 2` on, or from the epoch after the first
-//! completed resharing. One change is accepted per epoch, so that the inputs of a payload's check
-//! are fixed for the whole epoch: members, committee, receivers, number of changes. Within it a
-//! summary that is some blocks behind differs from the newest only in what it does not yet know to
-//! be surplus.
-//!
-//! # Determinism
+//! A [`MembershipChange`] accepted in epoch `e` names the receivers of the dealings of `e + 1`; so
+//! it is in effect from `e + 2` on, or from the epoch after the first completed resharing. One
+//! change is accepted per epoch, so that the inputs of a payload's check are fixed for the whole
+//! epoch: a summary that is some blocks behind differs from the newest only in what it does not yet
+//! know to be surplus.
 //!
 //! Same start, same payloads of the same leaders in the same order: same bytes, on every node.
 //! Randomness goes into new dealings and into the weights of verification, never into the resulting
 //! value (a false dealing passes with a probability below 2^-63).
 //!
-//! # Bounds
-//!
-//! [`SUMMARY_BYTES_MAX`], and in memory about as much. A subnet of four has 22 kB of it once the
-//! key was reshared, and up to 65 kB while dealings come in.
+//! Bounded by [`SUMMARY_BYTES_MAX`], and in memory about as much.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -48,7 +35,7 @@ use thiserror::Error;
 use crate::{
     BytesError, ChangeError, GENESIS_EPOCH, GenesisError, MembershipChange, NODES_MAX, NodeRecord,
     PAYLOAD_BYTES_MAX, Payload, PayloadError, VerifiedGenesis,
-    bytes::{Reader, Writer},
+    bytes::{Reader, write_part},
     hash::Message,
     membership::{check_members, read_records, write_records},
     threshold,
@@ -124,50 +111,27 @@ enum Dealt {
 
 /// Why a payload, a share or stored bytes were refused.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum SummaryError {
-    /// Not a payload.
     #[error(transparent)]
     Payload(#[from] PayloadError),
-    /// Not a member's block.
     #[error("member {} is not one of the {members} of this epoch", member.0)]
-    NoMember {
-        /// The leader or dealer whose index is too large.
-        member: NodeIndex,
-        /// How many there are.
-        members: usize,
-    },
-    /// Of another epoch.
+    NoMember { member: NodeIndex, members: usize },
     #[error("the dealing is for epoch {stated}; dealings of this epoch are for epoch {right}")]
-    OtherEpoch {
-        /// As stated in it.
-        stated: u64,
-        /// As it must be.
-        right: u64,
-    },
-    /// Nothing is wanted.
+    OtherEpoch { stated: u64, right: u64 },
     #[error("the transcript of epoch {0} is made already: the dealing is surplus")]
     Surplus(u64),
-    /// Once is enough.
     #[error("member {} has dealt in this epoch before", .0.0)]
     DealtTwice(NodeIndex),
-    /// A dealing that could not be made, or failed a check.
     #[error(transparent)]
     Dealing(#[from] DealingError),
-    /// A share of another key or another epoch.
     #[error("the share of member {} is not that of key epoch {}", member.0, key_epoch.0)]
-    OtherShare {
-        /// The member that the share was to deal for.
-        member: NodeIndex,
-        /// Of the shares in use.
-        key_epoch: Epoch,
-    },
-    /// A change of members.
+    OtherShare { member: NodeIndex, key_epoch: Epoch },
     #[error(transparent)]
     Change(#[from] ChangeError),
     /// Epochs are counted with 32 bits in encryption keys.
     #[error("epoch {0} has no successor that an encryption key could be moved to")]
     LastEpoch(u64),
-    /// The members cannot be dealt to.
     #[error("the handing on: {0}")]
     Session(#[from] SessionError),
     /// The shares of a genesis are not in the summary.
@@ -176,35 +140,21 @@ pub enum SummaryError {
          not out of the summary"
     )]
     GenesisShare,
-    /// A share that does not come out.
     #[error("the transcript: {0}")]
     Transcript(#[from] TranscriptError),
-    /// Members and committee do not fit.
     #[error(
         "{members} members with a committee of {shares}, of which {threshold} sign together: they \
          do not belong together"
     )]
-    Committee {
-        /// Number of members.
-        members: usize,
-        /// Shares of the committee.
-        shares: usize,
-        /// Threshold of the committee: shares that sign together.
-        threshold: u32,
-    },
-    /// The committee is invalid.
+    Committee { members: usize, shares: usize, threshold: u32 },
     #[error("the committee: {0}")]
     Key(#[from] nidkg::BlsError),
-    /// The encoding of a stored summary is refused.
     #[error("the summary: {0}")]
     Bytes(#[from] BytesError),
-    /// A part of stored bytes.
     #[error("the summary: {0}")]
     Decode(#[from] DecodeError),
-    /// A record in stored bytes.
     #[error("the summary: {0}")]
     Record(#[from] GenesisError),
-    /// Parts of stored bytes that do not belong together.
     #[error("the summary: {0} does not belong to the rest of it")]
     Mixed(&'static str),
 }
@@ -312,14 +262,7 @@ impl Summary {
 
     /// Whether this member's dealing is missing and still wanted.
     pub fn wants_dealing(&self, dealer: NodeIndex) -> bool {
-        match &self.progress {
-            Progress::Dealings(dealings) => {
-                (dealer.0 as usize) < self.members.len()
-                    && !dealings.contains_key(&dealer.0)
-                    && self.target().is_ok()
-            }
-            Progress::Done(_) => false,
-        }
+        self.wanted(dealer).is_ok() && self.target().is_ok()
     }
 
     /// How many dealings are missing for the next transcript; 0 once it is there.
@@ -469,7 +412,6 @@ impl Summary {
         Ok((change.signed_by(&self.members)?, self.committee().threshold))
     }
 
-    /// The effect of a payload, before it is applied.
     fn evaluate_payload(
         &self,
         engine: &Engine,
@@ -559,94 +501,83 @@ impl Summary {
         next.filter(|next| *next < u32::MAX).ok_or(SummaryError::LastEpoch(self.epoch))
     }
 
-    /// This epoch's resharing.
     fn session(&self) -> Result<Session, SummaryError> {
         session(self.committee(), self.target()?, &self.next_members)
     }
 
     /// The canonical encoding, the same on every node; [`Self::from_bytes`] reads it.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut writer = Writer::default();
-        writer.u8(SUMMARY_VERSION);
-        writer.u64(self.epoch);
-        writer.u64(self.changes);
+        let mut writer = vec![SUMMARY_VERSION];
+        writer.extend(u64::to_be_bytes(self.epoch));
+        writer.extend(u64::to_be_bytes(self.changes));
         write_records(&mut writer, &self.members);
         match &self.key {
             Key::Given(committee) => {
-                writer.u8(0);
+                writer.push(0);
                 write_committee(&mut writer, committee);
             }
             Key::Reshared(resharing) => {
-                writer.u8(1);
-                writer.u32(resharing.target);
-                writer.u32(resharing.source);
+                writer.push(1);
+                writer.extend(u32::to_be_bytes(resharing.target));
+                writer.extend(u32::to_be_bytes(resharing.source));
                 write_committee(&mut writer, &resharing.previous);
-                writer.part(&resharing.transcript.to_bytes());
+                write_part(&mut writer, &resharing.transcript.to_bytes());
             }
         }
         // Equal records are stored once: each costs arithmetic to read.
         if self.next_members == self.members {
-            writer.u8(0);
+            writer.push(0);
         } else {
-            writer.u8(1);
+            writer.push(1);
             write_records(&mut writer, &self.next_members);
         }
         match &self.accepted {
-            None => writer.u8(0),
-            Some(accepted) if *accepted == self.members => writer.u8(1),
+            None => writer.push(0),
+            Some(accepted) if *accepted == self.members => writer.push(1),
             Some(accepted) => {
-                writer.u8(2);
+                writer.push(2);
                 write_records(&mut writer, accepted);
             }
         }
         match &self.progress {
             Progress::Dealings(dealings) => {
-                writer.u8(0);
-                writer.u32(dealings.len() as u32);
+                writer.push(0);
+                writer.extend(u32::to_be_bytes(dealings.len() as u32));
                 for (dealer, dealt) in dealings {
-                    writer.u32(*dealer);
-                    writer.part(&match dealt {
+                    writer.extend(u32::to_be_bytes(*dealer));
+                    let dealing = match dealt {
                         Dealt::Verified(dealing) => dealing.dealing().to_bytes(),
                         Dealt::Stored(dealing) => dealing.to_bytes(),
-                    });
+                    };
+                    write_part(&mut writer, &dealing);
                 }
             }
             Progress::Done(transcript) => {
-                writer.u8(1);
-                writer.part(&transcript.to_bytes());
+                writer.push(1);
+                write_part(&mut writer, &transcript.to_bytes());
             }
         }
-        writer.finish()
+        writer
     }
 
     /// Reads the output of [`Self::to_bytes`]. Every record and key is checked, and that the parts
     /// belong together; the caller must ensure that it is this subnet's and the newest.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, SummaryError> {
         let mut reader = Reader::new(bytes, SUMMARY_BYTES_MAX)?;
-        let version = reader.tag("the version", u8::MAX)?;
-        if version != SUMMARY_VERSION {
-            let (value, known) = (version.into(), SUMMARY_VERSION.into());
-            return Err(BytesError::OutOfRange {
-                what: "the version",
-                value,
-                min: known,
-                max: known,
-            }
-            .into());
-        }
+        reader.tag("the version", SUMMARY_VERSION..=SUMMARY_VERSION)?;
         let epoch = reader.u64("the epoch")?;
         let changes = reader.u64("the number of changes")?;
         let members = read_records(&mut reader, "the number of members")?;
         check_members(&members)?;
-        let key = match reader.tag("the origin of the key", 1)? {
+        let key = match reader.tag("the origin of the key", 0..=1)? {
             0 => Key::Given(read_committee(&mut reader)?),
             _ => Key::Reshared(Arc::new(Resharing::read(&mut reader, epoch, &members)?)),
         };
-        let next_members = match reader.tag("the next members", 1)? {
+        let next_members = match reader.tag("the next members", 0..=1)? {
             0 => members.clone(),
             _ => read_other_members(&mut reader, &members)?,
         };
-        let accepted = match reader.tag("the accepted members", 2)? {
+        let accepted = match reader.tag("the accepted members", 0..=2)? {
             0 => None,
             1 => Some(members.clone()),
             _ => Some(read_other_members(&mut reader, &members)?),
@@ -699,7 +630,7 @@ impl Resharing {
 impl Progress {
     fn read(reader: &mut Reader<'_>, summary: &Summary) -> Result<Self, SummaryError> {
         let need = summary.committee().threshold;
-        if reader.tag("the progress", 1)? == 1 {
+        if reader.tag("the progress", 0..=1)? == 1 {
             let what = "the next transcript";
             let transcript = Transcript::from_bytes_here(reader.part(what, TRANSCRIPT_BYTES_MAX)?)?;
             fits(&transcript, summary.committee(), summary.target()?, &summary.next_members)?;
@@ -755,11 +686,11 @@ fn check_committee(members: &[NodeRecord], committee: &Committee) -> Result<(), 
     Ok(())
 }
 
-fn write_committee(writer: &mut Writer, committee: &Committee) {
-    writer.u32(committee.shares.len() as u32);
-    writer.u32(committee.threshold);
-    writer.bytes(committee.public_key.as_bytes());
-    committee.shares.iter().for_each(|share| writer.bytes(share.as_bytes()));
+fn write_committee(writer: &mut Vec<u8>, committee: &Committee) {
+    writer.extend(u32::to_be_bytes(committee.shares.len() as u32));
+    writer.extend(u32::to_be_bytes(committee.threshold));
+    writer.extend_from_slice(committee.public_key.as_bytes());
+    committee.shares.iter().for_each(|share| writer.extend_from_slice(share.as_bytes()));
 }
 
 fn read_committee(reader: &mut Reader<'_>) -> Result<Committee, SummaryError> {

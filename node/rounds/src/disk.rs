@@ -5,15 +5,9 @@ use std::{fmt, io, path::PathBuf};
 /// The disk that holds the node's data.
 pub trait DiskProbe: fmt::Display + Send {
     /// Bytes that this process may still use.
-    ///
-    /// # Errors
-    /// What the system said.
     fn free_bytes(&self) -> io::Result<u64>;
 
     /// Writes a byte and removes it again.
-    ///
-    /// # Errors
-    /// What the system said.
     fn write(&self) -> io::Result<()>;
 }
 

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, path::PathBuf, sync::Arc, time::Duration};
 
 use consensus::{
-    Certificate, Consensus, ConsensusError, Demand, FinalisedBatch, IngressPool, StateOffer, Step,
+    Certificate, Consensus, ConsensusError, Demand, FinalisedBatch, IngressPool, Step,
 };
 use execution::{FatalError, RoundResult};
 use lifecycle::{Cause, Health, Stop};
@@ -18,7 +18,7 @@ use crate::{
     observer::{Observer, Round},
     pace::Pace,
     replica::Replica,
-    state_sync::{self, Outcome, StateSyncDeps},
+    state_sync::Outcome,
 };
 
 /// Longest wait of a batch for memory: continuing is bounded by the pools, a halt is not bounded.
@@ -95,7 +95,6 @@ impl UncertifiedCalls {
     }
 }
 
-/// A checkpoint that failed and is tried again.
 struct Retry {
     backoff: Backoff,
     /// Not before then.
@@ -107,18 +106,18 @@ struct Retry {
 type Verdicts = Box<dyn Fn(Height, Option<Vec<Fault>>) -> Vec<Fault> + Send>;
 
 /// Everything the loop works with.
-pub struct Driver<C, R, K, D, O> {
+pub struct Driver<R, K, D, O> {
     // Interfaces.
-    consensus: C,
-    replica: R,
-    clock: K,
+    pub(crate) consensus: Box<dyn Consensus>,
+    pub(crate) replica: R,
+    pub(crate) clock: K,
     disk: D,
     observer: O,
     pool: Arc<IngressPool>,
-    stop: Stop,
-    health: Health,
+    pub(crate) stop: Stop,
+    pub(crate) health: Health,
     // Configuration.
-    settings: Settings,
+    pub(crate) settings: Settings,
     verdicts: Verdicts,
     // State.
     pace: Pace,
@@ -129,10 +128,10 @@ pub struct Driver<C, R, K, D, O> {
     retry: Option<Retry>,
 }
 
-impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C, R, K, D, O> {
+impl<R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<R, K, D, O> {
     /// Puts a loop together. `pool` is the one that `consensus` makes blocks of.
     pub fn new(
-        consensus: C,
+        consensus: Box<dyn Consensus>,
         replica: R,
         clock: K,
         disk: D,
@@ -174,9 +173,6 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
 
     /// Runs rounds until the stop, then makes a last checkpoint, so that the next start repeats
     /// nothing.
-    ///
-    /// # Errors
-    /// If the node cannot continue.
     pub async fn run(mut self) -> Result<DriverExit, RoundError> {
         let restarted_from = self.replica.height();
         if restarted_from > Height(0) {
@@ -230,11 +226,7 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
             };
             self.observer.stalled(self.clock.now().saturating_sub(certified));
             certified = self.clock.now();
-            demand = Demand {
-                more: result.more,
-                next_timer: result.next_timer,
-                every_round: result.every_round,
-            };
+            demand = Demand { more: result.more, next_timer: result.next_timer };
             if !self.checkpoint_if_due(height).await? {
                 break;
             }
@@ -250,17 +242,6 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
         let wait = retry.at.saturating_sub(self.clock.now()).min(LONGEST);
         let again = Time(time.0.saturating_add(wait.as_nanos() as u64));
         demand.next_timer = Some(demand.next_timer.map_or(again, |timer| timer.min(again)));
-    }
-
-    /// Nothing is executed meanwhile. States certified before are still served, and so are queries.
-    async fn sync_state(&mut self, offer: StateOffer) -> Result<Outcome, RoundError> {
-        let deps = StateSyncDeps {
-            clock: &self.clock,
-            stop: &self.stop,
-            health: &self.health,
-            folder: &self.settings.folder,
-        };
-        state_sync::sync_state(&mut self.replica, &mut self.consensus, offer, &deps).await
     }
 
     /// None when the node is closing and the batch is to be executed at the next start.

@@ -5,42 +5,20 @@ use execution::FatalError;
 use statesync::InstallError;
 use thiserror::Error;
 
-use crate::replica::BeginError;
-
 /// The node cannot continue. The source holds the reason.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum RoundError {
-    /// A batch could not be executed.
     #[error("executing batch {height}")]
-    Execute {
-        /// Height of the batch.
-        height: u64,
-        /// Error of execution.
-        source: FatalError,
-    },
-    /// A certificate that does not fit what was executed.
+    Execute { height: u64, source: FatalError },
     #[error("showing the state of height {height}")]
-    Certify {
-        /// Height of the state.
-        height: u64,
-        /// Error of execution.
-        source: FatalError,
-    },
-    /// A checkpoint that no waiting mends.
+    Certify { height: u64, source: FatalError },
     #[error("the checkpoint of height {height} cannot be made, and waiting would not mend it")]
-    Checkpoint {
-        /// Height of the checkpoint.
-        height: u64,
-        /// Error of execution.
-        source: FatalError,
-    },
-    /// Agreement failed for good.
+    Checkpoint { height: u64, source: FatalError },
     #[error(transparent)]
     Consensus(#[from] ConsensusError),
-    /// State sync cannot begin.
     #[error("state sync")]
-    BeginStateSync(#[source] BeginError),
-    /// Taking over a state.
+    LocalState(#[source] FatalError),
     #[error("state sync")]
     StateSync(#[source] InstallError),
 }
@@ -52,7 +30,7 @@ impl RoundError {
             Self::Execute { .. } | Self::Certify { .. } => false,
             Self::Checkpoint { source, .. } => source.can_heal(),
             Self::Consensus(error) => error.can_heal(),
-            Self::BeginStateSync(error) => error.can_heal(),
+            Self::LocalState(error) => error.can_heal(),
             Self::StateSync(error) => error.can_heal(),
         }
     }

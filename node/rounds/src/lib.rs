@@ -1,30 +1,15 @@
 //! The round loop: batches from consensus through execution back to certificates, checkpoints in
 //! between.
 //!
-//! ```text
-//! next (durable) -> execute -> executed (share) -> certificate, now or later -> certify (shown)
-//!   -> checkpoint when due
-//! ```
+//! One loop for the node and for the simulation (`tests/it/simulation`), over any consensus: it is
+//! generic in the [`Replica`] that executes, in the [`Clock`], in the [`DiskProbe`] that reports
+//! free space and in the [`Observer`]. A node runs it on a dedicated thread that blocks while it
+//! waits.
 //!
-//! One loop for the node and for the simulation: it is generic in consensus, in the [`Replica`]
-//! that executes, in the [`Clock`], in the [`DiskProbe`] that reports free space and in the
-//! [`Observer`]. A node runs it on a dedicated thread that blocks while it waits; the simulation
-//! (`tests/it/simulation`) runs many on one thread and moves their clock.
-//!
-//! | to change | start at |
-//! |---|---|
-//! | the order of steps, what is tried again and what ends the node | `driver` |
-//! | how a state is fetched from peers | `state_sync` |
-//! | how many calls are taken in while the history fills up | `pace` |
-//! | how long a step waits before it is tried again | `backoff` |
-//!
-//! # Local faults
-//!
-//! Transient faults (a full disk, too many open files, no permission) are retried, with waits that
-//! double up to ten seconds and end immediately on a stop. Meanwhile new updates are refused with
-//! the reason; queries and reads continue. Permanent faults (a damaged store, a device that reports
-//! errors, a record that cannot be encoded, a state root other than the recorded one) end the loop
-//! with the reason.
+//! Transient faults of this machine (a full disk, too many open files, no permission) are retried,
+//! with waits that double up to ten seconds; meanwhile new updates are refused with the reason.
+//! Permanent faults (a damaged store, a device that reports errors, a record that cannot be
+//! encoded, a state root other than the recorded one) end the loop with the reason.
 //!
 //! This crate must not know what a message means, how blocks are agreed on, or what a metric is.
 
@@ -44,5 +29,5 @@ pub use disk::{DiskProbe, Volume};
 pub use driver::{Driver, DriverExit, Settings};
 pub use error::RoundError;
 pub use observer::{Observer, Round};
-pub use replica::{BeginError, HistoryCapacity, Installation, Installer, OfferOutcome, Replica};
+pub use replica::{HistoryCapacity, Installation, Installer, OfferOutcome, Replica};
 pub use states::{ExecutorQueries, States};

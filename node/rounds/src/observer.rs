@@ -8,6 +8,7 @@ use state::{Height, RequestId};
 
 /// Observes the round loop, on its thread. An observer never affects the result of a round;
 /// [`Self::is_held`] alone affects when it runs.
+#[allow(unused_variables, reason = "what an observer does not look at")]
 pub trait Observer<R>: Send {
     /// Whether the next batch should wait, because memory is short.
     fn is_held(&self) -> bool {
@@ -18,49 +19,31 @@ pub trait Observer<R>: Send {
     fn waited_for_memory(&mut self) {}
 
     /// A batch is about to be executed; its calls take `ingress_bytes`.
-    fn begins(&mut self, finalised: &FinalisedBatch, ingress_bytes: u64) {
-        let _ = (finalised, ingress_bytes);
-    }
+    fn begins(&mut self, finalised: &FinalisedBatch, ingress_bytes: u64) {}
 
     /// The batch was executed. The result is not visible elsewhere yet.
-    fn executed(&mut self, replica: &R, finalised: &FinalisedBatch, result: &RoundResult) {
-        let _ = (replica, finalised, result);
-    }
+    fn executed(&mut self, replica: &R, finalised: &FinalisedBatch, result: &RoundResult) {}
 
     /// Consensus has the root of the batch, and its outcome is in the block log.
-    fn recorded(&mut self, replica: &R, round: &Round<'_>) {
-        let _ = (replica, round);
-    }
+    fn recorded(&mut self, replica: &R, round: &Round<'_>) {}
 
     /// Work waited for this time for a certified round.
-    fn stalled(&mut self, time: Duration) {
-        let _ = time;
-    }
+    fn stalled(&mut self, time: Duration) {}
 
     /// The state of a height can be seen from outside.
-    fn certified(&mut self, replica: &R, certificate: &Certificate) {
-        let _ = (replica, certificate);
-    }
+    fn certified(&mut self, replica: &R, certificate: &Certificate) {}
 
     /// These calls were answered in a state that is certified now.
-    fn answered(&mut self, calls: &[RequestId]) {
-        let _ = calls;
-    }
+    fn answered(&mut self, calls: &[RequestId]) {}
 
     /// A checkpoint is being made.
-    fn checkpoint_begins(&mut self, replica: &R) {
-        let _ = replica;
-    }
+    fn checkpoint_begins(&mut self, replica: &R) {}
 
     /// It ended; `height` if it is durable.
-    fn checkpoint_ends(&mut self, replica: &R, height: Option<Height>, took: Duration) {
-        let _ = (replica, height, took);
-    }
+    fn checkpoint_ends(&mut self, replica: &R, height: Option<Height>, took: Duration) {}
 
     /// A state fetched from peers waits to be put in place.
-    fn took_over(&mut self, height: Height) {
-        let _ = height;
-    }
+    fn took_over(&mut self, height: Height) {}
 }
 
 /// A batch and what came of it.

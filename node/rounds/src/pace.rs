@@ -1,10 +1,8 @@
 //! How many calls are taken while the ingress history fills up.
 //!
-//! Every call is remembered until its expiry has passed, minutes after it was answered. A burst at
-//! full speed could therefore use up the capacity within seconds, and no call would be accepted for
-//! minutes. Instead the capacity is shared over time. While more than half is free, every call is
-//! accepted; below that, the rate per second is such that the remainder would last for a minute.
-//! The rate falls gradually as capacity is used, and rises again as calls expire.
+//! Every call is remembered until its expiry has passed, so a burst at full speed could use up the
+//! capacity, and no call would be accepted for minutes. Instead, while less than half is free, the
+//! rate per second is such that the remainder would last for a minute.
 //!
 //! Which calls a node accepts is local; nothing of this enters replicated state. The caller passes
 //! the time; this module reads no clock.

@@ -6,7 +6,8 @@ use consensus::StateOffer;
 use execution::{Executor, FatalError, RoundResult};
 use state::{Batch, ChunkId, Fault, Height};
 use statesync::{InstallError, OfferError, Progress, StateInstaller};
-use thiserror::Error;
+
+use crate::RoundError;
 
 /// Calls of users that the state remembers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,9 +37,6 @@ pub trait Replica: Send {
     fn execute(&mut self, batch: &Batch, rejected: &[Fault]) -> Result<RoundResult, FatalError>;
 
     /// Shows the state of a height, signed by the subnet.
-    ///
-    /// # Errors
-    /// When the height was not executed.
     fn certify(&mut self, height: Height, signature: Vec<u8>) -> Result<(), FatalError>;
 
     /// Room for calls of users.
@@ -58,31 +56,7 @@ pub trait Replica: Send {
     fn checkpoint(&mut self) -> Result<(), FatalError>;
 
     /// Begins to fetch a state into the node's own folder, alongside the present state.
-    ///
-    /// # Errors
-    /// When the disk fails.
-    fn install(&self, folder: &Path, offer: &StateOffer) -> Result<Self::Installation, BeginError>;
-}
-
-/// Why state sync cannot begin.
-#[derive(Debug, Error)]
-pub enum BeginError {
-    /// This node's own data cannot be read.
-    #[error(transparent)]
-    Local(#[from] FatalError),
-    /// The place for the new state.
-    #[error(transparent)]
-    Install(#[from] InstallError),
-}
-
-impl BeginError {
-    /// Whether the same call may succeed later in the same process.
-    pub fn can_heal(&self) -> bool {
-        match self {
-            Self::Local(error) => error.can_heal(),
-            Self::Install(error) => error.can_heal(),
-        }
-    }
+    fn install(&self, folder: &Path, offer: &StateOffer) -> Result<Self::Installation, RoundError>;
 }
 
 /// Result of offering a chunk.
@@ -159,11 +133,12 @@ impl Replica for Executor {
         self.checkpoint()
     }
 
-    fn install(&self, folder: &Path, offer: &StateOffer) -> Result<Installer, BeginError> {
-        let local = self.local_state()?;
+    fn install(&self, folder: &Path, offer: &StateOffer) -> Result<Installer, RoundError> {
+        let local = self.local_state().map_err(RoundError::LocalState)?;
         let limits = self.config().limits.clone();
         let (height, root) = (offer.height, offer.root);
-        let inner = StateInstaller::begin_on(self.disk(), folder, height, root, limits, local)?;
+        let inner = StateInstaller::begin_on(self.disk(), folder, height, root, limits, local)
+            .map_err(RoundError::StateSync)?;
         Ok(Installer { inner, names: BTreeMap::new() })
     }
 }
@@ -191,8 +166,8 @@ impl Installation for Installer {
         match self.inner.offer(*chunk, bytes) {
             Ok(()) => Ok(OfferOutcome::Taken),
             Err(OfferError::Install(error)) => Err(error),
-            Err(error) if error.is_peer_fault() => Ok(OfferOutcome::False(error.to_string())),
-            Err(OfferError::Rejected(_)) => Ok(OfferOutcome::NotWanted),
+            Err(error @ OfferError::Wrong(_)) => Ok(OfferOutcome::False(error.to_string())),
+            Err(OfferError::NotWanted(_)) => Ok(OfferOutcome::NotWanted),
         }
     }
 

@@ -27,9 +27,7 @@ pub struct Job {
     pub pinned: PinnedFiles,
 }
 
-/// Why there is no manifest.
 pub(crate) enum Failure {
-    /// The node stops.
     Stopped,
     /// The store failed; it reports the error.
     Write,
@@ -76,11 +74,7 @@ pub(crate) fn compute(store: &StateStore, job: &Job, stop: &AtomicBool) -> Resul
     let check_stop = || if stop.load(Ordering::Relaxed) { Err(Failure::Stopped) } else { Ok(()) };
     hash_memories(store, job, &check_stop)?;
     let checkpoint = loaded(store, job.height)?;
-    let made = store.put_manifest(|writer| write_manifest(&checkpoint, job, writer, &check_stop));
-    match made {
-        Ok(result) => result,
-        Err(error) => Err(error.into()),
-    }
+    store.put_manifest(|writer| write_manifest(&checkpoint, job, writer, &check_stop))?
 }
 
 fn loaded(store: &StateStore, height: Height) -> Result<LoadedCheckpoint, Failure> {

@@ -1,8 +1,6 @@
 //! Putting a state together from chunks, and in place of the one that is there.
 //!
-//! # Stages
-//!
-//! Everything is laid down in `sync/` within the data folder until it is complete:
+//! Everything is stored in `sync/` within the data folder until it is complete:
 //!
 //! ```text
 //! sync/header, sync/body        the manifest
@@ -15,22 +13,11 @@
 //! ```
 //!
 //! Every chunk is checked against the certified root before a byte of it is written, so the sender
-//! of a wrong one is known at once. The set of fetched chunks is not recorded anywhere: a new
-//! attempt, after a crash or with a newer manifest, reads the files leaf by leaf, and trusts hashes
-//! alone. For files that were cut short, overwritten or half written, only their wrong parts are
-//! fetched again.
+//! of a wrong one is known at once. The set of fetched chunks is not recorded: a new attempt reads
+//! the files leaf by leaf, and trusts hashes alone.
 //!
-//! A leaf that this node's own state has with the same hash is copied from there.
-//!
-//! # The swap
-//!
-//! `complete` is written and synced; then `pages` and `state` are each moved aside and the new ones
-//! moved in; then `complete` goes. Before `complete` the old state counts, whatever happens; after
-//! it [`complete_install`], which every start of the node must call first, carries on where the
-//! moving stopped. Each step is a rename, and the directories are synced between them.
-//!
-//! The block log is not touched: after the installation it must continue behind the height of the
-//! state.
+//! Before `complete` the old state counts; after it [`complete_install`], which every start of the
+//! node must call first, moves the new one in.
 
 mod plan;
 mod staging;
@@ -41,12 +28,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use disk::{RealDisk, SharedDisk};
+use disk::SharedDisk;
 use limits::Limits;
 use pages::{HeldLayout, MemoryId, PAGE_BYTES, PageStore, PagesError, StagedMemory};
 use state::manifest::{
     Header, LEAF_BYTES, LeafError, LeafHash, ManifestError, ObjectId, encode_leaf, leaf_hash,
-    piece_hash, root_of, stream_leaf_bytes, unpack_leaf,
+    leaves_of, piece_hash, root_of, stream_leaf_bytes, unpack_leaf,
 };
 use state::store::{KnownLeaf, LoadedCheckpoint, RowAt, RowError, RowKind, StoreBuilder};
 use state::{
@@ -71,89 +58,52 @@ const ROWS_AT_ONCE: usize = 1024;
 
 /// Why an installation cannot continue. Fetched data stays, and a new attempt continues from it.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum InstallError {
-    /// The disk is full.
     #[error("the disk of {path} is full: free some space; what was fetched so far is kept")]
-    DiskFull {
-        /// Which file could not be written.
-        path: PathBuf,
-    },
-    /// A file or a folder cannot be worked on.
+    DiskFull { path: PathBuf },
     #[error("cannot {action} {path}: {source}")]
-    Io {
-        /// The operation that failed.
-        action: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// Error of the operating system.
-        source: io::Error,
-    },
-    /// A memory's file.
+    Io { action: &'static str, path: PathBuf, source: io::Error },
     #[error(transparent)]
     Pages(#[from] PagesError),
-    /// A store, the old one or the new one.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The old state's modules.
     #[error(transparent)]
     Blobs(#[from] BlobError),
-    /// The payloads of the old state's messages.
     #[error(transparent)]
     Payloads(#[from] PayloadError),
-    /// The manifest has the certified root and cannot be read: the nodes that certified it run
-    /// another version.
     #[error("the certified manifest cannot be read ({0}): is this node of the subnet's version?")]
     Manifest(#[from] ManifestError),
-    /// The same of the records.
     #[error("the certified records cannot be read ({0}): is this node of the subnet's version?")]
     Records(#[from] RowError),
-    /// And of a leaf.
     #[error("a certified leaf cannot be read ({0}): is this node of the subnet's version?")]
     Leaf(#[from] LeafError),
-    /// A memory or a blob is larger than this node's limits allow.
     #[error(
         "the certified state has {what} of {bytes} bytes and this node's limit is {limit}: the \
          nodes of a subnet must have the same limits"
     )]
-    Limit {
-        /// The object that is too large.
-        what: &'static str,
-        /// Bytes that it has.
-        bytes: u64,
-        /// Most bytes that it may have.
-        limit: u64,
-    },
-    /// The state is for another height than its records.
+    Limit { what: &'static str, bytes: u64, limit: u64 },
     #[error("the manifest is of height {} and its records of height {}", .manifest.0, .records.0)]
-    Height {
-        /// In the header.
-        manifest: Height,
-        /// In the records.
-        records: Height,
-    },
-    /// Chunks are missing.
+    Height { manifest: Height, records: Height },
     #[error("{missing} chunks are missing: the state is not complete")]
-    Incomplete {
-        /// Chunks that were not offered yet.
-        missing: u64,
-    },
-    /// Someone has the old state open, or installs too.
+    Incomplete { missing: u64 },
     #[error(
         "{path} is in use: stop the executor (and any other process) that has it open before the \
          new state takes its place"
     )]
-    InUse {
-        /// The file or folder that another process has open.
-        path: PathBuf,
-    },
+    InUse { path: PathBuf },
 }
 
 impl InstallError {
-    fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
-        let path = path.to_path_buf();
-        match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull { path },
-            _ => Self::Io { action, path, source },
+    fn io(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
+        move |source| {
+            let path = path.to_path_buf();
+            match source.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    Self::DiskFull { path }
+                }
+                _ => Self::Io { action, path, source },
+            }
         }
     }
 
@@ -173,39 +123,18 @@ impl InstallError {
     }
 }
 
-/// Why a chunk was refused.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum ChunkRejection {
-    /// It does not match the certified root: its sender is faulty.
-    #[error("{chunk} has another hash than the certified manifest says")]
-    Wrong {
-        /// The chunk that came.
-        chunk: ChunkId,
-    },
-    /// It was not requested, or is there already. Not a fault of the sender.
-    #[error("{chunk} is not wanted")]
-    NotWanted {
-        /// The chunk that came.
-        chunk: ChunkId,
-    },
-}
-
 /// Why a chunk was not accepted.
 #[derive(Debug, Error)]
 pub enum OfferError {
-    /// The chunk was refused; [`Self::is_peer_fault`] decides whether its sender is at fault.
-    #[error(transparent)]
-    Rejected(#[from] ChunkRejection),
+    /// It does not match the certified root: its sender is faulty.
+    #[error("{0} has another hash than the certified manifest says")]
+    Wrong(ChunkId),
+    /// It was not requested, or is there already. Not a fault of the sender.
+    #[error("{0} is not wanted")]
+    NotWanted(ChunkId),
     /// This node failed; no peer is at fault.
     #[error(transparent)]
     Install(#[from] InstallError),
-}
-
-impl OfferError {
-    /// Whether the sender of the chunk is at fault.
-    pub fn is_peer_fault(&self) -> bool {
-        matches!(self, Self::Rejected(ChunkRejection::Wrong { .. }))
-    }
 }
 
 /// How far an installation is.
@@ -221,13 +150,6 @@ pub struct Progress {
     pub chunks_done: u64,
     /// All chunks, as far as they are known.
     pub chunks_total: u64,
-}
-
-/// A state that took the place of the one before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CompletedInstall {
-    /// Its height: blocks from the one behind it on have to be executed.
-    pub height: Height,
 }
 
 /// State that this node has already, to be copied instead of fetched. Holds the files of its
@@ -280,6 +202,46 @@ impl LocalState {
         let payloads = Arc::new(PayloadStore::open_on(store.disk().clone(), &messages)?);
         Ok(Some(Self { checkpoint, layouts, blobs, payloads, _store: Some(store) }))
     }
+
+    /// Whether this state has the leaf; then its encoding is in `reader`.
+    fn read(
+        &self,
+        planned: &PlannedObject,
+        index: u32,
+        hash: &LeafHash,
+        reader: &mut LeafReader,
+    ) -> Result<bool, InstallError> {
+        match planned.id {
+            ObjectId::Records => Ok(false),
+            ObjectId::Memory(id) => {
+                let Some(layout) = self.layouts.get(&id) else { return Ok(false) };
+                match self.checkpoint.leaf(id, index)? {
+                    KnownLeaf::Zero => return Ok(false),
+                    KnownLeaf::Hash(known) if known != *hash => return Ok(false),
+                    KnownLeaf::Hash(_) | KnownLeaf::Written => {}
+                }
+                Ok(reader.read(layout, index)? && leaf_hash(&reader.encoded) == *hash)
+            }
+            ObjectId::Blob(blob) => {
+                if self.blobs.bytes(&blob)? != Some(planned.length) {
+                    return Ok(false);
+                }
+                reader.encoded.resize(planned.leaf_bytes(index) as usize, 0);
+                self.blobs.read(
+                    &blob,
+                    u64::from(index) * LEAF_BYTES as u64,
+                    &mut reader.encoded,
+                )?;
+                Ok(piece_hash(&reader.encoded) == *hash)
+            }
+            ObjectId::Payload(number) => {
+                let mut leaf = std::mem::take(&mut reader.encoded);
+                let read = self.payloads.read_if_there(number, planned.length, index, &mut leaf);
+                reader.encoded = leaf;
+                Ok(read? && piece_hash(&reader.encoded) == *hash)
+            }
+        }
+    }
 }
 
 impl std::fmt::Debug for LocalState {
@@ -301,7 +263,6 @@ enum Stage {
     Leaves { header: Header, plan: Plan, cursor: Cursor },
 }
 
-/// The next leaf to check.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cursor {
     object: usize,
@@ -334,20 +295,6 @@ impl StateInstaller {
     /// Begins to install the state of `height` whose manifest has this certified root, or
     /// continues: data that an earlier attempt fetched, for this height or another, is used as far
     /// as it is correct. `local` is a state to copy from.
-    ///
-    /// # Errors
-    /// When the disk fails, or another installation into this directory runs.
-    pub fn begin(
-        data_dir: &Path,
-        height: Height,
-        root: LeafHash,
-        limits: Arc<Limits>,
-        local: Option<LocalState>,
-    ) -> Result<Self, InstallError> {
-        Self::begin_on(RealDisk::shared(), data_dir, height, root, limits, local)
-    }
-
-    /// The same on another disk.
     ///
     /// # Errors
     /// When the disk fails, or another installation into this directory runs.
@@ -385,9 +332,6 @@ impl StateInstaller {
     /// first. Looks through a bounded number of leaves per call, copying what this node has, so
     /// it may give none although some are missing: until [`StateInstaller::is_complete`], call
     /// again.
-    ///
-    /// # Errors
-    /// When the disk fails.
     pub fn missing(&mut self, max: usize) -> Result<Vec<ChunkId>, InstallError> {
         match &mut self.stage {
             Stage::Header => Ok(vec![ChunkId::Manifest(0)]),
@@ -429,15 +373,14 @@ impl StateInstaller {
     /// Takes a chunk that [`StateInstaller::missing`] named.
     ///
     /// # Errors
-    /// When it is not what the certified root leads to ([`OfferError::is_peer_fault`]), is not
+    /// When it is not what the certified root leads to ([`OfferError::Wrong`]), is not
     /// wanted, or cannot be written; in all cases it is as if it had not been offered.
     pub fn offer(&mut self, chunk: ChunkId, bytes: &[u8]) -> Result<(), OfferError> {
-        let (wrong, not_wanted) =
-            (ChunkRejection::Wrong { chunk }, ChunkRejection::NotWanted { chunk });
+        let (wrong, not_wanted) = (OfferError::Wrong(chunk), OfferError::NotWanted(chunk));
         match (&mut self.stage, chunk) {
             (Stage::Header, ChunkId::Manifest(0)) => {
                 if root_of(bytes) != self.root {
-                    return Err(wrong.into());
+                    return Err(wrong);
                 }
                 self.take_header(bytes)?;
             }
@@ -446,13 +389,13 @@ impl StateInstaller {
                 let slot = piece.and_then(|piece| there.get_mut(piece as usize));
                 let hash = piece.and_then(|piece| header.pieces.get(piece as usize));
                 let (Some(piece), Some(slot), Some(hash)) = (piece, slot, hash) else {
-                    return Err(not_wanted.into());
+                    return Err(not_wanted);
                 };
                 if *slot {
-                    return Err(not_wanted.into());
+                    return Err(not_wanted);
                 }
                 if header.piece_bytes(piece) != Some(bytes.len()) || piece_hash(bytes) != *hash {
-                    return Err(wrong.into());
+                    return Err(wrong);
                 }
                 self.staging.put_piece(piece, bytes)?;
                 *slot = true;
@@ -460,17 +403,17 @@ impl StateInstaller {
             }
             (Stage::Leaves { plan, .. }, ChunkId::Leaf(object, index)) => {
                 let Some((planned, ordinal, hash)) = plan.find(object, index)? else {
-                    return Err(not_wanted.into());
+                    return Err(not_wanted);
                 };
                 if !plan.is_wanted(ordinal) {
-                    return Err(not_wanted.into());
+                    return Err(not_wanted);
                 }
                 let length_fits = match object {
                     ObjectId::Memory(_) => bytes.len() <= state::manifest::CHUNK_BYTES_MAX,
                     _ => stream_leaf_bytes(planned.length, index) == Some(bytes.len()),
                 };
                 if !length_fits || piece_hash(bytes) != hash {
-                    return Err(wrong.into());
+                    return Err(wrong);
                 }
                 self.write(&planned, index, bytes)?;
                 if let Stage::Leaves { plan, .. } = &mut self.stage {
@@ -478,7 +421,7 @@ impl StateInstaller {
                 }
                 self.progress.bytes_done += planned.leaf_bytes(index);
             }
-            _ => return Err(not_wanted.into()),
+            _ => return Err(not_wanted),
         }
         self.count();
         Ok(())
@@ -486,11 +429,12 @@ impl StateInstaller {
 
     /// Makes the state durable and replaces the old one, which must not be open. On an error before
     /// the swap the old state stays valid and everything fetched is kept; after a crash during the
-    /// swap [`complete_install`] completes it.
+    /// swap [`complete_install`] completes it. Returns the height of the new state: blocks from the
+    /// one behind it on have to be executed.
     ///
     /// # Errors
     /// When chunks are missing, the old state is in use, or the disk fails.
-    pub fn finish(mut self) -> Result<CompletedInstall, InstallError> {
+    pub fn finish(mut self) -> Result<Height, InstallError> {
         self.local = None;
         let (disk, data_dir) = (self.disk.clone(), self.data_dir.clone());
         let pages_dir = data_dir.join("pages");
@@ -509,7 +453,7 @@ impl StateInstaller {
     /// # Errors
     /// When chunks are missing or the disk fails: then the old state stays valid, and everything
     /// fetched is kept.
-    pub fn prepare(mut self) -> Result<CompletedInstall, InstallError> {
+    pub fn prepare(mut self) -> Result<Height, InstallError> {
         let Stage::Leaves { header, plan, .. } = &self.stage else {
             return Err(InstallError::Incomplete { missing: 1 });
         };
@@ -521,7 +465,7 @@ impl StateInstaller {
         self.build_store(header, plan)?;
         self.staging.sync(plan)?;
         self.staging.complete()?;
-        Ok(CompletedInstall { height: self.height })
+        Ok(self.height)
     }
 
     fn take_header(&mut self, bytes: &[u8]) -> Result<(), InstallError> {
@@ -543,7 +487,7 @@ impl StateInstaller {
         let header = header.clone();
         let plan = Plan::read(self.staging.body()?, header.body_bytes, &self.limits)?;
         self.staging.retain(&plan)?;
-        self.progress.bytes_total = plan.bytes_total();
+        self.progress.bytes_total = plan.bytes_total;
         self.stage = Stage::Leaves { header, plan, cursor: Cursor::default() };
         Ok(())
     }
@@ -556,7 +500,7 @@ impl StateInstaller {
             }
             Stage::Leaves { header, plan, .. } => {
                 let manifest = 1 + header.pieces.len() as u64;
-                (manifest + plan.leaves() - plan.missing(), manifest + plan.leaves())
+                (manifest + plan.leaves - plan.missing(), manifest + plan.leaves)
             }
         };
         debug_assert!(done <= total, "{done} of {total} chunks are there");
@@ -584,11 +528,8 @@ impl StateInstaller {
         if at.row == planned.leaves {
             *cursor = Cursor { object: at.object + 1, ..Cursor::default() };
             if at.existed {
-                self.clear(
-                    &planned,
-                    at.next_index,
-                    u32::try_from(planned.leaf_count()).unwrap_or(u32::MAX),
-                )?;
+                let end = u32::try_from(leaves_of(planned.length)).unwrap_or(u32::MAX);
+                self.clear(&planned, at.next_index, end)?;
             }
             return Ok(LeafStatus::Present);
         }
@@ -644,30 +585,19 @@ impl StateInstaller {
         let bytes = (planned.length - start).min(LEAF_BYTES as u64);
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(bytes as usize, 0);
-        let found = self.is_staged_in(planned, start, hash, &mut buffer);
-        self.buffer = buffer;
-        found
-    }
-
-    fn is_staged_in(
-        &mut self,
-        planned: &PlannedObject,
-        start: u64,
-        hash: &LeafHash,
-        buffer: &mut [u8],
-    ) -> Result<bool, InstallError> {
-        let ObjectId::Memory(id) = planned.id else {
-            self.staging.stream(planned.id, planned.length)?.0.read(start, buffer)?;
-            return Ok(piece_hash(buffer) == *hash);
+        let found = if let ObjectId::Memory(id) = planned.id {
+            self.memory(id, planned.length)?.read(start, &mut buffer)?;
+            let is_zero = !encode_leaf(&buffer, &mut self.reader.encoded);
+            let found = !is_zero && leaf_hash(&self.reader.encoded) == *hash;
+            if !found && !is_zero {
+                self.memory(id, planned.length)?.clear(start, bytes)?;
+            }
+            found
+        } else {
+            self.staging.stream(planned.id, planned.length)?.0.read(start, &mut buffer)?;
+            piece_hash(&buffer) == *hash
         };
-        self.memory(id, planned.length)?.read(start, buffer)?;
-        let mut encoded = std::mem::take(&mut self.reader.encoded);
-        let is_zero = !encode_leaf(buffer, &mut encoded);
-        let found = !is_zero && leaf_hash(&encoded) == *hash;
-        self.reader.encoded = encoded;
-        if !found && !is_zero {
-            self.memory(id, planned.length)?.clear(start, buffer.len() as u64)?;
-        }
+        self.buffer = buffer;
         Ok(found)
     }
 
@@ -742,14 +672,13 @@ impl StateInstaller {
             builder.row(&row)?;
         }
         let mut batch = Vec::with_capacity(ROWS_AT_ONCE);
-        for number in 0.. {
-            let Some(planned) = plan.object(number) else { break };
+        for planned in &plan.objects {
             match planned.id {
                 ObjectId::Records | ObjectId::Payload(_) => {}
                 ObjectId::Memory(id) => {
                     builder.memory(id, planned.length)?;
                     for row in 0..planned.leaves {
-                        batch.push(plan.row(&planned, row)?);
+                        batch.push(plan.row(planned, row)?);
                         if batch.len() == ROWS_AT_ONCE || row + 1 == planned.leaves {
                             builder.leaves(id, &batch)?;
                             batch.clear();
@@ -758,7 +687,7 @@ impl StateInstaller {
                 }
                 ObjectId::Blob(hash) => {
                     for row in 0..planned.leaves {
-                        let (index, leaf) = plan.row(&planned, row)?;
+                        let (index, leaf) = plan.row(planned, row)?;
                         builder.blob_leaf(&hash, index, &leaf)?;
                     }
                 }
@@ -788,51 +717,8 @@ impl std::fmt::Debug for StateInstaller {
     }
 }
 
-/// Result of checking a leaf.
 enum LeafStatus {
     Missing(ChunkId),
     Present,
     End,
-}
-
-impl LocalState {
-    /// Whether this state has the leaf; then its encoding is in `reader`.
-    fn read(
-        &self,
-        planned: &PlannedObject,
-        index: u32,
-        hash: &LeafHash,
-        reader: &mut LeafReader,
-    ) -> Result<bool, InstallError> {
-        match planned.id {
-            ObjectId::Records => Ok(false),
-            ObjectId::Memory(id) => {
-                let Some(layout) = self.layouts.get(&id) else { return Ok(false) };
-                match self.checkpoint.leaf(id, index)? {
-                    KnownLeaf::Zero => return Ok(false),
-                    KnownLeaf::Hash(known) if known != *hash => return Ok(false),
-                    KnownLeaf::Hash(_) | KnownLeaf::Written => {}
-                }
-                Ok(reader.read(layout, index)? && leaf_hash(&reader.encoded) == *hash)
-            }
-            ObjectId::Blob(blob) => {
-                if self.blobs.bytes(&blob)? != Some(planned.length) {
-                    return Ok(false);
-                }
-                reader.encoded.resize(planned.leaf_bytes(index) as usize, 0);
-                self.blobs.read(
-                    &blob,
-                    u64::from(index) * LEAF_BYTES as u64,
-                    &mut reader.encoded,
-                )?;
-                Ok(piece_hash(&reader.encoded) == *hash)
-            }
-            ObjectId::Payload(number) => {
-                let mut leaf = std::mem::take(&mut reader.encoded);
-                let read = self.payloads.read_if_there(number, planned.length, index, &mut leaf);
-                reader.encoded = leaf;
-                Ok(read? && piece_hash(&reader.encoded) == *hash)
-            }
-        }
-    }
 }

@@ -31,33 +31,15 @@ pub struct PinnedFiles {
 
 /// Why a chunk is not shown.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum ServeError {
-    /// Another height is shown, or none.
     #[error("the state of height {} is not kept{}", .asked.0, .newest.map_or_else(String::new, |newest| format!("; the newest is that of height {}", newest.0)))]
-    NotKept {
-        /// The requested height.
-        asked: Height,
-        /// The newest height that is kept.
-        newest: Option<Height>,
-    },
-    /// The state has no such chunk.
+    NotKept { asked: Height, newest: Option<Height> },
     #[error("the state of height {} does not have {chunk}", .height.0)]
-    NoChunk {
-        /// Of the state.
-        height: Height,
-        /// The requested chunk.
-        chunk: ChunkId,
-    },
+    NoChunk { height: Height, chunk: ChunkId },
     /// This node cannot read it.
     #[error("{chunk} of the state of height {} cannot be read: {reason}", .height.0)]
-    Unreadable {
-        /// Of the state.
-        height: Height,
-        /// The requested chunk.
-        chunk: ChunkId,
-        /// Error of the disk or the store.
-        reason: String,
-    },
+    Unreadable { height: Height, chunk: ChunkId, reason: String },
 }
 
 /// A state at the height of a manifest, see the module.

@@ -33,9 +33,15 @@ struct RetainedSnapshots {
     leases: BTreeMap<Height, usize>,
     /// Of the last round.
     height: Height,
-    given_up: u64,
     /// A snapshot went, so blobs that only it had can go.
     dropped: bool,
+}
+
+impl RetainedSnapshots {
+    /// Those that can be fetched, newest first.
+    fn shown(&self) -> impl Iterator<Item = &Arc<Snapshot>> {
+        self.newest.iter().chain(self.older.as_ref().map(|(snapshot, _)| snapshot))
+    }
 }
 
 impl SnapshotSource {
@@ -52,29 +58,11 @@ impl SnapshotSource {
 
     /// Heights that can be fetched here, newest first.
     pub fn heights(&self) -> Vec<Height> {
-        let kept = self.lock();
-        let older = kept.older.as_ref().map(|(snapshot, _)| snapshot);
-        kept.newest.iter().chain(older).map(|snapshot| snapshot.height()).collect()
-    }
-
-    /// How often snapshots had to go early because the delta log was nearly full.
-    pub fn given_up(&self) -> u64 {
-        self.lock().given_up
-    }
-
-    /// Piece `index` of the manifest of a height; 0 is the header.
-    ///
-    /// # Errors
-    /// When the height is not kept, has no such piece, or cannot be read.
-    pub fn manifest_chunk(&self, height: Height, index: u32) -> Result<Vec<u8>, ServeError> {
-        self.chunk(height, ChunkId::Manifest(index))
+        self.lock().shown().map(|snapshot| snapshot.height()).collect()
     }
 
     /// One chunk of the state of a height, at most [`state::manifest::CHUNK_BYTES_MAX`] bytes.
     /// Takes about twice that while it runs; the caller bounds how many run at once.
-    ///
-    /// # Errors
-    /// When the height is not kept, has no such chunk, or cannot be read.
     pub fn chunk(&self, height: Height, chunk: ChunkId) -> Result<Vec<u8>, ServeError> {
         // Held for this chunk alone: a released snapshot is dropped as soon as it is not being
         // read.
@@ -83,8 +71,7 @@ impl SnapshotSource {
 
     fn find(&self, height: Height) -> Result<Arc<Snapshot>, ServeError> {
         let kept = self.lock();
-        let older = kept.older.as_ref().map(|(snapshot, _)| snapshot);
-        let found = kept.newest.iter().chain(older).find(|snapshot| snapshot.height() == height);
+        let found = kept.shown().find(|snapshot| snapshot.height() == height);
         found.cloned().ok_or_else(|| ServeError::NotKept {
             asked: height,
             newest: kept.newest.as_ref().map(|snapshot| snapshot.height()),
@@ -96,8 +83,7 @@ impl SnapshotSource {
     /// `None` if it is not kept even now, or 64 peers have leases. Dropping the lease ends it.
     pub fn lease(&self, height: Height) -> Option<SnapshotLease> {
         let mut kept = self.lock();
-        let is_kept = kept.newest.iter().any(|snapshot| snapshot.height() == height)
-            || kept.older.iter().any(|(snapshot, _)| snapshot.height() == height);
+        let is_kept = kept.shown().any(|snapshot| snapshot.height() == height);
         if !is_kept || kept.leases.values().sum::<usize>() >= LEASES_MAX {
             return None;
         }
@@ -142,10 +128,9 @@ impl SnapshotSource {
             height.0.saturating_sub(since.0) > lease_rounds
                 || !kept.leases.contains_key(&snapshot.height())
         });
-        let gone = if over { kept.older.take() } else { None };
-        kept.dropped |= gone.is_some();
-        drop(kept);
-        drop(gone);
+        if over {
+            release_older(kept);
+        }
     }
 
     /// A checkpoint wrote `bytes` bytes of messages. A snapshot that is kept for a lease retains
@@ -154,22 +139,14 @@ impl SnapshotSource {
     pub fn wrote_messages(&self, bytes: u64, bytes_max: u64) {
         let mut kept = self.lock();
         kept.written_beside_older = kept.written_beside_older.saturating_add(bytes);
-        let over = kept.written_beside_older > bytes_max;
-        let gone = if over { kept.older.take() } else { None };
-        kept.dropped |= gone.is_some();
-        kept.given_up += u64::from(gone.is_some());
-        drop(kept);
-        drop(gone);
+        if kept.written_beside_older > bytes_max {
+            release_older(kept);
+        }
     }
 
     /// Releases the snapshot that is kept for leases in addition to the newest.
     pub fn give_up_older(&self) {
-        let mut kept = self.lock();
-        let gone = kept.older.take();
-        kept.dropped |= gone.is_some();
-        kept.given_up += u64::from(gone.is_some());
-        drop(kept);
-        drop(gone);
+        release_older(self.lock());
     }
 
     /// Releases every snapshot, for this reason. The next manifest makes another.
@@ -177,7 +154,6 @@ impl SnapshotSource {
         let mut kept = self.lock();
         let gone = (kept.computed.take(), kept.newest.take(), kept.older.take());
         if gone.0.is_some() || gone.1.is_some() || gone.2.is_some() {
-            kept.given_up += 1;
             kept.dropped = true;
             tracing::info!(
                 "the snapshots for state sync were given up: {reason}; the next manifest brings \
@@ -197,18 +173,22 @@ impl SnapshotSource {
     /// Whether a snapshot needs this blob.
     pub fn has_blob(&self, blob: &BlobHash) -> bool {
         let kept = self.lock();
-        let older = kept.older.as_ref().map(|(snapshot, _)| snapshot);
-        kept.computed
-            .iter()
-            .chain(&kept.newest)
-            .chain(older)
-            .any(|snapshot| snapshot.has_blob(blob))
+        kept.computed.iter().chain(kept.shown()).any(|snapshot| snapshot.has_blob(blob))
     }
 
     /// Whether a snapshot went since this was last asked.
     pub fn take_dropped(&self) -> bool {
         std::mem::take(&mut self.lock().dropped)
     }
+}
+
+/// Releases the snapshot that is kept for leases.
+fn release_older(mut kept: MutexGuard<'_, RetainedSnapshots>) {
+    let gone = kept.older.take();
+    kept.dropped |= gone.is_some();
+    // Its resources are freed outside the lock.
+    drop(kept);
+    drop(gone);
 }
 
 impl std::fmt::Debug for SnapshotSource {
@@ -222,13 +202,6 @@ impl std::fmt::Debug for SnapshotSource {
 pub struct SnapshotLease {
     source: SnapshotSource,
     height: Height,
-}
-
-impl SnapshotLease {
-    /// Of the snapshot.
-    pub fn height(&self) -> Height {
-        self.height
-    }
 }
 
 impl Drop for SnapshotLease {

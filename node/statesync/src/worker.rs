@@ -51,6 +51,15 @@ impl WorkerShared {
         *self.lock() = work;
         self.changed.notify_all();
     }
+
+    /// Waits, or until the node stops; returns whether it stops.
+    fn pause(&self, time: Duration) -> bool {
+        let work = self.lock();
+        let stopped = |_: &mut JobState| !self.stop.load(Ordering::Relaxed);
+        // A poisoned lock is as good as any: nothing is read.
+        drop(self.changed.wait_timeout_while(work, time, stopped));
+        self.stop.load(Ordering::Relaxed)
+    }
 }
 
 /// The thread that computes manifests, see the module.
@@ -62,9 +71,6 @@ pub struct ManifestWorker {
 
 impl ManifestWorker {
     /// Starts the thread, which publishes its results in `snapshots`.
-    ///
-    /// # Errors
-    /// When the system starts no thread.
     pub fn start(store: Arc<StateStore>, snapshots: SnapshotSource) -> Result<Self, ManifestError> {
         let shared = Arc::new(WorkerShared::default());
         let (jobs, received) = sync_channel::<Job>(1);
@@ -135,8 +141,7 @@ impl Drop for ManifestWorker {
 
 fn work_on(shared: &WorkerShared, store: &StateStore, snapshots: &SnapshotSource, job: Job) {
     let height = job.height;
-    // If this thread panics, waiting threads are notified.
-    let notifier = PanicNotifier { shared, armed: true };
+    let _notifier = PanicNotifier(shared);
     let (mut attempts, mut without_descriptors) = (0, 0);
     let outcome = loop {
         match compute::compute(store, &job, &shared.stop) {
@@ -162,7 +167,6 @@ fn work_on(shared: &WorkerShared, store: &StateStore, snapshots: &SnapshotSource
             Err(Failure::Error(error)) => break JobState::Failed(error.to_string()),
         }
     };
-    notifier.done();
     shared.set(outcome);
 }
 
@@ -184,32 +188,13 @@ fn publish_snapshot(
     JobState::Known(height, root)
 }
 
-impl WorkerShared {
-    /// Waits, or until the node stops; returns whether it stops.
-    fn pause(&self, time: Duration) -> bool {
-        let work = self.lock();
-        let stopped = |_: &mut JobState| !self.stop.load(Ordering::Relaxed);
-        // A poisoned lock is as good as any: nothing is read.
-        drop(self.changed.wait_timeout_while(work, time, stopped));
-        self.stop.load(Ordering::Relaxed)
-    }
-}
-
-struct PanicNotifier<'a> {
-    shared: &'a WorkerShared,
-    armed: bool,
-}
-
-impl PanicNotifier<'_> {
-    fn done(mut self) {
-        self.armed = false;
-    }
-}
+/// If the thread panics, waiting threads are notified.
+struct PanicNotifier<'a>(&'a WorkerShared);
 
 impl Drop for PanicNotifier<'_> {
     fn drop(&mut self) {
-        if self.armed {
-            self.shared.set(JobState::Failed("the thread that computed it panicked".into()));
+        if std::thread::panicking() {
+            self.0.set(JobState::Failed("the thread that computed it panicked".into()));
         }
     }
 }

@@ -442,7 +442,7 @@ impl ModuleSource for Modules {
     }
 }
 
-type NodeDriver = Driver<Box<dyn Consensus>, Executor, MachineClock, Volume, NodeObserver>;
+type NodeDriver = Driver<Executor, MachineClock, Volume, NodeObserver>;
 
 /// Purpose for which a node is opened.
 enum Role {

@@ -225,7 +225,7 @@ pub(crate) fn executed_height(data: &Path, segment_bytes: u64) -> Result<Height>
     let checkpoint = store.load()?.map_or(Height(0), |checkpoint| checkpoint.height);
     let log = BlockLog::open(&data.join("blocks"), segment_bytes)?;
     let mut executed = checkpoint;
-    let mut replay = log.read_from(checkpoint)?;
+    let mut replay = log.read_from(checkpoint);
     while let Some(logged) = replay.next_block()? {
         if logged.recorded.is_some() {
             executed = executed.max(logged.block.height);
@@ -247,7 +247,7 @@ pub(crate) fn last_block(data: &Path, segment_bytes: u64) -> Result<(Height, Opt
     let from = log
         .first()
         .map_or(last, |first| Height(last.0.saturating_sub(1).max(first.0.saturating_sub(1))));
-    let mut replay = log.read_from(from)?;
+    let mut replay = log.read_from(from);
     let mut time = None;
     while let Some(logged) = replay.next_block()? {
         time = (logged.block.height == last).then_some(logged.block.time).or(time);

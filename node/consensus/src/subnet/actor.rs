@@ -126,7 +126,7 @@ impl Subnet {
         // The key as of the newest block, which is ahead of the state when blocks are executed
         // again.
         let mut newest = config.key;
-        let mut blocks = log.read_from(resume_from)?;
+        let mut blocks = log.read_from(resume_from);
         while let Some(logged) = blocks.next_block()? {
             newest = logged.block.key.or(newest);
         }
@@ -161,7 +161,7 @@ impl Subnet {
                 if logged == Height(0) && resharing.is_current_or_next_member() =>
             {
                 tracing::warn!(%reason, "this node begins from nothing without its share of the subnet's first key: it follows until it has fetched a state from peers");
-                resharing.follow()?
+                resharing.enter_with(None)?
             }
             entered => entered?,
         };
@@ -176,7 +176,7 @@ impl Subnet {
         }
         schemes.insert(entered.epoch, entered.scheme);
         let schedule = CommitteeSchedule::new(entered.from, entered.signers);
-        let replay = log.read_from(resume_from)?;
+        let replay = log.read_from(resume_from);
         let journal = Journal::open(
             disk,
             &log.folder().join("voted"),
@@ -240,9 +240,7 @@ impl Subnet {
     pub fn status(&self) -> SubnetStatus {
         SubnetStatus(self.deps.published.clone(), self.deps.resharing.clone())
     }
-}
 
-impl Subnet {
     async fn step(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
         let changed = self.execution_tx.send_if_modified(|progress| {
             let changed = progress.demand != demand;

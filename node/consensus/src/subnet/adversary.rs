@@ -15,9 +15,6 @@ use super::key::{self, EngineKeyError};
 pub type VoteScheme = vrf::Scheme<PublicKey, MinSig>;
 
 /// The scheme of a member in the epoch of this summary.
-///
-/// # Errors
-/// When the share is not of the committee.
 pub fn vote_scheme(
     namespace: &[u8],
     summary: &Summary,

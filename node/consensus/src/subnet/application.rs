@@ -1,19 +1,14 @@
 //! The engine's interface to the node: proposes blocks, judges blocks, and takes finalised ones.
 //!
 //! Pace. With calls or other work waiting, a block follows its parent at once; without, after the
-//! idle interval. Consensus does not slow down by itself when execution does, so a proposal waits
-//! while execution lags, and declines if it lags on: the chain then goes at the speed of 2f+1
-//! nodes' execution.
+//! idle interval. A proposal waits while execution lags, and declines if it lags on: the chain then
+//! goes at the speed of 2f+1 nodes' execution.
 //!
-//! Judging. A block is voted for when its time is after its parent's and not beyond this node's
-//! clock and drift, its seed is the one of the parent's round, the lengths it names fit a block
-//! together, its calls are present, were signed by their senders and are valid at its time, and its
-//! reports of queries are in its maker's name. A refusal is final, and depends only on data that
-//! all nodes share: the block, its parent, the envelopes it names by their digests, limits that
-//! members compare. Conditions local to this node (calls under way, its clock, its execution, its
-//! disk) are waited for, until the engine gives the round up. A call that an ancestor names too is
-//! skipped when it is executed, and is not a reason against a block: which ancestors a node still
-//! has to execute is local.
+//! Judging. A refusal is final, and depends only on data that all nodes share: the block, its
+//! parent, the envelopes it names by their digests, limits that members compare. Conditions local
+//! to this node (calls under way, its clock, its execution, its disk) are waited for, until the
+//! engine gives the round up. A call that an ancestor names too is skipped when it is executed, and
+//! is not a reason against a block: which ancestors a node still has to execute is local.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -39,8 +34,8 @@ use rand_core::CryptoRng;
 use state::{Height, IngressId, Time};
 
 use super::{
-    block::{Block, CallName, Digest, KeyPayload, Opening},
-    calls::{Calls, GatheredCall, JournalError},
+    block::{Block, CallName, Digest, KeyPayload, Opening, VerdictError},
+    calls::{Calls, GatheredCall},
     deps::Deps,
     engine::PENDING_MAX,
     published::{ExecutionProgress, wait_for_change},
@@ -68,11 +63,8 @@ fn time_until(now: Time, then: Time) -> Duration {
 /// Contents of blocks that are agreed on and not executed.
 #[derive(Default)]
 struct UnexecutedContents {
-    /// The calls they name.
     calls: BTreeSet<IngressId>,
-    /// Their payloads for the subnet's key.
     payloads: Vec<(EngineHeight, KeyPayload)>,
-    /// Whose reports of queries they carry.
     reporters: BTreeSet<Principal>,
 }
 
@@ -106,7 +98,6 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         }
     }
 
-    /// Contents of ancestors that are not executed.
     async fn unexecuted_contents(
         &self,
         parent: &Block,
@@ -236,8 +227,8 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         loop {
             match self.journal_calls_once(context, &block.ingress, calls.clone(), at).await {
                 Ok(()) => return Ok(()),
-                Err(JournalError::Invalid(reason)) => return Err(reason),
-                Err(JournalError::Unavailable(reason)) => {
+                Err(VerdictError::Invalid(reason)) => return Err(reason),
+                Err(VerdictError::Unavailable(reason)) => {
                     if !logged {
                         tracing::warn!(height = at.0.0, %reason, "calls of a block cannot be made durable: this node's vote waits");
                         logged = true;
@@ -255,14 +246,14 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         names: &[CallName],
         gathered: Vec<GatheredCall>,
         at: (Height, Time),
-    ) -> Result<(), JournalError> {
+    ) -> Result<(), VerdictError> {
         let (calls, names) = (self.calls.clone(), names.to_vec());
         let kept = context
             .child("keep")
             .shared(true)
             .spawn(move |_| async move { calls.journal_calls(&names, gathered, at) });
         // The task is gone when the node is ending.
-        kept.await.unwrap_or_else(|error| Err(JournalError::Unavailable(error.to_string())))
+        kept.await.unwrap_or_else(|error| Err(VerdictError::Unavailable(error.to_string())))
     }
 
     /// Why the block gets no vote. Pends for as long as it may still get one.
@@ -372,7 +363,7 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
                 let at = (Height(height.get()), time);
                 match self.journal_calls_once(&clock, &ingress, calls, at).await {
                     Ok(()) => ingress,
-                    Err(JournalError::Unavailable(reason) | JournalError::Invalid(reason)) => {
+                    Err(VerdictError::Unavailable(reason) | VerdictError::Invalid(reason)) => {
                         tracing::warn!(%reason, "calls cannot be made durable: a block without any is proposed");
                         Vec::new()
                     }

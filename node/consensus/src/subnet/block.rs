@@ -38,7 +38,6 @@ pub(crate) struct CallName {
     pub(crate) id: IngressId,
     /// SHA-256 of the envelope ([`state::SignedIngress::digest`]).
     pub(crate) digest: [u8; 32],
-    /// Length of the envelope.
     pub(crate) bytes: u32,
 }
 
@@ -84,6 +83,15 @@ impl Read for CallName {
     }
 }
 
+/// Why a block gets no vote.
+#[derive(Debug)]
+pub(super) enum VerdictError {
+    /// No honest node votes for it.
+    Invalid(String),
+    /// This node cannot decide at the moment.
+    Unavailable(String),
+}
+
 /// Bounds for decoding a block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BlockBounds {
@@ -125,7 +133,6 @@ impl Read for KeyPayload {
     }
 }
 
-/// A block, by what members agree on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Block {
     pub(super) parent: Digest,
@@ -173,6 +180,40 @@ impl Block {
             None => Sha256::hash(&[b"thimble-randomness", self.parent.as_ref(), &height]),
         };
         digest.0
+    }
+
+    /// Why no node votes for a block that names these calls, as far as the names alone say. A
+    /// function of the block and of limits that members compare: nothing has to be fetched for
+    /// it, and every honest node says the same.
+    pub(super) fn check_names(&self, bounds: &NameBounds) -> Result<(), String> {
+        let named = self.ingress.len() as u64;
+        if named > bounds.calls {
+            return Err(format!(
+                "it names {named} calls, over block_ingress_messages = {}",
+                bounds.calls
+            ));
+        }
+        let ids: BTreeSet<_> = self.ingress.iter().map(|name| name.id).collect();
+        if ids.len() != self.ingress.len() {
+            return Err("it names a call twice".into());
+        }
+        if let Some(name) =
+            self.ingress.iter().find(|name| u64::from(name.bytes) > bounds.call_bytes)
+        {
+            return Err(format!(
+                "it names a call of {} bytes, over body_bytes = {}",
+                name.bytes, bounds.call_bytes
+            ));
+        }
+        // One call always fits, or it could never be executed.
+        let bytes: u64 = self.ingress.iter().map(CallName::accounted_bytes).sum();
+        if named > 1 && bytes > bounds.bytes {
+            return Err(format!(
+                "its calls have {bytes} bytes, over block_ingress_bytes = {}",
+                bounds.bytes
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -241,50 +282,12 @@ impl commonware_consensus::Block for Block {
     }
 }
 
-impl Block {
-    /// Why no node votes for a block that names these calls, as far as the names alone say. A
-    /// function of the block and of limits that members compare: nothing has to be fetched for
-    /// it, and every honest node says the same.
-    pub(super) fn check_names(&self, bounds: &NameBounds) -> Result<(), String> {
-        let named = self.ingress.len() as u64;
-        if named > bounds.calls {
-            return Err(format!(
-                "it names {named} calls, over block_ingress_messages = {}",
-                bounds.calls
-            ));
-        }
-        let ids: BTreeSet<_> = self.ingress.iter().map(|name| name.id).collect();
-        if ids.len() != self.ingress.len() {
-            return Err("it names a call twice".into());
-        }
-        if let Some(name) =
-            self.ingress.iter().find(|name| u64::from(name.bytes) > bounds.call_bytes)
-        {
-            return Err(format!(
-                "it names a call of {} bytes, over body_bytes = {}",
-                name.bytes, bounds.call_bytes
-            ));
-        }
-        // One call always fits, or it could never be executed.
-        let bytes: u64 = self.ingress.iter().map(CallName::accounted_bytes).sum();
-        if named > 1 && bytes > bounds.bytes {
-            return Err(format!(
-                "its calls have {bytes} bytes, over block_ingress_bytes = {}",
-                bounds.bytes
-            ));
-        }
-        Ok(())
-    }
-}
-
 /// What [`Block::check_names`] compares with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NameBounds {
-    /// Calls of a block.
     pub(super) calls: u64,
     /// Accounted bytes of a block's calls, unless there is only one.
     pub(super) bytes: u64,
-    /// Bytes of one envelope.
     pub(super) call_bytes: u64,
 }
 

@@ -37,48 +37,30 @@ pub struct SubnetConfig {
 
 /// Why a node cannot take part.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum StartError {
-    /// Keys that do not fit each other.
     #[error(transparent)]
     Key(#[from] EngineKeyError),
-    /// Not an address.
     #[error("`{0}` is no address of a peer: write HOST:PORT")]
     Address(String),
-    /// The other members could not connect.
     #[error(
         "cannot listen on {listen} for the other members: {error}; choose another address with \
          --p2p-listen, or stop what uses it"
     )]
-    Listen {
-        /// The address that this node was to wait on.
-        listen: SocketAddr,
-        /// Error of the operating system.
-        error: std::io::Error,
-    },
-    /// This node's share of the key cannot be had.
+    Listen { listen: SocketAddr, error: std::io::Error },
     #[error("this node's share of the subnet's key: {0}")]
     Share(String),
-    /// The summary of the key.
     #[error("what is stored of the subnet's key does not decode: {0}")]
     Summary(String),
-    /// The length of epochs is not what it was.
     #[error(
         "block {height} is not of epoch {stored}, which the subnet's key is in: \
          consensus.blocks_per_epoch was changed, and cannot be"
     )]
-    Epoch {
-        /// Of the next block.
-        height: u64,
-        /// Of the key.
-        stored: u64,
-    },
-    /// Threads and files.
+    Epoch { height: u64, stored: u64 },
     #[error("the engine cannot be started: {0}")]
     Io(#[from] std::io::Error),
-    /// The block log.
     #[error(transparent)]
     Log(#[from] crate::LogError),
-    /// A file of records.
     #[error(transparent)]
     Records(#[from] disk::records::RecordError),
 }

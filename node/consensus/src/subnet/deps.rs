@@ -28,7 +28,6 @@ pub(super) type Log = Arc<Mutex<BlockLog>>;
 pub(super) struct Deps {
     /// This node, as peers know it.
     pub(super) me: PublicKey,
-    /// Of the subnet.
     pub(super) public_key: nidkg::PublicKey,
     pub(super) limits: ConsensusLimits,
     /// Most bytes of an envelope.
@@ -45,7 +44,6 @@ pub(super) struct Deps {
     pub(super) states: Option<Arc<dyn StateServer>>,
     /// None where the subnet makes no outcalls.
     pub(super) outcalls: Option<Arc<OutcallAnswers>>,
-    /// Queries that this node counted.
     pub(super) queries: Option<Arc<dyn CountedQueries>>,
     pub(super) published: Arc<ProgressReaders>,
     pub(super) resharing: Arc<Resharing>,
@@ -54,12 +52,10 @@ pub(super) struct Deps {
 }
 
 impl Deps {
-    /// Bounds for decoding a block.
     pub(super) fn block_bounds(&self) -> BlockBounds {
         block_bounds(usize::try_from(self.limits.block_ingress_messages).unwrap_or(usize::MAX))
     }
 
-    /// Bounds of the calls that a block may name.
     pub(super) fn name_bounds(&self) -> NameBounds {
         NameBounds {
             calls: self.limits.block_ingress_messages,

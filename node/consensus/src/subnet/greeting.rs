@@ -1,9 +1,8 @@
 //! Checks that all members have the same limits, as far as the result of a batch depends on them.
 //!
-//! Members with different limits would sooner or later execute the same block to different states.
-//! So each sends the others its limits when it starts, and asks for theirs until it received them.
-//! A member that differs is named, with the limit; a node that differs from more others than can be
-//! faulty ends.
+//! Each member sends the others its limits when it starts, and asks for theirs until it received
+//! them. A member that differs is named, with the limit; a node that differs from more others than
+//! can be faulty ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -6,7 +6,6 @@ use state::Height;
 use super::{greeting::LimitsDiffer, state_sync::SyncTarget};
 use crate::{Certificate, FinalisedBlock, certifier::CertifyError};
 
-/// Messages of the engine to the driver.
 pub(super) enum Input {
     Block(DeliveredBlock),
     Certified(Certificate),
@@ -18,7 +17,6 @@ pub(super) enum Input {
     Left(Height),
     /// Something outside changed: look.
     Wake,
-    /// The engine's thread is over.
     Ended,
 }
 

@@ -4,20 +4,16 @@
 //! power at once would leave a final block that no node can execute, and the chain would halt for
 //! good. So each voter has the calls on disk, and 2f+1 vote for each final block.
 //!
-//! One record file ([`disk::records`]). A call is in it once, however many blocks name it, by the
-//! digest of its envelope: two envelopes of one request are two calls here. It is stored with the
-//! greatest height of a block that names it and was voted for; a vote at a greater height adds a
-//! short record. A call is removed when the block of that height is in the block log, because then
-//! the blocks that name it are in the log or can never become final, or when it is void. So blocks
-//! that were voted for and lost their round do not fill the journal. The file is rewritten when
-//! more than [`DEAD_BYTES`] of it are removed calls; until then they return with a restart and are
-//! removed soon after, which is harmless. A write that a crash tore is truncated: the vote had not
-//! been cast.
+//! One record file ([`disk::records`]). A call is in it once, by the digest of its envelope, with
+//! the greatest height of a block that names it and was voted for. It is removed when the block of
+//! that height is in the block log, because then the blocks that name it are in the log or can
+//! never become final, or when it is void. The file is rewritten when more than [`DEAD_BYTES`] of
+//! it are removed calls, and after a failed sync. A torn write is truncated: the vote had not been
+//! cast.
 //!
-//! Damage is logged, and every record that can be read is kept, later ones included. A call that
-//! cannot be read is one copy less of the 2f+1 that its block's votes stand for: it is requested
-//! from the others like any that did not arrive, so the node continues. After a failed sync the
-//! file is rewritten before the next vote.
+//! Damage is logged, and every record that can be read is kept. A call that cannot be read is one
+//! copy less of the 2f+1 that its block's votes stand for: it is requested from the others, so the
+//! node continues.
 //!
 //! Bounded: above `bytes_max` of live calls nothing is accepted, and the vote waits.
 
@@ -101,12 +97,8 @@ impl Journal {
     /// Opens the journal at `path`, made if absent.
     pub(super) fn open(disk: SharedDisk, path: &Path, bytes_max: u64) -> Result<Self, RecordError> {
         if let Some(folder) = path.parent() {
-            let failed = |source| RecordError::Io {
-                path: folder.to_path_buf(),
-                doing: "creating the folder",
-                source,
-            };
-            disk.create_folder(folder).map_err(failed)?;
+            disk.create_folder(folder)
+                .map_err(|source| RecordError::io(folder, "creating the folder", source))?;
         }
         let (mut calls, mut damaged) = (Vec::new(), false);
         let read = read(&disk, path, bytes_max, &mut calls, &mut damaged);
@@ -184,11 +176,8 @@ impl Journal {
     /// Only with what is live; whole or not at all.
     fn rewrite(&self, file: &mut RecordFile) -> Result<(), RecordError> {
         let calls: Vec<_> = self.kept.lock().calls.values().cloned().map(Record::Call).collect();
-        let encoded = encode(&calls).map_err(|source| RecordError::Io {
-            path: self.path.clone(),
-            doing: "encoding",
-            source,
-        })?;
+        let encoded =
+            encode(&calls).map_err(|source| RecordError::io(&self.path, "encoding", source))?;
         *file = RecordFile::replace(self.disk.as_ref(), &self.path, KIND, &encoded)?;
         file.mark();
         Ok(())

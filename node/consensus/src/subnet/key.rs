@@ -1,11 +1,9 @@
 //! The subnet's key in the engine's types.
 //!
-//! One key serves both ends: the engine's votes and certificates, and the certificates clients
-//! verify. Both are BLS signatures in G1 by shares of the same polynomial; they are separated by
-//! the tag with which messages are hashed to the curve: `..._POP_` with the engine's namespace
-//! here, `..._NUL_` with the Internet Computer's separator there. One key means one generation, one
-//! resharing and one thing to verify at genesis; a second would buy nothing, as an attacker with
-//! 2f+1 shares of either controls the subnet anyway.
+//! One key serves both ends (decision 4): the engine's votes and certificates, and the certificates
+//! clients verify. They are separated by the tag with which messages are hashed to the curve:
+//! `..._POP_` with the engine's namespace here, `..._NUL_` with the Internet Computer's separator
+//! there.
 
 use commonware_codec::{Copying, Decode, DecodeExt, Error, Write};
 use commonware_cryptography::{
@@ -30,21 +28,14 @@ const POINT: usize = 96;
 
 /// Why the engine cannot sign with what it was given.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say it")]
 pub enum EngineKeyError {
-    /// Bytes that are not a valid key.
     #[error("{what} of the subnet key does not decode: {reason}")]
-    Decode {
-        /// The part of the key that does not fit.
-        what: &'static str,
-        /// Why it is invalid.
-        reason: String,
-    },
-    /// Parts of different keys.
+    Decode { what: &'static str, reason: String },
     #[error(
         "{0} does not belong to the subnet's public polynomial: files of two subnets were mixed"
     )]
     Mismatch(&'static str),
-    /// Members out of order.
     #[error("members must be sorted by node key, each once: member {0} is not")]
     Order(usize),
 }

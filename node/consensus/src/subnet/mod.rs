@@ -1,18 +1,8 @@
-//! A subnet of several nodes behind the seam.
-//!
-//! ```text
-//! pool -> calls -> peers                         roots <- executed
-//!   \       \                                      |
-//!    application -> engine (simplex, marshal) -> delivery -> driver (the seam) -> execution
-//! ```
+//! A subnet of several nodes behind the seam; `docs/internals/consensus.md` describes it.
 //!
 //! Agreement is done by commonware's simplex with threshold signatures; marshal stores the blocks
 //! that are agreed on and fetches missing ones. Everything here but [`network`] is generic in
 //! runtime and network, and none of it knows what a call means.
-//!
-//! Durability: the engine's own journal keeps a node from voting twice; a block is in the block
-//! log, synced, before its execution begins and before it is acknowledged to marshal; so everything
-//! that a certificate covers is in the logs of the 2f+1 nodes that signed it.
 
 mod actor;
 pub mod adversary;

@@ -161,7 +161,6 @@ impl Handshake for WallClockHandshake {
     }
 }
 
-/// Who to connect to and how.
 pub(super) struct Network {
     pub(super) key: PrivateKey,
     pub(super) namespace: Vec<u8>,
@@ -170,7 +169,6 @@ pub(super) struct Network {
     pub(super) addresses: BTreeMap<String, Address>,
     /// Most bytes of a message of any channel.
     pub(super) message_bytes: usize,
-    /// The engine's storage.
     pub(super) directory: PathBuf,
 }
 
@@ -234,7 +232,6 @@ impl Drop for EndNotifier {
     }
 }
 
-/// Largest message of the channels that carry blocks.
 fn block_message_bytes(members: usize, bounds: &BlockBounds) -> usize {
     marshal::max_payload_size::<Standard<Block>, Scheme>(members as u32, bounds)
 }
@@ -254,9 +251,6 @@ impl Subnet {
     }
 
     /// The same, with everything the node sends passing through `layer`.
-    ///
-    /// # Errors
-    /// Those of [`Self::start`].
     pub fn start_through<L: SenderLayer>(
         deps: ConsensusDeps,
         config: SubnetConfig,

@@ -9,14 +9,12 @@ use futures::{StreamExt as _, channel::mpsc};
 /// Requests that wait, by peer.
 type Waiting = Arc<Mutex<BTreeMap<PublicKey, usize>>>;
 
-/// Takes requests.
 pub(super) struct PeerQueueSender<T> {
     requests_tx: mpsc::Sender<(PublicKey, T)>,
     waiting: Waiting,
     per_peer: usize,
 }
 
-/// The other end.
 pub(super) struct PeerQueueReceiver<T> {
     requests_rx: mpsc::Receiver<(PublicKey, T)>,
     waiting: Waiting,

@@ -96,7 +96,6 @@ impl Meter {
     }
 }
 
-/// Cuts a peer off.
 pub(super) type BlockPeer = Arc<dyn Fn(&PublicKey) + Send + Sync>;
 
 /// Cuts off by the network's own means.

@@ -1,15 +1,8 @@
 //! Values that the tasks of one node publish to each other: only the newest counts.
 //!
-//! Each value has one owner, which alone can change it; all other tasks read. Data that must not be
-//! lost are sent as messages instead (see [`super::engine`]).
-//!
-//! | value | owner | readers |
-//! |---|---|---|
-//! | [`ConsensusProgress`]: rounds, seeds, finalizations | the receiver of the engine's and marshal's reports | proposals, votes, status |
-//! | [`ExecutionProgress`]: executed height, demand, floor | the driver, [`super::Subnet`] | proposals, votes, delivery, state sync, status |
-//! | [`DeliveryProgress`]: blocks handed out | the delivery of finalised blocks | proposals, state sync |
-//! | [`CertificationProgress`]: certified height, whom this node heard | the task of state roots | state sync, status |
-//! | state sync's progress | the task of state sync | status |
+//! Each value has one owner, which alone can change it; all other tasks read
+//! (`docs/internals/consensus-channels.md`). Data that must not be lost are sent as messages
+//! instead (see [`super::engine`]).
 //!
 //! Everything here is bounded: seeds and finalizations by constants, blocks handed out by the lag
 //! that execution may have, heard signatures by the number of members.
@@ -29,7 +22,7 @@ use super::{
     block::{Digest, Opening},
     scheme::{HasSeed as _, Scheme, Seed},
 };
-use crate::{Demand, SyncProgress};
+use crate::{Demand, SyncProgress, newest::insert_newest};
 
 /// Seeds remembered, one per round.
 const SEEDS_KEPT: usize = 64;
@@ -54,9 +47,7 @@ pub struct SubnetProgress {
 /// Progress and demand of the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ExecutionProgress {
-    /// Newest height executed here.
     pub(super) executed: Height,
-    /// Work that execution has left.
     pub(super) demand: Demand,
     /// Blocks below are not kept for others.
     pub(super) floor: Height,
@@ -75,7 +66,6 @@ pub(super) struct DeliveryProgress {
 /// Signatures of the members.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CertificationProgress {
-    /// Newest height certified here.
     pub(super) certified: Height,
     /// Newest height each member was heard to sign, by place.
     pub(super) heard: Vec<Height>,
@@ -238,27 +228,16 @@ impl ConsensusProgress {
     pub(super) fn finalised(&self, finalization: Opening) {
         {
             let mut inner = self.inner.lock();
-            inner.remember(finalization.seed());
-            inner.finalizations.insert(finalization.proposal.round, finalization);
-            while inner.finalizations.len() > FINALIZATIONS_KEPT {
-                inner.finalizations.pop_first();
-            }
+            let (seed, round) = (finalization.seed(), finalization.proposal.round);
+            insert_newest(&mut inner.seeds, seed.round, seed, SEEDS_KEPT);
+            insert_newest(&mut inner.finalizations, round, finalization, FINALIZATIONS_KEPT);
         }
         self.observed.notify_waiters();
     }
 
     fn remember(&self, seed: Seed) {
-        self.inner.lock().remember(seed);
+        insert_newest(&mut self.inner.lock().seeds, seed.round, seed, SEEDS_KEPT);
         self.observed.notify_waiters();
-    }
-}
-
-impl EngineObservations {
-    fn remember(&mut self, seed: Seed) {
-        self.seeds.insert(seed.round, seed);
-        while self.seeds.len() > SEEDS_KEPT {
-            self.seeds.pop_first();
-        }
     }
 }
 

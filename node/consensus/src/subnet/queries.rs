@@ -1,10 +1,8 @@
 //! Reports of queries in blocks: their encoding, and which node may make which.
 //!
-//! A block's maker reports its own counts ([`state::QueryReport`]), in the block: some thirty bytes
-//! for each canister, where the calls that a block names are up to 2 MiB each. No block is proposed
-//! for the sake of a report. Voters check only its form and its maker, because only the maker saw
-//! the queries; a canister that it reported before is skipped by execution, as is a call that an
-//! ancestor names too.
+//! A block's maker reports its own counts ([`state::QueryReport`]). Voters check only its form and
+//! its maker, because only the maker saw the queries; a canister that it reported before is skipped
+//! by execution.
 
 use bytes::BufMut;
 use commonware_codec::{

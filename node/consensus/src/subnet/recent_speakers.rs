@@ -1,10 +1,9 @@
 //! Recently heard members, for the engine of an epoch that begins.
 //!
 //! The engine skips a leader it has not heard for some time, and a new engine has heard no member:
-//! as soon as a quorum has spoken, the member that speaks last counts as gone. If that one leads
-//! the second round, some members give the round up at once and others vote for its block; neither
-//! side is a quorum, and the round lasts until its longest timeout. So members that were heard
-//! within that time, in any epoch, count as heard when the engine begins.
+//! the member that speaks last counts as gone, and a round that it leads lasts until its longest
+//! timeout. So members that were heard within that time, in any epoch, count as heard when the
+//! engine begins.
 //!
 //! This affects a timeout only: which blocks get a vote does not depend on it.
 
@@ -28,7 +27,6 @@ use commonware_utils::sync::Mutex;
 
 use super::{block::Digest, scheme::Scheme};
 
-/// When members were heard.
 pub(super) struct RecentSpeakers<C> {
     clock: C,
     me: PublicKey,
@@ -84,7 +82,6 @@ impl<C: Clock> RecentSpeakers<C> {
     }
 }
 
-/// Votes of an epoch.
 pub(super) struct PrimedVotes<C, R> {
     inner: R,
     first: VecDeque<Message<PublicKey>>,

@@ -1,15 +1,8 @@
 //! Resharing as blocks advance: the current and the next holders of the subnet's key.
 //!
-//! Agreement runs in epochs of a fixed number of blocks, and each epoch has a committee that holds
-//! shares of the key. While it lasts, its members deal their shares anew to the committee of the
-//! next epoch, each in a block it leads. With enough dealings in final blocks every node can
-//! compute the next committee; it holds the key from the epoch's end, with the same key and other
-//! shares. If the dealings do not come together, the committee stays for one epoch more.
-//!
 //! Everything here follows from the final blocks: the [`Summary`] changes with them, is written
-//! with the block that changed it, and is part of the state from there on, so that a restart, or a
-//! node that state sync brought there, continues from it. Only the shares are specific to each
-//! node, behind [`KeyStore`].
+//! with the block that changed it, and is part of the state from there on. Only the shares are
+//! specific to each node, behind [`KeyStore`].
 //!
 //! Arithmetic runs on threads that may block, in the key generation's own pool with its share of
 //! the cores. Votes do not wait for it, except votes on a block that carries a dealing.
@@ -31,7 +24,7 @@ use state::{Height, NodeInfo, SubnetKey};
 
 use super::{
     StartError,
-    block::{Block, Digest, KeyPayload},
+    block::{Block, Digest, KeyPayload, VerdictError},
     key,
     scheme::Scheme,
 };
@@ -41,15 +34,9 @@ use crate::certifier::SigningCommittee;
 pub trait KeyStore: Send + Sync {
     /// The share of the committee that `summary` names, durable before it is returned. None if this
     /// node is not a member.
-    ///
-    /// # Errors
-    /// When it cannot be opened or kept.
     fn share(&self, summary: &Summary) -> Result<Option<SecretShare>, String>;
 
     /// The newest epoch whose share was asked for: this node may have voted in it.
-    ///
-    /// # Errors
-    /// When that cannot be read.
     fn voted(&self) -> Result<Option<u64>, String>;
 
     /// A change of the members that this node's operator wants in a block.
@@ -64,15 +51,6 @@ pub fn arithmetic(config: EngineConfig) -> Arithmetic {
     Arc::new(move || Engine::new(config.clone()).map_err(|error| error.to_string()))
 }
 
-/// Why a block has no verdict in favour.
-enum VerdictError {
-    /// No honest member votes for it.
-    Invalid(String),
-    /// This node cannot decide at the moment.
-    Unavailable(String),
-}
-
-/// How a node takes part.
 pub(super) struct Config {
     pub(super) keys: Box<dyn KeyStore>,
     pub(super) arithmetic: Arithmetic,
@@ -129,7 +107,6 @@ const DEAL_AGAIN: Duration = Duration::from_secs(5);
 /// any.
 const CHECKED_MAX: usize = 4;
 
-/// Parts with which a node participates in an epoch.
 pub(super) struct EpochParticipation {
     pub(super) epoch: Epoch,
     /// Its first block.
@@ -146,9 +123,7 @@ fn seed(context: &mut impl CryptoRng) -> StdRng {
 }
 
 fn bytes(key: &PublicKey) -> [u8; 32] {
-    let mut bytes = [0; 32];
-    bytes.copy_from_slice(key.as_ref());
-    bytes
+    key.as_ref().try_into().unwrap_or_default()
 }
 
 impl Resharing {
@@ -168,10 +143,6 @@ impl Resharing {
             checked: VecDeque::new(),
         };
         Arc::new(Self { inner: Mutex::new(inner), known: Mutex::default(), config })
-    }
-
-    fn engine(&self) -> Result<Engine, String> {
-        (self.config.arithmetic)()
     }
 
     pub(super) fn summary(&self) -> Arc<Summary> {
@@ -202,7 +173,6 @@ impl Resharing {
         self.with_member_keys(|known| known.members.clone())
     }
 
-    /// Those of the epoch after.
     pub(super) fn next_members(&self) -> Vec<PublicKey> {
         self.with_member_keys(|known| known.next.clone())
     }
@@ -232,12 +202,11 @@ impl Resharing {
         self.enter_with(share)
     }
 
-    /// The same without a share: this node verifies and signs nothing.
-    pub(super) fn follow(&self) -> Result<EpochParticipation, StartError> {
-        self.enter_with(None)
-    }
-
-    fn enter_with(&self, share: Option<SecretShare>) -> Result<EpochParticipation, StartError> {
+    /// The same with this share; without one, this node verifies and signs nothing.
+    pub(super) fn enter_with(
+        &self,
+        share: Option<SecretShare>,
+    ) -> Result<EpochParticipation, StartError> {
         let summary = self.summary();
         let first = EngineHeight::new(self.inner.lock().height.get() + 1);
         let epoch = self.config.epocher.containing(first).map(|bounds| bounds.epoch());
@@ -259,28 +228,21 @@ impl Resharing {
         })
     }
 
-    /// Whether this node is a member.
     pub(super) fn is_member(&self) -> bool {
         self.summary().place_of(&self.config.node_key).is_some()
     }
 
-    /// The id of a member.
     pub(super) fn node_id(&self, member: &PublicKey) -> Option<ic_principal::Principal> {
         let (summary, key) = (self.summary(), bytes(member));
         let is_it = |node: &&NodeRecord| node.node_key().to_bytes() == key;
         summary.members().iter().find(is_it).map(NodeRecord::node_id)
     }
 
-    /// Whether this node is a member, or is to be one.
     pub(super) fn is_current_or_next_member(&self) -> bool {
         let summary = self.summary();
-        let next = || {
-            summary
-                .next_members()
-                .iter()
-                .any(|member| member.node_key().to_bytes() == self.config.node_key)
-        };
-        summary.place_of(&self.config.node_key).is_some() || next()
+        let key = &self.config.node_key;
+        let is_it = |member: &NodeRecord| member.node_key().to_bytes() == *key;
+        summary.place_of(key).is_some() || summary.next_members().iter().any(is_it)
     }
 
     /// The payload for a block of this node. `before` holds the payloads of its ancestors that are
@@ -358,7 +320,6 @@ impl Resharing {
         }
     }
 
-    /// One attempt of [`Self::check_payload`].
     async fn check_payload_once<E: Spawner + CryptoRng>(
         self: &Arc<Self>,
         context: &E,
@@ -375,7 +336,7 @@ impl Resharing {
         };
         let this = self.clone();
         let checked = context.child("judge").shared(true).spawn(move |mut context| async move {
-            let engine = this.engine().map_err(VerdictError::Unavailable)?;
+            let engine = (this.config.arithmetic)().map_err(VerdictError::Unavailable)?;
             let checked = summary
                 .check(&engine, place, &payload.bytes, &mut seed(&mut context))
                 .map_err(|error| VerdictError::Invalid(error.to_string()))?;
@@ -426,7 +387,7 @@ impl Resharing {
             let (this, payload) = (self.clone(), payload.clone());
             let applied =
                 context.child("apply").shared(true).spawn(move |mut context| async move {
-                    let engine = this.engine()?;
+                    let engine = (this.config.arithmetic)()?;
                     let mut summary = Summary::clone(&this.summary());
                     let known = {
                         let mut inner = this.inner.lock();
@@ -470,7 +431,6 @@ impl Resharing {
         }
     }
 
-    /// One attempt of [`Self::deal`].
     async fn deal_once<E: Spawner + CryptoRng>(
         self: &Arc<Self>,
         context: &E,
@@ -488,7 +448,7 @@ impl Resharing {
         let of = summary.epoch();
         let dealt = context.child("deal").shared(true).spawn(move |mut context| async move {
             let share = this.config.keys.share(&summary)?.ok_or("this node has no share")?;
-            let engine = this.engine()?;
+            let engine = (this.config.arithmetic)()?;
             summary
                 .deal(&engine, me, &share, &mut seed(&mut context))
                 .map_err(|error| error.to_string())

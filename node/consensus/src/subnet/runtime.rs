@@ -26,20 +26,14 @@ use rand_core::{TryCryptoRng, TryRng};
 
 /// A storage operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "see the methods of `Storage` and `Blob`")]
 pub enum Operation {
-    /// A file is opened, and made if it is not there.
     Open,
-    /// A file, or a folder of them, is removed.
     Remove,
-    /// The files of a folder are listed.
     Scan,
-    /// A part of a file is read.
     Read,
-    /// A part of a file is written.
     Write,
-    /// A file is cut or extended.
     Resize,
-    /// A file is made durable.
     Sync,
 }
 

@@ -1,10 +1,5 @@
 //! Signs and verifies votes, by [`vrf::Scheme`], and signs and verifies the part that is the same
-//! in two votes of a round once.
-//!
-//! Every vote carries a share of its round's seed, whatever it is for. So a round's certificates
-//! have the same seed: the second is recovered and verified without it, and a node's second vote
-//! repeats its share. Only a few rounds are remembered, whose seeds were signed or verified by this
-//! node.
+//! in two votes of a round once: every vote carries a share of its round's seed.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -33,6 +28,8 @@ use commonware_parallel::Strategy;
 use commonware_utils::{N3f1, iter::NonEmpty, ordered::Set, sync::Mutex};
 use rand_core::CryptoRng;
 
+use crate::newest::insert_newest;
+
 /// A round's randomness.
 pub(super) type Seed = vrf::Seed<MinSig>;
 
@@ -54,26 +51,8 @@ pub(super) struct Scheme {
 #[derive(Debug, Default)]
 struct SignatureCache {
     /// This node's shares of seeds.
-    own: Rounds,
-    /// Seeds.
-    verified: Rounds,
-}
-
-/// A signature for each of the newest rounds.
-#[derive(Debug, Default)]
-struct Rounds(BTreeMap<Round, G1>);
-
-impl Rounds {
-    fn get(&self, round: Round) -> Option<G1> {
-        self.0.get(&round).copied()
-    }
-
-    fn insert(&mut self, round: Round, signature: G1) {
-        self.0.insert(round, signature);
-        while self.0.len() > ROUNDS_KEPT {
-            self.0.pop_first();
-        }
-    }
+    own: BTreeMap<Round, G1>,
+    verified: BTreeMap<Round, G1>,
 }
 
 impl Scheme {
@@ -81,7 +60,6 @@ impl Scheme {
         Self { inner, namespace: Arc::new(Namespace::new(namespace)), known: Arc::default() }
     }
 
-    /// The engine's own.
     pub(super) fn into_inner(self) -> Inner {
         self.inner
     }
@@ -105,7 +83,6 @@ impl Scheme {
         Self::new(namespace, Inner::verifier(namespace, members, sharing))
     }
 
-    /// Verifies certificates.
     pub(super) fn certificate_verifier(namespace: &[u8], key: G2) -> Self {
         Self::new(namespace, Inner::certificate_verifier(namespace, key))
     }
@@ -118,7 +95,7 @@ impl Scheme {
     /// Whether `seed` is its round's.
     pub(super) fn is_seed(&self, seed: &Seed) -> bool {
         // Outside the lock, so that no other thread waits for it during the verification.
-        let known = self.known.lock().verified.get(seed.round);
+        let known = self.known.lock().verified.get(&seed.round).copied();
         known.map_or_else(|| seed.verify(&self.inner), |known| known == seed.signature)
     }
 
@@ -178,14 +155,15 @@ impl Verifier for Scheme {
     ) -> bool {
         let Some(signature) = certificate.get() else { return false };
         let round = round_of(&subject);
-        let known = self.known.lock().verified.get(round);
+        let known = self.known.lock().verified.get(&round).copied();
         if let Some(seed) = known {
             return seed == signature.seed_signature
                 && self.is_vote(&subject, &signature.vote_signature);
         }
         let valid = self.inner.verify_certificate(rng, subject, certificate, strategy);
         if valid {
-            self.known.lock().verified.insert(round, signature.seed_signature);
+            let verified = &mut self.known.lock().verified;
+            insert_newest(verified, round, signature.seed_signature, ROUNDS_KEPT);
         }
         valid
     }
@@ -230,11 +208,11 @@ impl certificate::Scheme for Scheme {
 
     fn sign<D: Digest>(&self, subject: Subject<'_, D>) -> Option<Attestation<Self>> {
         let round = round_of(&subject);
-        let known = self.known.lock().own.get(round);
+        let known = self.known.lock().own.get(&round).copied();
         let Some(seed) = known else {
             let vote = from_inner(self.inner.sign(subject)?);
             let seed = vote.signature.get()?.seed_signature;
-            self.known.lock().own.insert(round, seed);
+            insert_newest(&mut self.known.lock().own, round, seed, ROUNDS_KEPT);
             return Some(vote);
         };
         let share = self.inner.share()?;
@@ -291,7 +269,7 @@ impl certificate::Scheme for Scheme {
     {
         let pending: Vec<_> = pending.into_iter().collect();
         let verified: Vec<_> = verified.into_iter().collect();
-        let known = self.known.lock().verified.get(round_of(&subject));
+        let known = self.known.lock().verified.get(&round_of(&subject)).copied();
         // Parts verified before are not verified again.
         if let Some(seed) = known.filter(|_| !pending.is_empty()) {
             let votes = pending.iter().chain(verified.iter().copied());
@@ -321,7 +299,6 @@ impl certificate::Scheme for Scheme {
 
 /// A certificate that was verified.
 pub(super) trait HasSeed {
-    /// The seed of its round.
     fn seed(&self) -> Seed;
 }
 
@@ -406,7 +383,7 @@ mod tests {
         let nullify = Subject::Nullify { round: proposal.round };
         let notarized =
             assembled(&subnet[0], notarize, votes(&subnet[..3], notarize)).ok().unwrap();
-        assert!(subnet[0].known.lock().verified.get(proposal.round).is_some());
+        assert!(subnet[0].known.lock().verified.contains_key(&proposal.round));
         for subject in [finalize, nullify] {
             // Signed with and without what was signed before.
             assert_eq!(votes(&subnet, subject), votes(&fresh, subject));
@@ -465,9 +442,9 @@ mod tests {
             let proposal = proposal(view);
             let subject = Subject::Nullify { round: proposal.round };
             assembled(&subnet[0], subject, votes(&subnet, subject)).ok().unwrap();
-            assert!(subnet[0].known.lock().own.get(proposal.round).is_some());
+            assert!(subnet[0].known.lock().own.contains_key(&proposal.round));
         }
         let known = subnet[0].known.lock();
-        assert_eq!((known.own.0.len(), known.verified.0.len()), (ROUNDS_KEPT, ROUNDS_KEPT));
+        assert_eq!((known.own.len(), known.verified.len()), (ROUNDS_KEPT, ROUNDS_KEPT));
     }
 }

@@ -1,12 +1,7 @@
-//! The engine's storage waits for the disk: operations that fail because there is no space, or no
-//! more files can be opened, are retried in place.
-//!
-//! The engine's actors panic on a failed write, and a node whose disk was full for a moment would
-//! have to be restarted. A write states its offset, so it may be repeated. A failed sync is passed
-//! on: after it the content of the disk is unknown, and the engine has to end.
-//!
-//! While an operation waits, updates are refused, and `/health` reports why. Execution of blocks
-//! that were agreed on continues.
+//! The engine's storage waits for the disk: the engine's actors panic on a failed write, so
+//! operations that fail because there is no space, or no more files can be opened, are retried in
+//! place. A failed sync is passed on: after it the content of the disk is unknown, and the engine
+//! has to end. While an operation waits, updates are refused, and `/health` reports why.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,11 +17,9 @@ const WAIT_FIRST: Duration = Duration::from_millis(20);
 /// The longest wait between two attempts.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// Retries failed operations of the engine's storage.
 pub(super) struct StorageRetry<C> {
     clock: Arc<C>,
     health: Health,
-    /// Operations that wait now.
     waiting: Arc<Mutex<usize>>,
 }
 

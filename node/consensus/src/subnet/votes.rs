@@ -1,13 +1,9 @@
 //! Whether this node still knows how it voted.
 //!
-//! The engine's journal keeps a node from voting twice in a round. A node that lost all its files
-//! but its keys has no such journal and could vote against its earlier votes. So it abstains,
-//! following without a share, up to the end of the newest epoch in which it may have voted; that
-//! epoch is recorded with its keys.
-//!
+//! A node that lost all its files but its keys could vote against its earlier votes. So it abstains
+//! up to the end of the newest epoch in which it may have voted, which is recorded with its keys.
 //! The abstention is recorded with the new folder of the engine, in one step: otherwise a restart
-//! would forget it. A node that starts for the first time has not voted anywhere and does not
-//! abstain.
+//! would forget it.
 
 use std::{io, path::Path};
 
@@ -33,8 +29,7 @@ pub(super) fn silent_until(
 ) -> Result<Option<u64>, RecordError> {
     let slot =
         |folder: &Path| RecordSlot { disk: disk.clone(), path: folder.join(FILE), kind: KIND };
-    let failed =
-        |doing| move |source| RecordError::Io { path: directory.to_path_buf(), doing, source };
+    let failed = |doing| move |source| RecordError::io(directory, doing, source);
     match disk.list(directory) {
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {

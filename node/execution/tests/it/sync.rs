@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use disk::{SharedDisk, SimulatedDisk};
+use disk::{RealDisk, SharedDisk, SimulatedDisk};
 use ic_management_canister_types::{CanisterInstallMode, UploadChunkArgs};
 use limits::Limits;
 use pages::{PAGE_BYTES, read_pages};
@@ -16,8 +16,8 @@ use sha2::{Digest, Sha256};
 use state::manifest::{Body, CHUNK_BYTES_MAX, Header, LEAF_BYTES, encode_leaf, piece_hash};
 use state::{Batch, CanisterId, ChunkId, Height, ObjectId};
 use statesync::{
-    ChunkRejection, InstallError, LocalState, OfferError, ServeError, SnapshotSource,
-    StateInstaller, complete_install, complete_install_on,
+    InstallError, LocalState, OfferError, ServeError, SnapshotSource, StateInstaller,
+    complete_install, complete_install_on,
 };
 use testing::SmallDisk;
 
@@ -86,7 +86,8 @@ fn until_newer(node: &mut Node, after: Height) -> (Height, [u8; 32]) {
 }
 
 fn begin(dir: &Path, height: Height, root: [u8; 32], local: Option<LocalState>) -> StateInstaller {
-    StateInstaller::begin(dir, height, root, Arc::new(sync_limits()), local).unwrap()
+    let disk = RealDisk::shared();
+    StateInstaller::begin_on(disk, dir, height, root, Arc::new(sync_limits()), local).unwrap()
 }
 
 /// Fetches up to `chunks` chunks.
@@ -219,9 +220,9 @@ fn manifests_agree_whatever_else_the_nodes_do() {
 /// Computes the body of the manifest anew, from what can be read, and compares.
 fn check_from_scratch(node: &Node, height: Height) {
     let source = node.executor.snapshots();
-    let header = Header::from_bytes(&source.manifest_chunk(height, 0).unwrap()).unwrap();
+    let header = Header::from_bytes(&source.chunk(height, ChunkId::Manifest(0)).unwrap()).unwrap();
     let pieces: Vec<Vec<u8>> = (1..=header.pieces.len() as u32)
-        .map(|index| source.manifest_chunk(height, index).unwrap())
+        .map(|index| source.chunk(height, ChunkId::Manifest(index)).unwrap())
         .collect();
     for (piece, hash) in pieces.iter().zip(&header.pieces) {
         assert_eq!(piece_hash(piece), *hash);
@@ -361,7 +362,7 @@ fn a_state_is_put_together_in_an_empty_directory() {
     assert_eq!(progress.chunks_done, progress.chunks_total);
     assert_eq!(progress.bytes_reused, 0);
     assert!(progress.bytes_total > 4 * MIB);
-    assert_eq!(installer.finish().unwrap().height, height);
+    assert_eq!(installer.finish().unwrap(), height);
     assert!(!dir.path().join("sync").exists());
     // It comes up as a node that shows the same snapshot itself once it has executed the rounds up
     // to its certificate.
@@ -496,7 +497,7 @@ fn wrong_chunks_are_refused_and_cost_nothing() {
             let wrong: [&[u8]; 4] = [&flipped, &longer, &bytes[..bytes.len() - 1], &[]];
             for wrong in wrong {
                 let error = installer.offer(chunk, wrong).unwrap_err();
-                assert!(error.is_peer_fault(), "{error}");
+                assert!(matches!(error, OfferError::Wrong(_)), "{error}");
                 refused += 1;
             }
             let elsewhere = match chunk {
@@ -504,14 +505,11 @@ fn wrong_chunks_are_refused_and_cost_nothing() {
                 ChunkId::Leaf(object, index) => ChunkId::Leaf(object, index + 1_000_000),
             };
             let error = installer.offer(elsewhere, &bytes).unwrap_err();
-            assert!(
-                matches!(error, OfferError::Rejected(ChunkRejection::NotWanted { .. })),
-                "{error}"
-            );
-            assert!(!error.is_peer_fault());
+            assert!(matches!(error, OfferError::NotWanted(_)), "{error}");
             installer.offer(chunk, &bytes).unwrap();
             let again = installer.offer(chunk, &bytes).unwrap_err();
-            assert!(!again.is_peer_fault(), "a chunk that came twice is not a fault");
+            let is_fault = matches!(again, OfferError::Wrong(_));
+            assert!(!is_fault, "a chunk that came twice is not a fault");
         }
     }
     assert_eq!(kinds.len(), 5);
@@ -857,7 +855,7 @@ fn a_full_disk_stops_an_installation_until_there_is_room() {
     };
     match failed {
         OfferError::Install(error) => assert!(error.can_heal(), "{error}"),
-        OfferError::Rejected(rejected) => panic!("{rejected}"),
+        rejected => panic!("{rejected}"),
     }
     disk.resize("200m");
     // The same installer continues, and so would another.
@@ -914,8 +912,9 @@ fn many_threads_read_a_snapshot_at_once() {
     let (mut source, _) = populated(sync_limits());
     let (height, _) = until_newer(&mut source, Height(0));
     let snapshots = source.executor.snapshots();
-    let header = Header::from_bytes(&snapshots.manifest_chunk(height, 0).unwrap()).unwrap();
-    let body = snapshots.manifest_chunk(height, 1).unwrap();
+    let header =
+        Header::from_bytes(&snapshots.chunk(height, ChunkId::Manifest(0)).unwrap()).unwrap();
+    let body = snapshots.chunk(height, ChunkId::Manifest(1)).unwrap();
     let mut rows = Body::new(body.as_slice(), header.body_bytes);
     let mut leaves = vec![];
     while let Some(object) = rows.object().unwrap() {
@@ -992,8 +991,8 @@ fn the_source_of_a_node_that_stopped_is_empty() {
 fn two_installations_do_not_share_a_directory() {
     let dir = tempfile::tempdir().unwrap();
     let first = begin(dir.path(), Height(5), [1; 32], None);
-    let second =
-        StateInstaller::begin(dir.path(), Height(5), [1; 32], Arc::new(sync_limits()), None);
+    let (disk, limits) = (RealDisk::shared(), Arc::new(sync_limits()));
+    let second = StateInstaller::begin_on(disk, dir.path(), Height(5), [1; 32], limits, None);
     assert!(matches!(second, Err(InstallError::InUse { .. })));
     drop(first);
     begin(dir.path(), Height(5), [1; 32], None);

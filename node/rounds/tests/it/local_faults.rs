@@ -21,8 +21,8 @@ use futures::{executor::block_on, future::BoxFuture};
 use lifecycle::{Cause, Stop};
 use limits::Limits;
 use rounds::{
-    BeginError, Clock, DiskProbe, Driver, DriverExit, HistoryCapacity, Installation, MachineClock,
-    Observer, OfferOutcome, Replica, RoundError, Settings,
+    Clock, DiskProbe, Driver, DriverExit, HistoryCapacity, Installation, MachineClock, Observer,
+    OfferOutcome, Replica, RoundError, Settings,
 };
 use state::{Batch, Fault, Height, StoreError, Time};
 use statesync::{InstallError, Progress};
@@ -242,7 +242,7 @@ impl Replica for Checkpoints {
         Ok(())
     }
 
-    fn install(&self, _: &Path, _: &StateOffer) -> Result<CompleteInstallation, BeginError> {
+    fn install(&self, _: &Path, _: &StateOffer) -> Result<CompleteInstallation, RoundError> {
         Ok(CompleteInstallation)
     }
 }
@@ -349,7 +349,7 @@ impl Setup {
             certificates_kept: 1,
         };
         let driver = Driver::new(
-            consensus,
+            Box::new(consensus),
             replica,
             clock.clone(),
             FreeSpace(self.free),

@@ -8,16 +8,13 @@ use std::path::PathBuf;
 
 use limits::Limits;
 use state::ChunkId;
-use state::manifest::{
-    Body, LEAF_BYTES, LeafHash, ManifestError, ObjectId, leaves_of, stream_leaf_bytes,
-};
+use state::manifest::{Body, LEAF_BYTES, LeafHash, ManifestError, ObjectId, stream_leaf_bytes};
 
 use super::{InstallError, blob_bytes_max};
 
 /// Bytes of a row of the body.
 const ROW_BYTES: usize = 36;
 
-/// An object of the state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlannedObject {
     pub(super) id: ObjectId,
@@ -30,11 +27,6 @@ pub(super) struct PlannedObject {
 }
 
 impl PlannedObject {
-    /// Leaves it has, listed or zero.
-    pub(super) fn leaf_count(&self) -> u64 {
-        leaves_of(self.length)
-    }
-
     /// Bytes of a leaf in the progress.
     pub(super) fn leaf_bytes(&self, index: u32) -> u64 {
         stream_leaf_bytes(self.length, index).unwrap_or(LEAF_BYTES) as u64
@@ -71,13 +63,12 @@ impl Bits {
     }
 }
 
-/// See the module.
 pub(super) struct Plan {
     body: File,
     path: PathBuf,
-    objects: Vec<PlannedObject>,
-    leaves: u64,
-    bytes_total: u64,
+    pub(super) objects: Vec<PlannedObject>,
+    pub(super) leaves: u64,
+    pub(super) bytes_total: u64,
     present: u64,
     /// Leaves that were checked and are missing.
     wanted: Bits,
@@ -97,7 +88,7 @@ impl Plan {
             .heap32_bytes
             .max(limits.module.heap64_bytes)
             .max(limits.module.stable_bytes);
-        let reader = body.try_clone().map_err(|error| InstallError::io("open", &path, error))?;
+        let reader = body.try_clone().map_err(InstallError::io("open", &path))?;
         let mut rows = Body::new(BufReader::new(reader), body_bytes);
         let (mut objects, mut leaves, mut bytes_total) = (Vec::new(), 0u64, 0u64);
         while let Some(object) = rows.object()? {
@@ -140,16 +131,8 @@ impl Plan {
         self.objects.get(number).copied()
     }
 
-    pub(super) fn objects(&self) -> impl Iterator<Item = &PlannedObject> {
-        self.objects.iter()
-    }
-
     pub(super) fn has(&self, id: ObjectId) -> bool {
         self.objects.binary_search_by_key(&id, |planned| planned.id).is_ok()
-    }
-
-    pub(super) fn leaves(&self) -> u64 {
-        self.leaves
     }
 
     pub(super) fn missing(&self) -> u64 {
@@ -162,10 +145,6 @@ impl Plan {
         self.leaves - self.present
     }
 
-    pub(super) fn bytes_total(&self) -> u64 {
-        self.bytes_total
-    }
-
     /// A row of an object: index and hash of the leaf.
     pub(super) fn row(
         &self,
@@ -174,9 +153,7 @@ impl Plan {
     ) -> Result<(u32, LeafHash), InstallError> {
         let mut bytes = [0; ROW_BYTES];
         let at = planned.rows_at + u64::from(row) * ROW_BYTES as u64;
-        self.body
-            .read_exact_at(&mut bytes, at)
-            .map_err(|error| InstallError::io("read", &self.path, error))?;
+        self.body.read_exact_at(&mut bytes, at).map_err(InstallError::io("read", &self.path))?;
         let (index, hash) = bytes.split_first_chunk::<4>().ok_or(ManifestError::CutOff)?;
         Ok((u32::from_be_bytes(*index), hash.try_into().map_err(|_| ManifestError::CutOff)?))
     }
@@ -207,7 +184,6 @@ impl Plan {
         Ok(None)
     }
 
-    /// A leaf was checked and is missing.
     pub(super) fn mark_missing(&mut self, ordinal: u64) {
         self.wanted.set(ordinal, true);
         self.first_wanted = self.first_wanted.min(ordinal);
@@ -217,7 +193,6 @@ impl Plan {
         self.wanted.get(ordinal)
     }
 
-    /// A leaf is there.
     pub(super) fn mark_present(&mut self, ordinal: u64) {
         self.wanted.set(ordinal, false);
         self.present += 1;

@@ -29,15 +29,11 @@ pub(super) struct StagedStream {
 
 impl StagedStream {
     pub(super) fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<(), InstallError> {
-        self.file
-            .read_exact_at(buffer, offset)
-            .map_err(|error| InstallError::io("read", &self.path, error))
+        self.file.read_exact_at(buffer, offset).map_err(InstallError::io("read", &self.path))
     }
 
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), InstallError> {
-        self.on_disk()
-            .write_at(bytes, offset)
-            .map_err(|error| InstallError::io("write", &self.path, error))
+        self.on_disk().write_at(bytes, offset).map_err(InstallError::io("write", &self.path))
     }
 
     fn on_disk(&self) -> Box<dyn DiskFile + '_> {
@@ -65,18 +61,17 @@ impl Staging {
         }
         let state = dir.join("state");
         for dir in [dir.clone(), dir.join("pages"), state.join("blobs"), state.join(MESSAGES)] {
-            disk.create_folder(&dir).map_err(|error| InstallError::io("create", &dir, error))?;
+            disk.create_folder(&dir).map_err(InstallError::io("create", &dir))?;
         }
         for name in OLD {
             remove_dir(disk.as_ref(), &dir.join(name))?;
         }
-        let lock = File::open(&dir).map_err(|error| InstallError::io("open", &dir, error))?;
-        let lock = Lock::take(lock).map_err(|error| InstallError::io("lock", &dir, error))?;
+        let lock = File::open(&dir).map_err(InstallError::io("open", &dir))?;
+        let lock = Lock::take(lock).map_err(InstallError::io("lock", &dir))?;
         let Some(lock) = lock else { return Err(InstallError::InUse { path: dir }) };
         let blobs = BlobStore::open_on(disk.clone(), &dir.join("state").join("blobs"), u64::MAX)?;
         let messages = dir.join("state").join(MESSAGES);
-        let messages =
-            File::open(&messages).map_err(|error| InstallError::io("open", &messages, error))?;
+        let messages = File::open(&messages).map_err(InstallError::io("open", &messages))?;
         Ok(Self { disk, dir, blobs, messages, _lock: lock })
     }
 
@@ -97,11 +92,9 @@ impl Staging {
         let path = self.dir.join("header");
         match fs::metadata(&path) {
             Ok(found) if found.len() > HEADER_BYTES_MAX => Ok(None),
-            Ok(_) => {
-                fs::read(&path).map(Some).map_err(|error| InstallError::io("read", &path, error))
-            }
+            Ok(_) => fs::read(&path).map(Some).map_err(InstallError::io("read", &path)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(InstallError::io("read", &path, error)),
+            Err(error) => Err(InstallError::io("read", &path)(error)),
         }
     }
 
@@ -111,15 +104,11 @@ impl Staging {
         self.disk
             .open(&path, Open::Truncate)
             .and_then(|file| file.write_at(bytes, 0))
-            .map_err(|error| InstallError::io("write", &path, error))?;
+            .map_err(InstallError::io("write", &path))?;
         let (body, path) = self.body()?;
-        self.disk
-            .raw(&path, &body)
-            .set_len(body_bytes)
-            .map_err(|error| InstallError::io("extend", &path, error))
+        self.disk.raw(&path, &body).set_len(body_bytes).map_err(InstallError::io("extend", &path))
     }
 
-    /// The body's file.
     pub(super) fn body(&self) -> Result<(File, PathBuf), InstallError> {
         let path = self.dir.join("body");
         let file = self.open_or_create(&path)?;
@@ -131,19 +120,17 @@ impl Staging {
         self.disk
             .raw(&path, &file)
             .write_at(bytes, u64::from(index) * PIECE_BYTES as u64)
-            .map_err(|error| InstallError::io("write", &path, error))
+            .map_err(InstallError::io("write", &path))
     }
 
-    /// A piece of the body as it is in the file.
     pub(super) fn piece(&self, header: &Header, index: u32) -> Result<Vec<u8>, InstallError> {
         let (file, path) = self.body()?;
         let mut piece = vec![0; header.piece_bytes(index).unwrap_or(0)];
         file.read_exact_at(&mut piece, u64::from(index) * PIECE_BYTES as u64)
-            .map_err(|error| InstallError::io("read", &path, error))?;
+            .map_err(InstallError::io("read", &path))?;
         Ok(piece)
     }
 
-    /// Which pieces of the body are there.
     pub(super) fn pieces_there(&self, header: &Header) -> Result<Vec<bool>, InstallError> {
         let there = (0u32..).zip(&header.pieces);
         there.map(|(index, hash)| Ok(piece_hash(&self.piece(header, index)?) == *hash)).collect()
@@ -170,14 +157,10 @@ impl Staging {
             _ => self.dir.join("records"),
         };
         let file = self.open_or_create(&path)?;
-        let found =
-            file.metadata().map_err(|error| InstallError::io("inspect", &path, error))?.len();
+        let found = file.metadata().map_err(InstallError::io("inspect", &path))?.len();
         let stream = StagedStream { disk: self.disk.clone(), file, path };
         if found != length {
-            stream
-                .on_disk()
-                .set_len(length)
-                .map_err(|error| InstallError::io("extend", &stream.path, error))?;
+            stream.on_disk().set_len(length).map_err(InstallError::io("extend", &stream.path))?;
         }
         Ok((stream, found > 0))
     }
@@ -187,21 +170,18 @@ impl Staging {
         retain_staged(self.disk.as_ref(), &self.pages_dir(), |id| plan.has(ObjectId::Memory(id)))?;
         self.blobs.retain(|hash| plan.has(ObjectId::Blob(*hash)))?;
         let dir = self.messages_dir();
-        let failed = |error| InstallError::io("list", &dir, error);
-        for entry in fs::read_dir(&dir).map_err(failed)? {
-            let name = entry.map_err(failed)?.file_name();
+        let failed = InstallError::io("list", &dir);
+        for entry in fs::read_dir(&dir).map_err(&failed)? {
+            let name = entry.map_err(&failed)?.file_name();
             let number = name.to_str().and_then(parse_name);
             if number.is_none_or(|number| !plan.has(ObjectId::Payload(number))) {
                 let path = dir.join(name);
-                self.disk
-                    .remove(&path)
-                    .map_err(|error| InstallError::io("remove", &path, error))?;
+                self.disk.remove(&path).map_err(InstallError::io("remove", &path))?;
             }
         }
         Ok(())
     }
 
-    /// The rows of the records.
     pub(super) fn records(&self, plan: &Plan) -> Result<RowReader<BufReader<File>>, InstallError> {
         let length = plan.object(0).map_or(0, |planned| planned.length);
         let (stream, _) = self.stream(ObjectId::Records, length)?;
@@ -211,21 +191,18 @@ impl Staging {
     /// Makes every file that will count durable, and their names.
     pub(super) fn sync(&self, plan: &Plan) -> Result<(), InstallError> {
         // All are written at once before the first is waited for.
-        for planned in plan.objects() {
+        for planned in &plan.objects {
             if let ObjectId::Memory(id) = planned.id {
                 self.memory(id, planned.length)?.0.start_writeback();
             }
         }
-        for planned in plan.objects() {
+        for planned in &plan.objects {
             match planned.id {
                 ObjectId::Records | ObjectId::Payload(_) => {}
                 ObjectId::Memory(id) => self.memory(id, planned.length)?.0.sync()?,
                 ObjectId::Blob(_) => {
                     let (stream, _) = self.stream(planned.id, planned.length)?;
-                    stream
-                        .on_disk()
-                        .sync_all()
-                        .map_err(|error| InstallError::io("sync", &stream.path, error))?;
+                    stream.on_disk().sync_all().map_err(InstallError::io("sync", &stream.path))?;
                 }
             }
         }
@@ -240,14 +217,12 @@ impl Staging {
     /// There may be very many.
     fn sync_payloads(&self, plan: &Plan) -> Result<(), InstallError> {
         let dir = self.messages_dir();
-        let numbers = plan.objects().filter_map(|planned| match planned.id {
+        let numbers = plan.objects.iter().filter_map(|planned| match planned.id {
             ObjectId::Payload(number) => Some(number),
             _ => None,
         });
         let files: Vec<_> = numbers.map(|number| payload_path(&dir, number)).collect();
-        self.disk
-            .sync_files(&dir, &self.messages, &files)
-            .map_err(|error| InstallError::io("sync", &dir, error))
+        self.disk.sync_files(&dir, &self.messages, &files).map_err(InstallError::io("sync", &dir))
     }
 
     /// Records, durably, that the new state is valid.
@@ -256,16 +231,14 @@ impl Staging {
         self.disk
             .open(&path, Open::Truncate)
             .and_then(|file| file.sync_all())
-            .map_err(|error| InstallError::io("create", &path, error))?;
+            .map_err(InstallError::io("create", &path))?;
         sync_dir(self.disk.as_ref(), &self.dir)?;
         // The folder itself was made since the data folder was last synced.
         self.dir.parent().map_or(Ok(()), |data_dir| Ok(sync_dir(self.disk.as_ref(), data_dir)?))
     }
 
     fn open_or_create(&self, path: &Path) -> Result<File, InstallError> {
-        self.disk
-            .open_raw(path, Open::Create)
-            .map_err(|error| InstallError::io("open", path, error))
+        self.disk.open_raw(path, Open::Create).map_err(InstallError::io("open", path))
     }
 }
 
@@ -273,7 +246,7 @@ impl Staging {
 pub(super) fn remove_dir(disk: &dyn Disk, path: &Path) -> Result<(), InstallError> {
     match disk.remove_folder(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(InstallError::io("remove", path, error))
+            Err(InstallError::io("remove", path)(error))
         }
         _ => Ok(()),
     }

@@ -60,7 +60,7 @@ pub fn complete_install_on(disk: &dyn Disk, data_dir: &Path) -> Result<bool, Ins
     // The mark `complete` is removed first, so that nothing is done twice.
     match disk.remove(&complete) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(InstallError::io("remove", &complete, error));
+            return Err(InstallError::io("remove", &complete)(error));
         }
         _ => sync_dir(disk, &staging)?,
     }
@@ -70,5 +70,5 @@ pub fn complete_install_on(disk: &dyn Disk, data_dir: &Path) -> Result<bool, Ins
 }
 
 fn rename(disk: &dyn Disk, from: &Path, to: &Path) -> Result<(), InstallError> {
-    disk.rename(from, to).map_err(|error| InstallError::io("move", from, error))
+    disk.rename(from, to).map_err(InstallError::io("move", from))
 }

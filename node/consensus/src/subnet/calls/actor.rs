@@ -26,22 +26,13 @@ use crate::{
     SubmitOutcome,
     pool::Source,
     subnet::{
-        block::CallName,
+        block::{CallName, VerdictError},
         deps::Log,
         journal::JournaledCall,
         peer_queue::{PeerQueueReceiver, PeerQueueSender, peer_queue},
-        wire::{self, BoundedVec},
+        wire::{self, BoundedList},
     },
 };
-
-/// Why calls of a block were not made durable.
-#[derive(Debug)]
-pub(in crate::subnet) enum JournalError {
-    /// No node votes for this block.
-    Invalid(String),
-    /// This node cannot vote at the moment.
-    Unavailable(String),
-}
 
 /// The number of a peer whose clients' calls count, which is its part of the pool.
 pub(in crate::subnet) type PeerNumbers = Arc<dyn Fn(&PublicKey) -> Option<usize> + Send + Sync>;
@@ -96,7 +87,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
                 .max(pause(bytes, self.config.bounds.bytes.max(self.config.bounds.call_bytes)))
                 .max(Duration::from_millis(5));
             // A peer that is not reached now asks when a block names the call.
-            self.send(Recipients::All, &Message::Announce(BoundedVec(offered)));
+            self.send(Recipients::All, &Message::Announce(BoundedList(offered)));
             clock.sleep(pause).await;
         }
     }
@@ -211,15 +202,11 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
                 return;
             }
             // Of a final block 2f+1 nodes said so.
-            let verdict = wanted.votes.then(|| self.verdict(&signed));
+            let verdict = wanted.votes.then(|| self.config.envelopes.verify(&signed));
             let (bytes_max, calls_max) = (self.store_bytes_max(), self.store_calls_max());
             self.store.lock().put(digest, GatheredCall { signed, verdict }, bytes_max, calls_max);
             self.arrived.notify_waiters();
         }
-    }
-
-    fn verdict(&self, signed: &SignedIngress) -> Verdict {
-        self.config.envelopes.verify(signed)
     }
 
     fn answer_request(
@@ -265,7 +252,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
                 bytes <= OFFER_BYTES
             });
             let rest = found.split_off(fits.count().max(1));
-            self.send(Recipients::One(to.clone()), &Message::Response(BoundedVec(found)));
+            self.send(Recipients::One(to.clone()), &Message::Response(BoundedList(found)));
             found = rest;
         }
     }
@@ -345,7 +332,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         for names in missing.chunks(WANT_MAX) {
             let bytes: u64 = names.iter().map(|name| u64::from(name.bytes)).sum();
             let asked = copy
-                .send(to.clone(), &Message::Request { height, names: BoundedVec(names.to_vec()) });
+                .send(to.clone(), &Message::Request { height, names: BoundedList(names.to_vec()) });
             let given = &mut self.meters.lock().given_bytes;
             asked.iter().for_each(|peer| given.grant(peer, bytes, now));
         }
@@ -359,18 +346,18 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         names: &[CallName],
         calls: Vec<GatheredCall>,
         (height, time): (Height, Time),
-    ) -> Result<(), JournalError> {
+    ) -> Result<(), VerdictError> {
         let mut kept = Vec::with_capacity(names.len());
         for (name, GatheredCall { signed, verdict }) in names.iter().zip(calls) {
             let validity = self
                 .check_named_call(name, &signed, verdict, time)
-                .map_err(JournalError::Invalid)?;
+                .map_err(VerdictError::Invalid)?;
             kept.push(JournaledCall { name: *name, validity, height, signed });
         }
         self.config
             .journal
             .append(kept)
-            .map_err(|error| JournalError::Unavailable(error.to_string()))
+            .map_err(|error| VerdictError::Unavailable(error.to_string()))
     }
 
     /// Whether a block of this time may name the call like this. The bytes are those of the digest.
@@ -388,7 +375,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
                 name.bytes
             ));
         }
-        let (id, validity) = verdict.unwrap_or_else(|| self.verdict(signed))?;
+        let (id, validity) = verdict.unwrap_or_else(|| self.config.envelopes.verify(signed))?;
         if id != name.id {
             return Err("a call is not the one its id names".into());
         }

@@ -45,7 +45,6 @@ const _: () = assert!(WANT_MAX <= OFFER_CALLS_MAX, "what one message requests fi
 const _: () = assert!(ANSWER_BLOCKS <= ANSWER_BURST_BLOCKS && OFFER_SLACK > 1);
 const _: () = assert!(GRACE.as_nanos() < ASK_AGAIN.as_nanos(), "the first request is the soonest");
 
-/// Dependencies of the tasks that carry calls.
 #[derive(Clone)]
 pub(in crate::subnet) struct Config<S> {
     pub(in crate::subnet) pool: Arc<IngressPool>,

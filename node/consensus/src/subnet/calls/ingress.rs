@@ -6,16 +6,16 @@ use serde::{Deserialize, Serialize};
 use state::{Height, SignedIngress};
 
 use super::config::{OFFER_CALLS_MAX, WANT_MAX};
-use crate::subnet::{block::CallName, wire::BoundedVec};
+use crate::subnet::{block::CallName, wire::BoundedList};
 
 #[derive(Serialize, Deserialize)]
 pub(in crate::subnet) enum Message {
     /// Calls that clients brought.
-    Announce(BoundedVec<SignedIngress, OFFER_CALLS_MAX>),
+    Announce(BoundedList<SignedIngress, OFFER_CALLS_MAX>),
     /// The calls of these names; in the block of this height, if it is known to be final.
-    Request { height: Option<Height>, names: BoundedVec<CallName, WANT_MAX> },
+    Request { height: Option<Height>, names: BoundedList<CallName, WANT_MAX> },
     /// Calls that were requested.
-    Response(BoundedVec<RequestedIngress, OFFER_CALLS_MAX>),
+    Response(BoundedList<RequestedIngress, OFFER_CALLS_MAX>),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -33,11 +33,14 @@ pub(in crate::subnet) fn samples() -> Vec<(&'static str, Vec<u8>)> {
         envelope: vec![5; 300].into(),
     };
     let name = CallName { id: state::IngressId([6; 32]), digest: [7; 32], bytes: 300 };
-    let names = BoundedVec(vec![name]);
+    let names = BoundedList(vec![name]);
     crate::subnet::wire::samples([
-        ("offer", Message::Announce(BoundedVec(vec![signed.clone()]))),
+        ("offer", Message::Announce(BoundedList(vec![signed.clone()]))),
         ("want", Message::Request { height: Some(Height(0x0102_0304)), names }),
-        ("give", Message::Response(BoundedVec(vec![RequestedIngress { digest: [7; 32], signed }]))),
+        (
+            "give",
+            Message::Response(BoundedList(vec![RequestedIngress { digest: [7; 32], signed }])),
+        ),
     ])
 }
 

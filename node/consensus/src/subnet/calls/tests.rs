@@ -163,7 +163,7 @@ impl CallsFixture {
 }
 
 fn give(digest: [u8; 32], signed: &SignedIngress) -> Message {
-    Message::Response(BoundedVec(vec![RequestedIngress { digest, signed: signed.clone() }]))
+    Message::Response(BoundedList(vec![RequestedIngress { digest, signed: signed.clone() }]))
 }
 
 // Promise: P18 - A peer that sends a wrong envelope is blocked, and another peer supplies it.
@@ -208,7 +208,7 @@ fn block_with_unsigned_call_or_wrong_length_or_id_is_invalid() {
         let keep = |name: CallName, signed: &SignedIngress| {
             let gathered = GatheredCall { signed: signed.clone(), verdict: None };
             match bench.calls.journal_calls(&[name], vec![gathered], (Height(1), Time(5))) {
-                Err(JournalError::Invalid(reason)) => reason,
+                Err(VerdictError::Invalid(reason)) => reason,
                 other => panic!("{other:?}"),
             }
         };
@@ -281,7 +281,7 @@ fn requested_digests_are_bounded() {
 #[test]
 fn announcements_are_metered_before_verification_and_invalid_ones_block_the_sender() {
     bench(|mut bench| async move {
-        let offer = |calls: Vec<SignedIngress>| Message::Announce(BoundedVec(calls));
+        let offer = |calls: Vec<SignedIngress>| Message::Announce(BoundedList(calls));
         bench.send_from(
             0,
             &offer(vec![envelope(true, 1, 100), envelope(true, 1, 100), envelope(true, 2, 100)]),
@@ -322,7 +322,7 @@ fn requests_are_deduplicated_and_rate_limited() {
         let call = envelope(true, 1, 5_000);
         bench.pool.submit(name(&call).id, Time(u64::MAX), call.clone()).unwrap();
         let want =
-            Message::Request { height: None, names: BoundedVec(vec![name(&call); WANT_MAX]) };
+            Message::Request { height: None, names: BoundedList(vec![name(&call); WANT_MAX]) };
         bench.send_from(0, &want);
         let Message::Response(given) = bench.receive_at(0).await else { panic!("no answer") };
         assert_eq!(given.0.len(), 1, "duplicates within a message count once");

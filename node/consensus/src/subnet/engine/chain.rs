@@ -35,15 +35,12 @@ use super::{
     MAILBOX, Mailbox, PENDING_MAX,
 };
 
-/// Finalizations by height, on disk.
 type Certificates<E> = prunable::Archive<EightCap, E, Digest, Finalization<Scheme, Digest>>;
-/// Blocks by height, on disk.
 type Blocks<E> = prunable::Archive<EightCap, E, Digest, Arc<Block>>;
 
 /// Whichever ends first of spreading blocks and storing them: then the node's engine is over.
 pub(super) type ChainTask = Select<Handle<()>, Handle<()>>;
 
-/// Parts of the chain.
 pub(super) struct Chain<'a, P, B> {
     /// Begins the names of everything this node stores.
     pub(super) storage: &'a str,
@@ -55,7 +52,6 @@ pub(super) struct Chain<'a, P, B> {
     pub(super) start: Start<Scheme, Digest, Digested<Block>>,
 }
 
-/// The chain's storage, open.
 pub(super) struct ChainStorage<E: Clock + Storage + Metrics> {
     certificates: Certificates<E>,
     blocks: Blocks<E>,
@@ -66,7 +62,6 @@ where
     P: Provider<PublicKey = PublicKey>,
     B: Blocker<PublicKey = PublicKey>,
 {
-    /// Opens what is stored of the chain.
     pub(super) async fn open<E>(&self, context: &E) -> Result<ChainStorage<E>, ArchiveError>
     where
         E: Clock + Spawner + Storage + Metrics,

@@ -13,6 +13,7 @@ use genesis::{PAYLOAD_BYTES_MAX, Summary};
 use limits::ConsensusLimits;
 
 use super::super::{block::BlockBounds, scheme::Scheme};
+use crate::newest::insert_newest;
 
 /// The channels of a node: a sender and a receiver each, over one network, numbered from 0 in this
 /// order.
@@ -123,10 +124,7 @@ impl Schemes {
             known.last_key_value().is_none_or(|(last, _)| *last <= epoch),
             "the scheme of epoch {epoch} comes after that of a later one"
         );
-        known.insert(epoch, Arc::new(scheme));
-        while known.len() > SCHEMES_KEPT {
-            known.pop_first();
-        }
+        insert_newest(&mut known, epoch, Arc::new(scheme), SCHEMES_KEPT);
     }
 }
 
@@ -139,7 +137,6 @@ impl SchemeProvider for Schemes {
     }
 }
 
-/// Timeouts of a round.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::subnet) struct Timing {
     pub(in crate::subnet) leader: Duration,

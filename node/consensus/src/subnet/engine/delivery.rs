@@ -28,7 +28,6 @@ use crate::FinalisedBlock;
 /// Between two tries to take up a share.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Hands finalised blocks to the driver.
 pub(super) struct Delivery<S> {
     pub(super) deps: Arc<Deps>,
     pub(super) delivery_tx: watch::Sender<DeliveryProgress>,
@@ -149,20 +148,13 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
             );
             return false;
         }
-        match (member, entered.signers.share.is_some()) {
-            (false, true) => {
-                tracing::info!(
-                    epoch = summary.epoch(),
-                    "this node is a member of the subnet from here on"
-                )
-            }
-            (true, false) => {
-                tracing::info!(
-                    epoch = summary.epoch(),
-                    "this node follows this epoch without a vote"
-                )
-            }
-            _ => {}
+        let change = match (member, entered.signers.share.is_some()) {
+            (false, true) => Some("this node is a member of the subnet from here on"),
+            (true, false) => Some("this node follows this epoch without a vote"),
+            _ => None,
+        };
+        if let Some(change) = change {
+            tracing::info!(epoch = summary.epoch(), "{change}");
         }
         tracing::info!(
             epoch = summary.epoch(),

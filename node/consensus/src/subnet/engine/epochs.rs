@@ -65,14 +65,12 @@ impl<S: Sender<PublicKey = PublicKey>> Subchannels<S> {
     }
 }
 
-/// The tasks that every epoch requires.
 pub(super) struct Tasks {
     pub(super) chain: ChainTask,
     pub(super) roots: Handle<()>,
     pub(super) delivery: Handle<()>,
 }
 
-/// Everything an epoch is made of.
 pub(super) struct Epochs<S, B, C>
 where
     S: Sender<PublicKey = PublicKey>,
@@ -244,7 +242,6 @@ where
     }
 }
 
-/// Where the votes of an epoch are stored.
 fn votes_partition(storage: &str, epoch: Epoch) -> String {
     format!("{storage}simplex-{epoch}")
 }

@@ -1,13 +1,6 @@
 //! The engine of one node: block dissemination and storage, a simplex engine per epoch, and the
-//! tasks that carry calls and state roots.
-//!
-//! Generic in the runtime and the network, so that the fault tests run exactly this under a
-//! simulated clock, network and disk.
-//!
-//! The channels between the tasks are drawn in `docs/internals/consensus-channels.md`. Each is
-//! bounded. Senders wait on a full channel, except marshal, which never has more than
-//! [`PENDING_MAX`] blocks under way. State that needs no message is published (see
-//! [`super::published`]).
+//! tasks that carry calls and state roots. `docs/internals/consensus-channels.md` shows the
+//! channels between them, which are all bounded.
 //!
 //! Finalised blocks are handed out in height order, each once its calls are present; the next
 //! blocks wait behind it, at most [`PENDING_MAX`] of them, in storage otherwise. A block is
@@ -83,11 +76,8 @@ pub struct ConsensusEngine {
     /// A finalised block to begin with instead of genesis, after the state below it was installed.
     pub(super) floor: Option<Floor>,
     pub(super) progress: ProgressWriters,
-    /// Finalised blocks and certificates, for the driver.
     pub(super) input_tx: futures::channel::mpsc::Sender<Input>,
-    /// Results of the driver.
     pub(super) executed_rx: futures::channel::mpsc::Receiver<ExecutionResult>,
-    /// The driver's commands for state sync.
     pub(super) commands_rx: futures::channel::mpsc::Receiver<Command>,
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use commonware_cryptography::ed25519::PublicKey;
 use commonware_macros::select;
-use commonware_p2p::{CheckedSender, LimitedSender, Receiver, Recipients, Sender};
+use commonware_p2p::{CheckedSender, Receiver, Recipients, Sender};
 use commonware_runtime::Clock;
 use limits::OUTCALL_RESPONSE_BYTES;
 use nidkg::NodeIndex;
@@ -26,7 +26,7 @@ use crate::{
     subnet::{
         key,
         peers::{Meter, Rate},
-        wire::{self, BoundedVec},
+        wire::{self, BoundedList},
     },
 };
 
@@ -48,7 +48,6 @@ const ANSWERS_RATE: Rate =
 /// Encoded bytes of an answer in addition to its payload.
 const ANSWER_OVERHEAD_BYTES: u64 = 64;
 
-/// Agrees with the other members on answers.
 pub(in crate::subnet) struct Agreement<S> {
     config: Config<S>,
     /// Whose shares are collected.
@@ -143,7 +142,6 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         self.send_due();
     }
 
-    /// Sends as many due messages as the network accepts.
     fn send_due(&mut self) {
         self.has_more = !(self.send_shares() && self.send_answers());
     }
@@ -152,7 +150,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
     fn send_shares(&mut self) -> bool {
         let Some((from, _)) = self.committee else { return true };
         while self.queue.next_share().is_some() {
-            let Some(sender) = check_capacity(&mut self.config.sender) else { return false };
+            let Ok(sender) = self.config.sender.check(Recipients::All) else { return false };
             let mut shares = Vec::new();
             while shares.len() + SHARES_OF_ONE <= SHARES_MAX
                 && let Some(id) = self.queue.next_share()
@@ -167,7 +165,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
                 self.queue.mark_share_sent(id);
             }
             if !shares.is_empty() {
-                send(sender, &MessageRef::Shares { from, shares: &BoundedVec(shares) });
+                send(sender, &MessageRef::Shares { from, shares: &BoundedList(shares) });
             }
         }
         true
@@ -186,7 +184,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
             if !self.queue.has_room(needed) {
                 return true;
             }
-            let Some(sender) = check_capacity(&mut self.config.sender) else { return false };
+            let Ok(sender) = self.config.sender.check(Recipients::All) else { return false };
             self.config
                 .outcalls
                 .with_stored_answer(id, |answer| send(sender, &MessageRef::Answer(answer)));
@@ -210,10 +208,6 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         collected.verified.insert(own.index);
         self.queue.add_new(id);
         true
-    }
-
-    fn divergence(&self, id: OutcallId) -> Option<OutcallAnswer> {
-        divergence(&self.config.outcalls, id)
     }
 
     fn handle_message(&mut self, from: &PublicKey, bytes: &[u8], now: SystemTime) {
@@ -263,7 +257,8 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         if (!is_open && !is_ahead) || self.refused.contains(&place) {
             return;
         }
-        let diverged = self.divergence(id).is_some_and(|answer| answer.digest() == digest);
+        let diverged =
+            divergence(&self.config.outcalls, id).is_some_and(|answer| answer.digest() == digest);
         let collected = self.collected.entry(id).or_default();
         if collected.refused.contains(&place) {
             return;
@@ -284,7 +279,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
     /// Whether enough members agree on an answer to a request, or that there is none.
     fn conclude(&mut self, id: OutcallId) {
         let Some((_, signers)) = self.committee.clone() else { return };
-        let Some(divergence) = self.divergence(id) else { return };
+        let Some(divergence) = divergence(&self.config.outcalls, id) else { return };
         let threshold = signers.committee.threshold as usize;
         let Some(collected) = self.collected.get_mut(&id).filter(|it| !it.submitted) else {
             return;
@@ -341,13 +336,6 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
             }
         }
     }
-}
-
-/// Whom the network takes a message to; none where it takes none now.
-fn check_capacity<S: LimitedSender<PublicKey = PublicKey>>(
-    sender: &mut S,
-) -> Option<S::Checked<'_>> {
-    sender.check(Recipients::All).ok()
 }
 
 /// Peers that are not connected miss the message; it is repeated.

@@ -7,7 +7,6 @@ use state::OutcallAnswer;
 
 use crate::certifier::SigningCommittee;
 
-/// Shares of the members on one request.
 #[derive(Default)]
 pub(super) struct CollectedShares {
     /// On answers, one of each member.
@@ -49,7 +48,6 @@ impl CollectedShares {
         }
     }
 
-    /// How many said each thing.
     fn counts(&self) -> BTreeMap<[u8; 32], usize> {
         let mut counts = BTreeMap::new();
         for (digest, _) in self.answers.values() {

@@ -10,7 +10,6 @@ use crate::{IngressPool, OutcallAnswers, certifier::CommitteeSchedule, subnet::p
 /// The id of a member among those of the epoch that runs.
 pub(in crate::subnet) type NodeIds = Arc<dyn Fn(&PublicKey) -> Option<Principal> + Send + Sync>;
 
-/// Dependencies of the task.
 pub(in crate::subnet) struct Config<S> {
     pub(in crate::subnet) outcalls: Arc<OutcallAnswers>,
     /// Where answers wait that the subnet signed.

@@ -4,7 +4,7 @@ use nidkg::SignatureShare;
 use serde::{Deserialize, Serialize};
 use state::{Height, OutcallAnswer, OutcallId};
 
-use crate::subnet::wire::BoundedVec;
+use crate::subnet::wire::BoundedList;
 
 /// Shares in one message.
 pub(super) const SHARES_MAX: usize = 256;
@@ -12,7 +12,7 @@ pub(super) const SHARES_MAX: usize = 256;
 #[derive(Serialize, Deserialize)]
 pub(in crate::subnet) enum Message {
     /// Of the committee that begins to sign at `from`.
-    Shares { from: Height, shares: BoundedVec<Share, SHARES_MAX> },
+    Shares { from: Height, shares: BoundedList<Share, SHARES_MAX> },
     /// The sender's answer to a request that it makes alone.
     Answer(OutcallAnswer),
 }
@@ -20,7 +20,7 @@ pub(in crate::subnet) enum Message {
 /// A [`Message`] as it is sent, without a copy of what it says.
 #[derive(Serialize)]
 pub(super) enum MessageRef<'a> {
-    Shares { from: Height, shares: &'a BoundedVec<Share, SHARES_MAX> },
+    Shares { from: Height, shares: &'a BoundedList<Share, SHARES_MAX> },
     Answer(&'a OutcallAnswer),
 }
 
@@ -39,7 +39,7 @@ pub(in crate::subnet) fn samples() -> Vec<(&'static str, Vec<u8>)> {
     let payload = state::Payload::Reply(vec![8; 20]);
     let answer = OutcallAnswer { id: OutcallId(9), until: state::Time(0x0102_0304), payload };
     crate::subnet::wire::samples([
-        ("shares", Message::Shares { from: Height(0x0102_0304), shares: BoundedVec(vec![share]) }),
+        ("shares", Message::Shares { from: Height(0x0102_0304), shares: BoundedList(vec![share]) }),
         ("answer", Message::Answer(answer)),
     ])
 }

@@ -1,11 +1,5 @@
 //! Outcalls between members: shares of the subnet's signature on each member's answers.
 //!
-//! ```text
-//! this node's answer -> share, sent to all -> shares of 2f+1 members on one answer -> pool ->
-//! block
-//!                                          -> no answer can get 2f+1 -> shares on that -> block
-//! ```
-//!
 //! Each member signs its first answer to a request, and repeats the share every second while the
 //! request is open, so that lost messages are replaced. When no answer can reach the threshold any
 //! more, whatever the unheard members say, a member signs that too: a separate form of answer, the
@@ -14,15 +8,10 @@
 //!
 //! A request that one member makes alone is answered by that member: it sends its answer to all
 //! members, and they sign that it is that member's answer, if it is within the bounds of the
-//! request, whether they have room to keep it or not. It sends shares first, then as many answers
-//! as others accept of it in that time; answers that the network did not take follow as soon as it
-//! does, and those whose turn did not come are next ([`send_queue`]).
+//! request, whether they have room to keep it or not.
 //!
 //! A member whose share is invalid is cut off for a while, and its shares do not count while the
-//! committee is the same.
-//!
-//! Shares are valid for one committee; when another begins, all of them are made anew. A member
-//! that lacks an answer that a block names requests it, as for a call.
+//! committee is the same. When another committee begins, all shares are made anew.
 //!
 //! # Bounds
 //!

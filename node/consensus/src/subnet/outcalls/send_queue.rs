@@ -76,19 +76,16 @@ impl SendQueue {
         }
     }
 
-    /// The request whose shares come next.
     pub(super) fn next_share(&self) -> Option<OutcallId> {
         self.new.first().copied().or_else(|| self.again.next())
     }
 
-    /// They are on their way.
     pub(super) fn mark_share_sent(&mut self, id: OutcallId) {
         if !self.new.remove(&id) {
             self.again.mark_sent(id);
         }
     }
 
-    /// The request whose answer comes next.
     pub(super) fn next_answer(&self) -> Option<OutcallId> {
         self.answers.next()
     }
@@ -104,7 +101,6 @@ impl SendQueue {
         self.left = (self.left.0.saturating_sub(1), self.left.1.saturating_sub(bytes));
     }
 
-    /// There is no answer to send.
     pub(super) fn forget_answer(&mut self, id: OutcallId) {
         self.answers.waiting.remove(&id);
     }

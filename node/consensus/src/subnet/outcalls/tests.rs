@@ -407,7 +407,7 @@ fn message_ref_encodes_like_message() {
     let Ok(Message::Answer(read)) = postcard::from_bytes(&sent) else { panic!("something else") };
     assert_eq!(read, answer);
     let share = Share { id: OutcallId(1), digest: [2; 32], share: SignatureShare([3; 48]) };
-    let shares = BoundedVec(vec![share]);
+    let shares = BoundedList(vec![share]);
     let sent =
         postcard::to_stdvec(&MessageRef::Shares { from: Height(4), shares: &shares }).unwrap();
     let Ok(Message::Shares { from, shares }) = postcard::from_bytes(&sent) else {

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -13,20 +12,18 @@ use commonware_runtime::Clock;
 use futures::{SinkExt, StreamExt, channel::mpsc};
 use nidkg::{NodeIndex, SignatureShare};
 use state::Height;
-use tokio::sync::watch;
 
 use super::{Config, ExecutionResult, Message};
 use crate::{
     Certificate, Certifier,
     certifier::CertificateCheck,
+    newest::insert_newest,
     subnet::{
         Input,
-        deps::Deps,
         greeting::Greeting,
         lag::LagWatch,
-        peers::{Meter, PeerScorer, Rate},
-        published::CertificationProgress,
-        wire::{self, BoundedVec},
+        peers::{Meter, Rate},
+        wire::{self, BoundedList},
     },
 };
 
@@ -40,13 +37,8 @@ const LIMITS_RATE: Rate = Rate { per_second: 4, burst: 32 };
 /// Certificates kept for those who ask.
 const CERTIFICATES_KEPT: usize = 16;
 
-/// Signs this node's state roots, and collects the shares of others.
 pub(in crate::subnet) struct Roots<S> {
-    deps: Arc<Deps>,
-    certification_tx: watch::Sender<CertificationProgress>,
-    sender: S,
-    input_tx: mpsc::Sender<Input>,
-    scorer: PeerScorer,
+    config: Config<S>,
     certifier: Certifier,
     greeting: Greeting,
     lag: LagWatch,
@@ -57,21 +49,17 @@ pub(in crate::subnet) struct Roots<S> {
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
-    pub(in crate::subnet) fn new(config: Config<S>) -> Self {
-        let Config { deps, agreed, certification_tx, sender, input_tx, scorer } = config;
+    pub(in crate::subnet) fn new(mut config: Config<S>) -> Self {
+        let deps = &config.deps;
         let heights_max = usize::try_from(deps.limits.certificates_kept).unwrap_or(usize::MAX);
         Self {
             certifier: Certifier::with_schedule(deps.schedule.clone(), heights_max),
-            greeting: Greeting::new(deps.me.clone(), agreed),
+            greeting: Greeting::new(deps.me.clone(), std::mem::take(&mut config.agreed)),
             lag: LagWatch::default(),
             kept: BTreeMap::new(),
             newest: None,
             limits_received: Meter::new(LIMITS_RATE),
-            deps,
-            certification_tx,
-            sender,
-            input_tx,
-            scorer,
+            config,
         }
     }
 
@@ -97,13 +85,13 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                     repeat_at = clock.current() + REPEAT;
                     self.repeat();
                     self.send_limits();
-                    self.lag.log_if_behind(self.deps.published.progress(), clock.current());
+                    self.lag.log_if_behind(self.config.deps.published.progress(), clock.current());
                     Ok(())
                 },
             };
             if let Err(error) = done {
                 // The receiver of batches gets the error; nothing is certified from here on.
-                let _ = self.input_tx.send(error).await;
+                let _ = self.config.input_tx.send(error).await;
                 return;
             }
         }
@@ -111,7 +99,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
 
     fn send(&mut self, to: Recipients<PublicKey>, message: &Message) {
         if let Some(bytes) = wire::encode(message, "a share") {
-            self.sender.send(to, bytes, true);
+            self.config.sender.send(to, bytes, true);
         }
     }
 
@@ -138,13 +126,16 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
         now: SystemTime,
     ) -> Result<(), Input> {
         let Some(message) = wire::decode(bytes, MESSAGE_BYTES_MAX) else {
-            self.scorer.report_fault(&from, "a message about state roots that does not decode");
+            self.config
+                .scorer
+                .report_fault(&from, "a message about state roots that does not decode");
             return Ok(());
         };
         match message {
             Message::Share { height, root, share, again } => {
                 let Some(place) = self.place(&from, height) else { return Ok(()) };
-                self.certification_tx
+                self.config
+                    .certification_tx
                     .send_modify(|progress| progress.record_signature(place, height));
                 if let Some(Certificate { height, root, signature }) =
                     self.kept.get(&height).cloned()
@@ -171,24 +162,25 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                     }
                     CertificateCheck::Unneeded => {}
                     CertificateCheck::Invalid => {
-                        self.scorer
+                        self.config
+                            .scorer
                             .report_fault(&from, "a certificate that the subnet did not sign");
                     }
                 }
             }
             Message::Limits { limits, ask } => {
                 if !self.limits_received.spend(&from, 1, now) {
-                    self.scorer.report_excess(&from, "messages about limits", now);
+                    self.config.scorer.report_excess(&from, "messages about limits", now);
                     return Ok(());
                 }
                 if ask {
-                    let limits = BoundedVec(self.greeting.own_limits());
+                    let limits = BoundedList(self.greeting.own_limits());
                     self.send(
                         Recipients::One(from.clone()),
                         &Message::Limits { limits, ask: false },
                     );
                 }
-                let members = self.deps.resharing.members();
+                let members = self.config.deps.resharing.members();
                 self.greeting.add_peer_limits(&from, limits.0, &members).map_err(Input::Differs)?;
             }
         }
@@ -197,29 +189,27 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
 
     /// A member's place in the committee of a height.
     fn place(&self, member: &PublicKey, height: Height) -> Option<usize> {
-        let signers = self.deps.schedule.at(height)?;
+        let signers = self.config.deps.schedule.at(height)?;
         signers.members.iter().position(|key| key[..] == member[..])
     }
 
     async fn publish_certificate(&mut self, certificate: Option<Certificate>) {
         if let Some(certificate) = certificate {
             let height = certificate.height;
-            self.certification_tx
+            self.config
+                .certification_tx
                 .send_modify(|progress| progress.certified = progress.certified.max(height));
-            self.kept.insert(certificate.height, certificate.clone());
-            while self.kept.len() > CERTIFICATES_KEPT {
-                self.kept.pop_first();
-            }
+            insert_newest(&mut self.kept, height, certificate.clone(), CERTIFICATES_KEPT);
             // The channel is bounded; a driver that is behind holds up certificates, not execution.
-            let _ = self.input_tx.send(Input::Certified(certificate)).await;
+            let _ = self.config.input_tx.send(Input::Certified(certificate)).await;
         }
     }
 
     /// Sends its limits to members that did not send theirs.
     fn send_limits(&mut self) {
-        let missing = self.greeting.missing(self.deps.resharing.members());
+        let missing = self.greeting.missing(self.config.deps.resharing.members());
         if !missing.is_empty() {
-            let limits = BoundedVec(self.greeting.own_limits());
+            let limits = BoundedList(self.greeting.own_limits());
             self.send(Recipients::Some(missing), &Message::Limits { limits, ask: true });
         }
     }

@@ -7,7 +7,6 @@ use tokio::sync::watch;
 
 use crate::subnet::{Input, deps::Deps, peers::PeerScorer, published::CertificationProgress};
 
-/// Dependencies of the task.
 pub(in crate::subnet) struct Config<S> {
     pub(in crate::subnet) deps: Arc<Deps>,
     /// Limits that all members must have alike.

@@ -4,7 +4,7 @@ use nidkg::{Signature, SignatureShare};
 use serde::{Deserialize, Serialize};
 use state::Height;
 
-use crate::subnet::{greeting::LIMITS_MAX, wire::BoundedVec};
+use crate::subnet::{greeting::LIMITS_MAX, wire::BoundedList};
 
 #[derive(Serialize, Deserialize)]
 pub(in crate::subnet) enum Message {
@@ -22,7 +22,7 @@ pub(in crate::subnet) enum Message {
     },
     /// With which limits the sender runs; `ask` when it wants to know the receiver's.
     Limits {
-        limits: BoundedVec<(String, u64), LIMITS_MAX>,
+        limits: BoundedList<(String, u64), LIMITS_MAX>,
         ask: bool,
     },
 }
@@ -31,7 +31,7 @@ pub(in crate::subnet) enum Message {
 #[cfg(test)]
 pub(in crate::subnet) fn samples() -> Vec<(&'static str, Vec<u8>)> {
     let (height, root) = (Height(0x0102_0304), [7; 32]);
-    let limits = BoundedVec(vec![("a limit".to_owned(), 900), ("another".to_owned(), 1)]);
+    let limits = BoundedList(vec![("a limit".to_owned(), 900), ("another".to_owned(), 1)]);
     crate::subnet::wire::samples([
         ("share", Message::Share { height, root, share: SignatureShare([8; 48]), again: true }),
         ("certificate", Message::Certificate { height, root, signature: Signature([9; 48]) }),

@@ -1,11 +1,8 @@
 //! State roots: every node signs the result of execution, sends its share to the others, and
 //! combines the shares it receives.
 //!
-//! A share is normally sent once. Nodes execute at different speeds, so shares for heights this
-//! node has not reached are kept for a while. A node that misses shares (it was cut off, or all
-//! nodes stopped at once) repeats its own for the newest height until that is certified, and any
-//! node that has the certificate answers with it.
-//!
+//! A node that misses shares (it was cut off, or all nodes stopped at once) repeats its own for the
+//! newest height until that is certified, and any node that has the certificate answers with it.
 //! Certificates need not come for every height: a later one covers what earlier states hold.
 
 mod actor;

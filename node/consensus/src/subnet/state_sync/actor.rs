@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use commonware_codec::{Decode as _, Encode as _, EncodeSize as _};
+use commonware_codec::{Encode as _, EncodeSize as _};
 use commonware_consensus::types::Height as EngineHeight;
 use commonware_cryptography::{Digestible as _, ed25519::PublicKey};
 use commonware_macros::select;
@@ -13,14 +13,13 @@ use commonware_p2p::{Receiver, Recipients, Sender};
 use commonware_parallel::Sequential;
 use commonware_runtime::{Clock, Spawner};
 use futures::StreamExt as _;
-use nidkg::{Signature, state_root_message};
+use nidkg::state_root_message;
 use rand_core::CryptoRng;
 use state::Height;
 
 use super::{
     Command, Config, FLOOR_DEPTH, Floor, SyncTarget,
     fetch::ChunkFetcher,
-    floor,
     ingress::{BlockAvailability, Message, WireOffer, encode},
     serve::ChunkServer,
 };
@@ -52,7 +51,6 @@ struct OwnOffer {
     finalization: Vec<u8>,
 }
 
-/// Answer of one member.
 struct Answer {
     next: BlockAvailability,
     behind: Option<SyncTarget>,
@@ -110,7 +108,6 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
         state_sync
     }
 
-    /// Who the peers are now.
     fn update_peers(&mut self) {
         let mut peers = self.config.deps.resharing.members();
         let members = peers.len();
@@ -155,11 +152,6 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
         }
     }
 
-    fn send(&mut self, to: Recipients<PublicKey>, message: &Message<'_>) -> bool {
-        encode(message)
-            .is_some_and(|message| !self.config.sender.send(to, message, false).is_empty())
-    }
-
     async fn handle_message<E: Clock + CryptoRng>(
         &mut self,
         context: &mut E,
@@ -178,7 +170,13 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
                 // Signatures are only verified for those who were asked, once each.
                 let waiting = matches!(&self.stage, Stage::Asking { answers, .. } if !answers.contains_key(&place));
                 if waiting {
-                    let behind = offer.and_then(|offer| self.verify_or_log(context, &from, &offer));
+                    let behind = offer.and_then(|offer| {
+                        let behind = self.verify(context, &offer);
+                        if behind.is_none() {
+                            tracing::warn!(peer = %from, "a peer offers a state that the subnet did not certify, or this version cannot read");
+                        }
+                        behind
+                    });
                     if let Stage::Asking { answers, .. } = &mut self.stage {
                         answers.insert(place, Answer { next, behind });
                     }
@@ -234,7 +232,7 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
                 if let Some(serving) =
                     self.serving.as_ref().filter(|_| next == BlockAvailability::Gone)
                 {
-                    serving.lease_offered(&from, height, now);
+                    serving.leases.renew(&from, height, now);
                 }
                 Some(certificate)
             }
@@ -243,8 +241,8 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
         let offer = certificate.as_deref().zip(self.own.as_ref()).map(|(certificate, own)| {
             WireOffer { certificate, block: &own.block, finalization: &own.finalization }
         });
-        let Some(message) = encode(&Message::Answer { next, offer }) else { return };
-        self.config.sender.send(Recipients::One(from), message, false);
+        let message = Message::Answer { next, offer };
+        send(&mut self.config.sender, Recipients::One(from), &message);
     }
 
     /// The newest finalization at or below the block behind the state. True if there is one.
@@ -270,37 +268,15 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
     }
 
     /// An offer of which everything holds.
-    fn verify_or_log<E: CryptoRng>(
-        &self,
-        rng: &mut E,
-        from: &PublicKey,
-        offer: &WireOffer<'_>,
-    ) -> Option<SyncTarget> {
-        let behind = self.verify(rng, offer);
-        if behind.is_none() {
-            tracing::warn!(peer = %from, "a peer offers a state that the subnet did not certify, or this version cannot read");
-        }
-        behind
-    }
-
     fn verify<E: CryptoRng>(&self, rng: &mut E, offer: &WireOffer<'_>) -> Option<SyncTarget> {
         let claim = self.config.deps.states.as_ref()?.read_offer(offer.certificate)?;
-        let signature = Signature(claim.signature);
-        if !nidkg::verify(
-            &self.config.deps.public_key,
-            &state_root_message(&claim.tree),
-            &signature.0,
-        ) {
+        let (key, message) = (&self.config.deps.public_key, state_root_message(&claim.tree));
+        if !nidkg::verify(key, &message, &claim.signature) {
             return None;
         }
-        let block = Block::decode_cfg(
-            bytes::Bytes::copy_from_slice(offer.block),
-            &self.config.deps.block_bounds(),
-        )
-        .ok()?;
+        let (block, finalization) = offer.decode(&self.config.deps.block_bounds())?;
         let height = block.height.get();
         let fits = height <= claim.height.0 + 1 && height + FLOOR_DEPTH > claim.height.0;
-        let finalization = floor::decode(offer.finalization)?;
         let holds = fits
             && height > 0
             && finalization.proposal.payload == block.digest()
@@ -334,9 +310,7 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
         let Stage::Fetching(fetching) = &mut self.stage else { return };
         while let Some((place, height, name)) = fetching.next(now) {
             let to = Recipients::One(self.peers[place].clone());
-            let sent = encode(&Message::Get { height, name: &name })
-                .is_some_and(|message| !self.config.sender.send(to, message, false).is_empty());
-            if !sent {
+            if !send(&mut self.config.sender, to, &Message::Get { height, name: &name }) {
                 fetching.unsent(&name, now);
             }
         }
@@ -370,7 +344,7 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
                 }
                 let next = Height(reached.0 + 1);
                 self.stage = Stage::Asking { next, until: now + ANSWERS, answers: BTreeMap::new() };
-                self.send(Recipients::All, &Message::Ask { next });
+                send(&mut self.config.sender, Recipients::All, &Message::Ask { next });
             }
             Stage::Asking { next, until, answers } => {
                 if now < *until && answers.len() + 1 < self.peers.len() {
@@ -441,4 +415,13 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
                 Stage::Fetching(Box::new(ChunkFetcher::new(offer, answered, self.place, now)));
         }
     }
+}
+
+/// Whether the message is on its way.
+fn send<S: Sender<PublicKey = PublicKey>>(
+    sender: &mut S,
+    to: Recipients<PublicKey>,
+    message: &Message<'_>,
+) -> bool {
+    encode(message).is_some_and(|message| !sender.send(to, message, false).is_empty())
 }

@@ -15,7 +15,6 @@ use crate::{
 /// blocks lack a finalization of their own.
 pub(in crate::subnet) const FLOOR_DEPTH: u64 = 16;
 
-/// Dependencies of the task.
 pub(in crate::subnet) struct Config<S> {
     pub(in crate::subnet) deps: Arc<Deps>,
     pub(in crate::subnet) state_sync_tx: watch::Sender<Option<SyncProgress>>,

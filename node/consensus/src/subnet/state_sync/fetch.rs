@@ -53,7 +53,6 @@ struct Peer {
     chunks: u64,
 }
 
-/// A state that is being fetched.
 pub(super) struct ChunkFetcher {
     pub(super) offer: StateOffer,
     want: ChunkRequest,
@@ -112,6 +111,13 @@ impl ChunkFetcher {
         self.reply_tx = Some((reply_tx, now));
     }
 
+    /// The other peers, by place, that did not send a false chunk.
+    fn candidates(&self) -> impl Iterator<Item = (usize, &Peer)> {
+        let me = self.me;
+        let is_one = move |(place, peer): &(usize, &Peer)| *place != me && !peer.faulty;
+        self.peers.iter().enumerate().filter(is_one)
+    }
+
     /// Which chunks to ask whom for.
     pub(super) fn next(&mut self, now: SystemTime) -> Option<(usize, Height, Vec<u8>)> {
         if self.flight.len() + self.arrived.len() >= FLIGHT_MAX {
@@ -121,16 +127,11 @@ impl ChunkFetcher {
             !self.flight.contains_key(*name)
                 && !self.arrived.iter().any(|(_, arrived, _)| arrived == *name)
         })?;
-        let usable = |(place, peer): &(usize, &Peer)| {
-            *place != self.me
-                && !peer.faulty
-                && peer.flight < PEER_MAX
-                && peer.aside_until.is_none_or(|until| until <= now)
+        let usable = |(_, peer): &(usize, &Peer)| {
+            peer.flight < PEER_MAX && peer.aside_until.is_none_or(|until| until <= now)
         };
         let (place, _) = self
-            .peers
-            .iter()
-            .enumerate()
+            .candidates()
             .filter(usable)
             .min_by_key(|(_, peer)| (peer.silent, peer.flight, peer.chunks))?;
         let name = missing.clone();
@@ -214,18 +215,11 @@ impl ChunkFetcher {
             peer.aside_until = Some(now + ASIDE * 2u32.pow(peer.silent.min(ASIDE_DOUBLINGS)));
             peer.silent = peer.silent.saturating_add(1);
         }
-        let deserted = self
-            .peers
-            .iter()
-            .enumerate()
-            .all(|(place, peer)| place == self.me || peer.faulty || peer.gone);
+        let deserted = self.candidates().all(|(_, peer)| peer.gone);
         // A peer that is working must not be reported as silent.
-        let untried = |(place, peer): (usize, &Peer)| {
-            place != self.me && !peer.faulty && !peer.gone && peer.silent == 0
-        };
         let nothing = self.reply_tx.is_some()
             && after(self.moved, now) >= NOTHING
-            && !self.peers.iter().enumerate().any(untried);
+            && !self.candidates().any(|(_, peer)| !peer.gone && peer.silent == 0);
         let away = self.reply_tx.is_none() && after(self.given, now) >= AWAY;
         let over = self.arrived.is_empty() && (deserted || nothing || away);
         let due = self.reply_tx.as_ref().is_some_and(|(_, since)| after(*since, now) >= ANSWER);

@@ -21,7 +21,6 @@ use crate::subnet::{block::Digest, scheme::Scheme};
 /// A record is a certificate and two numbers.
 const KIND: Kind = Kind { name: *b"floor\0\0\0", version: 1, bytes_max: 4 << 10 };
 
-/// A finalised block, with its finalization.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::subnet) struct Floor {
     /// Height of the state that was installed.
@@ -60,11 +59,8 @@ impl Floor {
             height: self.height,
             finalization: self.finalization.encode().to_vec(),
         };
-        let payload = postcard::to_stdvec(&record).map_err(|error| RecordError::Io {
-            path: path.to_path_buf(),
-            doing: "encoding",
-            source: std::io::Error::other(error),
-        })?;
+        let payload = postcard::to_stdvec(&record)
+            .map_err(|error| RecordError::io(path, "encoding", std::io::Error::other(error)))?;
         slot(disk, path).write(&payload)
     }
 

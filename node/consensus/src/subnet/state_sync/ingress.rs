@@ -8,7 +8,11 @@ use state::Height;
 use super::floor::{self, Floor};
 use crate::{
     ChunkRequest, FetchedChunks, StateOffer,
-    subnet::{block::Block, engine::block_bounds, wire},
+    subnet::{
+        block::{Block, BlockBounds, Opening},
+        engine::block_bounds,
+        wire,
+    },
 };
 
 #[derive(Serialize, Deserialize)]
@@ -67,6 +71,14 @@ pub(super) struct WireOffer<'a> {
     pub(super) finalization: &'a [u8],
 }
 
+impl WireOffer<'_> {
+    /// The block and the finalization in it.
+    pub(super) fn decode(&self, bounds: &BlockBounds) -> Option<(Block, Opening)> {
+        let block = bytes::Bytes::copy_from_slice(self.block);
+        Some((Block::decode_cfg(block, bounds).ok()?, floor::decode(self.finalization)?))
+    }
+}
+
 pub(super) fn encode(message: &Message<'_>) -> Option<Vec<u8>> {
     wire::encode(message, "a message about states")
 }
@@ -75,9 +87,7 @@ pub(super) fn encode(message: &Message<'_>) -> Option<Vec<u8>> {
 pub(in crate::subnet) fn decodes(bytes: &[u8]) -> bool {
     match wire::decode::<Message<'_>>(bytes, bytes.len()) {
         Some(Message::Answer { offer: Some(offer), .. }) => {
-            let block = bytes::Bytes::copy_from_slice(offer.block);
-            let decoded = Block::decode_cfg(block, &block_bounds(1_000));
-            decoded.is_ok() && floor::decode(offer.finalization).is_some()
+            offer.decode(&block_bounds(1_000)).is_some()
         }
         message => message.is_some(),
     }

@@ -42,8 +42,7 @@ struct Job {
 /// Takes peers' requests for chunks, and has them served by a task.
 pub(super) struct ChunkServer {
     jobs_tx: PeerQueueSender<Job>,
-    states: Arc<dyn StateServer>,
-    leases: Leases,
+    pub(super) leases: Leases,
 }
 
 impl ChunkServer {
@@ -54,21 +53,11 @@ impl ChunkServer {
         bytes_per_second: u64,
     ) -> Self {
         let (jobs_tx, jobs_rx) = peer_queue(WAITING_MAX, ASKED_MAX);
-        let leases = Leases::default();
-        let worker = Worker {
-            states: states.clone(),
-            sender,
-            leases: leases.clone(),
-            bytes_per_second: bytes_per_second.max(1),
-        };
+        let leases = Leases { states, by_peer: Arc::default() };
+        let bytes_per_second = bytes_per_second.max(1);
+        let worker = Worker { sender, leases: leases.clone(), bytes_per_second };
         context.child("serving").spawn(move |context| worker.run(context, jobs_rx));
-        Self { jobs_tx, states, leases }
-    }
-
-    /// A peer that needs a state was offered this one: it is kept until the peer had time to ask
-    /// for it.
-    pub(super) fn lease_offered(&self, to: &PublicKey, height: Height, now: SystemTime) {
-        renew_lease(&self.leases, self.states.as_ref(), to, height, now);
+        Self { jobs_tx, leases }
     }
 
     pub(super) fn enqueue(&mut self, to: PublicKey, height: Height, name: &[u8]) {
@@ -82,28 +71,29 @@ struct Lease {
     _kept: Option<Box<dyn Any + Send>>,
 }
 
-/// By peer: one each.
-type Leases = Arc<Mutex<BTreeMap<PublicKey, Lease>>>;
+/// States that are kept for peers: one for each.
+#[derive(Clone)]
+pub(super) struct Leases {
+    states: Arc<dyn StateServer>,
+    by_peer: Arc<Mutex<BTreeMap<PublicKey, Lease>>>,
+}
 
-fn renew_lease(
-    leases: &Leases,
-    states: &dyn StateServer,
-    to: &PublicKey,
-    height: Height,
-    now: SystemTime,
-) {
-    let mut leases = leases.lock();
-    match leases.get_mut(to).filter(|lease| lease.height == height) {
-        Some(lease) => lease.used = now,
-        None => {
-            let kept = states.lease(height);
-            leases.insert(to.clone(), Lease { height, used: now, _kept: kept });
+impl Leases {
+    /// A peer was offered this state, or asked for a part of it: it is kept until the peer had time
+    /// to ask for more.
+    pub(super) fn renew(&self, to: &PublicKey, height: Height, now: SystemTime) {
+        let mut leases = self.by_peer.lock();
+        match leases.get_mut(to).filter(|lease| lease.height == height) {
+            Some(lease) => lease.used = now,
+            None => {
+                let kept = self.states.lease(height);
+                leases.insert(to.clone(), Lease { height, used: now, _kept: kept });
+            }
         }
     }
 }
 
 struct Worker<S> {
-    states: Arc<dyn StateServer>,
     sender: S,
     leases: Leases,
     bytes_per_second: u64,
@@ -120,7 +110,7 @@ impl<S: Sender<PublicKey = PublicKey>> Worker<S> {
                 },
                 () = context.sleep_until(look_at) => {
                     let now = context.current();
-                    self.leases.lock().retain(|_, lease| now.duration_since(lease.used).unwrap_or_default() < LEASE_IDLE);
+                    self.leases.by_peer.lock().retain(|_, lease| now.duration_since(lease.used).unwrap_or_default() < LEASE_IDLE);
                 },
             }
         }
@@ -128,9 +118,8 @@ impl<S: Sender<PublicKey = PublicKey>> Worker<S> {
 
     async fn serve<E: Clock + Spawner>(&mut self, context: &E, to: PublicKey, job: Job) {
         let Job { height, name } = job;
-        let now = context.current();
-        renew_lease(&self.leases, self.states.as_ref(), &to, height, now);
-        let states = self.states.clone();
+        self.leases.renew(&to, height, context.current());
+        let states = self.leases.states.clone();
         let read = {
             let name = name.clone();
             context

@@ -19,7 +19,7 @@ use std::{
 use consensus::{FinalisedBatch, StateOffer};
 use disk::SimulatedDisk;
 use execution::{FatalError, RoundResult};
-use rounds::{BeginError, DiskProbe, HistoryCapacity, Installation, OfferOutcome, Replica};
+use rounds::{DiskProbe, HistoryCapacity, Installation, OfferOutcome, Replica, RoundError};
 use state::{Batch, Fault, Height, StoreError};
 use statesync::{InstallError, Progress};
 
@@ -126,7 +126,7 @@ impl<R: AuditedReplica> Replica for FaultyReplica<R> {
         }
     }
 
-    fn install(&self, folder: &Path, offer: &StateOffer) -> Result<Self::Installation, BeginError> {
+    fn install(&self, folder: &Path, offer: &StateOffer) -> Result<Self::Installation, RoundError> {
         let inner = self.inner.install(folder, offer)?;
         Ok(FaultyInstallation { inner, faults: self.faults.clone(), files: self.files.clone() })
     }

@@ -582,8 +582,9 @@ impl Net {
         let files = self.real.then(|| Files { disk: disk.clone(), folder: folder.join("replica") });
         let replica = FaultyReplica { inner: replica, faults: faults.clone(), files };
         let (clock, disk_probe) = (SimulatedClock(clock), FaultyDiskProbe(faults.clone()));
+        let (consensus, pool_of_blocks) = (Box::new(consensus), pool.clone());
         let driver =
-            Driver::new(consensus, replica, clock, disk_probe, probe, pool.clone(), settings);
+            Driver::new(consensus, replica, clock, disk_probe, probe, pool_of_blocks, settings);
         let channels = falsify(channels, &member.falsifier);
         let (found, manager) = (self.found.clone(), self.oracle.manager());
         let (disk, faults, is_wanted) =

@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 
 use consensus::{StateOffer, StateServer};
 use execution::{FatalError, RoundResult};
-use rounds::{BeginError, HistoryCapacity, Installation, OfferOutcome, Replica};
+use rounds::{HistoryCapacity, Installation, OfferOutcome, Replica, RoundError};
 use state::{Batch, Fault, Height, ManifestClaim, SubnetKey, Time};
 use statesync::{InstallError, Progress};
 
@@ -178,7 +178,7 @@ impl Replica for ToyReplica {
         Ok(())
     }
 
-    fn install(&self, _: &Path, offer: &StateOffer) -> Result<ToyInstallation, BeginError> {
+    fn install(&self, _: &Path, offer: &StateOffer) -> Result<ToyInstallation, RoundError> {
         let durable = self.durable.clone();
         Ok(ToyInstallation { offer: *offer, hashes: Vec::new(), leaves: BTreeMap::new(), durable })
     }
