@@ -95,25 +95,17 @@ pub(crate) struct ExecutionInput {
 impl ExecutionInput {
     /// Bytes of the message itself.
     pub(crate) fn message_bytes(&self) -> u64 {
-        let text = match &self.entry {
-            Entry::Update(name) => name.len(),
-            Entry::Callback { kind: CallbackKind::Reject { message, .. }, .. } => message.len(),
-            _ => 0,
-        };
-        (text + self.context.arg.len()) as u64
+        self.payload_parts().iter().map(|part| part.len() as u64).sum()
     }
 
     /// The parts of the message's payload, as queues have them.
     pub(crate) fn payload_parts(&self) -> [&[u8]; 2] {
-        let name: &[u8] = match &self.entry {
-            Entry::Update(name) => name.as_bytes(),
-            _ => &[],
-        };
         match &self.entry {
+            Entry::Update(name) => [name.as_bytes(), &self.context.arg],
             Entry::Callback { kind: CallbackKind::Reject { message, .. }, .. } => {
-                [name, message.as_bytes()]
+                [&[], message.as_bytes()]
             }
-            _ => [name, &self.context.arg],
+            _ => [&[], &self.context.arg],
         }
     }
 
@@ -363,10 +355,8 @@ impl<'a> Machine<'a> {
         };
         self.ensure_prepared(canister, execution)?;
         let (grows_frozen, keeps_changes) = (begun.grows_frozen, begun.keeps_changes);
-        let (heap_target, stable_target) = match targets {
-            Some(targets) => (Some(targets.heap), Some(targets.stable)),
-            None => (None, None),
-        };
+        let (heap_target, stable_target) =
+            targets.map(|targets| (targets.heap, targets.stable)).unzip();
         let mut request = self.request(execution, begun, heap_target, stable_target)?;
         let slice = self.execute(&request, grant)?;
         let targets = request.heap.append.take().zip(request.stable.append.take());

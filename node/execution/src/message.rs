@@ -20,7 +20,7 @@ use crate::core::{Core, RoundFacts};
 use crate::machine::{
     CALL_TIMEOUT_SECONDS_MAX, ExecutionResult, Invocation, Machine, Targets, watch_memory,
 };
-use crate::reject;
+use crate::reject::{self, refused};
 use crate::retry::ExecutionPoint;
 use crate::slices::Task;
 
@@ -319,19 +319,12 @@ impl<'a> MessageExecutor<'a> {
             deadline: request.deadline,
         };
         let minimum = canister.settings.minimum_incoming_call_cycles;
-        if request.sender != canister.id && request.cycles < minimum {
-            let reject = reject::reject(
-                520,
-                format!(
-                    "Canister {} takes calls with at least {minimum} cycles attached \
-                     (minimum_incoming_canister_call_cycles); this one brought {}.",
-                    canister.id, request.cycles
-                ),
-            );
-            self.effects.answer(&origin, Payload::Reject(reject), request.cycles);
-            return Ok(());
-        }
-        if let Err(reject) = self.check_call(canister, ruled_out) {
+        let checked = if request.sender != canister.id && request.cycles < minimum {
+            Err(reject::too_few_cycles_attached(&canister.id, minimum, request.cycles))
+        } else {
+            self.check_call(canister, ruled_out)
+        };
+        if let Err(reject) = checked {
             self.effects.answer(&origin, Payload::Reject(reject), request.cycles);
             return Ok(());
         }
@@ -659,14 +652,13 @@ pub(crate) fn check_callable(core: &Core, canister: &CanisterState) -> Result<()
     }
     let frozen_below = core.costs_of(&canister.id).freezing_limit(canister);
     if canister.cycles < frozen_below {
-        return Err(reject::reject(
+        return refused!(
             207,
-            format!(
-                "Canister {} is frozen: it has {} cycles and must keep {frozen_below} to last its \
-                 freezing threshold; top it up.",
-                canister.id, canister.cycles
-            ),
-        ));
+            "Canister {} is frozen: it has {} cycles and must keep {frozen_below} to last its \
+             freezing threshold; top it up.",
+            canister.id,
+            canister.cycles
+        );
     }
     Ok(())
 }
@@ -680,14 +672,12 @@ fn find_method(canister: &CanisterState, name: &str) -> Result<bool, Reject> {
     } else if listed(&module.info.queries) {
         Ok(false)
     } else if listed(&module.info.composite_queries) {
-        Err(reject::reject(
+        refused!(
             527,
-            format!(
-                "Error from Canister {}: Composite query method '{name}' cannot be called in \
-                 replicated mode.",
-                canister.id
-            ),
-        ))
+            "Error from Canister {}: Composite query method '{name}' cannot be called in \
+             replicated mode.",
+            canister.id
+        )
     } else {
         Err(reject::no_method(&canister.id, "update", name))
     }
@@ -695,15 +685,7 @@ fn find_method(canister: &CanisterState, name: &str) -> Result<bool, Reject> {
 
 /// Takes the prepayment, unless that would freeze the canister.
 fn prepay(core: &Core, canister: &mut CanisterState, amount: Cycles) -> Result<(), Reject> {
-    let liquid = core.costs_of(&canister.id).liquid(canister);
-    if liquid < amount {
-        return Err(reject::out_of_cycles(
-            &canister.id,
-            liquid,
-            amount,
-            "prepaying the execution of a message",
-        ));
-    }
+    core.check_affordable(canister, amount, "prepaying the execution of a message")?;
     canister.debit(amount);
     Ok(())
 }

@@ -41,7 +41,7 @@ use crate::management;
 use crate::message::check_callable;
 use crate::query_cache::QueryCache;
 use crate::query_stats::QueryTally;
-use crate::reject;
+use crate::reject::{self, refused};
 
 /// Times that one execution finds its artefact removed from the cache.
 const COMPILATIONS_MAX: u32 = 3;
@@ -312,11 +312,12 @@ impl QueryService {
         let state = self.reader.latest().ok_or_else(reject::no_certified_state)?;
         let core = &*self.core;
         if core.pages.is_disk_low().unwrap_or(false) {
-            return Err(reject::queue_full(format!(
+            return refused!(
+                queue_full,
                 "The node's disk has less than {} bytes left (pages.disk_reserve_bytes): updates \
                  are refused until there is space.",
                 core.limits().pages.disk_reserve_bytes
-            )));
+            );
         }
         if ingress.canister_id == Principal::management_canister() {
             let (name, arg) = (&ingress.method_name, &ingress.arg);
@@ -364,54 +365,11 @@ impl QueryService {
             Ok(_) => Err(reject::not_accepted(&id)),
         }
     }
-
-    /// Canister that a query is about: what its effective canister id must be. `None`: any will do.
-    ///
-    /// # Errors
-    /// When the management canister has no such query, or the argument names no canister.
-    pub fn effective_canister(
-        &self,
-        canister_id: &CanisterId,
-        method_name: &str,
-        arg: &[u8],
-    ) -> Result<Option<CanisterId>, Reject> {
-        if *canister_id == Principal::management_canister() {
-            management::queries::named_canister(&self.core, method_name, arg)
-        } else {
-            Ok(Some(*canister_id))
-        }
-    }
-
-    /// The same for a call.
-    ///
-    /// # Errors
-    /// When the management canister has no such method, or the argument names no canister.
-    pub fn effective_canister_of_call(
-        &self,
-        canister_id: &CanisterId,
-        method_name: &str,
-        arg: &[u8],
-    ) -> Result<Option<CanisterId>, Reject> {
-        if *canister_id == Principal::management_canister() {
-            management::named_canister(&self.core, method_name, arg, &mut Cost::default())
-        } else {
-            Ok(Some(*canister_id))
-        }
-    }
 }
 
 fn affordable(core: &Core, canister: &CanisterState, ingress: &Ingress) -> Result<(), Reject> {
-    let costs = core.costs_of(&canister.id);
-    let (fee, liquid) = (costs.induction(ingress.accounted_bytes()), costs.liquid(canister));
-    if liquid < fee {
-        return Err(reject::out_of_cycles(
-            &canister.id,
-            liquid,
-            fee,
-            "taking in an ingress message",
-        ));
-    }
-    Ok(())
+    let fee = core.costs_of(&canister.id).induction(ingress.accounted_bytes());
+    core.check_affordable(canister, fee, "taking in an ingress message")
 }
 
 impl Session<'_> {
@@ -558,13 +516,11 @@ impl Session<'_> {
         }
         let depth_max = self.core.limits().execution.composite_query_depth;
         if depth + 1 > depth_max {
-            return Err(reject::reject(
+            return refused!(
                 525,
-                format!(
-                    "Calls of the composite query are nested deeper than {depth_max} \
-                     (execution.composite_query_depth)."
-                ),
-            ));
+                "Calls of the composite query are nested deeper than {depth_max} \
+                 (execution.composite_query_depth)."
+            );
         }
         let request = QueryRequest {
             sender: canister.id,
@@ -585,14 +541,13 @@ impl Session<'_> {
     fn check_bounds(&mut self) -> Result<(), Reject> {
         let limit = self.core.limits().execution.instructions_per_query;
         if self.instructions >= limit {
-            return Err(reject::reject(
+            return refused!(
                 526,
-                format!(
-                    "Query of canister {} used {} instructions with all its calls, the most is \
-                     {limit} (execution.instructions_per_query).",
-                    self.root, self.instructions
-                ),
-            ));
+                "Query of canister {} used {} instructions with all its calls, the most is {limit} \
+                 (execution.instructions_per_query).",
+                self.root,
+                self.instructions
+            );
         }
         if Instant::now() >= self.deadline {
             return Err(self.ended_by_deadline());

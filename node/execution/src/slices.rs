@@ -41,7 +41,7 @@ use crate::machine::{
     ExecutionInput, ExecutionResult, Invocation, SliceOutcome, Targets, foreign_payload,
 };
 use crate::message::{CanisterRoundState, MessageExecutor, MessageSource, SliceStart};
-use crate::reject;
+use crate::reject::{self, refused};
 
 /// Version of [`Record`]. The record does not include a large payload.
 const RECORD_VERSION: u8 = 2;
@@ -212,10 +212,9 @@ impl MessageExecutor<'_> {
     }
 
     fn run(&mut self, canister: &mut CanisterState, running: Running) -> Result<(), FatalError> {
-        let Running { begun, .. } = &running;
-        let keeps_changes = begun.keeps_changes;
+        let keeps_changes = running.begun.keeps_changes;
         let targets =
-            if begun.keeps_changes { self.targets(canister, &begun.limits)? } else { None };
+            if keeps_changes { self.targets(canister, &running.begun.limits)? } else { None };
         let grant = Grant::new(running.name(canister), running.granted, self.slice());
         let Running { begun, .. } = running;
         let (begun, attempted) = self.machine.attempt(canister, begun, targets, Some(&grant))?;
@@ -274,12 +273,13 @@ impl MessageExecutor<'_> {
             return Ok(());
         }
         let capacity = self.core().limits().subnet.memory_capacity_bytes;
-        Err(reject::subnet_oversubscribed(format!(
+        refused!(
+            subnet_oversubscribed,
             "Canister {}: the message was paused, and {more} bytes that it grew by find no room \
              any more; {room} of the subnet's {capacity} bytes can be had now \
              (subnet.memory_capacity_bytes).",
             canister.id
-        )))
+        )
     }
 
     fn pause(
@@ -340,15 +340,12 @@ impl MessageExecutor<'_> {
         begun: ExecutionInput,
         source: Option<MessageSource>,
     ) -> Result<(ExecutionInput, Option<StateArc<StoredPayload>>), FatalError> {
-        let parts = begun.payload_parts();
-        let Some(source) =
-            source.filter(|_| is_large(parts.iter().map(|part| part.len() as u64).sum()))
-        else {
+        let Some(source) = source.filter(|_| is_large(begun.message_bytes())) else {
             return Ok((begun, None));
         };
         let payload = match source.payload {
             Some(payload) => payload,
-            None => self.machine.store_payload(source.number, parts)?,
+            None => self.machine.store_payload(source.number, begun.payload_parts())?,
         };
         Ok((begun.emptied(), Some(payload)))
     }

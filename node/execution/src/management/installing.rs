@@ -39,7 +39,7 @@ use super::overlay::{mount_over, overlay, part};
 use super::{CALL_INSTRUCTIONS, Dispatcher, MethodOutcome, MethodResult, Refusal, no_value};
 use crate::config::FatalError;
 use crate::machine::{ExecutionInput, ExecutionResult, Invocation, Machine, Targets};
-use crate::reject;
+use crate::reject::{self, refused};
 
 /// Version of [`Record`].
 const RECORD_VERSION: u8 = 2;
@@ -400,11 +400,12 @@ impl Dispatcher<'_> {
         if others.saturating_add(needed) <= capacity {
             return Ok(());
         }
-        Err(reject::subnet_oversubscribed(format!(
+        refused!(
+            subnet_oversubscribed,
             "After the installation canister {} would need {usage} bytes: {others} of the subnet's \
              {capacity} bytes are taken (subnet.memory_capacity_bytes).",
             canister.id
-        )))
+        )
     }
 
     fn check_end(

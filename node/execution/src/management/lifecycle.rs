@@ -11,7 +11,7 @@ use super::{Dispatcher, MethodOutcome, MethodResult, no_value};
 use crate::config::ExecutorConfig;
 use crate::core::Core;
 use crate::message::Effects;
-use crate::reject;
+use crate::reject::{self, refused};
 
 /// How long a `stop_canister` waits for open calls.
 pub(crate) const STOP_TIMEOUT_SECONDS: u64 = 300;
@@ -24,13 +24,9 @@ impl Dispatcher<'_> {
         canister.version += 1;
         if let CanisterStatus::Stopping(waiters) = before {
             for waiter in waiters {
-                let cancelled = reject::reject(
-                    511,
-                    format!("Canister {id} was started again before it had stopped."),
-                );
-                let unclaimed =
-                    self.effects.answer(&waiter.origin, Payload::Reject(cancelled), waiter.cycles);
-                canister.consumption.uninstall += unclaimed;
+                let cancelled = Payload::Reject(reject::stop_cancelled(&id));
+                canister.consumption.uninstall +=
+                    self.effects.answer(&waiter.origin, cancelled, waiter.cycles);
             }
         }
         Ok(MethodOutcome::Reply(no_value()))
@@ -73,24 +69,17 @@ impl Dispatcher<'_> {
         let id = self.canister_in(call)?;
         let canister = self.target(&id)?;
         if canister.status != CanisterStatus::Stopped {
-            return Err(reject::reject(
-                510,
-                format!("Canister {id} must be stopped before it is deleted."),
-            )
-            .into());
+            return refused!(510, "Canister {id} must be stopped before it is deleted.");
         }
         if call.origin.caller() == id {
-            return Err(reject::reject(512, format!("Canister {id} cannot delete itself.")).into());
+            return refused!(512, "Canister {id} cannot delete itself.");
         }
         if !canister.queues.is_empty() || canister.calls.callbacks_open() > 0 {
-            return Err(reject::reject(
+            return refused!(
                 203,
-                format!(
-                    "Canister {id} has messages in its queues and cannot be deleted now. Please \
-                     retry after some time."
-                ),
-            )
-            .into());
+                "Canister {id} has messages in its queues and cannot be deleted now. Please retry \
+                 after some time."
+            );
         }
         self.retire(&id);
         let Some(mut canister) = self.state.remove(&id) else {
@@ -118,10 +107,7 @@ impl Dispatcher<'_> {
 /// A canister ran out of cycles: its code goes, its snapshots, and what is known of its changes but
 /// their number.
 pub(crate) fn run_out(core: &Core, canister: &mut CanisterState, effects: &mut Effects) {
-    let rejection = reject::rejected_message(format!(
-        "Canister {} ran out of cycles and lost its code.",
-        canister.id
-    ));
+    let rejection = reject::ran_out(&canister.id);
     uninstall(core, canister, effects, &rejection);
     drop_snapshots(core, canister.snapshots.take_all());
     canister.history.clear();
@@ -145,12 +131,9 @@ pub(super) fn uninstall(
     canister.log.clear();
     canister.version += 1;
     for context in canister.calls.delete_contexts() {
-        let unclaimed = effects.answer(
-            &context.origin,
-            Payload::Reject(rejection.clone()),
-            context.cycles_available,
-        );
-        canister.consumption.uninstall += unclaimed;
+        let rejection = Payload::Reject(rejection.clone());
+        canister.consumption.uninstall +=
+            effects.answer(&context.origin, rejection, context.cycles_available);
     }
 }
 

@@ -14,14 +14,14 @@ use limits::{OUTCALL_CONTEXT_BYTES, OUTCALL_REQUEST_BYTES, OUTCALL_RESPONSE_BYTE
 use serde_bytes::ByteBuf;
 use sha2::{Digest as _, Sha256};
 use state::{
-    Cycles, Height, Origin, Outcall, OutcallAnswer, OutcallId, OutcallMethod, OutcallTransform,
-    Payload, Reject, ReplicatedState, SubnetCall, Time, state_heap,
+    Height, Origin, Outcall, OutcallAnswer, OutcallId, OutcallMethod, OutcallTransform, Payload,
+    Reject, ReplicatedState, SubnetCall, Time, state_heap,
 };
 
 use super::{Dispatcher, MethodOutcome, MethodResult};
 use crate::core::Core;
 use crate::message::Effects;
-use crate::reject;
+use crate::reject::{self, refused};
 
 /// Bounds of the interface specification.
 const URL_BYTES_MAX: usize = 8_192;
@@ -87,7 +87,11 @@ impl Dispatcher<'_> {
         let prices = self.core.cost_table_of(&call.origin.caller());
         let price = prices.outcall(outcall.request_bytes(), outcall.response_bytes_max());
         let Some(left) = call.cycles.checked_sub(price) else {
-            return Err(too_few_cycles(call.cycles, price).into());
+            return refused!(
+                rejected_message,
+                "http_request request sent with {} cycles, but {price} cycles are required.",
+                call.cycles
+            );
         };
         outcall.cycles = left;
         match self.state.get_mut(&call.origin.caller()) {
@@ -127,36 +131,33 @@ impl Dispatcher<'_> {
         let outcalls = &self.state.subnet.outcalls;
         let open = outcalls.open().len() as u64;
         if open >= limits.open {
-            return Err(reject::rejected_message(format!(
+            return refused!(
+                rejected_message,
                 "max number ({}) of http requests in-flight reached.",
                 limits.open
-            )));
+            );
         }
         let caller = outcall.caller();
         let own = outcalls.open().values().filter(|other| other.caller() == caller).count() as u64;
         if own >= limits.open - open {
-            return Err(reject::rejected_message(format!(
-                "Canister {caller} has {own} http requests in-flight, and no canister has more than \
-                 are left for all others of the subnet's {} (outcalls.open). Try again.",
+            return refused!(
+                rejected_message,
+                "Canister {caller} has {own} http requests in-flight, and no canister has more \
+                 than are left for all others of the subnet's {} (outcalls.open). Try again.",
                 limits.open
-            )));
+            );
         }
         let (bytes, used) = (outcall.accounted_bytes(), outcalls.accounted_bytes());
         if used + bytes > limits.open_bytes {
-            return Err(reject::queue_full(format!(
+            return refused!(
+                queue_full,
                 "The request needs {bytes} bytes; http requests in-flight take {used} bytes of the \
                  subnet's {} (outcalls.open_bytes). Try again.",
                 limits.open_bytes
-            )));
+            );
         }
         Ok(())
     }
-}
-
-fn too_few_cycles(attached: Cycles, price: Cycles) -> Reject {
-    reject::rejected_message(format!(
-        "http_request request sent with {attached} cycles, but {price} cycles are required."
-    ))
 }
 
 /// Whether the interface allows such a request.
@@ -225,10 +226,11 @@ fn check_context(argument: &Argument, bytes: u64) -> Result<(), Reject> {
     if bytes <= both_max.saturating_sub(response) {
         return Ok(());
     }
-    Err(reject::rejected_message(format!(
+    refused!(
+        rejected_message,
         "the transform's context has {bytes} bytes and max_response_bytes is {response}, together \
          over the limit of {both_max}: ask for a smaller response"
-    )))
+    )
 }
 
 /// The request as it is kept; what is left of the cycles is not known yet.

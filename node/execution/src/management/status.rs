@@ -12,7 +12,7 @@ use super::snapshots::source as source_of_snapshot;
 use super::types::{self, DefiniteSettings, StatusResult, SubnetArgument};
 use super::{Dispatcher, MethodOutcome, MethodResult, encode};
 use crate::core::Core;
-use crate::reject;
+use crate::reject::{self, refused};
 
 fn log_visibility(visibility: &Visibility) -> ic::LogVisibility {
     match visibility {
@@ -250,12 +250,10 @@ impl Dispatcher<'_> {
     }
 
     fn is_own(&self, subnet_id: Principal) -> Result<(), Reject> {
-        let own = self.core.config.subnet.subnet_id;
-        let text = || format!("Subnet {subnet_id} is not known here; this is {own}.");
         if self.core.config.is_subnet(&subnet_id) {
-            Ok(())
-        } else {
-            Err(reject::reject(404, text()))
+            return Ok(());
         }
+        let own = self.core.config.subnet.subnet_id;
+        refused!(404, "Subnet {subnet_id} is not known here; this is {own}.")
     }
 }

@@ -33,7 +33,7 @@ use super::settings::check_promises;
 use super::{Dispatcher, MethodOutcome, MethodResult, encode, no_value};
 use crate::config::FatalError;
 use crate::core::Core;
-use crate::reject;
+use crate::reject::{self, refused};
 
 /// Instructions that making or loading a snapshot costs in addition to its bytes.
 const SNAPSHOT_INSTRUCTIONS: u64 = 2_000_000_000;
@@ -57,10 +57,10 @@ impl Dispatcher<'_> {
         let replaced = self.replaced(&canister, argument.replace_snapshot.as_deref())?;
         let uninstalls = argument.uninstall_code.unwrap_or(false);
         let Some(execution) = &canister.execution else {
-            return Err(reject::rejected_message(format!(
+            return refused!(
+                rejected_message,
                 "Failed to create snapshot for empty canister {id}: it contains no Wasm module."
-            ))
-            .into());
+            );
         };
         let mut snapshot = taken(&canister, execution, self.round.time);
         let instructions = SNAPSHOT_INSTRUCTIONS.saturating_add(snapshot.bytes());
@@ -143,11 +143,12 @@ impl Dispatcher<'_> {
             return Ok((number, snapshot));
         }
         if self.state.get(&owner).is_some_and(|other| other.snapshots.get(number).is_some()) {
-            return Err(reject::rejected_message(format!(
+            return refused!(
+                rejected_message,
                 "The snapshot {} does not belong to canister {}.",
                 hex::encode(id),
                 canister.id
-            )));
+            );
         }
         Err(not_found())
     }
@@ -163,11 +164,12 @@ impl Dispatcher<'_> {
             return Ok(Some(self.snapshot_of(canister, named)?.0));
         }
         if canister.snapshots.len() >= SNAPSHOTS_MAX {
-            return Err(reject::rejected_message(format!(
+            return refused!(
+                rejected_message,
                 "Canister {} has reached the maximum number of snapshots allowed: {SNAPSHOTS_MAX}. \
                  Delete one, or name one to replace (replace_snapshot).",
                 canister.id
-            )));
+            );
         }
         Ok(None)
     }
@@ -179,12 +181,8 @@ impl Dispatcher<'_> {
         instructions: u64,
         what: &str,
     ) -> Result<Cycles, Reject> {
-        let costs = self.core.costs_of(&canister.id);
-        let cost = costs.execution(instructions);
-        let liquid = costs.liquid(canister);
-        if liquid < cost {
-            return Err(reject::out_of_cycles(&canister.id, liquid, cost, what));
-        }
+        let cost = self.core.costs_of(&canister.id).execution(instructions);
+        self.core.check_affordable(canister, cost, what)?;
         Ok(cost)
     }
 
@@ -230,10 +228,11 @@ impl Dispatcher<'_> {
         if taken.saturating_add(bytes) <= capacity {
             return Ok(());
         }
-        Err(reject::subnet_oversubscribed(format!(
-            "{bytes} bytes of memory cannot be copied: {taken} of the subnet's {capacity} bytes are \
-             taken (subnet.memory_capacity_bytes)."
-        )))
+        refused!(
+            subnet_oversubscribed,
+            "{bytes} bytes of memory cannot be copied: {taken} of the subnet's {capacity} bytes \
+             are taken (subnet.memory_capacity_bytes)."
+        )
     }
 
     /// The number of a new memory.
