@@ -23,7 +23,7 @@ use std::{
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::{
-        Mutex, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -232,7 +232,11 @@ impl BlobStore {
 
     /// Also one that was there: a process before this one may have died before it synced.
     fn note_unsynced(&self, hash: BlobHash) {
-        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).insert(hash);
+        self.unsynced().insert(hash);
+    }
+
+    fn unsynced(&self) -> MutexGuard<'_, BTreeSet<BlobHash>> {
+        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes a blob to a file of its own that is renamed to its name once it is complete.
@@ -353,13 +357,13 @@ impl BlobStore {
 
     /// Where a blob is, or would be.
     pub fn path(&self, hash: &BlobHash) -> PathBuf {
-        self.dir.join(file_name(hash))
+        self.dir.join(hex::encode(hash))
     }
 
     /// Makes every blob kept so far durable. Those that could not be synced are tried again next
     /// time.
     pub fn sync(&self) -> Result<(), BlobError> {
-        let unsynced = self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let unsynced = self.unsynced().clone();
         if unsynced.is_empty() {
             return Ok(());
         }
@@ -381,10 +385,7 @@ impl BlobStore {
             }
         }
         self.disk.sync_folder(&self.dir).map_err(|error| io_error(&self.dir, error))?;
-        self.unsynced
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|hash| !unsynced.contains(hash));
+        self.unsynced().retain(|hash| !unsynced.contains(hash));
         Ok(())
     }
 
@@ -392,7 +393,10 @@ impl BlobStore {
     /// checkpoint is durable, with all that the checkpoint or the state after it refers to, and
     /// not while a `put` whose blob is not yet referred to runs.
     pub fn retain(&self, live: impl Fn(&BlobHash) -> bool) -> Result<u64, BlobError> {
-        self.delete(|name| parse_name(name).is_some_and(|hash| !live(&hash)))
+        self.delete(|name| {
+            let mut hash = BlobHash::default();
+            hex::decode_to_slice(name, &mut hash).is_ok() && !live(&hash)
+        })
     }
 
     fn delete(&self, dead: impl Fn(&str) -> bool) -> Result<u64, BlobError> {
@@ -440,21 +444,6 @@ fn same_content(path: &Path, blob: &[u8]) -> bool {
         let found = &mut buffer[..expected.len()];
         file.read_exact(found).is_ok() && found == expected
     })
-}
-
-fn file_name(hash: &BlobHash) -> String {
-    hex::encode(hash)
-}
-
-fn parse_name(name: &str) -> Option<BlobHash> {
-    let mut hash = BlobHash::default();
-    if name.len() != 2 * hash.len() || !name.is_ascii() {
-        return None;
-    }
-    for (at, byte) in hash.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&name[2 * at..2 * at + 2], 16).ok()?;
-    }
-    Some(hash)
 }
 
 fn io_error(path: &Path, error: io::Error) -> BlobError {

@@ -13,7 +13,7 @@ use ic_principal::Principal;
 use pages::{MemoryId, MemoryLayout};
 use serde::{Deserialize, Serialize};
 
-use crate::certified::{CanisterFacts, metadata_digest};
+use crate::certified::metadata_digest;
 use crate::tree::Digest;
 use crate::{
     CallTable, CanisterId, CanisterLog, CanisterSnapshots, ChangeHistory, Consumption,
@@ -350,6 +350,11 @@ impl CanisterState {
         self.execution.as_ref().map(|execution| &*execution.module)
     }
 
+    /// One of its metadata sections.
+    pub fn metadata_section(&self, name: &str) -> Option<&CustomSection> {
+        self.module()?.info.custom_sections.iter().find(|section| section.name == name)
+    }
+
     /// Bytes of state by component; their sum is what storage is charged for and what counts
     /// against the subnet's capacity.
     pub fn memory_usage(&self) -> MemoryUsage {
@@ -429,37 +434,6 @@ impl CanisterState {
             + 48 * self.chunks.len() as u64
             + self.snapshots.metadata_bytes()
             + 256 * self.calls.callbacks_open()
-    }
-}
-
-impl CanisterFacts for CanisterState {
-    fn canister_id(&self) -> &CanisterId {
-        &self.id
-    }
-
-    fn certified_data(&self) -> &[u8] {
-        &self.certified_data
-    }
-
-    fn controllers(&self) -> impl Iterator<Item = &Principal> {
-        self.controllers.iter()
-    }
-
-    fn module_hash(&self) -> Option<&ModuleHash> {
-        self.module().map(|module| &module.hash)
-    }
-
-    fn metadata(&self) -> Option<(&[CustomSection], &Digest)> {
-        self.module()
-            .map(|module| (module.info.custom_sections.as_slice(), &module.metadata_digest))
-    }
-
-    fn creation_time(&self) -> Option<Time> {
-        Some(self.created_at)
-    }
-
-    fn last_install_time(&self) -> Option<Time> {
-        self.installed_at
     }
 }
 

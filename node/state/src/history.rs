@@ -439,16 +439,8 @@ impl IngressHistory {
         let interval = self.interval;
         self.map.update(&id.0, |shared| {
             // Not `make_mut`, which would copy a reply that the answer replaces.
-            *shared = Arc::new(HistoryEntry {
-                id: shared.id,
-                sender: shared.sender,
-                effective_canister_id: shared.effective_canister_id,
-                to_management: shared.to_management,
-                expiry: shared.expiry,
-                status,
-                finished: seconds_down(now),
-                changed: interval,
-            });
+            let finished = seconds_down(now);
+            *shared = Arc::new(HistoryEntry { status, finished, changed: interval, ..**shared });
         });
         assert!(self.unfinished > 0, "a call is answered and none is unanswered");
         self.unfinished -= 1;
@@ -560,16 +552,8 @@ impl IngressHistory {
             self.response_bytes -= response_bytes;
             let interval = self.interval;
             self.map.update(&id.0, |shared| {
-                *shared = Arc::new(HistoryEntry {
-                    id: shared.id,
-                    sender: shared.sender,
-                    effective_canister_id: shared.effective_canister_id,
-                    to_management: shared.to_management,
-                    expiry: shared.expiry,
-                    status: Status::Done,
-                    finished: shared.finished,
-                    changed: interval,
-                });
+                let status = Status::Done;
+                *shared = Arc::new(HistoryEntry { status, changed: interval, ..**shared });
             });
         }
     }

@@ -190,9 +190,7 @@ impl Carrier for CallRequest {
     }
 
     fn emptied(&self) -> Self {
-        let Self { sender, sender_version, receiver, callback, cycles, deadline, .. } = *self;
-        let (method_name, arg) = (String::new(), Vec::new());
-        Self { sender, sender_version, receiver, callback, method_name, arg, cycles, deadline }
+        Self { method_name: String::new(), arg: Vec::new(), ..*self }
     }
 
     fn filled(self, name: Vec<u8>, arg: Vec<u8>) -> Option<Self> {
@@ -210,16 +208,8 @@ impl Carrier for Ingress {
     }
 
     fn emptied(&self) -> Self {
-        Self {
-            request_id: self.request_id,
-            sender: self.sender,
-            canister_id: self.canister_id,
-            effective_canister_id: self.effective_canister_id,
-            method_name: String::new(),
-            arg: Vec::new(),
-            ingress_expiry: self.ingress_expiry,
-            sender_info: state_heap::within(|| self.sender_info.clone()),
-        }
+        let sender_info = state_heap::within(|| self.sender_info.clone());
+        Self { method_name: String::new(), arg: Vec::new(), sender_info, ..*self }
     }
 
     fn filled(self, name: Vec<u8>, arg: Vec<u8>) -> Option<Self> {
@@ -243,12 +233,10 @@ impl Carrier for CallResponse {
         let payload = match &self.payload {
             Payload::Reply(_) => Payload::Reply(Vec::new()),
             Payload::Reject(reject) => {
-                let Reject { code, error_code, .. } = *reject;
-                Payload::Reject(Reject { code, message: String::new(), error_code })
+                Payload::Reject(Reject { message: String::new(), ..*reject })
             }
         };
-        let Self { originator, callback, refund, deadline, .. } = *self;
-        Self { originator, callback, payload, refund, deadline }
+        Self { payload, ..*self }
     }
 
     fn filled(self, name: Vec<u8>, rest: Vec<u8>) -> Option<Self> {

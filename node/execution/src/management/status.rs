@@ -201,20 +201,19 @@ impl Dispatcher<'_> {
         let argument: ic::CanisterMetadataArgs = self.decode(call)?;
         let caller = call.origin.caller();
         let canister = self.target(&argument.canister_id)?;
-        let module = canister.module().ok_or_else(|| {
-            reject::rejected_message(format!("Canister {} contains no Wasm module.", canister.id))
-        })?;
-        let section =
-            module.info.custom_sections.iter().find(|section| section.name == argument.name);
-        let section = section
+        if canister.module().is_none() {
+            return refused!(rejected_message, "Canister {} contains no Wasm module.", canister.id);
+        }
+        let section = canister
+            .metadata_section(&argument.name)
             .filter(|section| section.public || canister.is_controller(&caller))
             .ok_or_else(|| {
-            reject::rejected_message(format!(
-                "Canister {} has no metadata section '{}' that {caller} may read.",
-                canister.id,
-                argument.name.escape_debug()
-            ))
-        })?;
+                reject::rejected_message(format!(
+                    "Canister {} has no metadata section '{}' that {caller} may read.",
+                    canister.id,
+                    argument.name.escape_debug()
+                ))
+            })?;
         Ok(MethodOutcome::Reply(encode(&ic::CanisterMetadataResult {
             value: section.content.clone(),
         })?))

@@ -1,9 +1,9 @@
 //! The state at one height that can be proved to clients, and the certificates that prove it.
 //!
-//! After a round, [`UncertifiedStateOf::new`] takes a snapshot of the maps (a few pointers),
+//! After a round, [`UncertifiedState::new`] takes a snapshot of the maps (a few pointers),
 //! computes the missing hashes and so the root. Once the subnet has signed the root,
-//! [`UncertifiedStateOf::certify`] makes the [`CertifiedStateOf`] that the gateway and queries
-//! read, and [`CertifiedReaderOf::publish`] publishes it to them. Readers hold it as long as they
+//! [`UncertifiedState::certify`] makes the [`CertifiedState`] that the gateway and queries
+//! read, and [`CertifiedReader::publish`] publishes it to them. Readers hold it as long as they
 //! need it and block no other thread; it costs as much memory as changed since.
 //!
 //! The tree ("The system state tree" of the interface specification):
@@ -40,7 +40,7 @@ mod subnet;
 #[cfg(test)]
 mod tests;
 
-pub use canister::{CanisterFacts, metadata_digest};
+pub use canister::metadata_digest;
 pub use claim::{MANIFEST_CERTIFICATE_BYTES_MAX, ManifestClaim};
 pub use subnet::{NodeInfo, SubnetInfo, SubnetMetrics, SubnetTree, SubnetType};
 
@@ -54,41 +54,42 @@ use ic_principal::Principal;
 use serde::Serialize;
 
 use crate::{
-    CanisterId, CustomSection, Height, HistoryEntry, IngressHistory, RequestId, Time,
+    CanisterId, CanisterMap, CustomSection, Height, HistoryEntry, IngressHistory, RequestId,
+    SharedCanister, Time,
     history::HistoryMap,
     state_heap,
-    tree::{CertifiedValue, Digest, MerkleMap, Selection, Subtree, Witness, witness},
+    tree::{CertifiedValue, Digest, Selection, Subtree, Witness, witness},
 };
 
 /// A state whose root is known and not yet signed.
 #[derive(Clone, Debug)]
-pub struct UncertifiedStateOf<C: CanisterFacts> {
+pub struct UncertifiedState {
     height: Height,
     time: Time,
     root: Digest,
     subnet: Arc<SubnetTree>,
     metrics: SubnetMetrics,
     metrics_cbor: Vec<u8>,
-    canisters: MerkleMap<Arc<C>>,
+    canisters: CanisterMap,
     history: HistoryMap,
     manifest: Option<(Height, Digest)>,
 }
 
 /// A state with the subnet's signature on its root.
 #[derive(Clone, Debug)]
-pub struct CertifiedStateOf<C: CanisterFacts> {
-    state: UncertifiedStateOf<C>,
+pub struct CertifiedState {
+    state: UncertifiedState,
     signature: Vec<u8>,
 }
 
-impl<C: CanisterFacts> UncertifiedStateOf<C> {
+impl UncertifiedState {
     /// Snapshot of the state after the round of this height.
     pub fn new(
         height: Height,
         time: Time,
         subnet: Arc<SubnetTree>,
         metrics: SubnetMetrics,
-        canisters: &mut MerkleMap<Arc<C>>,
+        canisters: &mut CanisterMap,
         history: &mut IngressHistory,
         manifest: Option<(Height, Digest)>,
     ) -> Self {
@@ -98,7 +99,7 @@ impl<C: CanisterFacts> UncertifiedStateOf<C> {
         canisters.seal();
         history.seal();
         drop(here);
-        let mut state = UncertifiedStateOf {
+        let mut state = UncertifiedState {
             height,
             time,
             root: Digest::default(),
@@ -129,8 +130,8 @@ impl<C: CanisterFacts> UncertifiedStateOf<C> {
     }
 
     /// The same state, signed: 48 bytes, BLS over the root.
-    pub fn certify(self, signature: Vec<u8>) -> CertifiedStateOf<C> {
-        CertifiedStateOf { state: self, signature }
+    pub fn certify(self, signature: Vec<u8>) -> CertifiedState {
+        CertifiedState { state: self, signature }
     }
 
     fn witness(&self, paths: &[Vec<Vec<u8>>]) -> Witness<'_> {
@@ -148,7 +149,7 @@ impl<C: CanisterFacts> UncertifiedStateOf<C> {
     }
 }
 
-impl<C: CanisterFacts> CertifiedValue for UncertifiedStateOf<C> {
+impl CertifiedValue for UncertifiedState {
     fn subtree(&self) -> Subtree<'_> {
         let label = |name: &'static str| Cow::Borrowed(name.as_bytes());
         let mut children = vec![
@@ -176,7 +177,7 @@ impl<C: CanisterFacts> CertifiedValue for UncertifiedStateOf<C> {
     }
 }
 
-impl<C: CanisterFacts> CertifiedStateOf<C> {
+impl CertifiedState {
     /// Of the block.
     pub fn height(&self) -> Height {
         self.state.height
@@ -218,12 +219,12 @@ impl<C: CanisterFacts> CertifiedStateOf<C> {
     }
 
     /// A canister, if it exists.
-    pub fn canister(&self, id: &CanisterId) -> Option<Arc<C>> {
+    pub fn canister(&self, id: &CanisterId) -> Option<SharedCanister> {
         self.state.canisters.get(id.as_slice()).cloned()
     }
 
     /// All canisters, by id.
-    pub fn canisters(&self) -> &MerkleMap<Arc<C>> {
+    pub fn canisters(&self) -> &CanisterMap {
         &self.state.canisters
     }
 
@@ -271,37 +272,25 @@ impl<C: CanisterFacts> CertifiedStateOf<C> {
 }
 
 /// Publishes the newest certified state to all holders of a clone.
-#[derive(Debug)]
-pub struct CertifiedReaderOf<C: CanisterFacts> {
-    latest: Arc<RwLock<Option<Arc<CertifiedStateOf<C>>>>>,
+#[derive(Clone, Debug, Default)]
+pub struct CertifiedReader {
+    latest: Arc<RwLock<Option<Arc<CertifiedState>>>>,
 }
 
-impl<C: CanisterFacts> Clone for CertifiedReaderOf<C> {
-    fn clone(&self) -> Self {
-        CertifiedReaderOf { latest: self.latest.clone() }
-    }
-}
-
-impl<C: CanisterFacts> Default for CertifiedReaderOf<C> {
-    fn default() -> Self {
-        CertifiedReaderOf { latest: Arc::default() }
-    }
-}
-
-impl<C: CanisterFacts> CertifiedReaderOf<C> {
+impl CertifiedReader {
     /// Nothing published yet.
     pub fn new() -> Self {
-        CertifiedReaderOf::default()
+        CertifiedReader::default()
     }
 
     /// The newest certified state; `None` until the first is published.
-    pub fn latest(&self) -> Option<Arc<CertifiedStateOf<C>>> {
+    pub fn latest(&self) -> Option<Arc<CertifiedState>> {
         // The lock guards one pointer, which a panic cannot leave half written.
         self.latest.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Shows `state` unless a newer one is shown already.
-    pub fn publish(&self, state: Arc<CertifiedStateOf<C>>) {
+    pub fn publish(&self, state: Arc<CertifiedState>) {
         let mut latest = self.latest.write().unwrap_or_else(PoisonError::into_inner);
         if latest.as_ref().is_none_or(|shown| shown.height() <= state.height()) {
             let before = latest.replace(state);
