@@ -1,12 +1,7 @@
 //! Checkpoints: making the state durable between rounds, so that a restart need not repeat the
-//! block log from its beginning.
-//!
-//! Order: the pages of changed memories are sealed and synced, new modules, chunks and payloads of
-//! messages are synced, then one transaction takes the records of changed canisters, changed
-//! statuses, changed memory indexes, the subnet's own state and the height. After that, files
-//! nothing names any more are deleted, and folding of what was sealed begins on a thread of its
-//! own. A checkpoint that fails anywhere before its transaction is durable leaves the one before as
-//! it was.
+//! block log from its beginning (docs/internals/durability.md has the order of the writes). A
+//! checkpoint that fails anywhere before its transaction is durable leaves the one before as it
+//! was.
 //!
 //! When a checkpoint is taken has no influence on any state, only on how much is repeated after a
 //! crash. Some heights must have one, because their state is given a manifest (see `sync`); which,

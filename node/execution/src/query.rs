@@ -1,17 +1,11 @@
 //! Queries, and the check of users' calls before they are taken in: executions on the newest
-//! certified state that leave no trace.
+//! certified state that leave no trace (docs/internals/query-path.md).
 //!
-//! A query holds one query worker for as long as it runs, nested calls of a composite query
-//! included. Workers are handed out in the order of arrival, no canister has more than its share of
-//! them, and the wait is bounded ([`lanes`]). The state it reads is the one that was
-//! newest when it began; later rounds neither wait for it nor disturb it.
-//!
-//! A composite query is a small machine: its worker keeps the execution alive between its calls,
-//! this module evaluates each call and hands the answer to the kept execution. Depth, instructions
-//! over all calls, and wall-clock time are bounded. When the time is over the worker is ended, so
-//! code that is slow per instruction does not keep it, and a module that has to be compiled first
-//! is compiled aside ([`compiling`]). Nothing here is deterministic, and nothing of it
-//! enters replicated state, but for counts that members report ([`crate::query_stats`]).
+//! A query holds one query worker ([`lanes`]) for as long as it runs, nested calls of a composite
+//! query included: its worker keeps the execution alive between its calls, this module evaluates
+//! each call and hands the answer to the kept execution. Depth, instructions over all calls, and
+//! wall-clock time are bounded. Nothing here is deterministic, and nothing of it enters replicated
+//! state, but for counts that members report ([`crate::query_stats`]).
 
 mod compiling;
 mod lanes;

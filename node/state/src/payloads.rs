@@ -1,27 +1,13 @@
 //! Payloads of messages that wait, each in a file of its own, named by the number of its message.
 //!
 //! A message with more than [`crate::WHOLE_BYTES_MAX`] bytes keeps its payload (the name of its
-//! method and its argument, or the reply) here while it waits or is paused; its record keeps
-//! [`StoredPayload`]: the length and the hashes of its leaves, computed once, when it was written.
-//! They are part of the message's record and of the manifest, so nothing is read or hashed again
-//! until the message is executed.
-//!
-//! # Durability
-//!
-//! A file is written once, into the page cache, and is durable with the checkpoint that refers to
-//! it first ([`PayloadStore::sync`] before its transaction). A crash before that loses nothing: the
-//! batches are executed again, and write the same content under the same number. After a failed
-//! sync all files that it was to cover are *suspect*: each is written anew before a later sync may
-//! count, because the operating system may have dropped unwritten data, and reports that only once.
-//!
-//! # Removal of files
-//!
-//! [`PayloadStore::release`] declares that the state does not refer to a file any more. The file is
-//! removed at once if no checkpoint refers to it, else when a later checkpoint is durable
-//! ([`PayloadStore::saved`]) and no snapshot that is hashed or shown holds it ([`PayloadPin`]).
-//! Removals are carried out a few at a time ([`PayloadStore::sweep`]). [`PayloadStore::keep_only`]
-//! removes remains of a crash at the next start; it also finds files that are missing or of another
-//! length, which is damage, as is content without its hash.
+//! method and its argument, or the reply) here while it waits or is paused; its record, and with
+//! that the manifest, keeps [`StoredPayload`]: nothing is read or hashed again until it is
+//! executed. When files are durable and when they are removed: docs/internals/durability.md,
+//! "Payload files". After a failed sync all files that it was to cover are *suspect*: each is
+//! written anew before a later sync may count. [`PayloadStore::keep_only`] removes remains of a
+//! crash at the next start, and finds files that are missing or of another length, which is damage,
+//! as is content without its hash.
 //!
 //! Memory: a payload that is read; a few words for each file that is not durable yet, or released
 //! and not removed, which are in the state's heap. This module must not know the meaning of a

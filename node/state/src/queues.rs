@@ -11,17 +11,11 @@
 //! are served in turn. Order is kept per pair of canisters. Every message has a number that no
 //! other message of the subnet ever has, and numbers rise; so the oldest has the lowest.
 //!
-//! # Where a message is stored
-//!
-//! Small messages are part of their canister's record, until they sum up to
-//! [`WHOLE_BYTES_SUM_MAX`]. Every other one is *apart*: it has a record of its own under its
-//! number, and the canister's record holds the number alone. The choice depends on the queue at the
-//! time when the message arrived, and stays, so that all members of a subnet write the same
-//! records.
-//!
-//! The payload of a large message is in a file ([`crate::payloads`]), so that its record is small,
-//! too. If such a message is executed in the round in which it arrived, no file need be written:
-//! until [`InputQueues::store_payloads`] its payload is *loose*, in the state's heap.
+//! Where a message is stored: docs/internals/durability.md, "Messages that wait". The choice
+//! between the canister's record and a record *apart* depends on the queue at the time when the
+//! message arrived, and stays, so that all members of a subnet write the same records. Until
+//! [`InputQueues::store_payloads`] a payload that is to have a file is *loose*, in the state's
+//! heap.
 //!
 //! Copies share their messages, and all operations take time in the logarithm of the number of
 //! waiting messages. This module must not know what a message does.

@@ -1,10 +1,10 @@
 //! The state at one height that can be proved to clients, and the certificates that prove it.
 //!
-//! After a round, [`UncertifiedState::new`] takes a snapshot of the maps (a few pointers),
-//! computes the missing hashes and so the root. Once the subnet has signed the root,
-//! [`UncertifiedState::certify`] makes the [`CertifiedState`] that the gateway and queries
-//! read, and [`CertifiedReader::publish`] publishes it to them. Readers hold it as long as they
-//! need it and block no other thread; it costs as much memory as changed since.
+//! After a round, [`UncertifiedState::new`] takes a snapshot of the maps (a few pointers), computes
+//! the missing hashes and so the root. Once the subnet has signed the root,
+//! [`UncertifiedState::certify`] makes the [`CertifiedState`] that the gateway and queries read,
+//! and [`CertifiedReader::publish`] publishes it to them. Readers hold it as long as they need it
+//! and block no other thread; it costs as much memory as changed since.
 //!
 //! The tree ("The system state tree" of the interface specification):
 //!
@@ -13,22 +13,15 @@
 //! /subnet/<subnet>/public_key, type, canister_ranges, metrics, node/<node>/public_key
 //! /canister_ranges/<subnet>/<first canister of the shard>
 //! /canister/<canister>/certified_data, controllers, module_hash, metadata/<name>,
-//! canister_creation_timestamp,
-//!     last_install_timestamp
+//!     canister_creation_timestamp, last_install_timestamp
 //! /request_status/<request>/status, reply, reject_code, reject_message, error_code
-//! /state_manifest/height, root
-//! /subnet_key
+//! /state_manifest/height, root    not in the specification: see docs/internals/state-sync.md
+//! /subnet_key                     nor this: the hash of the committee that holds the subnet's key
 //! ```
 //!
-//! `/state_manifest` is specific to this implementation and not in the specification; it is there
-//! once a manifest ([`crate::manifest`]) is known: the height of a state before this one, as a
-//! LEB128 number, and its root. A node that lost too much to execute what it missed fetches that
-//! state piece by piece and accepts only pieces whose hashes lead up to a signed root.
-//!
-//! `/subnet_key` is not in the specification either: the hash of the committee that holds the
-//! subnet's key and the progress of resharing ([`crate::SubnetKey`]), once a block changed that. No
-//! client needs it. It makes a node whose view of the key differs from the others' notice at the
-//! next certificate, not when its shares do not fit epochs later.
+//! `/subnet_key` ([`crate::SubnetKey`]) is there once a block changed the committee. No client
+//! needs it. It makes a node whose view of the key differs from the others' notice at the next
+//! certificate, not when its shares do not fit epochs later.
 //!
 //! Everything else, `/api_boundary_nodes` among it, is provably absent. The gateway decides which
 //! caller may read which path; this module only refuses to reveal the whole of `/canister` or

@@ -44,13 +44,6 @@
 //! The encoding is part of the agreement of a subnet: any change to it, to the leaves or to the
 //! records changes roots, and needs another [`VERSION`].
 //!
-//! # When there is one
-//!
-//! [`ManifestClock`] is part of the replicated state and decides, from counters that are equal on
-//! every node, after which heights a manifest is made and at which height its root enters the
-//! certified tree. Other actions of a node (a checkpoint at shutdown, or because its disk is short)
-//! do not affect it.
-//!
 //! This module must not know where bytes are kept, nor which peers request them.
 
 mod clock;
