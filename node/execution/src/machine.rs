@@ -279,7 +279,7 @@ impl<'a> Machine<'a> {
     }
 
     /// A message with its payload.
-    pub(crate) fn load_message<T: Carrier + Clone>(
+    pub(crate) fn load_message<T: Carrier>(
         &self,
         taken: PoppedMessage<T>,
     ) -> Result<T, FatalError> {

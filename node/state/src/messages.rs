@@ -148,7 +148,7 @@ impl CallResponse {
 }
 
 /// A message whose payload can be kept in a file while the rest of it waits.
-pub trait Carrier: Sized {
+pub trait Carrier: Clone {
     /// The name of the method and the argument; or nothing, and the reply or the text of the
     /// reject.
     fn parts(&self) -> [&[u8]; 2];

@@ -71,7 +71,7 @@ pub struct PoppedMessage<T> {
     pub payload: Option<StateArc<StoredPayload>>,
 }
 
-impl<T: Carrier + Clone> PoppedMessage<T> {
+impl<T: Carrier> PoppedMessage<T> {
     /// The message without its payload, if that is in a file.
     pub fn message(&self) -> &T {
         &self.message
@@ -102,20 +102,13 @@ impl<T: Carrier + Clone> PoppedMessage<T> {
 pub type GoneMessage = (u64, Option<u64>);
 
 /// A message that waits.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Waiting<T> {
     message: StateArc<T>,
     /// The file of its payload, if there is one; then the message has none.
     payload: Option<StateArc<StoredPayload>>,
     /// Whether it has a record of its own.
     is_apart: bool,
-}
-
-impl<T> Clone for Waiting<T> {
-    fn clone(&self) -> Self {
-        let Self { message, payload, is_apart } = self;
-        Self { message: message.clone(), payload: payload.clone(), is_apart: *is_apart }
-    }
 }
 
 impl<T: Carrier> Waiting<T> {

@@ -37,7 +37,8 @@ use std::{
 use disk::{RealDisk, SharedDisk};
 use pages::{MemoryId, MemoryIndex};
 use redb::{
-    Database, ReadTransaction, ReadableDatabase, ReadableTableMetadata, TableDefinition, TableError,
+    Database, ReadTransaction, ReadableDatabase, ReadableTableMetadata, TableDefinition,
+    TableError, WriteTransaction,
 };
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -378,7 +379,7 @@ impl StateStore {
     /// Runs `work` in a transaction of its own, durable when this returns.
     fn transact<R>(
         &self,
-        work: impl FnOnce(&redb::WriteTransaction) -> Result<R, Failure>,
+        work: impl FnOnce(&WriteTransaction) -> Result<R, Failure>,
     ) -> Result<R, StoreError> {
         self.with_database(|database| {
             let mut transaction = database.begin_write()?;
@@ -448,13 +449,7 @@ impl StateStore {
                 let mut transaction = database.begin_write()?;
                 transaction.set_quick_repair(true);
                 transaction.open_table(NUMBERS)?.insert("format", u64::from(FORMAT))?;
-                for table in [HEADS, CANISTERS, MESSAGES, HISTORY, MEMORIES] {
-                    transaction.open_table(table)?;
-                }
-                transaction.open_table(leaves::LEAVES)?;
-                transaction.open_table(leaves::BLOB_LEAVES)?;
-                transaction.open_table(leaves::BODY)?;
-                transaction.open_table(leaves::STARTS)?;
+                create_tables(&transaction)?;
                 transaction.commit()?;
             }
         }
@@ -647,16 +642,21 @@ impl MessageReader<'_> {
     }
 }
 
-impl std::fmt::Debug for MessageReader<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "MessageReader({} parts)", self.found.parts())
-    }
-}
-
 impl std::fmt::Debug for LoadedCheckpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "LoadedCheckpoint({:?}, {} bytes of metadata)", self.height, self.metadata.len())
     }
+}
+
+fn create_tables(transaction: &WriteTransaction) -> Result<(), Failure> {
+    for table in [HEADS, CANISTERS, MESSAGES, HISTORY, MEMORIES] {
+        transaction.open_table(table)?;
+    }
+    transaction.open_table(leaves::LEAVES)?;
+    transaction.open_table(leaves::BLOB_LEAVES)?;
+    transaction.open_table(leaves::BODY)?;
+    transaction.open_table(leaves::STARTS)?;
+    Ok(())
 }
 
 fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, Failure> {

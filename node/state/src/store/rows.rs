@@ -318,9 +318,3 @@ impl RowStream<'_> {
         Ok(start)
     }
 }
-
-impl std::fmt::Debug for RowStream<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "RowStream({:?})", self.at)
-    }
-}
