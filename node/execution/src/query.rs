@@ -254,9 +254,6 @@ impl QueryService {
     /// Runs a canister's query method on `arg`, called by the management canister: the transform of
     /// a response to an outcall. Composite queries are not allowed. A state before the height
     /// `since` does not have the canister as it was when it made the request.
-    ///
-    /// # Errors
-    /// See [`NotTransformed`].
     pub fn transform(
         &self,
         (canister_id, since): (CanisterId, Height),

@@ -190,9 +190,6 @@ pub struct PayloadStore {
 
 impl PayloadStore {
     /// Opens or creates the store in `dir`.
-    ///
-    /// # Errors
-    /// When the disk fails.
     pub fn open_on(disk: SharedDisk, dir: &Path) -> Result<Self, PayloadError> {
         let failed = |error| PayloadError::io(dir, error);
         disk.create_folder(dir).map_err(failed)?;
@@ -281,9 +278,6 @@ impl PayloadStore {
     }
 
     /// A leaf of a payload, as it is in the file; `None` if there is none.
-    ///
-    /// # Errors
-    /// When it cannot be read.
     pub fn read_leaf(
         &self,
         payload: &StoredPayload,
@@ -298,9 +292,6 @@ impl PayloadStore {
 
     /// Replaces `leaf` by that of a payload of `bytes` bytes, if there is a file of this name and
     /// length. Does not check which message the file belongs to.
-    ///
-    /// # Errors
-    /// When the disk fails.
     pub fn read_if_there(
         &self,
         number: u64,

@@ -61,9 +61,6 @@ impl Default for BodyEncoder {
 impl BodyEncoder {
     /// Begins an object of the given length in bytes; `leaves` rows have to follow. Objects come in
     /// the order of their ids.
-    ///
-    /// # Errors
-    /// Those of the sink.
     pub fn object<S: PieceSink>(
         &mut self,
         sink: &mut S,
@@ -79,9 +76,6 @@ impl BodyEncoder {
     }
 
     /// A leaf of the object, by rising index.
-    ///
-    /// # Errors
-    /// Those of the sink.
     pub fn leaf<S: PieceSink>(
         &mut self,
         sink: &mut S,
@@ -118,9 +112,6 @@ impl BodyEncoder {
     }
 
     /// The header of the whole.
-    ///
-    /// # Errors
-    /// Those of the sink.
     pub fn finish<S: PieceSink>(
         mut self,
         sink: &mut S,

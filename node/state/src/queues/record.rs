@@ -54,9 +54,6 @@ impl WaitingMessage<'_> {
     }
 
     /// Its record.
-    ///
-    /// # Errors
-    /// When it cannot be encoded.
     pub fn encode(&self, number: u64) -> Result<Vec<u8>, NotEncoded> {
         let (what, payload) = (format_args!("message {number}"), self.payload);
         match self.kind {

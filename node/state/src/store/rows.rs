@@ -291,9 +291,6 @@ impl LoadedCheckpoint {
 impl RowStream<'_> {
     /// Replaces `leaf` by up to `bytes` bytes of the stream and returns where they begin; `None`,
     /// and nothing, at the end.
-    ///
-    /// # Errors
-    /// When a row cannot be read.
     pub fn leaf(&mut self, leaf: &mut Vec<u8>, bytes: usize) -> Result<Option<RowAt>, StoreError> {
         leaf.clear();
         let mut start = None;
