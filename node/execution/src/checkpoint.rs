@@ -28,7 +28,6 @@ use crate::executor::Executor;
 use crate::retry::ExecutionPoint;
 use crate::round::RoundWork;
 
-/// Bytes folded per step.
 const FOLD_STEP_BYTES: u64 = 4 << 20;
 
 /// Work since the last checkpoint.
@@ -39,7 +38,6 @@ pub(crate) struct SinceCheckpoint {
     instructions: u64,
     /// Messages that waited with records of their own when their round ended.
     messages: u64,
-    /// Their bytes.
     message_bytes: u64,
 }
 
@@ -117,7 +115,6 @@ struct Folding {
 }
 
 impl Folding {
-    /// Folds what can be folded.
     fn run(&mut self) {
         while !self.stopped.load(Ordering::Relaxed) {
             let readers_had_their_time =

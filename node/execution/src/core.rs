@@ -20,7 +20,6 @@ use crate::reject;
 use crate::retry::{Attempts, ExecutionPoint, RetryPolicy};
 use crate::running::RunningMessages;
 
-/// See the module.
 pub(crate) struct Core {
     pub(crate) config: ExecutorConfig,
     /// Prices of the subnet.
@@ -110,7 +109,6 @@ impl Core {
         &self.config.limits
     }
 
-    /// Prices for a canister of this id.
     pub(crate) fn costs_of(&self, id: &CanisterId) -> &CostSchedule {
         if self.config.is_free(id) { &self.free } else { &self.costs }
     }
@@ -150,7 +148,6 @@ impl Core {
         self.blobs_changed.swap(false, Ordering::Relaxed)
     }
 
-    /// Notes that the artefact of a module is there.
     pub(crate) fn note_prepared(&self, module: ModuleHash) {
         self.prepared.lock().unwrap_or_else(PoisonError::into_inner).insert(module);
     }
@@ -251,7 +248,6 @@ impl Core {
         }
     }
 
-    /// Limits of a query.
     pub(crate) fn query_limits(&self) -> MessageLimits {
         let limits = &self.limits().execution;
         MessageLimits {

@@ -46,14 +46,12 @@ pub(crate) struct Invocation {
     pub(crate) cycles_refunded: Cycles,
     pub(crate) context_instructions: u64,
     pub(crate) limits: MessageLimits,
-    /// Bytes memories may grow by.
     pub(crate) growable_bytes: u64,
     /// Whether `wasm_memory_limit` applies.
     pub(crate) heap_limited: bool,
     /// Whether memories may grow although the canister cannot pay for them until its freezing
     /// threshold.
     pub(crate) grows_frozen: bool,
-    /// Whether changes are kept.
     pub(crate) keeps_changes: bool,
 }
 
@@ -93,7 +91,6 @@ pub(crate) struct ExecutionInput {
 }
 
 impl ExecutionInput {
-    /// Bytes of the message itself.
     pub(crate) fn message_bytes(&self) -> u64 {
         self.payload_parts().iter().map(|part| part.len() as u64).sum()
     }
@@ -169,21 +166,18 @@ impl ExecutionInput {
         instructions: u64,
     ) -> Invocation {
         let context = self.context;
+        let limits = MessageLimits { instructions: limit, ..self.limits };
         Invocation {
-            entry,
             caller: context.caller,
             caller_info: context.caller_info,
-            arg: Vec::new(),
             deadline: context.deadline,
             already_responded: context.already_responded,
             cycles_available: context.cycles_available,
-            cycles_refunded: 0,
             context_instructions: context.context_instructions.saturating_add(instructions),
-            limits: MessageLimits { instructions: limit, ..self.limits },
             growable_bytes,
-            heap_limited: false,
             grows_frozen: self.grows_frozen,
             keeps_changes: self.keeps_changes,
+            ..Invocation::system(entry, limits)
         }
     }
 }
@@ -216,7 +210,6 @@ pub(crate) struct ExecutionResult {
     /// apply.
     pub(crate) changes: Option<Changes>,
     pub(crate) log: Vec<serde_bytes::ByteBuf>,
-    /// Bytes of delta written.
     pub(crate) delta_bytes: u64,
 }
 
@@ -278,7 +271,6 @@ impl<'a> Machine<'a> {
         self.attempts().until(|| self.core.payloads.read(payload))
     }
 
-    /// A message with its payload.
     pub(crate) fn load_message<T: Carrier>(
         &self,
         taken: PoppedMessage<T>,
@@ -604,7 +596,6 @@ const CALLEES_LISTED_MAX: usize = 256;
 
 /// Number of calls that a message may make towards each callee.
 struct QueueSlots {
-    /// Towards these.
     left: BTreeMap<Principal, u64>,
     /// Towards any other.
     others: u64,

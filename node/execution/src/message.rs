@@ -36,7 +36,6 @@ pub(crate) struct Effects {
     pub(crate) responses: Vec<CallResponse>,
     /// Calls of the management canister that waited for a message which is over.
     pub(crate) management: Vec<SubnetCall>,
-    /// Answers to users.
     pub(crate) answers: Vec<(RequestId, Result<Vec<u8>, Reject>)>,
     /// Users' calls that are being worked on.
     pub(crate) processing: Vec<RequestId>,
@@ -107,16 +106,13 @@ impl Effects {
 pub(crate) struct CanisterRoundState {
     /// Messages and tasks started so far.
     pub(crate) ordinal: u64,
-    /// The heartbeat ran.
     pub(crate) heartbeat_done: bool,
-    /// The timer ran.
     pub(crate) timer_done: bool,
     /// Waits for the next round: the canister used up its rate, or nothing it could do is possible
     /// now.
     pub(crate) paused: bool,
 }
 
-/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Something; there may be more.
@@ -133,7 +129,6 @@ pub(crate) struct MessageExecutor<'a> {
     pub(crate) growable_bytes: u64,
 }
 
-/// A call about to be executed.
 struct PreparedCall {
     origin: Origin,
     method_name: String,
@@ -356,20 +351,16 @@ impl<'a> MessageExecutor<'a> {
         };
         let context = canister.calls.open_context(work.origin.clone(), work.cycles);
         let invocation = Invocation {
-            entry: Entry::Update(work.method_name),
             caller: work.origin.caller(),
             caller_info: sender_info(&work.origin),
             arg: work.arg,
             deadline: deadline(&work.origin),
             already_responded: false,
             cycles_available: work.cycles,
-            cycles_refunded: 0,
-            context_instructions: 0,
-            limits,
             growable_bytes: self.growable(canister, false),
             heap_limited: is_update,
-            grows_frozen: false,
             keeps_changes: is_update,
+            ..Invocation::system(Entry::Update(work.method_name), limits)
         };
         let guaranteed = matches!(work.origin, Origin::Canister { deadline: None, .. });
         let task = Task::Call { guaranteed };
@@ -435,8 +426,9 @@ impl<'a> MessageExecutor<'a> {
                 Vec::new(),
             ),
         };
+        let callback_limits =
+            MessageLimits { instructions: limits.instructions - cleanup_instructions, ..limits };
         let invocation = Invocation {
-            entry: Entry::Callback { fun, env, kind },
             caller: context.origin.caller(),
             caller_info: sender_info(&context.origin),
             arg,
@@ -445,14 +437,9 @@ impl<'a> MessageExecutor<'a> {
             cycles_available: context.cycles_available,
             cycles_refunded: response.refund,
             context_instructions: context.instructions,
-            limits: MessageLimits {
-                instructions: limits.instructions - cleanup_instructions,
-                ..limits
-            },
             growable_bytes: self.growable(canister, true),
-            heap_limited: false,
             grows_frozen: true,
-            keeps_changes: true,
+            ..Invocation::system(Entry::Callback { fun, env, kind }, callback_limits)
         };
         let guaranteed = callback.deadline.is_none();
         let task = Task::Callback { on_cleanup: callback.on_cleanup, reject_code, guaranteed };
@@ -491,8 +478,8 @@ impl<'a> MessageExecutor<'a> {
         }
         canister.debit(prepaid);
         let context = canister.calls.open_context(Origin::System, 0);
-        let mut invocation = Invocation::system(entry, limits);
-        invocation.growable_bytes = self.growable(canister, false);
+        let growable_bytes = self.growable(canister, false);
+        let invocation = Invocation { growable_bytes, ..Invocation::system(entry, limits) };
         self.begin(canister, Task::System, context, (invocation, None), prepaid)?;
         self.effects.work += MESSAGE_OVERHEAD_INSTRUCTIONS;
         Ok(Step::Done)
@@ -640,7 +627,6 @@ impl<'a> MessageExecutor<'a> {
     }
 }
 
-/// Whether a canister takes calls at all.
 pub(crate) fn check_callable(core: &Core, canister: &CanisterState) -> Result<(), Reject> {
     match canister.status {
         CanisterStatus::Stopped => return Err(reject::stopped(&canister.id)),

@@ -29,7 +29,6 @@ pub trait Placement: Send + Sync + Debug {
 }
 
 impl ExecutorConfig {
-    /// The subnet that hosts a canister.
     pub(crate) fn subnet_of(&self, id: &CanisterId) -> Principal {
         let placed = self.placement.as_ref().and_then(|placement| placement.subnet_of(id));
         placed.unwrap_or(self.subnet.subnet_id)

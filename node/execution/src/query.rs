@@ -178,7 +178,6 @@ impl QueryService {
         }
     }
 
-    /// Counts the queries of clients from here on.
     pub(crate) fn count_in(&mut self, tally: Arc<QueryTally>) {
         self.tally = Some(tally);
     }
@@ -693,7 +692,6 @@ impl Session<'_> {
     }
 }
 
-/// The response in an outcome, if there is one.
 fn respond(
     canister: &CanisterState,
     caller: &Principal,

@@ -23,7 +23,6 @@ const ENTRY_SHARE: u64 = 8;
 /// Names what was asked: a digest, so that long arguments cost nothing to keep.
 pub(crate) type Key = [u8; 32];
 
-/// See the module.
 pub(crate) struct QueryCache {
     pool: Pool,
     inner: Mutex<Inner>,
@@ -42,7 +41,6 @@ struct Inner {
 struct Entry {
     canister: Weak<CanisterState>,
     reply: Arc<[u8]>,
-    /// Instructions of its evaluation.
     instructions: u64,
     used: u64,
     _reservation: Reservation,

@@ -59,7 +59,6 @@ pub(crate) struct RoundWork {
 /// round.
 const LOOSE_PAYLOAD_BYTES: u64 = 4 << 20;
 
-/// See the module.
 pub(crate) struct Round<'a> {
     core: &'a Arc<Core>,
     pool: &'a LanePool,
@@ -78,7 +77,6 @@ pub(crate) struct Round<'a> {
     management_ordinal: u64,
     /// Canisters run before the management calls, once.
     canisters_first: bool,
-    /// The most lanes of an iteration.
     lanes_most: usize,
     /// No management call is started: paused messages wrote so much that an upgrade would find no
     /// room in the delta log.

@@ -125,7 +125,6 @@ pub struct CallTable {
     /// Unanswered callbacks with guaranteed responses.
     #[serde(skip)]
     reserved_responses: u64,
-    /// All callbacks with guaranteed responses.
     #[serde(skip)]
     guaranteed_open: u64,
 }
@@ -243,7 +242,6 @@ impl CallTable {
         id
     }
 
-    /// Counts an open callback.
     fn count(&mut self, id: CallbackId, callback: &Callback) {
         let open = self.towards.entry(callback.callee).or_default();
         *open += 1;

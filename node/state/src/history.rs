@@ -135,7 +135,6 @@ impl Status {
         matches!(self, Status::Replied(_) | Status::Rejected(_) | Status::Done)
     }
 
-    /// Bytes of the response, as charged.
     fn response_bytes(&self) -> u64 {
         match self {
             Status::Replied(reply) => allocated(reply.len()),

@@ -104,7 +104,6 @@ impl PausedIndex {
         debug_assert_eq!(self.by_age.len(), self.by_id.len(), "canisters by age and by id");
     }
 
-    /// All of them.
     pub(crate) fn ids(&self) -> impl Iterator<Item = CanisterId> + '_ {
         self.by_id.iter().copied()
     }

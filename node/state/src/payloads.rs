@@ -135,7 +135,6 @@ struct Ledger {
     /// Gone, and held by snapshots alone.
     pinned: VecDeque<UnreferencedPayload>,
     pinned_bytes: u64,
-    /// To be removed.
     dead: VecDeque<UnreferencedPayload>,
     /// Bytes on disk of what was written since something was removed last.
     written_bytes: u64,

@@ -101,7 +101,6 @@ impl<T: Carrier> PoppedMessage<T> {
 /// Number of a message apart that went, and how long the file is that it left behind.
 pub type GoneMessage = (u64, Option<u64>);
 
-/// A message that waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Waiting<T> {
     message: StateArc<T>,
@@ -138,7 +137,6 @@ impl<T: Carrier> Waiting<T> {
     }
 }
 
-/// One of the three classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
     Responses,

@@ -1,9 +1,7 @@
 //! Creation of canisters, paid or provisional.
 
 use ic_management_canister_types::CanisterIdRecord;
-use state::{
-    CanisterId, CanisterState, Change, ChangeDetails, Cycles, Reject, Settings, SubnetCall,
-};
+use state::{CanisterId, CanisterState, ChangeDetails, Cycles, Reject, Settings, SubnetCall};
 
 use super::settings::{self, RequestedSettings, check_promises, read};
 use super::types::{CreateCanister, ProvisionalCreateCanister, SettingsArgument};
@@ -107,12 +105,8 @@ impl Dispatcher<'_> {
         let controllers = requested.controllers.unwrap_or_else(|| vec![call.origin.caller()]);
         let mut canister =
             CanisterState::new(id, controllers.clone(), settings, cycles, self.round.time);
-        canister.history.push(Change {
-            time: self.round.time,
-            version: 0,
-            origin: Self::change_origin(call, told_version),
-            details: ChangeDetails::Creation { controllers, environment_hash },
-        });
+        let details = ChangeDetails::Creation { controllers, environment_hash };
+        Self::add_change(&mut canister, self.round.time, (call, told_version), details);
         canister.delta_height = self.round.height.0;
         Ok(canister)
     }

@@ -16,7 +16,7 @@ use sandbox::module::HEAD_BYTES;
 use sandbox::{Changes, NotPrepared, StoredModule, UploadedModule};
 use sha2::{Digest, Sha256};
 use state::{
-    BlobError, BlobHash, CanisterId, CanisterState, Change, ChangeDetails, Cycles, DeploymentMode,
+    BlobError, BlobHash, CanisterId, CanisterState, ChangeDetails, Cycles, DeploymentMode,
     InstalledModule, ModuleHash, ModuleInfo, Reject, SubnetCall,
 };
 
@@ -408,12 +408,8 @@ impl Dispatcher<'_> {
         }
         let log_bytes_max = next.settings.log_memory_limit;
         tally.log.iter().for_each(|line| next.log.push(time, line.to_vec(), log_bytes_max));
-        next.history.push(Change {
-            time,
-            version: next.version,
-            origin: Self::change_origin(call, *told_version),
-            details: ChangeDetails::CodeDeployment { mode: plan.deployment, module_hash },
-        });
+        let details = ChangeDetails::CodeDeployment { mode: plan.deployment, module_hash };
+        Self::add_change(&mut next, time, (call, *told_version), details);
         watch_memory(core, &mut next);
         let kept: Vec<MemoryId> = memories(&next).collect();
         let gone: Vec<MemoryId> =
@@ -430,7 +426,6 @@ impl Dispatcher<'_> {
         self.effects.delta_bytes += delta_bytes;
     }
 
-    /// Counts what ran of an installation in this slice.
     pub(super) fn count_slice(&mut self, installing: &Installing, tally: &Tally, delta_bytes: u64) {
         let instructions = tally.instructions.saturating_sub(installing.counted);
         self.effects.executed(instructions, tally.work.saturating_sub(self.worked(installing)));

@@ -77,7 +77,6 @@ pub(super) struct Record {
     begun: ExecutionInput,
 }
 
-/// An installation that runs.
 #[derive(Debug)]
 pub(super) struct Installing {
     pub(super) id: CanisterId,
@@ -85,7 +84,6 @@ pub(super) struct Installing {
     /// Cycles taken from the balance for it.
     pub(super) prepaid: Cycles,
     since: Height,
-    /// Instructions granted so far.
     granted: u64,
     /// Of them, those that were counted in rounds before.
     pub(super) counted: u64,
@@ -251,10 +249,7 @@ impl Dispatcher<'_> {
                 let reject = reject::ruled_out(&Principal::management_canister());
                 self.forget_install(&installing);
                 let tally = Tally { instructions: installing.counted, ..Tally::default() };
-                match self.charge_failed(&installing, &tally) {
-                    Ok(()) => Err(reject.into()),
-                    Err(refusal) => Err(refusal),
-                }
+                self.charge_failed(&installing, &tally).and(Err(reject.into()))
             }
             None => self.run_install(installing, paused.waiting.clone()),
         };
@@ -298,9 +293,9 @@ impl Dispatcher<'_> {
         let canister = self.target(&installing.id)?.clone();
         match self.slice_of(&canister, &mut installing)? {
             Step::Paused { instructions, work, wasm_pages } => {
+                let tally = Tally { instructions, work, log: Vec::new() };
                 if self.is_installing_another(&installing) {
                     self.forget_install(&installing);
-                    let tally = Tally { instructions, work, log: Vec::new() };
                     self.charge_failed(&installing, &tally)?;
                     return Ok(MethodOutcome::AwaitsTurn);
                 }
@@ -312,12 +307,11 @@ impl Dispatcher<'_> {
                     .saturating_add(module.bytes + module.custom_section_bytes());
                 let usage = canister.memory_usage().total().saturating_add(grown_bytes);
                 if let Err(reject) = self.check_room(&canister, usage) {
-                    let tally = Tally { instructions, work, log: Vec::new() };
                     self.forget_install(&installing);
                     self.charge_failed(&installing, &tally)?;
                     return Err(reject.into());
                 }
-                self.count_slice(&installing, &Tally { instructions, work, log: Vec::new() }, 0);
+                self.count_slice(&installing, &tally, 0);
                 self.pause_install(installing, instructions, grown_bytes, waiting)?;
                 Ok(MethodOutcome::Waits)
             }

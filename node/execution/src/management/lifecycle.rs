@@ -1,7 +1,7 @@
 //! Starting, stopping, emptying and deleting canisters.
 
 use state::{
-    CanisterId, CanisterState, CanisterStatus, Change, ChangeDetails, Payload, Reject, StopWaiter,
+    CanisterId, CanisterState, CanisterStatus, ChangeDetails, Payload, Reject, StopWaiter,
     SubnetCall, Time,
 };
 
@@ -49,20 +49,22 @@ impl Dispatcher<'_> {
     pub(super) fn uninstall_code(&mut self, call: &SubnetCall) -> MethodResult {
         let argument: VersionedCanister = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
-        let origin = Self::change_origin(call, argument.sender_canister_version);
-        let (core, time) = (self.core, self.round.time);
-        let canister = self
-            .state
-            .get_mut(&argument.canister_id)
-            .ok_or_else(|| reject::canister_not_found(&argument.canister_id))?;
-        uninstall(core, canister, &mut self.effects, &reject::uninstalled());
-        canister.history.push(Change {
-            time,
-            version: canister.version,
-            origin,
-            details: ChangeDetails::CodeUninstall,
-        });
+        self.uninstall(call, &argument.canister_id, argument.sender_canister_version)?;
         Ok(MethodOutcome::Reply(no_value()))
+    }
+
+    /// Removes the code of a canister for a call.
+    pub(super) fn uninstall(
+        &mut self,
+        call: &SubnetCall,
+        id: &CanisterId,
+        told_version: Option<u64>,
+    ) -> Result<(), Reject> {
+        let canister = self.state.get_mut(id).ok_or_else(|| reject::canister_not_found(id))?;
+        uninstall(self.core, canister, &mut self.effects, &reject::uninstalled());
+        let (by, details) = ((call, told_version), ChangeDetails::CodeUninstall);
+        Self::add_change(canister, self.round.time, by, details);
+        Ok(())
     }
 
     pub(super) fn delete_canister(&mut self, call: &SubnetCall) -> MethodResult {
@@ -117,12 +119,7 @@ pub(crate) fn run_out(core: &Core, canister: &mut CanisterState, effects: &mut E
 
 /// Removes code, memories, chunks and open calls of a canister; answers all waiting callers. The
 /// version rises.
-pub(super) fn uninstall(
-    core: &Core,
-    canister: &mut CanisterState,
-    effects: &mut Effects,
-    rejection: &Reject,
-) {
+fn uninstall(core: &Core, canister: &mut CanisterState, effects: &mut Effects, rejection: &Reject) {
     drop_code(core, canister);
     canister.chunks.clear();
     canister.certified_data.clear();

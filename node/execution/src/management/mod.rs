@@ -30,8 +30,9 @@ use limits::Limits;
 use sandbox::MESSAGE_OVERHEAD_INSTRUCTIONS;
 use serde::de::DeserializeOwned;
 use state::{
-    CanisterId, CanisterState, ChangeOrigin, Cycles, Fault, Ingress, Origin, Payload,
-    RandomnessWaiter, Reject, ReplicatedState, StateArc, SubnetCall, Visibility, state_heap,
+    CanisterId, CanisterState, Change, ChangeDetails, ChangeOrigin, Cycles, Fault, Ingress, Origin,
+    Payload, RandomnessWaiter, Reject, ReplicatedState, StateArc, SubnetCall, Time, Visibility,
+    state_heap,
 };
 
 use crate::config::FatalError;
@@ -56,7 +57,6 @@ pub(crate) fn no_value() -> Vec<u8> {
     b"DIDL\0\0".to_vec()
 }
 
-/// A value as a reply.
 pub(crate) fn encode<T: CandidType>(value: &T) -> Result<Vec<u8>, Reject> {
     candid::encode_one(value)
         .map_err(|_| reject::reject(521, "The result has no encoding in Candid."))
@@ -232,7 +232,6 @@ pub(crate) fn named_canister(
     }
 }
 
-/// The canister that an argument names.
 fn canister_in(
     limits: &Limits,
     method_name: &str,
@@ -338,7 +337,6 @@ impl From<FatalError> for Refusal {
     }
 }
 
-/// Outcome of a method.
 enum MethodOutcome {
     /// A reply; all cycles go back.
     Reply(Vec<u8>),
@@ -372,7 +370,6 @@ impl Dispatcher<'_> {
         Ok(())
     }
 
-    /// Serves one call.
     pub(crate) fn serve(&mut self, call: SubnetCall) -> Result<(), FatalError> {
         self.effects.work += CALL_INSTRUCTIONS;
         self.effects.messages += 1;
@@ -521,11 +518,18 @@ impl Dispatcher<'_> {
         }
     }
 
-    fn change_origin(call: &SubnetCall, told: Option<u64>) -> ChangeOrigin {
-        match &call.origin {
+    /// Adds to a canister's history what `call` did to it at the time of its version.
+    fn add_change(
+        canister: &mut CanisterState,
+        time: Time,
+        (call, told): (&SubnetCall, Option<u64>),
+        details: ChangeDetails,
+    ) {
+        let origin = match &call.origin {
             Origin::Canister { caller, .. } => ChangeOrigin::Canister(*caller, told),
             origin => ChangeOrigin::User(origin.caller()),
-        }
+        };
+        canister.history.push(Change { time, version: canister.version, origin, details });
     }
 
     fn raw_rand(&mut self, call: &SubnetCall) -> MethodResult {

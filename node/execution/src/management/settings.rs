@@ -7,8 +7,7 @@ use candid::{Nat, Principal};
 use ic_management_canister_types::{LogVisibility, SnapshotVisibility};
 use sha2::{Digest, Sha256};
 use state::{
-    CanisterState, Change, ChangeDetails, Cycles, Reject, ReplicatedState, Settings, SubnetCall,
-    Visibility,
+    CanisterState, ChangeDetails, Cycles, Reject, ReplicatedState, Settings, SubnetCall, Visibility,
 };
 
 use super::types::{SettingsArgument, UpdateSettings};
@@ -275,12 +274,9 @@ impl Dispatcher<'_> {
         check_promises(self.core, self.state, Some(current), &next)?;
         next.version += 1;
         if let Some(controllers) = requested.controllers {
-            next.history.push(Change {
-                time: self.round.time,
-                version: next.version,
-                origin: Self::change_origin(call, argument.sender_canister_version),
-                details: ChangeDetails::ControllersChange(controllers),
-            });
+            let by = (call, argument.sender_canister_version);
+            let details = ChangeDetails::ControllersChange(controllers);
+            Self::add_change(&mut next, self.round.time, by, details);
         }
         next.log.trim(next.settings.log_memory_limit);
         watch_memory(self.core, &mut next);

@@ -4,7 +4,6 @@
 use super::{Header, LeafHash, ObjectId, PIECE_BYTES, piece_hash};
 use crate::Height;
 
-/// The tag and key of an object.
 pub(super) fn put_object_key(bytes: &mut Vec<u8>, object: &ObjectId) {
     match object {
         ObjectId::Records => bytes.push(1),
@@ -23,7 +22,6 @@ pub(super) fn put_object_key(bytes: &mut Vec<u8>, object: &ObjectId) {
     }
 }
 
-/// One row of a body.
 fn body_row(index: u32, hash: &LeafHash) -> [u8; 36] {
     let mut row = [0; 36];
     let (left, right) = row.split_at_mut(4);

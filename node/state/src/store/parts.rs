@@ -13,10 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Failure;
 
-/// The key of one part.
 pub(super) type Key = (&'static [u8], u32);
 
-/// A table of records.
 pub(super) type Table = TableDefinition<'static, Key, &'static [u8]>;
 
 /// Totals of a table.
@@ -33,7 +31,6 @@ impl Tally {
         self.sum = self.sum.wrapping_add(stored_checksum(part));
     }
 
-    /// Parts of records.
     pub(super) fn parts(&self) -> u64 {
         self.parts
     }
@@ -96,7 +93,6 @@ pub(super) fn put(
     Ok(())
 }
 
-/// Writes one part.
 pub(super) fn put_part(
     table: &mut redb::Table<'_, Key, &'static [u8]>,
     tally: &mut Tally,

@@ -36,12 +36,10 @@ impl<'p> Selection<'p> {
         at.whole = true;
     }
 
-    /// Asks for everything.
     pub(super) fn everything() -> Self {
         Selection { whole: true, below: BTreeMap::new() }
     }
 
-    /// Whether the whole tree is selected.
     pub(super) fn is_whole(&self) -> bool {
         self.whole
     }

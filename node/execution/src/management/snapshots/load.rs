@@ -9,7 +9,7 @@ use std::io;
 use ic_management_canister_types as ic;
 use sandbox::{StoredModule, module::HEAD_BYTES};
 use state::{
-    CanisterId, CanisterSnapshot, CanisterState, Change, ChangeDetails, ExecutionState, Global,
+    CanisterId, CanisterSnapshot, CanisterState, ChangeDetails, ExecutionState, Global,
     InstalledModule, LowMemoryHook, Memory, ModuleGlobal, ModuleHash, ModuleInfo, Reject,
     SnapshotMemory, SnapshotModule, SnapshotSource, StateArc, SubnetCall, WASM_PAGE_BYTES,
     parse_snapshot_id,
@@ -170,18 +170,15 @@ impl Dispatcher<'_> {
         }
         next.version += 1;
         next.installed_at = Some(self.round.time);
-        next.history.push(Change {
-            time: self.round.time,
-            version: next.version,
-            origin: Self::change_origin(call, argument.sender_canister_version),
-            details: ChangeDetails::LoadSnapshot {
-                from: (owner != next.id).then_some(owner),
-                snapshot_id: argument.snapshot_id.clone(),
-                canister_version: snapshot.canister_version,
-                taken_at: snapshot.taken_at,
-                source: snapshot.source,
-            },
-        });
+        let details = ChangeDetails::LoadSnapshot {
+            from: (owner != next.id).then_some(owner),
+            snapshot_id: argument.snapshot_id.clone(),
+            canister_version: snapshot.canister_version,
+            taken_at: snapshot.taken_at,
+            source: snapshot.source,
+        };
+        let by = (call, argument.sender_canister_version);
+        Self::add_change(&mut next, self.round.time, by, details);
         let gone: Vec<_> = memories(before).collect();
         self.core.sandbox.forget(&gone);
         gone.iter().for_each(|memory| self.core.pages.remove(*memory));

@@ -23,12 +23,11 @@ use pages::MemoryId;
 use serde::Deserialize;
 use serde_bytes::ByteBuf;
 use state::{
-    CanisterId, CanisterSnapshot, CanisterState, Change, ChangeDetails, Cycles, ExecutionState,
-    Global, ModuleGlobal, Reject, SNAPSHOTS_MAX, SnapshotMemory, SnapshotModule, SnapshotSource,
-    SubnetCall, Time, WASM_PAGE_BYTES, parse_snapshot_id, snapshot_id,
+    CanisterId, CanisterSnapshot, CanisterState, Cycles, ExecutionState, Global, ModuleGlobal,
+    Reject, SNAPSHOTS_MAX, SnapshotMemory, SnapshotModule, SnapshotSource, SubnetCall, Time,
+    WASM_PAGE_BYTES, parse_snapshot_id, snapshot_id,
 };
 
-use super::lifecycle::uninstall;
 use super::settings::check_promises;
 use super::{Dispatcher, MethodOutcome, MethodResult, encode, no_value};
 use crate::config::FatalError;
@@ -88,29 +87,11 @@ impl Dispatcher<'_> {
         self.count(instructions, 0);
         let number = self.add_snapshot(&id, cost, replaced, snapshot.clone())?;
         if uninstalls {
-            self.uninstall_taken(call, &id, argument.sender_canister_version)?;
+            // Its memories are the snapshot's now.
+            self.target_mut(&id)?.execution = None;
+            self.uninstall(call, &id, argument.sender_canister_version)?;
         }
         Ok(MethodOutcome::Reply(encode(&shown(&id, number, &snapshot))?))
-    }
-
-    /// Takes the code away from a canister whose memories are a snapshot's now.
-    fn uninstall_taken(
-        &mut self,
-        call: &SubnetCall,
-        id: &CanisterId,
-        told_version: Option<u64>,
-    ) -> Result<(), Reject> {
-        let (core, time) = (self.core, self.round.time);
-        let canister = self.state.get_mut(id).ok_or_else(|| reject::canister_not_found(id))?;
-        canister.execution = None;
-        uninstall(core, canister, &mut self.effects, &reject::uninstalled());
-        canister.history.push(Change {
-            time,
-            version: canister.version,
-            origin: Self::change_origin(call, told_version),
-            details: ChangeDetails::CodeUninstall,
-        });
-        Ok(())
     }
 
     pub(super) fn list_canister_snapshots(&mut self, call: &SubnetCall) -> MethodResult {
@@ -235,7 +216,6 @@ impl Dispatcher<'_> {
         )
     }
 
-    /// The number of a new memory.
     fn next_memory(&mut self) -> MemoryId {
         let id = MemoryId(self.state.subnet.next_memory);
         self.state.subnet.next_memory += 1;

@@ -123,7 +123,6 @@ impl Dispatcher<'_> {
         Ok(MethodOutcome::Reply(encode(&ic::ReadCanisterSnapshotDataResult { chunk })?))
     }
 
-    /// Reads bytes that are there.
     fn read_from(
         &self,
         place: &DataLocation,
@@ -179,7 +178,6 @@ impl Dispatcher<'_> {
         Ok(MethodOutcome::Reply(encode(&ic::UploadCanisterSnapshotMetadataResult { snapshot_id })?))
     }
 
-    /// A new memory of zeros.
     fn zeros(&mut self, base_bytes: u64) -> Result<MemoryId, FatalError> {
         let id = self.next_memory();
         let pages = &self.core.pages;
