@@ -50,31 +50,18 @@ pub enum BlobError {
         /// Bytes a blob may have in this store.
         limit: u64,
     },
-    /// The disk is full.
-    #[error("the disk of {path} is full: free some space")]
-    DiskFull {
-        /// Directory or file.
-        path: PathBuf,
-    },
+    /// The disk of this directory or file is full.
+    #[error("the disk of {0} is full: free some space")]
+    DiskFull(PathBuf),
     /// Permissions or a read-only file system.
     #[error(
-        "{path} cannot be written ({source}): check its owner, its permissions and how its file \
-         system is mounted"
+        "{0} cannot be written ({1}): check its owner, its permissions and how its file system is \
+         mounted"
     )]
-    Unwritable {
-        /// Directory or file.
-        path: PathBuf,
-        /// From the operating system.
-        source: io::Error,
-    },
+    Unwritable(PathBuf, #[source] io::Error),
     /// Any other error of the disk.
-    #[error("{path} cannot be read or written: {source}")]
-    Io {
-        /// Directory or file.
-        path: PathBuf,
-        /// From the operating system.
-        source: io::Error,
-    },
+    #[error("{0} cannot be read or written: {1}")]
+    Io(PathBuf, #[source] io::Error),
     /// The file's content is not what its name says.
     #[error(
         "{path} is damaged: its content does not have the hash in its name; restore it from \
@@ -91,8 +78,8 @@ impl BlobError {
     /// be freed or mended from outside.
     pub fn can_heal(&self) -> bool {
         match self {
-            Self::DiskFull { .. } | Self::Unwritable { .. } => true,
-            Self::Io { source, .. } => lifecycle::can_heal(source),
+            Self::DiskFull(_) | Self::Unwritable(..) => true,
+            Self::Io(_, source) => lifecycle::can_heal(source),
             Self::TooLarge { .. } | Self::Corrupt { .. } => false,
         }
     }
@@ -450,11 +437,11 @@ fn io_error(path: &Path, error: io::Error) -> BlobError {
     let path = path.to_path_buf();
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
-            BlobError::DiskFull { path }
+            BlobError::DiskFull(path)
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            BlobError::Unwritable { path, source: error }
+            BlobError::Unwritable(path, error)
         }
-        _ => BlobError::Io { path, source: error },
+        _ => BlobError::Io(path, error),
     }
 }

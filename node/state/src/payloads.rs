@@ -64,20 +64,12 @@ impl StoredPayload {
 /// Why a payload cannot be kept or had.
 #[derive(Debug, Error)]
 pub enum PayloadError {
-    /// The disk is full.
-    #[error("the disk of {path} is full: free some space")]
-    DiskFull {
-        /// Directory or file.
-        path: PathBuf,
-    },
+    /// The disk of this directory or file is full.
+    #[error("the disk of {0} is full: free some space")]
+    DiskFull(PathBuf),
     /// Any other error of the disk.
-    #[error("{path} cannot be read or written: {source}")]
-    Io {
-        /// Directory or file.
-        path: PathBuf,
-        /// From the operating system.
-        source: io::Error,
-    },
+    #[error("{0} cannot be read or written: {1}")]
+    Io(PathBuf, #[source] io::Error),
     /// The file is not there, or its content is not what was written.
     #[error("{path}, the payload of a message that waits, is damaged ({reason}); {cure}")]
     Damaged {
@@ -94,8 +86,8 @@ impl PayloadError {
     /// Whether the same call may succeed later in the same process.
     pub fn can_heal(&self) -> bool {
         match self {
-            Self::DiskFull { .. } => true,
-            Self::Io { source, .. } => lifecycle::can_heal(source),
+            Self::DiskFull(_) => true,
+            Self::Io(_, source) => lifecycle::can_heal(source),
             Self::Damaged { .. } => false,
         }
     }
@@ -105,8 +97,8 @@ impl PayloadError {
         match source.kind() {
             io::ErrorKind::StorageFull
             | io::ErrorKind::QuotaExceeded
-            | io::ErrorKind::FileTooLarge => Self::DiskFull { path },
-            _ => Self::Io { path, source },
+            | io::ErrorKind::FileTooLarge => Self::DiskFull(path),
+            _ => Self::Io(path, source),
         }
     }
 }

@@ -103,41 +103,25 @@ impl Header {
 pub enum StoreError {
     /// Another process, most likely a second node with the same data folder, has the file open.
     #[error(
-        "{path} is in use by another process; stop the other node or give this one its own data \
+        "{0} is in use by another process; stop the other node or give this one its own data \
          directory"
     )]
-    Locked {
-        /// File of the metadata store.
-        path: PathBuf,
-    },
+    Locked(PathBuf),
     /// The disk is full.
     #[error(
-        "the disk of {path} is full: free some space; the last checkpoint is intact and nothing \
+        "the disk of {0} is full: free some space; the last checkpoint is intact and nothing \
          acknowledged is lost"
     )]
-    DiskFull {
-        /// File of the metadata store.
-        path: PathBuf,
-    },
+    DiskFull(PathBuf),
     /// Permissions or a read-only file system.
     #[error(
-        "{path} cannot be written ({source}): check its owner, its permissions and how its file \
-         system is mounted"
+        "{0} cannot be written ({1}): check its owner, its permissions and how its file system is \
+         mounted"
     )]
-    Unwritable {
-        /// File of the metadata store.
-        path: PathBuf,
-        /// From the operating system.
-        source: io::Error,
-    },
+    Unwritable(PathBuf, #[source] io::Error),
     /// Any other error of the disk.
-    #[error("{path} cannot be read or written: {source}")]
-    Io {
-        /// File of the metadata store.
-        path: PathBuf,
-        /// From the operating system.
-        source: io::Error,
-    },
+    #[error("{0} cannot be read or written: {1}")]
+    Io(PathBuf, #[source] io::Error),
     /// The content contradicts itself.
     #[error(
         "{path} is damaged ({reason}): restore it from another node or a backup; it was not \
@@ -184,9 +168,9 @@ impl StoreError {
     /// be freed or mended from outside.
     pub fn can_heal(&self) -> bool {
         match self {
-            Self::DiskFull { .. } | Self::Unwritable { .. } => true,
-            Self::Io { source, .. } => lifecycle::can_heal(source),
-            Self::Locked { .. }
+            Self::DiskFull(_) | Self::Unwritable(..) => true,
+            Self::Io(_, source) => lifecycle::can_heal(source),
+            Self::Locked(_)
             | Self::Corrupt { .. }
             | Self::Format { .. }
             | Self::Height { .. }
@@ -705,7 +689,7 @@ fn guard<R>(path: &Path, work: impl FnOnce() -> Result<R, Failure>) -> Result<R,
 
 fn redb_error(path: &Path, error: redb::Error) -> StoreError {
     match error {
-        redb::Error::DatabaseAlreadyOpen => StoreError::Locked { path: path.to_path_buf() },
+        redb::Error::DatabaseAlreadyOpen => StoreError::Locked(path.to_path_buf()),
         redb::Error::UpgradeRequired(version) => StoreError::Format {
             path: path.to_path_buf(),
             found: format!("database file version {version}"),
@@ -726,11 +710,11 @@ fn io_error(path: &Path, error: io::Error) -> StoreError {
     let path = path.to_path_buf();
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
-            StoreError::DiskFull { path }
+            StoreError::DiskFull(path)
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            StoreError::Unwritable { path, source: error }
+            StoreError::Unwritable(path, error)
         }
-        _ => StoreError::Io { path, source: error },
+        _ => StoreError::Io(path, error),
     }
 }
