@@ -86,10 +86,7 @@ impl CompileAhead {
     /// Compiles the module that a call of `bytes` bytes installs, unless the round would not.
     /// Blocks until that is done.
     pub fn compile(&self, bytes: u64, read: ReadCall<'_>) -> Ahead {
-        match self.try_compile(bytes, read) {
-            Ok(done) => done,
-            Err(reason) => Ahead::Left(reason),
-        }
+        self.try_compile(bytes, read).unwrap_or_else(Ahead::Left)
     }
 
     /// Compiles the next of the modules whose artefacts are gone: not before this node has a

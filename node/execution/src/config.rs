@@ -166,13 +166,10 @@ pub enum FatalError {
     },
     /// A state that should have been given a manifest.
     #[error(
-        "the state of height {height} must be checkpointed for its manifest before another batch \
-         is executed"
+        "the state of height {0} must be checkpointed for its manifest before another batch is \
+         executed"
     )]
-    ManifestOwed {
-        /// Height of the state executed last.
-        height: u64,
-    },
+    ManifestOwed(u64),
     /// A manifest cannot be computed.
     #[error(transparent)]
     Manifest(#[from] statesync::ManifestError),

@@ -180,7 +180,7 @@ impl Executor {
             });
         }
         if self.manifest_owed {
-            return Err(FatalError::ManifestOwed { height: self.height().0 });
+            return Err(FatalError::ManifestOwed(self.height().0));
         }
         self.make_room(batch.height)?;
         self.await_state_heap(batch.height)?;

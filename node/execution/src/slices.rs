@@ -1,14 +1,10 @@
-//! Messages from their beginning to their end, which may be many rounds later.
+//! Messages from their beginning to their end, which may be many rounds later
+//! (docs/internals/sandbox.md, "Long messages").
 //!
 //! Every message runs in slices of `execution.instructions_per_slice`, and so do installations
 //! ([`crate::management`]). The first slice runs when the message is taken from its queue. If it is
 //! not over then, it is **paused**: its input is stored in its canister ([`state::PausedMessage`]),
-//! and each round grants `execution.paused_executions` paused messages of the subnet one slice
-//! more, before anything else runs: the oldest, and one whose canister has its turn. So every one
-//! of them ends, however many there are, and a short one need not wait for all long ones that began
-//! before it.
-//!
-//! # Result
+//! which runs nothing else, and each round grants some of the paused messages one slice more.
 //!
 //! The result is the same as without a pause, because the message sees only its stored input: time,
 //! balance, settings are those of its beginning. The worker's state between two slices is private
@@ -21,12 +17,7 @@
 //!   is a lane's part of the free capacity, as it is in each later slice. If others have taken the
 //!   room that it was promised, the message fails.
 //! - **Storage** is charged meanwhile, as far as the balance allows. The rest is owed until the
-//!   message is over and the unused part of its prepayment is returned: then a canister that cannot
-//!   pay loses its code.
-//!
-//! Meanwhile the canister runs nothing else, and calls of the management canister that would change
-//! it wait ([`crate::management`]); when the message is over, they are served before the canister
-//! begins another. Queries are answered from the state before the message.
+//!   message is over and the unused part of its prepayment is returned.
 
 use sandbox::{Entry, Grant, MESSAGE_OVERHEAD_INSTRUCTIONS, Progress, SlicedName};
 use serde::{Deserialize, Serialize};

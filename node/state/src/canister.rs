@@ -145,19 +145,10 @@ impl InstalledModule {
 
     /// Bytes of memory that its record takes: the names of its methods, and its globals.
     pub fn metadata_bytes(&self) -> u64 {
-        self.method_bytes() + self.global_bytes()
-    }
-
-    /// Bytes of memory that the names of its methods take.
-    fn method_bytes(&self) -> u64 {
         let info = &self.info;
         let names = info.updates.iter().chain(&info.queries).chain(&info.composite_queries);
-        names.map(|name| METHOD_BYTES + name.len() as u64).sum()
-    }
-
-    /// Bytes of memory that what is known of its globals takes.
-    fn global_bytes(&self) -> u64 {
-        (size_of::<ModuleGlobal>() * self.info.globals.len()) as u64
+        let methods: u64 = names.map(|name| METHOD_BYTES + name.len() as u64).sum();
+        methods + (size_of::<ModuleGlobal>() * info.globals.len()) as u64
     }
 }
 

@@ -73,15 +73,12 @@ pub enum HistoryError {
     /// The same call is already known.
     #[error("the call {0:?} is already known; its status can be read")]
     Known(RequestId),
-    /// Too many calls are unanswered.
+    /// As many calls are unanswered as may be.
     #[error(
-        "{limit} calls wait for their answer, the most this subnet takes \
+        "{0} calls wait for their answer, the most this subnet takes \
          (subnet.ingress_unfinished_max); send the call again when some are answered"
     )]
-    UnfinishedFull {
-        /// Calls that may be unanswered at once.
-        limit: u64,
-    },
+    UnfinishedFull(u64),
     /// No room even after dropping every response.
     #[error(
         "the ingress history holds {used} bytes of entries and may hold {limit} (seven eighths of \
@@ -341,7 +338,7 @@ impl IngressHistory {
     /// Whether a call could be received now.
     pub fn room(&self) -> Result<(), HistoryError> {
         if self.unfinished >= self.limits.unfinished_max {
-            return Err(HistoryError::UnfinishedFull { limit: self.limits.unfinished_max });
+            return Err(HistoryError::UnfinishedFull(self.limits.unfinished_max));
         }
         let used = self.map.len() as u64 * ENTRY_BYTES;
         let limit = self.limits.bytes_max - self.limits.bytes_max / 8;

@@ -569,7 +569,7 @@ impl LoadedCheckpoint {
                     None => Err(self.corrupt(format!(
                         "a key of {} bytes in table {}",
                         bytes.len(),
-                        table_name(&table)
+                        redb::TableHandle::name(&table)
                     ))),
                 },
                 Err(error) => Err(error),
@@ -645,10 +645,6 @@ fn create_tables(transaction: &WriteTransaction) -> Result<(), Failure> {
 
 fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, Failure> {
     postcard::to_stdvec(value).map_err(|error| Failure::Corrupt(error.to_string()))
-}
-
-fn table_name(table: &Table) -> String {
-    redb::TableHandle::name(table).to_string()
 }
 
 /// An error before it is known which file it is about.

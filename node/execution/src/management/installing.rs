@@ -1,26 +1,17 @@
-//! Installations from their first slice to their last.
+//! Installations from their first slice to their last (docs/internals/sandbox.md, "Long messages").
 //!
 //! An installation runs in slices as messages do ([`crate::slices`]). When it is paused, its inputs
-//! are stored in its canister ([`state::PausedMessage`], without a call context): the call without
-//! the module, the module's hash and plan, and the context of the first of its executions. Its
-//! grant counts the instructions of both executions together, so the end of a slice depends on the
-//! installation alone, also where it passes from one execution to the other.
-//!
-//! # One at a time
-//!
-//! While an installation is paused, others run for one slice only. One that takes longer has run in
-//! vain then: it pays for that, and waits for its turn behind those that waited before. Only a few
-//! wait, with a small total size; more are rejected. So no machine has to keep more than one, and
-//! one installation at a time uses the subnet's free memory.
-//!
-//! # State kept by this machine
+//! are stored in its canister ([`state::PausedMessage`], without a call context). Its grant counts
+//! the instructions of both executions together, so the end of a slice depends on the installation
+//! alone, also where it passes from one execution to the other. While one is paused, others run for
+//! one slice only: so no machine has to keep more than one, and one installation at a time uses the
+//! subnet's free memory.
 //!
 //! Pages that the executions write are appended to files without a name ([`InstallTargets`]), which
-//! are no part of any memory: checkpoints know nothing of them, and they are gone when the node
-//! ends. They and the outcome of `canister_pre_upgrade` stay between two slices
-//! ([`CachedInstallation`]). A machine that has lost them runs the installation from its beginning
-//! up to the newest grant. Only after both executions ended successfully, memories are created, and
-//! the pages are copied into them and become one version.
+//! are no part of any memory. They and the outcome of `canister_pre_upgrade` stay between two
+//! slices ([`CachedInstallation`]); a machine that has lost them runs the installation from its
+//! beginning up to the newest grant. Only after both executions ended successfully, memories are
+//! created, and the pages are copied into them and become one version.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

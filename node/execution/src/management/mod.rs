@@ -153,7 +153,7 @@ impl Method {
     fn for_name(core: &Core, name: &str) -> Option<Self> {
         let (_, mut method) = *METHODS.iter().find(|(known, _)| *known == name)?;
         let is_off = match name {
-            "http_request" => !outcalls::are_on(core),
+            "http_request" => !core.config.outcalls,
             _ => is_provisional(name) && !core.config.provisional,
         };
         // Users create canisters where subnet admins may.
@@ -167,7 +167,7 @@ impl Method {
 /// that does not exist.
 fn not_offered(core: &Core, name: &str) -> Option<Reject> {
     let (code, what) = match name {
-        "http_request" | "flexible_http_request" if !outcalls::are_on(core) => {
+        "http_request" | "flexible_http_request" if !core.config.outcalls => {
             // Once: canisters can repeat the call.
             static LOGGED: Once = Once::new();
             LOGGED.call_once(|| {

@@ -19,7 +19,6 @@ use state::{
 };
 
 use super::{Dispatcher, MethodOutcome, MethodResult};
-use crate::core::Core;
 use crate::message::Effects;
 use crate::reject::{self, refused};
 
@@ -290,11 +289,6 @@ pub(crate) fn answer(
 
 fn is_answer_to(answer: &OutcallAnswer, open: &Outcall) -> bool {
     answer.until == open.until && answer.is_within(open.reply_bytes_max())
-}
-
-/// Whether the subnet makes requests to servers outside.
-pub(super) fn are_on(core: &Core) -> bool {
-    core.config.outcalls
 }
 
 #[cfg(test)]

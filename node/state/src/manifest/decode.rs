@@ -15,17 +15,11 @@ pub enum ManifestError {
     #[error("the manifest is cut off")]
     CutOff,
     /// Of another version of the node.
-    #[error("the manifest has version {found} and this node reads version {VERSION}")]
-    Version {
-        /// What it has.
-        found: u8,
-    },
-    /// Too many pieces.
-    #[error("the manifest's body of {body_bytes} bytes has more than {PIECES_MAX} pieces")]
-    TooLong {
-        /// Length of the body.
-        body_bytes: u64,
-    },
+    #[error("the manifest has version {0} and this node reads version {VERSION}")]
+    Version(u8),
+    /// Too many pieces in a body of this length.
+    #[error("the manifest's body of {0} bytes has more than {PIECES_MAX} pieces")]
+    TooLong(u64),
     /// Not a hash for every piece.
     #[error("{hashes_bytes} bytes of hashes do not belong to a body of {body_bytes} bytes")]
     Pieces {
@@ -41,11 +35,8 @@ pub enum ManifestError {
     #[error("the manifest's objects are not in order")]
     Order,
     /// A length that such an object cannot have.
-    #[error("the manifest has an object of {length} bytes, which it cannot be")]
-    Length {
-        /// Bytes that the manifest says the object has.
-        length: u64,
-    },
+    #[error("the manifest has an object of {0} bytes, which it cannot be")]
+    Length(u64),
     /// Rows out of order, too many, or missing.
     #[error("the leaves of an object are not in order, too many or too few")]
     Rows,
@@ -130,7 +121,7 @@ impl<R: Read> Body<R> {
             || leaves_of(length) > u64::from(u32::MAX)
             || (memory && !length.is_multiple_of(PAGE_BYTES))
         {
-            return Err(ManifestError::Length { length });
+            return Err(ManifestError::Length(length));
         }
         self.leaves = leaves_of(length);
         self.dense = !memory;
