@@ -156,7 +156,6 @@ impl CompileAhead {
         self.prepare(&hash, uploaded.as_ref()).map(|()| Ahead::Compiled)
     }
 
-    /// What the round checks before it compiles.
     fn check(
         &self,
         state: &CertifiedState,

@@ -30,7 +30,6 @@ use crate::round::RoundWork;
 
 const FOLD_STEP_BYTES: u64 = 4 << 20;
 
-/// Work since the last checkpoint.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SinceCheckpoint {
     rounds: u64,
@@ -103,7 +102,6 @@ impl Folder {
     }
 }
 
-/// State of the folding thread.
 struct Folding {
     pages: Arc<PageStore>,
     stopped: Arc<AtomicBool>,

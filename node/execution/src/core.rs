@@ -22,7 +22,6 @@ use crate::running::RunningMessages;
 
 pub(crate) struct Core {
     pub(crate) config: ExecutorConfig,
-    /// Prices of the subnet.
     costs: CostSchedule,
     cost_table: CostTable,
     /// Prices where canisters pay nothing.

@@ -266,7 +266,6 @@ impl<'a> Machine<'a> {
         self.core.attempts(self.place.clone())
     }
 
-    /// The payload of a message, read from its file.
     pub(crate) fn read_payload(&self, payload: &StoredPayload) -> Result<Vec<u8>, FatalError> {
         self.attempts().until(|| self.core.payloads.read(payload))
     }

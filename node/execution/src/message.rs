@@ -32,7 +32,6 @@ const CLEANUP_PART: u64 = 20;
 pub(crate) struct Effects {
     /// Calls to other canisters and to the management canister.
     pub(crate) requests: Vec<CallRequest>,
-    /// Answers to canisters.
     pub(crate) responses: Vec<CallResponse>,
     /// Calls of the management canister that waited for a message which is over.
     pub(crate) management: Vec<SubnetCall>,
@@ -101,7 +100,6 @@ impl Effects {
     }
 }
 
-/// A canister's state in the current round.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CanisterRoundState {
     /// Messages and tasks started so far.
@@ -336,7 +334,6 @@ impl<'a> MessageExecutor<'a> {
         check_callable(self.core(), canister)
     }
 
-    /// A call of a public method.
     fn call(&mut self, canister: &mut CanisterState, work: PreparedCall) -> Result<(), FatalError> {
         let limits = self.core().message_limits();
         let prepaid = self.core().costs_of(&canister.id).execution(limits.instructions);
@@ -485,7 +482,6 @@ impl<'a> MessageExecutor<'a> {
         Ok(Step::Done)
     }
 
-    /// Bytes that the memories of `canister` may grow by.
     pub(crate) fn growable(&self, canister: &CanisterState, is_response: bool) -> u64 {
         let reserved = if is_response {
             0

@@ -32,7 +32,6 @@ pub(crate) const SMALL_MANAGEMENT_CALL_BYTES: u64 = 64 << 10;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MessageMemory {
     guaranteed: u64,
-    /// Calls with guaranteed responses that are open.
     guaranteed_calls: u64,
     best_effort: u64,
     /// Calls of canisters that wait for the management canister; part of the first.
@@ -220,7 +219,6 @@ pub(crate) fn release(state: &mut ReplicatedState, all: &mut [Effects]) {
     state_heap::within(|| released.for_each(|call| state.subnet.calls.push_front(call)));
 }
 
-/// Merges effects into the state.
 pub(crate) fn merge(
     core: &Core,
     state: &mut ReplicatedState,

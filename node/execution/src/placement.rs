@@ -34,7 +34,6 @@ impl ExecutorConfig {
         placed.unwrap_or(self.subnet.subnet_id)
     }
 
-    /// Whether a canister of this id pays nothing.
     pub(crate) fn is_free(&self, id: &CanisterId) -> bool {
         self.placement.as_ref().is_some_and(|placement| placement.is_free(id))
     }

@@ -99,7 +99,6 @@ struct Session<'a> {
     /// None: what it evaluates is not counted.
     tally: Option<&'a QueryTally>,
     deadline: Instant,
-    /// Whether the deadline ended it.
     overdue: bool,
     /// Whether another height would see the same: nothing of this one was read, and no other
     /// canister was called.
@@ -128,7 +127,6 @@ impl QueryService {
         }
     }
 
-    /// Waits for a worker.
     fn acquire(&self, canister_id: CanisterId) -> Result<Permit<'_>, Reject> {
         self.lanes.acquire(canister_id).inspect_err(|_| {
             self.counters.wait.fetch_add(1, Relaxed);
@@ -159,7 +157,6 @@ impl QueryService {
         }
     }
 
-    /// Counts a query that was ended by its deadline.
     fn record_deadline(&self, session: &Session<'_>) {
         if !session.overdue {
             return;

@@ -151,7 +151,6 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// The step is to run the message.
     pub(crate) fn of_a_message(mut self) -> Self {
         self.trouble.runs_message = true;
         self

@@ -35,7 +35,6 @@ pub(crate) struct LaneBudget {
     pub(crate) growable_bytes: u64,
 }
 
-/// A canister after an iteration.
 pub(crate) struct IterationResult {
     pub(crate) canister: CanisterState,
     pub(crate) round_state: CanisterRoundState,

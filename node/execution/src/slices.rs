@@ -51,7 +51,6 @@ pub(crate) enum Task {
     System,
 }
 
-/// A message that runs.
 #[derive(Debug)]
 pub(crate) struct Running {
     pub(crate) task: Task,
@@ -62,7 +61,6 @@ pub(crate) struct Running {
     /// Cycles taken from the balance for it.
     pub(crate) prepaid: Cycles,
     since: Height,
-    /// Instructions granted so far.
     granted: u64,
     /// Of them, those that were counted in rounds before.
     counted: u64,
@@ -70,7 +68,6 @@ pub(crate) struct Running {
     grown_bytes: u64,
 }
 
-/// Stored record of a message.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     task: Task,
@@ -379,7 +376,6 @@ impl MessageExecutor<'_> {
         Ok(())
     }
 
-    /// Runs the cleanup of a callback that failed.
     fn clean_up(
         &mut self,
         canister: &mut CanisterState,

@@ -51,7 +51,6 @@ const RESOLVE_TIME: Duration = Duration::from_secs(5);
 /// Time for one address to accept.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 
-/// Why there is no response.
 #[derive(Debug, Error)]
 pub(crate) enum Error {
     /// An answer.

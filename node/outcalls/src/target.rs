@@ -35,7 +35,6 @@ impl Target {
     }
 }
 
-/// The request as it is sent.
 pub(crate) fn prepare(
     outcall: &Outcall,
     allow_http: bool,

@@ -129,7 +129,6 @@ pub struct CallTable {
     guaranteed_open: u64,
 }
 
-/// Stored form of a [`CallTable`].
 #[derive(Deserialize)]
 struct CallRecord {
     contexts: NumberedMap<CallContext>,

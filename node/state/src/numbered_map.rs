@@ -55,7 +55,6 @@ impl<T> NumberedMap<T> {
         chunk.get(at).map(|(_, value)| value)
     }
 
-    /// All entries by rising number.
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, &T)> {
         self.chunks.values().flat_map(|chunk| chunk.iter().map(|(number, value)| (*number, value)))
     }
@@ -103,7 +102,6 @@ impl<T> NumberedMap<T> {
 }
 
 impl<T: Clone> NumberedMap<T> {
-    /// A value, to be changed.
     pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut T> {
         let (_, chunk) = self.chunks.range_mut(..=number).next_back()?;
         let at = place(chunk, number).ok()?;
@@ -156,7 +154,6 @@ impl<T: Clone> NumberedMap<T> {
         None
     }
 
-    /// Takes the value of this number out.
     pub(crate) fn remove(&mut self, number: u64) -> Option<T> {
         let _here = state_heap::enter();
         let (key, chunk) = self.chunks.range_mut(..=number).next_back()?;

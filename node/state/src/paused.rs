@@ -72,7 +72,6 @@ impl PausedMessage {
         calls.map(|call| call.accounted_bytes()).sum()
     }
 
-    /// Cycles held for the message and for the calls that wait.
     pub(crate) fn cycles_held(&self) -> CyclesTotal {
         let waiting: CyclesTotal = self.waiting.iter().map(|call| call.cycles).sum();
         waiting + self.prepaid + self.cycles

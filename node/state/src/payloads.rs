@@ -164,7 +164,6 @@ impl Ledger {
     }
 }
 
-/// Disk space of a file of `bytes` bytes.
 fn on_disk(bytes: u64) -> u64 {
     bytes.next_multiple_of(PAGE_BYTES)
 }

@@ -163,7 +163,6 @@ pub struct InputQueues {
     next_turn: u64,
     /// Best-effort requests by deadline.
     deadlines: BTreeSet<(Time, u64)>,
-    /// Ingress messages by expiry.
     expiries: BTreeSet<(Time, u64)>,
     guaranteed_bytes: u64,
     best_effort_bytes: u64,
@@ -174,7 +173,6 @@ pub struct InputQueues {
     file_bytes: u64,
     guaranteed_file_bytes: u64,
 
-    /// Messages whose payload is loose.
     loose: BTreeMap<u64, Class>,
     loose_bytes: u64,
     /// Messages apart that went since [`InputQueues::take_gone`].

@@ -70,10 +70,8 @@ const MEMORIES: Table = TableDefinition::new("memories");
 
 const HEADER_KEY: &[u8] = b"header";
 const METADATA_KEY: &[u8] = b"metadata";
-/// The header of the newest manifest.
 const MANIFEST_KEY: &[u8] = b"manifest";
 
-/// Description of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Header {
     height: Height,

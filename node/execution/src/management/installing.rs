@@ -38,7 +38,6 @@ const RECORD_VERSION: u8 = 2;
 /// Numbers of memories and segments that belong to no memory of the store.
 const SCRATCH: u64 = 1 << 63;
 
-/// Whether a segment is a file of an installation.
 pub(crate) fn is_scratch(segment: SegmentId) -> bool {
     segment.0 & SCRATCH != 0
 }
@@ -52,7 +51,6 @@ pub(super) struct Plan {
     pub(super) keeps_stable: bool,
 }
 
-/// Stored record of an installation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Record {
     /// The call, without its argument.
@@ -128,7 +126,6 @@ struct CompletedInstallation {
     room: Arc<InstallTargets>,
 }
 
-/// Result of a slice.
 enum Step {
     Paused { instructions: u64, work: u64, wasm_pages: u64 },
     Ended(Result<Box<CompletedInstallation>, Refusal>, Tally),

@@ -90,7 +90,6 @@ enum Awaits {
     Message,
 }
 
-/// How a method may be called.
 #[derive(Clone, Copy, Debug)]
 struct Method {
     access: Access,
@@ -316,7 +315,6 @@ pub(crate) fn may_view(
     }
 }
 
-/// Why a method has no result.
 #[derive(Debug)]
 enum Refusal {
     /// The caller gets this reject.
@@ -363,7 +361,6 @@ pub(crate) struct Dispatcher<'a> {
 }
 
 impl Dispatcher<'_> {
-    /// Keeps `bytes` in the module store.
     fn store_blob(&self, bytes: &[u8]) -> Result<(), FatalError> {
         self.core.attempts(self.place.clone()).until(|| self.core.blobs.put(bytes))?;
         self.core.note_blobs_changed();

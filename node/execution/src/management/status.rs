@@ -32,7 +32,6 @@ fn snapshot_visibility(visibility: &Visibility) -> ic::SnapshotVisibility {
     }
 }
 
-/// Candid reply of `canister_status`.
 pub(super) fn canister_status(core: &Core, canister: &CanisterState) -> Result<Vec<u8>, Reject> {
     let settings = &canister.settings;
     let usage = canister.memory_usage();

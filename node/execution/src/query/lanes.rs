@@ -36,7 +36,6 @@ pub(super) struct Permit<'a> {
 }
 
 impl State {
-    /// The ticket that is served next.
     fn next(&self, per_canister_max: u64) -> Option<u64> {
         let used = |id: &CanisterId| self.per_canister.get(id).copied().unwrap_or(0);
         self.line.iter().find(|(_, id)| used(id) < per_canister_max).map(|(ticket, _)| *ticket)

@@ -222,7 +222,6 @@ fn apart<T: for<'a> Deserialize<'a> + Carrier>(
 #[derive(Deserialize)]
 struct Entry<T>(u64, Option<T>);
 
-/// Writes a queue entry by entry.
 struct Entries<'a, T>(&'a NumberedMap<Waiting<T>>);
 
 impl<T: Serialize> Serialize for Entries<'_, T> {

@@ -70,7 +70,6 @@ pub(super) fn mark_written(
     Ok(())
 }
 
-/// Forgets the leaves of a memory that is gone.
 pub(super) fn forget(transaction: &WriteTransaction, id: MemoryId) -> Result<(), Failure> {
     transaction.open_table(LEAVES)?.retain_in((id.0, 0)..=(id.0, u32::MAX), |_, _| false)?;
     Ok(())

@@ -63,7 +63,6 @@ pub fn witness<'a>(tree: Subtree<'a>, selection: &Selection<'_>) -> Witness<'a> 
     }
 }
 
-/// A child on its way into a witness.
 struct Child<'a> {
     label: Cow<'a, [u8]>,
     part: ChildWitness<'a>,

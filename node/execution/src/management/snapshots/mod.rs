@@ -39,7 +39,6 @@ const SNAPSHOT_INSTRUCTIONS: u64 = 2_000_000_000;
 /// Instructions that reading or uploading a part of one costs in addition to its bytes.
 const PART_INSTRUCTIONS: u64 = 5_000_000;
 
-/// Candid arguments that name a snapshot.
 #[derive(candid::CandidType, Deserialize)]
 struct SnapshotArgument {
     canister_id: CanisterId,

@@ -24,10 +24,8 @@ use crate::reject::{self, refused};
 const READ_BYTES_MAX: u64 = 2_000_000;
 /// Bytes of a reply in addition to those that were read.
 const REPLY_BESIDE_BYTES: u64 = 1024;
-/// Most bytes of certified data.
 const CERTIFIED_BYTES_MAX: usize = 32;
 
-/// Location of bytes of a snapshot.
 enum DataLocation {
     /// In a memory; with their number.
     Memory(MemoryId, u64),
