@@ -206,7 +206,7 @@ fn seconds_down(time: Time) -> u32 {
     u32::try_from(time.0 / NANOS_PER_SECOND).unwrap_or(NEVER - 1).min(NEVER - 1)
 }
 
-impl CertifiedValue for HistoryEntry {
+impl CertifiedValue for Arc<HistoryEntry> {
     fn subtree(&self) -> Subtree<'_> {
         let label = |name: &'static str| Cow::Borrowed(name.as_bytes());
         let status = (label("status"), Subtree::leaf(self.status.name().as_bytes()));
@@ -223,12 +223,6 @@ impl CertifiedValue for HistoryEntry {
                 status,
             ],
         })
-    }
-}
-
-impl CertifiedValue for Arc<HistoryEntry> {
-    fn subtree(&self) -> Subtree<'_> {
-        (**self).subtree()
     }
 }
 

@@ -13,14 +13,8 @@ use crate::{CanisterId, Cycles, Ingress, Reject, StoredPayload, Time, state_heap
 pub const MESSAGE_OVERHEAD_BYTES: u64 = 256;
 
 /// A value shared between a state and its snapshots; stored as if it were owned.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateArc<T>(Arc<T>);
-
-impl<T> Clone for StateArc<T> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
 
 impl<T> StateArc<T> {
     /// Shares `value`, which is moved to the state's heap; data that it points to stays where it
