@@ -124,9 +124,9 @@ pub struct CallTable {
     deadlines: BTreeSet<(Time, CallbackId)>,
     /// Unanswered callbacks with guaranteed responses.
     #[serde(skip)]
-    reserved_responses: u64,
+    pub(crate) reserved_responses: u64,
     #[serde(skip)]
-    guaranteed_open: u64,
+    pub(crate) guaranteed_open: u64,
 }
 
 #[derive(Deserialize)]
@@ -377,17 +377,6 @@ impl CallTable {
         assert_eq!(reserved, sums.reserved_responses, "responses that room is kept for");
     }
 
-    /// Calls with guaranteed responses that are not answered: each holds room for the largest
-    /// response.
-    pub fn reserved_responses(&self) -> u64 {
-        self.reserved_responses
-    }
-
-    /// Calls with guaranteed responses, answered or not.
-    pub fn guaranteed_open(&self) -> u64 {
-        self.guaranteed_open
-    }
-
     /// Best-effort calls that are not answered.
     pub fn unanswered_best_effort(&self) -> u64 {
         self.deadlines.len() as u64
@@ -433,11 +422,11 @@ mod tests {
         let mut table = CallTable::default();
         let context = table.open_context(Origin::System, 0);
         let call = table.open_callback(callback(context, None));
-        assert_eq!(table.reserved_responses(), 1);
+        assert_eq!(table.reserved_responses, 1);
         assert!(table.close_if_done(context).is_none());
         assert!(table.mark_answered(call));
         assert!(!table.mark_answered(call));
-        assert_eq!(table.reserved_responses(), 0);
+        assert_eq!(table.reserved_responses, 0);
         table.close_callback(call).unwrap();
         assert!(table.close_if_done(context).is_some());
         assert!(table.has_no_contexts());

@@ -384,11 +384,11 @@ impl CanisterState {
         let (guaranteed, other) =
             self.paused.as_ref().map_or((0, 0), PausedMessage::message_memory);
         (
-            self.queues.guaranteed_bytes()
-                + self.calls.reserved_responses() * response_bytes
+            self.queues.guaranteed_bytes
+                + self.calls.reserved_responses * response_bytes
                 + guaranteed,
-            self.queues.best_effort_bytes()
-                + self.queues.ingress_bytes()
+            self.queues.best_effort_bytes
+                + self.queues.ingress_bytes
                 + self.calls.unanswered_best_effort() * MESSAGE_OVERHEAD_BYTES
                 + other,
         )
@@ -398,14 +398,14 @@ impl CanisterState {
     /// management canister that wait for that.
     pub fn user_message_bytes(&self) -> u64 {
         let paused = self.paused.as_ref().map_or(0, |paused| paused.message_memory().1);
-        self.queues.ingress_bytes() + paused
+        self.queues.ingress_bytes + paused
     }
 
     /// Calls with guaranteed responses that it has open, answered or not, and its paused message if
     /// that is one.
     pub fn guaranteed_calls(&self) -> u64 {
         let paused = self.paused.as_ref().is_some_and(|paused| paused.is_guaranteed);
-        self.calls.guaranteed_open() + u64::from(paused)
+        self.calls.guaranteed_open + u64::from(paused)
     }
 
     /// Estimate of what the record takes in memory in addition to code, memories and messages. A

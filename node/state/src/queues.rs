@@ -164,17 +164,17 @@ pub struct InputQueues {
     /// Best-effort requests by deadline.
     deadlines: BTreeSet<(Time, u64)>,
     expiries: BTreeSet<(Time, u64)>,
-    guaranteed_bytes: u64,
-    best_effort_bytes: u64,
-    ingress_bytes: u64,
+    pub(crate) guaranteed_bytes: u64,
+    pub(crate) best_effort_bytes: u64,
+    pub(crate) ingress_bytes: u64,
     /// Of messages that are part of the canister's record.
     whole_bytes: u64,
     /// Of payloads in files, and of those of calls with guaranteed responses.
-    file_bytes: u64,
-    guaranteed_file_bytes: u64,
+    pub(crate) file_bytes: u64,
+    pub(crate) guaranteed_file_bytes: u64,
 
     loose: BTreeMap<u64, Class>,
-    loose_bytes: u64,
+    pub(crate) loose_bytes: u64,
     /// Messages apart that went since [`InputQueues::take_gone`].
     gone: Vec<GoneMessage>,
     /// While the canister is being loaded: messages apart whose records are still to come.
@@ -205,21 +205,6 @@ impl InputQueues {
     /// Ingress messages waiting, oldest first.
     pub fn ingress(&self) -> impl Iterator<Item = &Ingress> {
         self.ingress.values().map(|waiting| &*waiting.message)
-    }
-
-    /// Bytes of queued messages of calls with guaranteed responses.
-    pub fn guaranteed_bytes(&self) -> u64 {
-        self.guaranteed_bytes
-    }
-
-    /// Bytes of queued messages of best-effort calls.
-    pub fn best_effort_bytes(&self) -> u64 {
-        self.best_effort_bytes
-    }
-
-    /// Bytes of queued ingress messages.
-    pub fn ingress_bytes(&self) -> u64 {
-        self.ingress_bytes
     }
 
     /// When the first of the ingress messages waited too long.
@@ -256,21 +241,6 @@ impl InputQueues {
         let waiting = Waiting::new(response, is_apart);
         self.add_loose(number, Class::Responses, waiting.loose_bytes());
         self.add_response(number, waiting);
-    }
-
-    /// Bytes of payloads in files.
-    pub fn file_bytes(&self) -> u64 {
-        self.file_bytes
-    }
-
-    /// Of them, those of messages of calls with guaranteed responses.
-    pub fn guaranteed_file_bytes(&self) -> u64 {
-        self.guaranteed_file_bytes
-    }
-
-    /// Bytes of payloads that should be in files and are not.
-    pub fn loose_bytes(&self) -> u64 {
-        self.loose_bytes
     }
 
     /// Puts loose payloads into files: `write` is given a message's number and the parts of its

@@ -677,7 +677,7 @@ impl ReplicatedState {
             self.unsaved.insert(id);
             let gone = canister.queues.take_gone();
             self.rows.add_gone(gone.iter().map(|(number, _)| *number));
-            debug_assert_eq!(canister.queues.loose_bytes(), 0, "payloads of {id} have no files");
+            debug_assert_eq!(canister.queues.loose_bytes, 0, "payloads of {id} have no files");
             // A paused message has its payload as long as it is there.
             let before = paused_payload(self.canisters.get(id.as_slice()).map(AsRef::as_ref));
             let now = paused_payload(Some(&canister));
@@ -982,8 +982,8 @@ impl Facts {
         let paused = paused_payload(Some(canister)).map_or(0, |(_, bytes)| bytes);
         let is_guaranteed = canister.paused.as_ref().is_some_and(|paused| paused.is_guaranteed);
         let in_files =
-            canister.queues.guaranteed_file_bytes() + if is_guaranteed { paused } else { 0 };
-        let reserved = canister.calls.reserved_responses() * response_bytes;
+            canister.queues.guaranteed_file_bytes + if is_guaranteed { paused } else { 0 };
+        let reserved = canister.calls.reserved_responses * response_bytes;
         let low_memory =
             running && hooks.on_low_wasm_memory && canister.low_memory_hook == LowMemoryHook::Ready;
         let stop_deadline = match &canister.status {
@@ -1008,7 +1008,7 @@ impl Facts {
             module: canister.module().map(|module| module.hash),
             next_module: canister.paused.as_ref().and_then(|paused| paused.module),
             names_blobs: !canister.chunks.is_empty() || !canister.snapshots.is_empty(),
-            loose: canister.queues.loose_bytes() > 0,
+            loose: canister.queues.loose_bytes > 0,
             totals: Totals {
                 memory_taken: canister.memory_taken(),
                 memory_used: usage.total(),
@@ -1022,8 +1022,8 @@ impl Facts {
                     .map_or(0, PausedMessage::waiting_call_bytes),
                 guaranteed_calls: canister.guaranteed_calls(),
                 guaranteed_here_bytes: guaranteed.saturating_sub(reserved + in_files),
-                file_payload_bytes: canister.queues.file_bytes() + paused,
-                loose_payload_bytes: canister.queues.loose_bytes(),
+                file_payload_bytes: canister.queues.file_bytes + paused,
+                loose_payload_bytes: canister.queues.loose_bytes,
                 compute_allocation: canister.settings.compute_allocation,
                 consumed: canister.consumption.total(),
             },

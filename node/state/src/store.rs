@@ -618,8 +618,7 @@ impl MessageReader<'_> {
         }
         Err(self.checkpoint.corrupt(format!(
             "canisters have messages in {} parts of records, and there are {}, or others",
-            self.found.parts(),
-            expected.parts()
+            self.found.parts, expected.parts
         )))
     }
 }

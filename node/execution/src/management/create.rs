@@ -101,7 +101,7 @@ impl Dispatcher<'_> {
             return Err(reject::too_many_canisters(limits.canisters_max));
         }
         let environment_hash = requested.environment_hash();
-        let settings = requested.settings().clone();
+        let settings = requested.settings.clone();
         let controllers = requested.controllers.unwrap_or_else(|| vec![call.origin.caller()]);
         let mut canister =
             CanisterState::new(id, controllers.clone(), settings, cycles, self.round.time);

@@ -71,7 +71,8 @@ fn viewers(visibility: LogVisibility, what: &str) -> Result<Visibility, Reject> 
 /// Settings as asked for: read and within their own bounds.
 pub(super) struct RequestedSettings {
     pub(super) controllers: Option<Vec<Principal>>,
-    settings: Settings,
+    /// The current ones with the changes asked for.
+    pub(super) settings: Settings,
     names_environment: bool,
 }
 
@@ -177,11 +178,6 @@ pub(super) fn read(
 }
 
 impl RequestedSettings {
-    /// The settings as they would be after the call: the current ones with the changes asked for.
-    pub(super) fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
     /// Hash of the environment variables if there were any in the call, as the canister history
     /// shows it.
     pub(super) fn environment_hash(&self) -> Option<[u8; 32]> {
@@ -267,7 +263,7 @@ impl Dispatcher<'_> {
         let current = self.target(&argument.canister_id)?;
         let requested = read(self.core, argument.settings, &current.settings)?;
         let mut next = current.clone();
-        next.settings.clone_from(requested.settings());
+        next.settings.clone_from(&requested.settings);
         if let Some(controllers) = &requested.controllers {
             next.controllers.clone_from(controllers);
         }

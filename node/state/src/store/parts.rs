@@ -20,7 +20,7 @@ pub(super) type Table = TableDefinition<'static, Key, &'static [u8]>;
 /// Totals of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tally {
-    parts: u64,
+    pub(super) parts: u64,
     /// Of the parts' checksums.
     sum: u64,
 }
@@ -29,10 +29,6 @@ impl Tally {
     fn add(&mut self, part: &[u8]) {
         self.parts = self.parts.wrapping_add(1);
         self.sum = self.sum.wrapping_add(stored_checksum(part));
-    }
-
-    pub(super) fn parts(&self) -> u64 {
-        self.parts
     }
 
     fn subtract(&mut self, part: &[u8]) {

@@ -445,7 +445,7 @@ impl<V: LabeledValue> Trie for MerkleMap<V> {
         // Labels to show, each with what to show below it; `None` for a label that only proves its
         // neighbour absent.
         let mut shown: BTreeMap<&[u8], Option<&Selection<'_>>> = BTreeMap::new();
-        if selection.is_whole() {
+        if selection.whole {
             shown.extend(self.iter().map(|value| (value.label(), Some(&everything))));
         } else {
             for (label, below) in selection.labels() {
