@@ -41,36 +41,24 @@ const PIECE_BYTES: usize = 64 << 10;
 
 /// Why a blob cannot be kept or had.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say what they are")]
 pub enum BlobError {
-    /// Longer than the store takes.
     #[error("a blob of {bytes} bytes is larger than the limit of {limit} bytes")]
-    TooLarge {
-        /// Bytes of the blob.
-        bytes: u64,
-        /// Bytes a blob may have in this store.
-        limit: u64,
-    },
-    /// The disk of this directory or file is full.
+    TooLarge { bytes: u64, limit: u64 },
     #[error("the disk of {0} is full: free some space")]
     DiskFull(PathBuf),
-    /// Permissions or a read-only file system.
     #[error(
         "{0} cannot be written ({1}): check its owner, its permissions and how its file system is \
          mounted"
     )]
     Unwritable(PathBuf, #[source] io::Error),
-    /// Any other error of the disk.
     #[error("{0} cannot be read or written: {1}")]
     Io(PathBuf, #[source] io::Error),
-    /// The file's content is not what its name says.
     #[error(
         "{path} is damaged: its content does not have the hash in its name; restore it from \
          another node or a backup"
     )]
-    Corrupt {
-        /// File of the blob.
-        path: PathBuf,
-    },
+    Corrupt { path: PathBuf },
 }
 
 impl BlobError {

@@ -430,24 +430,16 @@ impl CanisterState {
 
 /// Bytes of a canister by what they are of; see [`CanisterState::memory_usage`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "bytes of what they are named by")]
 pub struct MemoryUsage {
-    /// Bytes of the heap's Wasm pages.
     pub heap: u64,
-    /// Bytes of the stable memory's Wasm pages.
     pub stable: u64,
-    /// Bytes of the mutable globals.
     pub globals: u64,
-    /// Module as uploaded.
     pub module: u64,
-    /// Bytes of the module's metadata sections.
     pub custom_sections: u64,
-    /// Bytes charged for the history of changes.
     pub history: u64,
-    /// Bytes charged for the chunk store.
     pub chunks: u64,
-    /// Bytes of the log.
     pub log: u64,
-    /// Bytes of the snapshots.
     pub snapshots: u64,
 }
 

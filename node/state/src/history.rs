@@ -69,35 +69,22 @@ pub struct HistoryLimits {
 
 /// Why a call was not taken in, or a saved one not read.
 #[derive(Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the texts say what they are")]
 pub enum HistoryError {
-    /// The same call is already known.
     #[error("the call {0:?} is already known; its status can be read")]
     Known(RequestId),
-    /// As many calls are unanswered as may be.
     #[error(
         "{0} calls wait for their answer, the most this subnet takes \
          (subnet.ingress_unfinished_max); send the call again when some are answered"
     )]
     UnfinishedFull(u64),
-    /// No room even after dropping every response.
     #[error(
         "the ingress history holds {used} bytes of entries and may hold {limit} (seven eighths of \
          subnet.ingress_history_bytes); send the call again when older ones expire"
     )]
-    Full {
-        /// Bytes of entries without responses.
-        used: u64,
-        /// The limit on those bytes.
-        limit: u64,
-    },
-    /// A saved entry does not decode or is stored under another call's id.
+    Full { used: u64, limit: u64 },
     #[error("the saved status of call {id:?} cannot be read: {reason}")]
-    Record {
-        /// Key of the record.
-        id: RequestId,
-        /// The fault.
-        reason: String,
-    },
+    Record { id: RequestId, reason: String },
 }
 
 /// State of a call.

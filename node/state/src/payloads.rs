@@ -63,23 +63,14 @@ impl StoredPayload {
 
 /// Why a payload cannot be kept or had.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say what they are")]
 pub enum PayloadError {
-    /// The disk of this directory or file is full.
     #[error("the disk of {0} is full: free some space")]
     DiskFull(PathBuf),
-    /// Any other error of the disk.
     #[error("{0} cannot be read or written: {1}")]
     Io(PathBuf, #[source] io::Error),
-    /// The file is not there, or its content is not what was written.
     #[error("{path}, the payload of a message that waits, is damaged ({reason}); {cure}")]
-    Damaged {
-        /// File of the payload.
-        path: PathBuf,
-        /// The fault found.
-        reason: String,
-        /// The remedy.
-        cure: &'static str,
-    },
+    Damaged { path: PathBuf, reason: String, cure: &'static str },
 }
 
 impl PayloadError {

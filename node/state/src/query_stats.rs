@@ -49,14 +49,11 @@ impl QueryCounts {
 
 /// All queries of a canister since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "see `QueryCounts`")]
 pub struct QueryTotals {
-    /// See [`QueryCounts`].
     pub calls: u128,
-    /// See [`QueryCounts`].
     pub instructions: u128,
-    /// See [`QueryCounts`].
     pub request_bytes: u128,
-    /// See [`QueryCounts`].
     pub response_bytes: u128,
 }
 

@@ -98,6 +98,7 @@ impl Header {
 
 /// Why the store cannot serve.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say what they are")]
 pub enum StoreError {
     /// Another process, most likely a second node with the same data folder, has the file open.
     #[error(
@@ -105,58 +106,35 @@ pub enum StoreError {
          directory"
     )]
     Locked(PathBuf),
-    /// The disk is full.
     #[error(
         "the disk of {0} is full: free some space; the last checkpoint is intact and nothing \
          acknowledged is lost"
     )]
     DiskFull(PathBuf),
-    /// Permissions or a read-only file system.
     #[error(
         "{0} cannot be written ({1}): check its owner, its permissions and how its file system is \
          mounted"
     )]
     Unwritable(PathBuf, #[source] io::Error),
-    /// Any other error of the disk.
     #[error("{0} cannot be read or written: {1}")]
     Io(PathBuf, #[source] io::Error),
-    /// The content contradicts itself.
     #[error(
         "{path} is damaged ({reason}): restore it from another node or a backup; it was not \
          written by a crash of this node"
     )]
-    Corrupt {
-        /// File of the metadata store.
-        path: PathBuf,
-        /// The fault found.
-        reason: String,
-    },
-    /// Written by another version of the node.
+    Corrupt { path: PathBuf, reason: String },
     #[error(
         "{path} has format {found} and this node reads format {FORMAT}: use the version of the \
          node that wrote it"
     )]
-    Format {
-        /// File of the metadata store.
-        path: PathBuf,
-        /// The value found.
-        found: String,
-    },
-    /// Checkpoints do not go back.
+    Format { path: PathBuf, found: String },
     #[error("a checkpoint of height {} was to follow one of height {}: heights must not fall", new.0, newest.0)]
-    Height {
-        /// In the file.
-        newest: Height,
-        /// Height of the checkpoint that was refused.
-        new: Height,
-    },
+    Height { newest: Height, new: Height },
     /// The writer aborted; nothing was written.
     #[error("a write to the metadata store was given up")]
     GivenUp,
-    /// A record that cannot be written down; nothing was written.
     #[error(transparent)]
     NotEncoded(#[from] NotEncoded),
-    /// A saved ingress history entry.
     #[error(transparent)]
     History(#[from] crate::history::HistoryError),
 }

@@ -144,14 +144,12 @@ impl LoadedCheckpoint {
 
 /// Why a stream is not one.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say what they are")]
 pub enum RowError {
-    /// It ends within a row or a record.
     #[error("the stream of records is cut off")]
     CutOff,
-    /// A number that cannot be.
     #[error("the stream of records has an impossible row: {0}")]
     Row(&'static str),
-    /// The stream could not be read.
     #[error("the stream of records cannot be read: {0}")]
     Io(#[from] std::io::Error),
 }
