@@ -1,12 +1,12 @@
 //! Starting, stopping, emptying and deleting canisters.
 
+use ic_management_canister_types::UninstallCodeArgs;
 use state::{
     CanisterId, CanisterState, CanisterStatus, ChangeDetails, Payload, Reject, StopWaiter,
     SubnetCall, Time,
 };
 
 use super::snapshots::drop_snapshots;
-use super::types::VersionedCanister;
 use super::{Dispatcher, MethodOutcome, MethodResult, no_value};
 use crate::config::ExecutorConfig;
 use crate::core::Core;
@@ -47,7 +47,7 @@ impl Dispatcher<'_> {
     }
 
     pub(super) fn uninstall_code(&mut self, call: &SubnetCall) -> MethodResult {
-        let argument: VersionedCanister = self.decode(call)?;
+        let argument: UninstallCodeArgs = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         self.uninstall(call, &argument.canister_id, argument.sender_canister_version)?;
         Ok(MethodOutcome::Reply(no_value()))

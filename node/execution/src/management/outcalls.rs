@@ -10,6 +10,7 @@
 //! not know how servers are contacted.
 
 use candid::{CandidType, Deserialize, Principal};
+use ic_management_canister_types::{HttpHeader, TransformFunc};
 use limits::{OUTCALL_CONTEXT_BYTES, OUTCALL_REQUEST_BYTES, OUTCALL_RESPONSE_BYTES};
 use serde_bytes::ByteBuf;
 use sha2::{Digest as _, Sha256};
@@ -34,7 +35,7 @@ struct Argument {
     url: String,
     max_response_bytes: Option<u64>,
     method: Method,
-    headers: Vec<Header>,
+    headers: Vec<HttpHeader>,
     body: Option<ByteBuf>,
     transform: Option<Transform>,
     is_replicated: Option<bool>,
@@ -52,14 +53,8 @@ enum Method {
 }
 
 #[derive(CandidType, Deserialize)]
-struct Header {
-    name: String,
-    value: String,
-}
-
-#[derive(CandidType, Deserialize)]
 struct Transform {
-    function: ic_management_canister_types::TransformFunc,
+    function: TransformFunc,
     context: ByteBuf,
 }
 
@@ -174,7 +169,7 @@ fn check(argument: &Argument, caller: &Principal) -> Result<(), Reject> {
         ));
     }
     let mut headers_bytes = 0;
-    for Header { name, value } in &argument.headers {
+    for HttpHeader { name, value } in &argument.headers {
         for (what, part) in [("name", name), ("value", value)] {
             if part.len() > HEADER_PART_BYTES_MAX {
                 let length = part.len();
@@ -244,7 +239,7 @@ fn outcall(
         method_name: state_heap::move_text(function.0.method),
         context: state_heap::move_bytes(context.into_vec()),
     };
-    let header = |it: Header| (state_heap::move_text(it.name), state_heap::move_text(it.value));
+    let header = |it: HttpHeader| (state_heap::move_text(it.name), state_heap::move_text(it.value));
     Outcall {
         origin: call.origin.clone(),
         cycles: 0,
@@ -297,10 +292,8 @@ mod tests {
     use super::*;
 
     fn argument(response: Option<u64>, context: u64) -> Argument {
-        let function = ic_management_canister_types::TransformFunc(candid::Func {
-            principal: Principal::anonymous(),
-            method: "t".into(),
-        });
+        let function =
+            TransformFunc(candid::Func { principal: Principal::anonymous(), method: "t".into() });
         let context = ByteBuf::from(vec![0; usize::try_from(context).unwrap()]);
         Argument {
             url: String::new(),

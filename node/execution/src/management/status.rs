@@ -9,7 +9,7 @@ use state::{
 };
 
 use super::snapshots::source as source_of_snapshot;
-use super::types::{self, DefiniteSettings, StatusResult, SubnetArgument};
+use super::types::{self, DefiniteSettings, StatusResult};
 use super::{Dispatcher, MethodOutcome, MethodResult, encode};
 use crate::core::Core;
 use crate::reject::{self, refused};
@@ -219,7 +219,7 @@ impl Dispatcher<'_> {
     }
 
     pub(super) fn subnet_info(&mut self, call: &SubnetCall) -> MethodResult {
-        let argument: SubnetArgument = self.decode(call)?;
+        let argument: ic::SubnetInfoArgs = self.decode(call)?;
         self.is_own(argument.subnet_id)?;
         let result = ic::SubnetInfoResult {
             replica_version: format!("thimble-rules-{}", crate::RULES_VERSION),
