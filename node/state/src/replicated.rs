@@ -135,70 +135,55 @@ struct Facts {
     totals: Totals,
 }
 
-/// Sums over all canisters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Bytes counted against the subnet's capacity.
-    pub memory_taken: u64,
-    /// Bytes really used.
-    pub memory_used: u64,
-    /// Bytes of the metadata sections of all modules.
-    pub custom_section_bytes: u64,
-    /// Other metadata.
-    pub metadata_bytes: u64,
-    /// Guaranteed-response messages and the room kept for their responses.
-    pub guaranteed_message_bytes: u64,
-    /// Best-effort and users' messages.
-    pub best_effort_message_bytes: u64,
-    /// Of the former, canisters' calls of the management canister that wait for paused messages.
-    pub waiting_call_bytes: u64,
-    /// Calls with guaranteed responses that are open, answered or not, and paused messages of such
-    /// calls: at most as many such messages wait.
-    pub guaranteed_calls: u64,
-    /// Bytes of messages with guaranteed responses that are in no file.
-    pub guaranteed_here_bytes: u64,
-    /// Of payloads in files.
-    pub file_payload_bytes: u64,
-    /// Of payloads that should be in files and are not yet.
-    pub loose_payload_bytes: u64,
-    /// Percent of cores promised.
-    pub compute_allocation: u64,
-    /// Cycles spent by the canisters there are.
-    pub consumed: CyclesTotal,
+/// Declares [`Totals`]: each sum is added and taken off with all others.
+macro_rules! totals {
+    ($($(#[$doc:meta])* $sum:ident: $type:ty,)*) => {
+        /// Sums over all canisters.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Totals {
+            $($(#[$doc])* pub $sum: $type,)*
+        }
+
+        impl Totals {
+            fn add(&mut self, other: &Self) {
+                $(self.$sum += other.$sum;)*
+            }
+
+            fn remove(&mut self, other: &Self) {
+                $(self.$sum -= other.$sum;)*
+            }
+        }
+    };
 }
 
-impl Totals {
-    fn add(&mut self, other: &Self) {
-        self.memory_taken += other.memory_taken;
-        self.memory_used += other.memory_used;
-        self.custom_section_bytes += other.custom_section_bytes;
-        self.metadata_bytes += other.metadata_bytes;
-        self.guaranteed_message_bytes += other.guaranteed_message_bytes;
-        self.best_effort_message_bytes += other.best_effort_message_bytes;
-        self.waiting_call_bytes += other.waiting_call_bytes;
-        self.guaranteed_calls += other.guaranteed_calls;
-        self.guaranteed_here_bytes += other.guaranteed_here_bytes;
-        self.file_payload_bytes += other.file_payload_bytes;
-        self.loose_payload_bytes += other.loose_payload_bytes;
-        self.compute_allocation += other.compute_allocation;
-        self.consumed += other.consumed;
-    }
-
-    fn remove(&mut self, other: &Self) {
-        self.memory_taken -= other.memory_taken;
-        self.memory_used -= other.memory_used;
-        self.custom_section_bytes -= other.custom_section_bytes;
-        self.metadata_bytes -= other.metadata_bytes;
-        self.guaranteed_message_bytes -= other.guaranteed_message_bytes;
-        self.best_effort_message_bytes -= other.best_effort_message_bytes;
-        self.waiting_call_bytes -= other.waiting_call_bytes;
-        self.guaranteed_calls -= other.guaranteed_calls;
-        self.guaranteed_here_bytes -= other.guaranteed_here_bytes;
-        self.file_payload_bytes -= other.file_payload_bytes;
-        self.loose_payload_bytes -= other.loose_payload_bytes;
-        self.compute_allocation -= other.compute_allocation;
-        self.consumed -= other.consumed;
-    }
+totals! {
+    /// Bytes counted against the subnet's capacity.
+    memory_taken: u64,
+    /// Bytes really used.
+    memory_used: u64,
+    /// Bytes of the metadata sections of all modules.
+    custom_section_bytes: u64,
+    /// Other metadata.
+    metadata_bytes: u64,
+    /// Guaranteed-response messages and the room kept for their responses.
+    guaranteed_message_bytes: u64,
+    /// Best-effort and users' messages.
+    best_effort_message_bytes: u64,
+    /// Of the former, canisters' calls of the management canister that wait for paused messages.
+    waiting_call_bytes: u64,
+    /// Calls with guaranteed responses that are open, answered or not, and paused messages of such
+    /// calls: at most as many such messages wait.
+    guaranteed_calls: u64,
+    /// Bytes of messages with guaranteed responses that are in no file.
+    guaranteed_here_bytes: u64,
+    /// Of payloads in files.
+    file_payload_bytes: u64,
+    /// Of payloads that should be in files and are not yet.
+    loose_payload_bytes: u64,
+    /// Percent of cores promised.
+    compute_allocation: u64,
+    /// Cycles spent by the canisters there are.
+    consumed: CyclesTotal,
 }
 
 /// Which records of messages apart the store has, by their numbers, which rise.
