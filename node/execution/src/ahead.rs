@@ -1,16 +1,13 @@
 //! Compilation ahead of rounds: a call that installs code waits outside of blocks until its module
-//! is compiled, so that the round finds the artefact and is not delayed.
+//! is compiled, so that the round finds the artefact and is not delayed
+//! (docs/internals/modules.md).
 //!
 //! A module is compiled here only if the round would compile it and be paid for it: the call is
 //! checked against the newest certified state as the round will check it against its own, and will
 //! be in a block, because it is valid for longer than it is held. A caller can have a module
 //! compiled without paying only by making its call fail in the moment between the two, about once
 //! for each installation that is paid for; compilations here run one at a time, and are ended when
-//! a round needs their place.
-//!
-//! After a start the same is done for modules that canisters have and whose artefacts are gone (the
-//! engine is another, files were lost), those of the most canisters first: until then the first
-//! message or query of such a canister waits for its module.
+//! a round needs their place. After a start the same is done for modules whose artefacts are gone.
 //!
 //! Decisions made here are not visible to other nodes and do not change the effect of a call.
 //! Errors are left to the round.
@@ -89,10 +86,7 @@ impl CompileAhead {
     /// Compiles the module that a call of `bytes` bytes installs, unless the round would not.
     /// Blocks until that is done.
     pub fn compile(&self, bytes: u64, read: ReadCall<'_>) -> Ahead {
-        match self.try_compile(bytes, read) {
-            Ok(done) => done,
-            Err(reason) => Ahead::Left(reason),
-        }
+        self.try_compile(bytes, read).unwrap_or_else(Ahead::Left)
     }
 
     /// Compiles the next of the modules whose artefacts are gone: not before this node has a
@@ -162,7 +156,6 @@ impl CompileAhead {
         self.prepare(&hash, uploaded.as_ref()).map(|()| Ahead::Compiled)
     }
 
-    /// What the round checks before it compiles.
     fn check(
         &self,
         state: &CertifiedState,

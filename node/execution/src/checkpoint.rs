@@ -1,12 +1,7 @@
 //! Checkpoints: making the state durable between rounds, so that a restart need not repeat the
-//! block log from its beginning.
-//!
-//! Order: the pages of changed memories are sealed and synced, new modules, chunks and payloads of
-//! messages are synced, then one transaction takes the records of changed canisters, changed
-//! statuses, changed memory indexes, the subnet's own state and the height. After that, files
-//! nothing names any more are deleted, and folding of what was sealed begins on a thread of its
-//! own. A checkpoint that fails anywhere before its transaction is durable leaves the one before as
-//! it was.
+//! block log from its beginning (docs/internals/durability.md has the order of the writes). A
+//! checkpoint that fails anywhere before its transaction is durable leaves the one before as it
+//! was.
 //!
 //! When a checkpoint is taken has no influence on any state, only on how much is repeated after a
 //! crash. Some heights must have one, because their state is given a manifest (see `sync`); which,
@@ -33,10 +28,8 @@ use crate::executor::Executor;
 use crate::retry::ExecutionPoint;
 use crate::round::RoundWork;
 
-/// Bytes folded per step.
 const FOLD_STEP_BYTES: u64 = 4 << 20;
 
-/// Work since the last checkpoint.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SinceCheckpoint {
     rounds: u64,
@@ -44,7 +37,6 @@ pub(crate) struct SinceCheckpoint {
     instructions: u64,
     /// Messages that waited with records of their own when their round ended.
     messages: u64,
-    /// Their bytes.
     message_bytes: u64,
 }
 
@@ -110,7 +102,6 @@ impl Folder {
     }
 }
 
-/// State of the folding thread.
 struct Folding {
     pages: Arc<PageStore>,
     stopped: Arc<AtomicBool>,
@@ -122,7 +113,6 @@ struct Folding {
 }
 
 impl Folding {
-    /// Folds what can be folded.
     fn run(&mut self) {
         while !self.stopped.load(Ordering::Relaxed) {
             let readers_had_their_time =

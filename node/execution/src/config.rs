@@ -88,92 +88,46 @@ pub struct RoundResult {
 /// The node cannot continue to execute. The state on disk is the one of the last checkpoint, and a
 /// restart repeats later batches.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say what they are")]
 pub enum FatalError {
-    /// Batches come in order.
     #[error(
         "batch {found} came where {expected} was due; the block log and the checkpoint do not fit \
          together"
     )]
-    Height {
-        /// Height of the batch handed in.
-        found: u64,
-        /// The expected height.
-        expected: u64,
-    },
-    /// Time only grows.
+    Height { found: u64, expected: u64 },
     #[error("the batch of height {height} has time {found} ns, not after {previous} ns")]
-    Time {
-        /// Height of the batch that is refused.
-        height: u64,
-        /// Its time, in nanoseconds since 1970-01-01.
-        found: u64,
-        /// The time before.
-        previous: u64,
-    },
-    /// Canister memory on disk.
+    Time { height: u64, found: u64, previous: u64 },
     #[error("canister memory: {0}")]
     Pages(#[from] pages::PagesError),
-    /// The metadata store.
     #[error("metadata store: {0}")]
     Store(#[from] StoreError),
-    /// Modules and chunks.
     #[error("module store: {0}")]
     Blobs(#[from] BlobError),
-    /// The store of large messages' payloads failed.
     #[error(transparent)]
     Payload(#[from] PayloadError),
-    /// The heap on disk that holds the state.
     #[error("the state's heap finds no room on disk: {0}")]
     StateHeap(std::io::Error),
-    /// A stored status of a user's call.
     #[error("ingress history: {0}")]
     History(#[from] state::HistoryError),
-    /// A stored record cannot be read.
     #[error(
         "the stored record of {what} cannot be read ({reason}); see docs/operating.md, \"When the \
          disk was damaged\""
     )]
-    Record {
-        /// Name of the record for the error text, such as `canister <id>`.
-        what: String,
-        /// Why the record cannot be read, such as the text of the decoding error.
-        reason: String,
-    },
-    /// A module that was installed is gone.
+    Record { what: String, reason: String },
     #[error(
         "module {hash} of canister {canister_id} cannot be prepared: {reason}; see \
          docs/operating.md, \"When the disk was damaged\""
     )]
-    Module {
-        /// SHA-256 of the module as uploaded, in hexadecimal.
-        hash: String,
-        /// The canister that the module is installed on.
-        canister_id: CanisterId,
-        /// Why, such as bytes that are missing or damaged in the module store, or refused by
-        /// validation now.
-        reason: String,
-    },
-    /// The content that a test sets as a canister's stable memory.
+    Module { hash: String, canister_id: CanisterId, reason: String },
     #[error("the content of a stable memory cannot be taken: {0}")]
     StableContent(String),
-    /// Certificates come in order.
     #[error("a certificate for height {found} came where {expected} was due")]
-    CertificateHeight {
-        /// Height of the certificate handed in.
-        found: u64,
-        /// The expected height.
-        expected: u64,
-    },
-    /// A state that should have been given a manifest.
+    CertificateHeight { found: u64, expected: u64 },
     #[error(
-        "the state of height {height} must be checkpointed for its manifest before another batch \
-         is executed"
+        "the state of height {0} must be checkpointed for its manifest before another batch is \
+         executed"
     )]
-    ManifestOwed {
-        /// Height of the state executed last.
-        height: u64,
-    },
-    /// A manifest cannot be computed.
+    ManifestOwed(u64),
     #[error(transparent)]
     Manifest(#[from] statesync::ManifestError),
     /// The node is closing while the round waits for this machine. Not a defect: the round is
@@ -185,24 +139,13 @@ pub enum FatalError {
         "{place} made the node panic ({what}); this is a defect of the node. Report it. To go on without this message, on every node of the subnet: thimble \
          reject --data-dir DIRECTORY {}", place.arguments()
     )]
-    Panicked {
-        /// Height and message whose execution panicked.
-        place: ExecutionPoint,
-        /// The panic's text, and of which management call it is.
-        what: String,
-    },
+    Panicked { place: ExecutionPoint, what: String },
     /// A defect of the node that no single message can be named for.
     #[error(
         "the batch of height {height} made the node panic ({what}); this is a defect of the node: \
          report it, with the block log"
     )]
-    Defect {
-        /// Height of the batch whose execution panicked.
-        height: u64,
-        /// The panic's text.
-        what: String,
-    },
-    /// A thread could not be started or is gone.
+    Defect { height: u64, what: String },
     #[error("execution threads: {0}")]
     Threads(String),
 }

@@ -9,20 +9,19 @@ use limits::Limits;
 use pages::PageStore;
 use sandbox::{CostTable, MessageLimits, NotPrepared, Sandbox, StoredModule};
 use state::{
-    BlobError, BlobStore, CanisterId, CanisterState, Fault, Height, ModuleHash, PayloadError,
-    PayloadStore, StateArc, StoredPayload, Time,
+    BlobError, BlobStore, CanisterId, CanisterState, Cycles, Fault, Height, ModuleHash,
+    PayloadError, PayloadStore, Reject, StateArc, StoredPayload, Time,
 };
 
 use crate::config::{ExecutorConfig, FatalError};
 use crate::cycles::CostSchedule;
 use crate::management::Installations;
+use crate::reject;
 use crate::retry::{Attempts, ExecutionPoint, RetryPolicy};
 use crate::running::RunningMessages;
 
-/// See the module.
 pub(crate) struct Core {
     pub(crate) config: ExecutorConfig,
-    /// Prices of the subnet.
     costs: CostSchedule,
     cost_table: CostTable,
     /// Prices where canisters pay nothing.
@@ -109,7 +108,6 @@ impl Core {
         &self.config.limits
     }
 
-    /// Prices for a canister of this id.
     pub(crate) fn costs_of(&self, id: &CanisterId) -> &CostSchedule {
         if self.config.is_free(id) { &self.free } else { &self.costs }
     }
@@ -125,6 +123,20 @@ impl Core {
         costs.liquid(canister) >= costs.execution(self.limits().execution.instructions_per_message)
     }
 
+    /// Whether a canister has as many cycles above its freezing threshold as `what` needs.
+    pub(crate) fn check_affordable(
+        &self,
+        canister: &CanisterState,
+        needed: Cycles,
+        what: &str,
+    ) -> Result<(), Reject> {
+        let liquid = self.costs_of(&canister.id).liquid(canister);
+        if liquid < needed {
+            return Err(reject::out_of_cycles(&canister.id, liquid, needed, what));
+        }
+        Ok(())
+    }
+
     /// Notes that blobs may have become dead.
     pub(crate) fn note_blobs_changed(&self) {
         self.blobs_changed.store(true, Ordering::Relaxed);
@@ -135,7 +147,6 @@ impl Core {
         self.blobs_changed.swap(false, Ordering::Relaxed)
     }
 
-    /// Notes that the artefact of a module is there.
     pub(crate) fn note_prepared(&self, module: ModuleHash) {
         self.prepared.lock().unwrap_or_else(PoisonError::into_inner).insert(module);
     }
@@ -212,13 +223,15 @@ impl Core {
 
     /// Limits of an update, timer, heartbeat or callback.
     pub(crate) fn message_limits(&self) -> MessageLimits {
-        let execution = &self.limits().execution;
+        let limits = self.limits();
         MessageLimits {
-            instructions: execution.instructions_per_message,
-            stable_dirty_bytes: execution.stable_dirty_bytes_per_message,
-            stable_accessed_bytes: execution.stable_accessed_bytes_per_message,
-            heap_dirty_bytes: execution.heap_dirty_bytes_per_message,
-            ..self.size_limits()
+            instructions: limits.execution.instructions_per_message,
+            stable_dirty_bytes: limits.execution.stable_dirty_bytes_per_message,
+            stable_accessed_bytes: limits.execution.stable_accessed_bytes_per_message,
+            heap_dirty_bytes: limits.execution.heap_dirty_bytes_per_message,
+            heap_max_bytes: [limits.module.heap32_bytes, limits.module.heap64_bytes],
+            stable_max_bytes: limits.module.stable_bytes,
+            log_max_bytes: limits.subnet.canister_log_bytes,
         }
     }
 
@@ -230,11 +243,10 @@ impl Core {
             stable_dirty_bytes: execution.stable_dirty_bytes_per_install,
             stable_accessed_bytes: execution.stable_accessed_bytes_per_install,
             heap_dirty_bytes: execution.heap_dirty_bytes_per_install,
-            ..self.size_limits()
+            ..self.message_limits()
         }
     }
 
-    /// Limits of a query.
     pub(crate) fn query_limits(&self) -> MessageLimits {
         let limits = &self.limits().execution;
         MessageLimits {
@@ -242,19 +254,6 @@ impl Core {
             heap_dirty_bytes: limits.heap_dirty_bytes_per_query,
             stable_dirty_bytes: limits.stable_dirty_bytes_per_query,
             ..self.message_limits()
-        }
-    }
-
-    fn size_limits(&self) -> MessageLimits {
-        let limits = self.limits();
-        MessageLimits {
-            instructions: 0,
-            stable_dirty_bytes: 0,
-            stable_accessed_bytes: 0,
-            heap_dirty_bytes: 0,
-            heap_max_bytes: [limits.module.heap32_bytes, limits.module.heap64_bytes],
-            stable_max_bytes: limits.module.stable_bytes,
-            log_max_bytes: limits.subnet.canister_log_bytes,
         }
     }
 }

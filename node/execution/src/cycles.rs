@@ -124,11 +124,6 @@ impl CostSchedule {
         canister.cycles.saturating_sub(self.freezing_limit(canister))
     }
 
-    /// Whether a canister has less than its freezing limit.
-    pub fn is_frozen(&self, canister: &CanisterState) -> bool {
-        canister.cycles < self.freezing_limit(canister)
-    }
-
     /// Prices that workers need.
     pub fn table(&self, limits: &Limits) -> CostTable {
         CostTable {
@@ -172,9 +167,9 @@ mod tests {
         );
         assert_eq!(costs.freezing_limit_with(&canister, 1 << 30), 127_000 * 2_592_000);
         canister.settings.freezing_threshold = 0;
-        assert!(!costs.is_frozen(&canister));
+        assert!(canister.cycles >= costs.freezing_limit(&canister));
         canister.settings.freezing_threshold = u64::MAX;
         canister.settings.compute_allocation = 100;
-        assert!(costs.is_frozen(&canister));
+        assert!(canister.cycles < costs.freezing_limit(&canister));
     }
 }

@@ -21,8 +21,7 @@ use sandbox::Sandbox;
 use state::{
     Batch, BlobStore, CanisterId, CanisterState, CertifiedReader, CertifiedState, Fault, Height,
     HistoryLimits, IngressHistory, MessageError, MessageReader, PayloadStore, ReplicatedState,
-    StateStore, SubnetKey, SubnetMetrics, SubnetState, SubnetTree, Time,
-    certified::UncertifiedStateOf,
+    StateStore, SubnetKey, SubnetMetrics, SubnetState, SubnetTree, Time, UncertifiedState,
 };
 use statesync::{ManifestWorker, SnapshotSource};
 
@@ -69,7 +68,7 @@ pub struct Executor {
     pub(crate) state: ReplicatedState,
     subnet_tree: Arc<SubnetTree>,
     /// Executed and not certified, oldest first.
-    uncertified: VecDeque<UncertifiedStateOf<CanisterState>>,
+    uncertified: VecDeque<UncertifiedState>,
     pub(crate) since_checkpoint: SinceCheckpoint,
     /// Checkpoints after which the delta log was nearly full.
     pub(crate) relieved: u64,
@@ -181,7 +180,7 @@ impl Executor {
             });
         }
         if self.manifest_owed {
-            return Err(FatalError::ManifestOwed { height: self.height().0 });
+            return Err(FatalError::ManifestOwed(self.height().0));
         }
         self.make_room(batch.height)?;
         self.await_state_heap(batch.height)?;
@@ -269,7 +268,7 @@ impl Executor {
             (self.state.subnet.manifest.certified(), Arc::clone(&self.subnet_tree));
         let (canisters, history) = self.state.parts_mut();
         let snapshot =
-            UncertifiedStateOf::new(height, time, tree, metrics, canisters, history, manifest);
+            UncertifiedState::new(height, time, tree, metrics, canisters, history, manifest);
         let root = snapshot.root();
         self.state.subnet.root = root;
         self.uncertified.push_back(snapshot);

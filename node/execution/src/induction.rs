@@ -14,7 +14,7 @@ use state::{
 use crate::core::Core;
 use crate::management;
 use crate::messaging::{MessageMemory, SMALL_MANAGEMENT_CALL_BYTES};
-use crate::reject;
+use crate::reject::{self, refused};
 
 /// Takes in all calls of a batch, in order. Returns the instructions that reading their arguments
 /// counts with in the round.
@@ -56,10 +56,11 @@ fn accept(
     let limit = core.limits().subnet.message_payload_bytes;
     let bytes = (ingress.arg.len() + ingress.method_name.len()) as u64;
     if bytes > limit {
-        return Err(reject::invalid_payload(format!(
+        return refused!(
+            invalid_payload,
             "The message has {bytes} bytes of method name and argument, the most is {limit} \
              (subnet.message_payload_bytes)."
-        )));
+        );
     }
     let accounted_bytes = ingress.accounted_bytes();
     if ingress.canister_id == Principal::management_canister() {
@@ -123,12 +124,10 @@ fn charge(
     bytes: u64,
     spares_frozen: bool,
 ) -> Result<(), Reject> {
-    let costs = core.costs_of(id);
-    let fee = costs.induction(bytes);
+    let fee = core.costs_of(id).induction(bytes);
     let canister = state.get_mut(id).ok_or_else(|| reject::canister_not_found(id))?;
-    let liquid = costs.liquid(canister);
-    if liquid < fee && !spares_frozen {
-        return Err(reject::out_of_cycles(id, liquid, fee, "taking in an ingress message"));
+    if !spares_frozen {
+        core.check_affordable(canister, fee, "taking in an ingress message")?;
     }
     let fee = fee.min(canister.cycles);
     canister.debit(fee);

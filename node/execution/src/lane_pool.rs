@@ -18,7 +18,6 @@ use crate::config::FatalError;
 
 type Job = Box<dyn FnOnce(usize) + Send>;
 
-/// See the module.
 pub(crate) struct LanePool {
     /// Threads 1 and up.
     others: Vec<(SyncSender<Job>, JoinHandle<()>)>,

@@ -46,14 +46,12 @@ pub(crate) struct Invocation {
     pub(crate) cycles_refunded: Cycles,
     pub(crate) context_instructions: u64,
     pub(crate) limits: MessageLimits,
-    /// Bytes memories may grow by.
     pub(crate) growable_bytes: u64,
     /// Whether `wasm_memory_limit` applies.
     pub(crate) heap_limited: bool,
     /// Whether memories may grow although the canister cannot pay for them until its freezing
     /// threshold.
     pub(crate) grows_frozen: bool,
-    /// Whether changes are kept.
     pub(crate) keeps_changes: bool,
 }
 
@@ -93,27 +91,18 @@ pub(crate) struct ExecutionInput {
 }
 
 impl ExecutionInput {
-    /// Bytes of the message itself.
     pub(crate) fn message_bytes(&self) -> u64 {
-        let text = match &self.entry {
-            Entry::Update(name) => name.len(),
-            Entry::Callback { kind: CallbackKind::Reject { message, .. }, .. } => message.len(),
-            _ => 0,
-        };
-        (text + self.context.arg.len()) as u64
+        self.payload_parts().iter().map(|part| part.len() as u64).sum()
     }
 
     /// The parts of the message's payload, as queues have them.
     pub(crate) fn payload_parts(&self) -> [&[u8]; 2] {
-        let name: &[u8] = match &self.entry {
-            Entry::Update(name) => name.as_bytes(),
-            _ => &[],
-        };
         match &self.entry {
+            Entry::Update(name) => [name.as_bytes(), &self.context.arg],
             Entry::Callback { kind: CallbackKind::Reject { message, .. }, .. } => {
-                [name, message.as_bytes()]
+                [&[], message.as_bytes()]
             }
-            _ => [name, &self.context.arg],
+            _ => [&[], &self.context.arg],
         }
     }
 
@@ -177,21 +166,18 @@ impl ExecutionInput {
         instructions: u64,
     ) -> Invocation {
         let context = self.context;
+        let limits = MessageLimits { instructions: limit, ..self.limits };
         Invocation {
-            entry,
             caller: context.caller,
             caller_info: context.caller_info,
-            arg: Vec::new(),
             deadline: context.deadline,
             already_responded: context.already_responded,
             cycles_available: context.cycles_available,
-            cycles_refunded: 0,
             context_instructions: context.context_instructions.saturating_add(instructions),
-            limits: MessageLimits { instructions: limit, ..self.limits },
             growable_bytes,
-            heap_limited: false,
             grows_frozen: self.grows_frozen,
             keeps_changes: self.keeps_changes,
+            ..Invocation::system(entry, limits)
         }
     }
 }
@@ -224,7 +210,6 @@ pub(crate) struct ExecutionResult {
     /// apply.
     pub(crate) changes: Option<Changes>,
     pub(crate) log: Vec<serde_bytes::ByteBuf>,
-    /// Bytes of delta written.
     pub(crate) delta_bytes: u64,
 }
 
@@ -281,13 +266,11 @@ impl<'a> Machine<'a> {
         self.core.attempts(self.place.clone())
     }
 
-    /// The payload of a message, read from its file.
     pub(crate) fn read_payload(&self, payload: &StoredPayload) -> Result<Vec<u8>, FatalError> {
         self.attempts().until(|| self.core.payloads.read(payload))
     }
 
-    /// A message with its payload.
-    pub(crate) fn load_message<T: Carrier + Clone>(
+    pub(crate) fn load_message<T: Carrier>(
         &self,
         taken: PoppedMessage<T>,
     ) -> Result<T, FatalError> {
@@ -363,10 +346,8 @@ impl<'a> Machine<'a> {
         };
         self.ensure_prepared(canister, execution)?;
         let (grows_frozen, keeps_changes) = (begun.grows_frozen, begun.keeps_changes);
-        let (heap_target, stable_target) = match targets {
-            Some(targets) => (Some(targets.heap), Some(targets.stable)),
-            None => (None, None),
-        };
+        let (heap_target, stable_target) =
+            targets.map(|targets| (targets.heap, targets.stable)).unzip();
         let mut request = self.request(execution, begun, heap_target, stable_target)?;
         let slice = self.execute(&request, grant)?;
         let targets = request.heap.append.take().zip(request.stable.append.take());
@@ -614,7 +595,6 @@ const CALLEES_LISTED_MAX: usize = 256;
 
 /// Number of calls that a message may make towards each callee.
 struct QueueSlots {
-    /// Towards these.
     left: BTreeMap<Principal, u64>,
     /// Towards any other.
     others: u64,

@@ -36,9 +36,6 @@ impl Executor {
 
     /// This node's state, for an installer to take from instead of fetching. Holds the layouts of
     /// all memories: folding waits for it.
-    ///
-    /// # Errors
-    /// When the disk fails.
     pub fn local_state(&self) -> Result<Option<LocalState>, FatalError> {
         let Some(checkpoint) = self.store.load()? else { return Ok(None) };
         let stores = (Arc::clone(&self.core.blobs), Arc::clone(&self.core.payloads));

@@ -20,7 +20,7 @@ use crate::core::{Core, RoundFacts};
 use crate::machine::{
     CALL_TIMEOUT_SECONDS_MAX, ExecutionResult, Invocation, Machine, Targets, watch_memory,
 };
-use crate::reject;
+use crate::reject::{self, refused};
 use crate::retry::ExecutionPoint;
 use crate::slices::Task;
 
@@ -32,11 +32,9 @@ const CLEANUP_PART: u64 = 20;
 pub(crate) struct Effects {
     /// Calls to other canisters and to the management canister.
     pub(crate) requests: Vec<CallRequest>,
-    /// Answers to canisters.
     pub(crate) responses: Vec<CallResponse>,
     /// Calls of the management canister that waited for a message which is over.
     pub(crate) management: Vec<SubnetCall>,
-    /// Answers to users.
     pub(crate) answers: Vec<(RequestId, Result<Vec<u8>, Reject>)>,
     /// Users' calls that are being worked on.
     pub(crate) processing: Vec<RequestId>,
@@ -102,21 +100,17 @@ impl Effects {
     }
 }
 
-/// A canister's state in the current round.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CanisterRoundState {
     /// Messages and tasks started so far.
     pub(crate) ordinal: u64,
-    /// The heartbeat ran.
     pub(crate) heartbeat_done: bool,
-    /// The timer ran.
     pub(crate) timer_done: bool,
     /// Waits for the next round: the canister used up its rate, or nothing it could do is possible
     /// now.
     pub(crate) paused: bool,
 }
 
-/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Something; there may be more.
@@ -133,7 +127,6 @@ pub(crate) struct MessageExecutor<'a> {
     pub(crate) growable_bytes: u64,
 }
 
-/// A call about to be executed.
 struct PreparedCall {
     origin: Origin,
     method_name: String,
@@ -319,19 +312,12 @@ impl<'a> MessageExecutor<'a> {
             deadline: request.deadline,
         };
         let minimum = canister.settings.minimum_incoming_call_cycles;
-        if request.sender != canister.id && request.cycles < minimum {
-            let reject = reject::reject(
-                520,
-                format!(
-                    "Canister {} takes calls with at least {minimum} cycles attached \
-                     (minimum_incoming_canister_call_cycles); this one brought {}.",
-                    canister.id, request.cycles
-                ),
-            );
-            self.effects.answer(&origin, Payload::Reject(reject), request.cycles);
-            return Ok(());
-        }
-        if let Err(reject) = self.check_call(canister, ruled_out) {
+        let checked = if request.sender != canister.id && request.cycles < minimum {
+            Err(reject::too_few_cycles_attached(&canister.id, minimum, request.cycles))
+        } else {
+            self.check_call(canister, ruled_out)
+        };
+        if let Err(reject) = checked {
             self.effects.answer(&origin, Payload::Reject(reject), request.cycles);
             return Ok(());
         }
@@ -348,7 +334,6 @@ impl<'a> MessageExecutor<'a> {
         check_callable(self.core(), canister)
     }
 
-    /// A call of a public method.
     fn call(&mut self, canister: &mut CanisterState, work: PreparedCall) -> Result<(), FatalError> {
         let limits = self.core().message_limits();
         let prepaid = self.core().costs_of(&canister.id).execution(limits.instructions);
@@ -363,20 +348,16 @@ impl<'a> MessageExecutor<'a> {
         };
         let context = canister.calls.open_context(work.origin.clone(), work.cycles);
         let invocation = Invocation {
-            entry: Entry::Update(work.method_name),
             caller: work.origin.caller(),
             caller_info: sender_info(&work.origin),
             arg: work.arg,
             deadline: deadline(&work.origin),
             already_responded: false,
             cycles_available: work.cycles,
-            cycles_refunded: 0,
-            context_instructions: 0,
-            limits,
             growable_bytes: self.growable(canister, false),
             heap_limited: is_update,
-            grows_frozen: false,
             keeps_changes: is_update,
+            ..Invocation::system(Entry::Update(work.method_name), limits)
         };
         let guaranteed = matches!(work.origin, Origin::Canister { deadline: None, .. });
         let task = Task::Call { guaranteed };
@@ -442,8 +423,9 @@ impl<'a> MessageExecutor<'a> {
                 Vec::new(),
             ),
         };
+        let callback_limits =
+            MessageLimits { instructions: limits.instructions - cleanup_instructions, ..limits };
         let invocation = Invocation {
-            entry: Entry::Callback { fun, env, kind },
             caller: context.origin.caller(),
             caller_info: sender_info(&context.origin),
             arg,
@@ -452,14 +434,9 @@ impl<'a> MessageExecutor<'a> {
             cycles_available: context.cycles_available,
             cycles_refunded: response.refund,
             context_instructions: context.instructions,
-            limits: MessageLimits {
-                instructions: limits.instructions - cleanup_instructions,
-                ..limits
-            },
             growable_bytes: self.growable(canister, true),
-            heap_limited: false,
             grows_frozen: true,
-            keeps_changes: true,
+            ..Invocation::system(Entry::Callback { fun, env, kind }, callback_limits)
         };
         let guaranteed = callback.deadline.is_none();
         let task = Task::Callback { on_cleanup: callback.on_cleanup, reject_code, guaranteed };
@@ -498,14 +475,13 @@ impl<'a> MessageExecutor<'a> {
         }
         canister.debit(prepaid);
         let context = canister.calls.open_context(Origin::System, 0);
-        let mut invocation = Invocation::system(entry, limits);
-        invocation.growable_bytes = self.growable(canister, false);
+        let growable_bytes = self.growable(canister, false);
+        let invocation = Invocation { growable_bytes, ..Invocation::system(entry, limits) };
         self.begin(canister, Task::System, context, (invocation, None), prepaid)?;
         self.effects.work += MESSAGE_OVERHEAD_INSTRUCTIONS;
         Ok(Step::Done)
     }
 
-    /// Bytes that the memories of `canister` may grow by.
     pub(crate) fn growable(&self, canister: &CanisterState, is_response: bool) -> u64 {
         let reserved = if is_response {
             0
@@ -647,7 +623,6 @@ impl<'a> MessageExecutor<'a> {
     }
 }
 
-/// Whether a canister takes calls at all.
 pub(crate) fn check_callable(core: &Core, canister: &CanisterState) -> Result<(), Reject> {
     match canister.status {
         CanisterStatus::Stopped => return Err(reject::stopped(&canister.id)),
@@ -659,14 +634,13 @@ pub(crate) fn check_callable(core: &Core, canister: &CanisterState) -> Result<()
     }
     let frozen_below = core.costs_of(&canister.id).freezing_limit(canister);
     if canister.cycles < frozen_below {
-        return Err(reject::reject(
+        return refused!(
             207,
-            format!(
-                "Canister {} is frozen: it has {} cycles and must keep {frozen_below} to last its \
-                 freezing threshold; top it up.",
-                canister.id, canister.cycles
-            ),
-        ));
+            "Canister {} is frozen: it has {} cycles and must keep {frozen_below} to last its \
+             freezing threshold; top it up.",
+            canister.id,
+            canister.cycles
+        );
     }
     Ok(())
 }
@@ -680,14 +654,12 @@ fn find_method(canister: &CanisterState, name: &str) -> Result<bool, Reject> {
     } else if listed(&module.info.queries) {
         Ok(false)
     } else if listed(&module.info.composite_queries) {
-        Err(reject::reject(
+        refused!(
             527,
-            format!(
-                "Error from Canister {}: Composite query method '{name}' cannot be called in \
-                 replicated mode.",
-                canister.id
-            ),
-        ))
+            "Error from Canister {}: Composite query method '{name}' cannot be called in \
+             replicated mode.",
+            canister.id
+        )
     } else {
         Err(reject::no_method(&canister.id, "update", name))
     }
@@ -695,15 +667,7 @@ fn find_method(canister: &CanisterState, name: &str) -> Result<bool, Reject> {
 
 /// Takes the prepayment, unless that would freeze the canister.
 fn prepay(core: &Core, canister: &mut CanisterState, amount: Cycles) -> Result<(), Reject> {
-    let liquid = core.costs_of(&canister.id).liquid(canister);
-    if liquid < amount {
-        return Err(reject::out_of_cycles(
-            &canister.id,
-            liquid,
-            amount,
-            "prepaying the execution of a message",
-        ));
-    }
+    core.check_affordable(canister, amount, "prepaying the execution of a message")?;
     canister.debit(amount);
     Ok(())
 }

@@ -22,7 +22,7 @@ use state::{
 
 use crate::core::Core;
 use crate::message::Effects;
-use crate::reject;
+use crate::reject::{self, refused};
 
 /// Calls of the management canister of up to this many bytes find room where larger ones find none
 /// any more.
@@ -32,7 +32,6 @@ pub(crate) const SMALL_MANAGEMENT_CALL_BYTES: u64 = 64 << 10;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MessageMemory {
     guaranteed: u64,
-    /// Calls with guaranteed responses that are open.
     guaranteed_calls: u64,
     best_effort: u64,
     /// Calls of canisters that wait for the management canister; part of the first.
@@ -72,11 +71,12 @@ impl MessageMemory {
     ) -> Result<(), Reject> {
         let (used, limit) = (self.best_effort, core.limits().subnet.best_effort_message_bytes);
         if used + bytes > limit {
-            return Err(reject::queue_full(format!(
+            return refused!(
+                queue_full,
                 "The message needs {bytes} bytes; users' and best-effort messages that wait take \
                  {used} bytes of the subnet's {limit} (subnet.best_effort_message_bytes). Try \
                  again."
-            )));
+            );
         }
         let left = limit - used;
         let taken = canister.map_or(0, CanisterState::user_message_bytes);
@@ -84,12 +84,13 @@ impl MessageMemory {
             && taken + bytes > left
             && let Some(canister) = canister
         {
-            return Err(reject::queue_full(format!(
+            return refused!(
+                queue_full,
                 "The message needs {bytes} bytes; those that wait for canister {}, or are paused \
                  there, take {taken} bytes and may take no more than is left for others, {left} \
                  bytes of {limit} (subnet.best_effort_message_bytes). Try again.",
                 canister.id
-            )));
+            );
         }
         self.best_effort += bytes;
         Ok(())
@@ -129,12 +130,13 @@ impl MessageMemory {
             limit = limit.saturating_add(SMALL_MANAGEMENT_CALLS_BYTES);
         }
         if used > 0 && used + bytes > limit {
-            return Err(reject::queue_full(format!(
+            return refused!(
+                queue_full,
                 "The call needs {bytes} bytes; calls that wait for the management canister take \
-                 {used} bytes of {limit} (the larger of subnet.best_effort_message_bytes and \
-                 4 times subnet.message_payload_bytes, and 1 MiB more for \
-                 calls of at most 64 KiB). Try again."
-            )));
+                 {used} bytes of {limit} (the larger of subnet.best_effort_message_bytes and 4 \
+                 times subnet.message_payload_bytes, and 1 MiB more for calls of at most 64 KiB). \
+                 Try again."
+            );
         }
         Ok(())
     }
@@ -143,18 +145,20 @@ impl MessageMemory {
         let needed = bytes + limits.message_payload_bytes;
         let (used, limit) = (self.guaranteed, limits.guaranteed_response_message_bytes);
         if used + needed > limit {
-            return Err(reject::queue_full(format!(
+            return refused!(
+                queue_full,
                 "The call needs {needed} bytes for its request and the largest response; messages \
                  with guaranteed responses take {used} bytes of the subnet's {limit} \
                  (subnet.guaranteed_response_message_bytes). Try again, or use a best-effort call."
-            )));
+            );
         }
         let (open, most) = (self.guaranteed_calls, limits.guaranteed_response_calls);
         if open >= most {
-            return Err(reject::queue_full(format!(
+            return refused!(
+                queue_full,
                 "{open} calls with guaranteed responses are open, which is all that the subnet \
                  takes (subnet.guaranteed_response_calls). Try again, or use a best-effort call."
-            )));
+            );
         }
         self.guaranteed += needed;
         self.guaranteed_calls += 1;
@@ -171,10 +175,11 @@ impl MessageMemory {
         let (used, limit) = (self.best_effort, limits.best_effort_message_bytes);
         let bytes = bytes + MESSAGE_OVERHEAD_BYTES;
         if used + bytes > limit {
-            return Err(reject::queue_full(format!(
+            return refused!(
+                queue_full,
                 "The call needs {bytes} bytes; best-effort messages take {used} bytes of the \
                  subnet's {limit} (subnet.best_effort_message_bytes). Try again."
-            )));
+            );
         }
         self.best_effort += bytes;
         Ok(())
@@ -214,7 +219,6 @@ pub(crate) fn release(state: &mut ReplicatedState, all: &mut [Effects]) {
     state_heap::within(|| released.for_each(|call| state.subnet.calls.push_front(call)));
 }
 
-/// Merges effects into the state.
 pub(crate) fn merge(
     core: &Core,
     state: &mut ReplicatedState,
@@ -296,13 +300,7 @@ pub(crate) fn deliver(
     let limit = core.limits().subnet.best_effort_message_bytes;
     if response.deadline.is_some() {
         if memory.best_effort + response.accounted_bytes() > limit {
-            response.payload = Payload::Reject(reject::reject(
-                602,
-                format!(
-                    "The response was dropped: best-effort messages fill the subnet's {limit} \
-                     bytes (subnet.best_effort_message_bytes)."
-                ),
-            ));
+            response.payload = Payload::Reject(reject::response_dropped(limit));
         }
         memory.best_effort += response.accounted_bytes();
     }
@@ -385,12 +383,9 @@ pub(crate) fn expire_stops(state: &mut ReplicatedState, now: Time, seconds: u64)
             std::mem::take(waiters).into_iter().partition(|waiter| waiter.deadline <= now);
         *waiters = patient;
         for waiter in late {
-            let unclaimed = effects.answer(
-                &waiter.origin,
-                Payload::Reject(reject::stop_timeout(&id, seconds)),
-                waiter.cycles,
-            );
-            canister.consumption.uninstall += unclaimed;
+            let timeout = Payload::Reject(reject::stop_timeout(&id, seconds));
+            canister.consumption.uninstall +=
+                effects.answer(&waiter.origin, timeout, waiter.cycles);
         }
     }
     effects
@@ -412,12 +407,9 @@ pub(crate) fn finish_stops(state: &mut ReplicatedState) -> Effects {
         {
             canister.version += 1;
             for waiter in waiters {
-                let unclaimed = effects.answer(
-                    &waiter.origin,
-                    Payload::Reply(crate::management::no_value()),
-                    waiter.cycles,
-                );
-                canister.consumption.uninstall += unclaimed;
+                let stopped = Payload::Reply(crate::management::no_value());
+                canister.consumption.uninstall +=
+                    effects.answer(&waiter.origin, stopped, waiter.cycles);
             }
         }
     }

@@ -29,13 +29,11 @@ pub trait Placement: Send + Sync + Debug {
 }
 
 impl ExecutorConfig {
-    /// The subnet that hosts a canister.
     pub(crate) fn subnet_of(&self, id: &CanisterId) -> Principal {
         let placed = self.placement.as_ref().and_then(|placement| placement.subnet_of(id));
         placed.unwrap_or(self.subnet.subnet_id)
     }
 
-    /// Whether a canister of this id pays nothing.
     pub(crate) fn is_free(&self, id: &CanisterId) -> bool {
         self.placement.as_ref().is_some_and(|placement| placement.is_free(id))
     }

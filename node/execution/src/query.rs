@@ -1,17 +1,11 @@
 //! Queries, and the check of users' calls before they are taken in: executions on the newest
-//! certified state that leave no trace.
+//! certified state that leave no trace (docs/internals/query-path.md).
 //!
-//! A query holds one query worker for as long as it runs, nested calls of a composite query
-//! included. Workers are handed out in the order of arrival, no canister has more than its share of
-//! them, and the wait is bounded ([`lanes`]). The state it reads is the one that was
-//! newest when it began; later rounds neither wait for it nor disturb it.
-//!
-//! A composite query is a small machine: its worker keeps the execution alive between its calls,
-//! this module evaluates each call and hands the answer to the kept execution. Depth, instructions
-//! over all calls, and wall-clock time are bounded. When the time is over the worker is ended, so
-//! code that is slow per instruction does not keep it, and a module that has to be compiled first
-//! is compiled aside ([`compiling`]). Nothing here is deterministic, and nothing of it
-//! enters replicated state, but for counts that members report ([`crate::query_stats`]).
+//! A query holds one query worker ([`lanes`]) for as long as it runs, nested calls of a composite
+//! query included: its worker keeps the execution alive between its calls, this module evaluates
+//! each call and hands the answer to the kept execution. Depth, instructions over all calls, and
+//! wall-clock time are bounded. Nothing here is deterministic, and nothing of it enters replicated
+//! state, but for counts that members report ([`crate::query_stats`]).
 
 mod compiling;
 mod lanes;
@@ -41,7 +35,7 @@ use crate::management;
 use crate::message::check_callable;
 use crate::query_cache::QueryCache;
 use crate::query_stats::QueryTally;
-use crate::reject;
+use crate::reject::{self, refused};
 
 /// Times that one execution finds its artefact removed from the cache.
 const COMPILATIONS_MAX: u32 = 3;
@@ -105,7 +99,6 @@ struct Session<'a> {
     /// None: what it evaluates is not counted.
     tally: Option<&'a QueryTally>,
     deadline: Instant,
-    /// Whether the deadline ended it.
     overdue: bool,
     /// Whether another height would see the same: nothing of this one was read, and no other
     /// canister was called.
@@ -134,7 +127,6 @@ impl QueryService {
         }
     }
 
-    /// Waits for a worker.
     fn acquire(&self, canister_id: CanisterId) -> Result<Permit<'_>, Reject> {
         self.lanes.acquire(canister_id).inspect_err(|_| {
             self.counters.wait.fetch_add(1, Relaxed);
@@ -165,7 +157,6 @@ impl QueryService {
         }
     }
 
-    /// Counts a query that was ended by its deadline.
     fn record_deadline(&self, session: &Session<'_>) {
         if !session.overdue {
             return;
@@ -184,7 +175,6 @@ impl QueryService {
         }
     }
 
-    /// Counts the queries of clients from here on.
     pub(crate) fn count_in(&mut self, tally: Arc<QueryTally>) {
         self.tally = Some(tally);
     }
@@ -260,9 +250,6 @@ impl QueryService {
     /// Runs a canister's query method on `arg`, called by the management canister: the transform of
     /// a response to an outcall. Composite queries are not allowed. A state before the height
     /// `since` does not have the canister as it was when it made the request.
-    ///
-    /// # Errors
-    /// See [`NotTransformed`].
     pub fn transform(
         &self,
         (canister_id, since): (CanisterId, Height),
@@ -312,11 +299,12 @@ impl QueryService {
         let state = self.reader.latest().ok_or_else(reject::no_certified_state)?;
         let core = &*self.core;
         if core.pages.is_disk_low().unwrap_or(false) {
-            return Err(reject::queue_full(format!(
+            return refused!(
+                queue_full,
                 "The node's disk has less than {} bytes left (pages.disk_reserve_bytes): updates \
                  are refused until there is space.",
                 core.limits().pages.disk_reserve_bytes
-            )));
+            );
         }
         if ingress.canister_id == Principal::management_canister() {
             let (name, arg) = (&ingress.method_name, &ingress.arg);
@@ -364,54 +352,11 @@ impl QueryService {
             Ok(_) => Err(reject::not_accepted(&id)),
         }
     }
-
-    /// Canister that a query is about: what its effective canister id must be. `None`: any will do.
-    ///
-    /// # Errors
-    /// When the management canister has no such query, or the argument names no canister.
-    pub fn effective_canister(
-        &self,
-        canister_id: &CanisterId,
-        method_name: &str,
-        arg: &[u8],
-    ) -> Result<Option<CanisterId>, Reject> {
-        if *canister_id == Principal::management_canister() {
-            management::queries::named_canister(&self.core, method_name, arg)
-        } else {
-            Ok(Some(*canister_id))
-        }
-    }
-
-    /// The same for a call.
-    ///
-    /// # Errors
-    /// When the management canister has no such method, or the argument names no canister.
-    pub fn effective_canister_of_call(
-        &self,
-        canister_id: &CanisterId,
-        method_name: &str,
-        arg: &[u8],
-    ) -> Result<Option<CanisterId>, Reject> {
-        if *canister_id == Principal::management_canister() {
-            management::named_canister(&self.core, method_name, arg, &mut Cost::default())
-        } else {
-            Ok(Some(*canister_id))
-        }
-    }
 }
 
 fn affordable(core: &Core, canister: &CanisterState, ingress: &Ingress) -> Result<(), Reject> {
-    let costs = core.costs_of(&canister.id);
-    let (fee, liquid) = (costs.induction(ingress.accounted_bytes()), costs.liquid(canister));
-    if liquid < fee {
-        return Err(reject::out_of_cycles(
-            &canister.id,
-            liquid,
-            fee,
-            "taking in an ingress message",
-        ));
-    }
-    Ok(())
+    let fee = core.costs_of(&canister.id).induction(ingress.accounted_bytes());
+    core.check_affordable(canister, fee, "taking in an ingress message")
 }
 
 impl Session<'_> {
@@ -558,13 +503,11 @@ impl Session<'_> {
         }
         let depth_max = self.core.limits().execution.composite_query_depth;
         if depth + 1 > depth_max {
-            return Err(reject::reject(
+            return refused!(
                 525,
-                format!(
-                    "Calls of the composite query are nested deeper than {depth_max} \
-                     (execution.composite_query_depth)."
-                ),
-            ));
+                "Calls of the composite query are nested deeper than {depth_max} \
+                 (execution.composite_query_depth)."
+            );
         }
         let request = QueryRequest {
             sender: canister.id,
@@ -585,14 +528,13 @@ impl Session<'_> {
     fn check_bounds(&mut self) -> Result<(), Reject> {
         let limit = self.core.limits().execution.instructions_per_query;
         if self.instructions >= limit {
-            return Err(reject::reject(
+            return refused!(
                 526,
-                format!(
-                    "Query of canister {} used {} instructions with all its calls, the most is \
-                     {limit} (execution.instructions_per_query).",
-                    self.root, self.instructions
-                ),
-            ));
+                "Query of canister {} used {} instructions with all its calls, the most is {limit} \
+                 (execution.instructions_per_query).",
+                self.root,
+                self.instructions
+            );
         }
         if Instant::now() >= self.deadline {
             return Err(self.ended_by_deadline());
@@ -747,7 +689,6 @@ impl Session<'_> {
     }
 }
 
-/// The response in an outcome, if there is one.
 fn respond(
     canister: &CanisterState,
     caller: &Principal,

@@ -1,14 +1,10 @@
-//! Replies of queries, kept for identical queries while nothing they depend on has changed.
-//!
-//! A query's reply depends on the canister's state, on the query and its caller, and, if it read
-//! them, on the time and the certificate of the height it ran at. Replies of queries that read
-//! those are not kept. States of canisters are shared between heights as long as they do not
-//! change, so an entry is valid exactly while the canister's state is still the same allocation; a
-//! weak reference detects that, and keeps no state alive.
+//! Replies of queries, kept for identical queries while nothing they depend on has changed
+//! (docs/internals/query-path.md, "Reply cache"): the canister's state, which is the same
+//! allocation at all heights until it changes, and neither the time nor the certificate of a
+//! height.
 //!
 //! Bounded by a pool of the ledger: every entry reserves its bytes, the least recently used one is
-//! evicted, and an entry that would take more than an eighth of the pool is not kept. Calls of
-//! composite queries touch other canisters' states; they are not kept either.
+//! evicted, and an entry that would take more than an eighth of the pool is not kept.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +23,6 @@ const ENTRY_SHARE: u64 = 8;
 /// Names what was asked: a digest, so that long arguments cost nothing to keep.
 pub(crate) type Key = [u8; 32];
 
-/// See the module.
 pub(crate) struct QueryCache {
     pool: Pool,
     inner: Mutex<Inner>,
@@ -46,7 +41,6 @@ struct Inner {
 struct Entry {
     canister: Weak<CanisterState>,
     reply: Arc<[u8]>,
-    /// Instructions of its evaluation.
     instructions: u64,
     used: u64,
     _reservation: Reservation,

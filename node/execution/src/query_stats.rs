@@ -1,16 +1,7 @@
-//! Query statistics: this node's own table, and the totals that members agree on.
+//! Query statistics: this node's own table, and the totals that members agree on
+//! (docs/query-stats.md).
 //!
-//! ```text
-//! query -> QueryTally, this node's -> closed with its period -> report in a block of this node's
-//! batch -> account: reports of all members in the state -> a period later sums, which are held
-//!       -> a period later totals of canisters, of a limited number in a round
-//! ```
-//!
-//! The table is in memory alone: a node that restarts has lost its counts since its last report. It
-//! is a statistic; the lost queries count as if they had not been sent here.
-//!
-//! # Bounds
-//!
+//! The table is in memory alone: a node that restarts has lost its counts since its last report.
 //! The table of the current period and the one that is being reported have
 //! `execution.query_stats_canisters` canisters each. When a table is full, queries of further
 //! canisters are not counted before the next period. Counts that could not be reported within a

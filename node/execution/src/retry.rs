@@ -116,29 +116,17 @@ pub(crate) trait Transient: fmt::Display + Into<FatalError> {
     fn can_heal(&self) -> bool;
 }
 
-impl Transient for PagesError {
-    fn can_heal(&self) -> bool {
-        self.can_heal()
-    }
+macro_rules! transient {
+    ($($error:ty),*) => {
+        $(impl Transient for $error {
+            fn can_heal(&self) -> bool {
+                <$error>::can_heal(self)
+            }
+        })*
+    };
 }
 
-impl Transient for BlobError {
-    fn can_heal(&self) -> bool {
-        self.can_heal()
-    }
-}
-
-impl Transient for PayloadError {
-    fn can_heal(&self) -> bool {
-        self.can_heal()
-    }
-}
-
-impl Transient for FatalError {
-    fn can_heal(&self) -> bool {
-        self.can_heal()
-    }
-}
+transient!(PagesError, BlobError, PayloadError, FatalError);
 
 /// One step that is tried until it succeeds.
 pub(crate) struct Attempts<'a> {
@@ -163,7 +151,6 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// The step is to run the message.
     pub(crate) fn of_a_message(mut self) -> Self {
         self.trouble.runs_message = true;
         self

@@ -59,7 +59,6 @@ pub(crate) struct RoundWork {
 /// round.
 const LOOSE_PAYLOAD_BYTES: u64 = 4 << 20;
 
-/// See the module.
 pub(crate) struct Round<'a> {
     core: &'a Arc<Core>,
     pool: &'a LanePool,
@@ -78,7 +77,6 @@ pub(crate) struct Round<'a> {
     management_ordinal: u64,
     /// Canisters run before the management calls, once.
     canisters_first: bool,
-    /// The most lanes of an iteration.
     lanes_most: usize,
     /// No management call is started: paused messages wrote so much that an upgrade would find no
     /// room in the delta log.
@@ -274,7 +272,8 @@ impl Round<'_> {
             ids.iter().copied().partition(installs);
         for id in installations {
             if limits.has_room_for_upgrade(self.delta_spent) {
-                self.resume_install(&id)?;
+                let what = format!("the installation of canister {id}");
+                self.serve("a slice of an installation", &what, |it| it.resume_install(&id))?;
             }
         }
         messages.truncate(usize::try_from(limits.paused_beside(self.delta_spent)).unwrap_or(0));
@@ -318,35 +317,32 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// Grants a slice to the paused installation of a canister.
-    fn resume_install(&mut self, id: &CanisterId) -> Result<(), FatalError> {
-        let running = &self.core.running;
-        let mut dispatcher = self.dispatcher();
-        let place = dispatcher.place.clone();
-        running.begin(ROUND_THREAD, place.clone(), "a slice of an installation");
-        unwound(|| dispatcher.resume_install(id)).map_err(|panic| FatalError::Panicked {
-            place,
-            what: format!("the installation of canister {id}: {panic}"),
-        })??;
-        running.end(ROUND_THREAD);
+    /// Serves a call of the management canister, or a slice of an installation: `running` as the
+    /// watchdog shows it, `what` as a panic does.
+    fn serve(
+        &mut self,
+        running: &str,
+        what: &str,
+        serve: impl FnOnce(&mut Dispatcher<'_>) -> Result<(), FatalError>,
+    ) -> Result<(), FatalError> {
+        let place = self.facts.place(CanisterId::management_canister(), self.management_ordinal);
+        self.management_ordinal += 1;
+        let mut dispatcher = Dispatcher {
+            place: place.clone(),
+            core: self.core,
+            state: self.state,
+            round: &self.facts,
+            effects: Effects::default(),
+        };
+        self.core.running.begin(ROUND_THREAD, place.clone(), running);
+        unwound(|| serve(&mut dispatcher))
+            .map_err(|panic| FatalError::Panicked { place, what: format!("{what}: {panic}") })??;
+        self.core.running.end(ROUND_THREAD);
         let effects = dispatcher.effects;
         // A call that waited for it to end has its turn before the canister begins a message, which
         // other calls need not wait for.
         self.merge_one(effects)?;
         self.finish_stops()
-    }
-
-    /// For one more call of the management canister.
-    fn dispatcher(&mut self) -> Dispatcher<'_> {
-        let place = self.facts.place(CanisterId::management_canister(), self.management_ordinal);
-        self.management_ordinal += 1;
-        Dispatcher {
-            place,
-            core: self.core,
-            state: self.state,
-            round: &self.facts,
-            effects: Effects::default(),
-        }
     }
 
     /// Bytes that the canisters of one lane may grow by. Unused lanes count too: so the promise
@@ -397,23 +393,12 @@ impl Round<'_> {
                 debug_assert!(canister.released > 0, "{} waits for no call", canister.id);
                 canister.released = canister.released.saturating_sub(1);
             }
-            let running = &self.core.running;
-            let mut dispatcher = self.dispatcher();
-            let place = dispatcher.place.clone();
             let what = format!(
                 "management call {} of {}",
                 call.method_name.escape_debug(),
                 call.origin.caller()
             );
-            running.begin(ROUND_THREAD, place.clone(), &what);
-            unwound(|| dispatcher.serve(call)).map_err(|panic| FatalError::Panicked {
-                place,
-                what: format!("{what}: {panic}"),
-            })??;
-            running.end(ROUND_THREAD);
-            let effects = dispatcher.effects;
-            self.merge_one(effects)?;
-            self.finish_stops()?;
+            self.serve(&what, &what, |it| it.serve(call))?;
         }
         Ok(())
     }

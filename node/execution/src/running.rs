@@ -37,7 +37,6 @@ impl RunningMessages {
         Some(self.0.get(thread)?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// `thread` begins a message.
     pub(crate) fn begin(&self, thread: usize, point: ExecutionPoint, what: &str) {
         if let Some(mut slot) = self.slot(thread) {
             *slot = Some(RunningMessage { point, what: shortened(what), since: Instant::now() });
@@ -62,7 +61,6 @@ impl RunningMessages {
         }
     }
 
-    /// The message of `thread` has ended.
     pub(crate) fn end(&self, thread: usize) {
         if let Some(mut slot) = self.slot(thread) {
             *slot = None;

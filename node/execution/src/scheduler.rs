@@ -21,25 +21,20 @@ use crate::config::{FatalError, unwound};
 use crate::core::{Core, RoundFacts};
 use crate::message::{CanisterRoundState, Effects, MessageExecutor, Step};
 
-/// Lanes of an iteration.
 pub(crate) const VIRTUAL_LANES: usize = limits::VIRTUAL_LANES as usize;
-/// Canisters of an iteration.
 const CANISTERS_PER_ITERATION: usize = 256;
 /// Messages a canister may execute in one iteration.
 const MESSAGES_PER_TURN: u64 = 64;
 
-/// Budget of a lane.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LaneBudget {
     /// Instructions and overheads.
     pub(crate) work: u64,
     /// Bytes of delta pages (4 KiB each) after which the lane starts no further message.
     pub(crate) delta_bytes: u64,
-    /// Bytes that memories may grow by.
     pub(crate) growable_bytes: u64,
 }
 
-/// A canister after an iteration.
 pub(crate) struct IterationResult {
     pub(crate) canister: CanisterState,
     pub(crate) round_state: CanisterRoundState,

@@ -1,14 +1,10 @@
-//! Messages from their beginning to their end, which may be many rounds later.
+//! Messages from their beginning to their end, which may be many rounds later
+//! (docs/internals/sandbox.md, "Long messages").
 //!
 //! Every message runs in slices of `execution.instructions_per_slice`, and so do installations
 //! ([`crate::management`]). The first slice runs when the message is taken from its queue. If it is
 //! not over then, it is **paused**: its input is stored in its canister ([`state::PausedMessage`]),
-//! and each round grants `execution.paused_executions` paused messages of the subnet one slice
-//! more, before anything else runs: the oldest, and one whose canister has its turn. So every one
-//! of them ends, however many there are, and a short one need not wait for all long ones that began
-//! before it.
-//!
-//! # Result
+//! which runs nothing else, and each round grants some of the paused messages one slice more.
 //!
 //! The result is the same as without a pause, because the message sees only its stored input: time,
 //! balance, settings are those of its beginning. The worker's state between two slices is private
@@ -21,12 +17,7 @@
 //!   is a lane's part of the free capacity, as it is in each later slice. If others have taken the
 //!   room that it was promised, the message fails.
 //! - **Storage** is charged meanwhile, as far as the balance allows. The rest is owed until the
-//!   message is over and the unused part of its prepayment is returned: then a canister that cannot
-//!   pay loses its code.
-//!
-//! Meanwhile the canister runs nothing else, and calls of the management canister that would change
-//! it wait ([`crate::management`]); when the message is over, they are served before the canister
-//! begins another. Queries are answered from the state before the message.
+//!   message is over and the unused part of its prepayment is returned.
 
 use sandbox::{Entry, Grant, MESSAGE_OVERHEAD_INSTRUCTIONS, Progress, SlicedName};
 use serde::{Deserialize, Serialize};
@@ -41,7 +32,7 @@ use crate::machine::{
     ExecutionInput, ExecutionResult, Invocation, SliceOutcome, Targets, foreign_payload,
 };
 use crate::message::{CanisterRoundState, MessageExecutor, MessageSource, SliceStart};
-use crate::reject;
+use crate::reject::{self, refused};
 
 /// Version of [`Record`]. The record does not include a large payload.
 const RECORD_VERSION: u8 = 2;
@@ -60,7 +51,6 @@ pub(crate) enum Task {
     System,
 }
 
-/// A message that runs.
 #[derive(Debug)]
 pub(crate) struct Running {
     pub(crate) task: Task,
@@ -71,7 +61,6 @@ pub(crate) struct Running {
     /// Cycles taken from the balance for it.
     pub(crate) prepaid: Cycles,
     since: Height,
-    /// Instructions granted so far.
     granted: u64,
     /// Of them, those that were counted in rounds before.
     counted: u64,
@@ -79,7 +68,6 @@ pub(crate) struct Running {
     grown_bytes: u64,
 }
 
-/// Stored record of a message.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     task: Task,
@@ -212,10 +200,9 @@ impl MessageExecutor<'_> {
     }
 
     fn run(&mut self, canister: &mut CanisterState, running: Running) -> Result<(), FatalError> {
-        let Running { begun, .. } = &running;
-        let keeps_changes = begun.keeps_changes;
+        let keeps_changes = running.begun.keeps_changes;
         let targets =
-            if begun.keeps_changes { self.targets(canister, &begun.limits)? } else { None };
+            if keeps_changes { self.targets(canister, &running.begun.limits)? } else { None };
         let grant = Grant::new(running.name(canister), running.granted, self.slice());
         let Running { begun, .. } = running;
         let (begun, attempted) = self.machine.attempt(canister, begun, targets, Some(&grant))?;
@@ -274,12 +261,13 @@ impl MessageExecutor<'_> {
             return Ok(());
         }
         let capacity = self.core().limits().subnet.memory_capacity_bytes;
-        Err(reject::subnet_oversubscribed(format!(
+        refused!(
+            subnet_oversubscribed,
             "Canister {}: the message was paused, and {more} bytes that it grew by find no room \
              any more; {room} of the subnet's {capacity} bytes can be had now \
              (subnet.memory_capacity_bytes).",
             canister.id
-        )))
+        )
     }
 
     fn pause(
@@ -340,15 +328,12 @@ impl MessageExecutor<'_> {
         begun: ExecutionInput,
         source: Option<MessageSource>,
     ) -> Result<(ExecutionInput, Option<StateArc<StoredPayload>>), FatalError> {
-        let parts = begun.payload_parts();
-        let Some(source) =
-            source.filter(|_| is_large(parts.iter().map(|part| part.len() as u64).sum()))
-        else {
+        let Some(source) = source.filter(|_| is_large(begun.message_bytes())) else {
             return Ok((begun, None));
         };
         let payload = match source.payload {
             Some(payload) => payload,
-            None => self.machine.store_payload(source.number, parts)?,
+            None => self.machine.store_payload(source.number, begun.payload_parts())?,
         };
         Ok((begun.emptied(), Some(payload)))
     }
@@ -391,7 +376,6 @@ impl MessageExecutor<'_> {
         Ok(())
     }
 
-    /// Runs the cleanup of a callback that failed.
     fn clean_up(
         &mut self,
         canister: &mut CanisterState,

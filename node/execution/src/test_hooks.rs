@@ -33,9 +33,6 @@ impl Executor {
     }
 
     /// The stable memory of a canister, whole Wasm pages; none where there is no such canister.
-    ///
-    /// # Errors
-    /// When it cannot be read.
     pub fn stable_memory(&self, id: &CanisterId) -> Result<Option<Vec<u8>>, FatalError> {
         let Some(canister) = self.state.get(id) else { return Ok(None) };
         let Some(execution) = canister.execution.as_ref() else { return Ok(Some(Vec::new())) };

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use ic_principal::Principal;
 use state::{
-    CanisterFacts, CanisterId, ErrorCode, Height, Ingress, QueryRequest, Reject, RequestId,
-    SignedIngress, Status, Time, Validity, certified::CertifiedStateOf,
+    CanisterId, CertifiedState, ErrorCode, Height, Ingress, QueryRequest, Reject, RequestId,
+    SignedIngress, Status, Time, Validity,
 };
 
 use crate::report::Report;
@@ -126,21 +126,21 @@ pub trait CertifiedView: Send + Sync {
     fn public_metadata(&self, canister_id: &CanisterId, name: &str) -> PublicMetadata;
 }
 
-impl<C: CanisterFacts + Send + Sync> CertifiedView for CertifiedStateOf<C> {
+impl CertifiedView for CertifiedState {
     fn height(&self) -> Height {
-        CertifiedStateOf::height(self)
+        CertifiedState::height(self)
     }
 
     fn time(&self) -> Time {
-        CertifiedStateOf::time(self)
+        CertifiedState::time(self)
     }
 
     fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8> {
-        CertifiedStateOf::certificate(self, paths)
+        CertifiedState::certificate(self, paths)
     }
 
     fn request(&self, id: &RequestId) -> Option<RequestFacts> {
-        CertifiedStateOf::request(self, id).map(|entry| RequestFacts {
+        CertifiedState::request(self, id).map(|entry| RequestFacts {
             sender: entry.sender,
             effective_canister_id: entry.effective_canister_id,
             canister_id: if entry.to_management {
@@ -155,11 +155,11 @@ impl<C: CanisterFacts + Send + Sync> CertifiedView for CertifiedStateOf<C> {
     fn may_read_metadata(&self, canister_id: &CanisterId, name: &str, sender: &Principal) -> bool {
         let Some(canister) = self.canister(canister_id) else { return true };
         canister.metadata_section(name).is_none_or(|section| section.public)
-            || canister.controllers().any(|controller| controller == sender)
+            || canister.is_controller(sender)
     }
 
     fn outcome(&self, id: &RequestId) -> Option<Outcome> {
-        match &CertifiedStateOf::request(self, id)?.status {
+        match &CertifiedState::request(self, id)?.status {
             Status::Replied(reply) => Some(Outcome::Replied(reply.clone())),
             Status::Rejected(reject) => Some(Outcome::Rejected(reject.clone())),
             Status::Done => Some(Outcome::Done),
@@ -168,7 +168,7 @@ impl<C: CanisterFacts + Send + Sync> CertifiedView for CertifiedStateOf<C> {
     }
 
     fn public_metadata(&self, canister_id: &CanisterId, name: &str) -> PublicMetadata {
-        match CertifiedStateOf::metadata(self, canister_id, name) {
+        match CertifiedState::metadata(self, canister_id, name) {
             None => PublicMetadata::Absent,
             Some(section) if section.public => PublicMetadata::Public(section.content.clone()),
             Some(_) => PublicMetadata::Private,

@@ -10,7 +10,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-/// Whether a canister may reach this address.
 pub(crate) fn is_allowed(address: IpAddr, networks: &[IpNet]) -> bool {
     let inner = embedded(address);
     let listed = |address: &IpAddr| networks.iter().any(|network| network.contains(address));

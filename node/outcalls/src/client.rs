@@ -47,12 +47,10 @@ const ADDRESSES_MAX: usize = 4;
 /// Names that are resolved at once, one of each canister: the system's resolver holds a thread for as
 /// long as it takes.
 const RESOLVING_MAX: usize = 8;
-/// Time for a name to be resolved.
 const RESOLVE_TIME: Duration = Duration::from_secs(5);
-/// Time for one of them to accept.
+/// Time for one address to accept.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 
-/// Why there is no response.
 #[derive(Debug, Error)]
 pub(crate) enum Error {
     /// An answer.
@@ -218,7 +216,6 @@ fn is_local_shortage(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|number| own.contains(&number))
 }
 
-/// Sends the request and reads the response.
 async fn exchange_http(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     target: &Target,

@@ -6,14 +6,12 @@ use thiserror::Error;
 
 /// See the module. The calling canister receives these texts.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the texts say what they are")]
 pub enum Failure {
-    /// Not a URL.
     #[error("Failed to parse URL")]
     Url,
-    /// Another scheme.
     #[error("Url need to specify https scheme")]
     Scheme,
-    /// A header that cannot be sent.
     #[error("Failed to parse http header {0}")]
     Header(usize),
     /// Private, local, or otherwise none that a canister may reach.
@@ -28,22 +26,17 @@ pub enum Failure {
     /// The data is not an HTTP response, or ended early.
     #[error("The http request to {0} failed")]
     Http(String),
-    /// The server took too long.
     #[error("Timeout expired")]
     Time,
-    /// The headers alone are over the limit of the response.
     #[error("Header size exceeds specified response size limit {0}")]
     HeaderBytes(u64),
-    /// Headers and body are.
     #[error("Http body exceeds size limit of {0} bytes.")]
     BodyBytes(u64),
-    /// A bound on the headers of all responses.
     #[error("The http response has too many or too large headers")]
     Headers,
     /// Header values are text in the interface.
     #[error("The http response has a header that is no UTF-8 text")]
     HeaderText,
-    /// The transformed response is over its limit.
     #[error("Transformed http response exceeds limit: {0}")]
     Transformed(u64),
 }

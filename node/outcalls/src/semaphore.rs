@@ -26,12 +26,10 @@ pub(crate) struct CanisterPermit {
 }
 
 impl CanisterSemaphore {
-    /// A semaphore with `permits_max` permits.
     pub(crate) fn new(permits_max: usize) -> Self {
         Self(Arc::new(Inner { permits_max, holders: Mutex::default(), released: Notify::new() }))
     }
 
-    /// Waits for a permit.
     pub(crate) async fn acquire(&self, canister_id: CanisterId) -> CanisterPermit {
         loop {
             // A permit that is released from here on wakes this.

@@ -53,9 +53,6 @@ const TRANSFORMS_MAX: usize = 2;
 pub trait Transform: Send + Sync {
     /// Calls this method of the canister with `arg`, on behalf of the management canister, in a
     /// state of this height or later. Blocks.
-    ///
-    /// # Errors
-    /// See [`NotTransformed`].
     fn transform(
         &self,
         target: (CanisterId, Height),

@@ -3,13 +3,13 @@
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{
-    Method, Request,
+    Request,
     header::{
         CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRAILER,
         TRANSFER_ENCODING, UPGRADE, USER_AGENT,
     },
 };
-use state::{Outcall, OutcallMethod};
+use state::Outcall;
 use url::{Host, Url};
 
 use crate::Failure;
@@ -35,7 +35,6 @@ impl Target {
     }
 }
 
-/// The request as it is sent.
 pub(crate) fn prepare(
     outcall: &Outcall,
     allow_http: bool,
@@ -54,21 +53,10 @@ pub(crate) fn prepare(
         None => url.path().to_owned(),
     };
     let body = Full::new(Bytes::from(outcall.body.clone()));
-    let request = Request::builder().method(method(outcall.method)).uri(path).body(body);
+    let request = Request::builder().method(outcall.method.name()).uri(path).body(body);
     let mut request = request.map_err(|_| Failure::Url)?;
     *request.headers_mut() = headers;
     Ok((Target { is_tls, host, port }, request))
-}
-
-fn method(method: OutcallMethod) -> Method {
-    match method {
-        OutcallMethod::Get => Method::GET,
-        OutcallMethod::Head => Method::HEAD,
-        OutcallMethod::Post => Method::POST,
-        OutcallMethod::Put => Method::PUT,
-        OutcallMethod::Delete => Method::DELETE,
-        OutcallMethod::Patch => Method::PATCH,
-    }
 }
 
 fn headers(outcall: &Outcall, url: &Url) -> Result<HeaderMap, Failure> {
@@ -96,7 +84,7 @@ fn headers(outcall: &Outcall, url: &Url) -> Result<HeaderMap, Failure> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use state::{Origin, Time};
+    use state::{Origin, OutcallMethod, Time};
 
     use super::*;
 

@@ -23,7 +23,7 @@ use std::{
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::{
-        Mutex, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -41,49 +41,24 @@ const PIECE_BYTES: usize = 64 << 10;
 
 /// Why a blob cannot be kept or had.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say what they are")]
 pub enum BlobError {
-    /// Longer than the store takes.
     #[error("a blob of {bytes} bytes is larger than the limit of {limit} bytes")]
-    TooLarge {
-        /// Bytes of the blob.
-        bytes: u64,
-        /// Bytes a blob may have in this store.
-        limit: u64,
-    },
-    /// The disk is full.
-    #[error("the disk of {path} is full: free some space")]
-    DiskFull {
-        /// Directory or file.
-        path: PathBuf,
-    },
-    /// Permissions or a read-only file system.
+    TooLarge { bytes: u64, limit: u64 },
+    #[error("the disk of {0} is full: free some space")]
+    DiskFull(PathBuf),
     #[error(
-        "{path} cannot be written ({source}): check its owner, its permissions and how its file \
-         system is mounted"
+        "{0} cannot be written ({1}): check its owner, its permissions and how its file system is \
+         mounted"
     )]
-    Unwritable {
-        /// Directory or file.
-        path: PathBuf,
-        /// From the operating system.
-        source: io::Error,
-    },
-    /// Any other error of the disk.
-    #[error("{path} cannot be read or written: {source}")]
-    Io {
-        /// Directory or file.
-        path: PathBuf,
-        /// From the operating system.
-        source: io::Error,
-    },
-    /// The file's content is not what its name says.
+    Unwritable(PathBuf, #[source] io::Error),
+    #[error("{0} cannot be read or written: {1}")]
+    Io(PathBuf, #[source] io::Error),
     #[error(
         "{path} is damaged: its content does not have the hash in its name; restore it from \
          another node or a backup"
     )]
-    Corrupt {
-        /// File of the blob.
-        path: PathBuf,
-    },
+    Corrupt { path: PathBuf },
 }
 
 impl BlobError {
@@ -91,8 +66,8 @@ impl BlobError {
     /// be freed or mended from outside.
     pub fn can_heal(&self) -> bool {
         match self {
-            Self::DiskFull { .. } | Self::Unwritable { .. } => true,
-            Self::Io { source, .. } => lifecycle::can_heal(source),
+            Self::DiskFull(_) | Self::Unwritable(..) => true,
+            Self::Io(_, source) => lifecycle::can_heal(source),
             Self::TooLarge { .. } | Self::Corrupt { .. } => false,
         }
     }
@@ -232,7 +207,11 @@ impl BlobStore {
 
     /// Also one that was there: a process before this one may have died before it synced.
     fn note_unsynced(&self, hash: BlobHash) {
-        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).insert(hash);
+        self.unsynced().insert(hash);
+    }
+
+    fn unsynced(&self) -> MutexGuard<'_, BTreeSet<BlobHash>> {
+        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes a blob to a file of its own that is renamed to its name once it is complete.
@@ -353,13 +332,13 @@ impl BlobStore {
 
     /// Where a blob is, or would be.
     pub fn path(&self, hash: &BlobHash) -> PathBuf {
-        self.dir.join(file_name(hash))
+        self.dir.join(hex::encode(hash))
     }
 
     /// Makes every blob kept so far durable. Those that could not be synced are tried again next
     /// time.
     pub fn sync(&self) -> Result<(), BlobError> {
-        let unsynced = self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let unsynced = self.unsynced().clone();
         if unsynced.is_empty() {
             return Ok(());
         }
@@ -381,10 +360,7 @@ impl BlobStore {
             }
         }
         self.disk.sync_folder(&self.dir).map_err(|error| io_error(&self.dir, error))?;
-        self.unsynced
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|hash| !unsynced.contains(hash));
+        self.unsynced().retain(|hash| !unsynced.contains(hash));
         Ok(())
     }
 
@@ -392,7 +368,10 @@ impl BlobStore {
     /// checkpoint is durable, with all that the checkpoint or the state after it refers to, and
     /// not while a `put` whose blob is not yet referred to runs.
     pub fn retain(&self, live: impl Fn(&BlobHash) -> bool) -> Result<u64, BlobError> {
-        self.delete(|name| parse_name(name).is_some_and(|hash| !live(&hash)))
+        self.delete(|name| {
+            let mut hash = BlobHash::default();
+            hex::decode_to_slice(name, &mut hash).is_ok() && !live(&hash)
+        })
     }
 
     fn delete(&self, dead: impl Fn(&str) -> bool) -> Result<u64, BlobError> {
@@ -442,30 +421,15 @@ fn same_content(path: &Path, blob: &[u8]) -> bool {
     })
 }
 
-fn file_name(hash: &BlobHash) -> String {
-    hex::encode(hash)
-}
-
-fn parse_name(name: &str) -> Option<BlobHash> {
-    let mut hash = BlobHash::default();
-    if name.len() != 2 * hash.len() || !name.is_ascii() {
-        return None;
-    }
-    for (at, byte) in hash.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&name[2 * at..2 * at + 2], 16).ok()?;
-    }
-    Some(hash)
-}
-
 fn io_error(path: &Path, error: io::Error) -> BlobError {
     let path = path.to_path_buf();
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
-            BlobError::DiskFull { path }
+            BlobError::DiskFull(path)
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            BlobError::Unwritable { path, source: error }
+            BlobError::Unwritable(path, error)
         }
-        _ => BlobError::Io { path, source: error },
+        _ => BlobError::Io(path, error),
     }
 }

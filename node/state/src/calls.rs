@@ -124,13 +124,11 @@ pub struct CallTable {
     deadlines: BTreeSet<(Time, CallbackId)>,
     /// Unanswered callbacks with guaranteed responses.
     #[serde(skip)]
-    reserved_responses: u64,
-    /// All callbacks with guaranteed responses.
+    pub(crate) reserved_responses: u64,
     #[serde(skip)]
-    guaranteed_open: u64,
+    pub(crate) guaranteed_open: u64,
 }
 
-/// Stored form of a [`CallTable`].
 #[derive(Deserialize)]
 struct CallRecord {
     contexts: NumberedMap<CallContext>,
@@ -243,7 +241,6 @@ impl CallTable {
         id
     }
 
-    /// Counts an open callback.
     fn count(&mut self, id: CallbackId, callback: &Callback) {
         let open = self.towards.entry(callback.callee).or_default();
         *open += 1;
@@ -295,30 +292,23 @@ impl CallTable {
     /// Marks that a response is queued. False when there is no such callback or it has one already:
     /// the response is to be dropped.
     pub fn mark_answered(&mut self, id: CallbackId) -> bool {
+        // Looked at first: what `get_mut` gives is copied where a snapshot shares it.
         if self.callbacks.get(id.0).is_none_or(|callback| callback.answered) {
             return false;
         }
-        match self.callbacks.get_mut(id.0) {
-            Some(callback) => {
-                callback.answered = true;
-                match callback.deadline {
-                    Some(deadline) => {
-                        let was_there = self.deadlines.remove(&(deadline, id));
-                        debug_assert!(was_there, "callback {} had no entry of its deadline", id.0);
-                    }
-                    None => {
-                        assert!(
-                            self.reserved_responses > 0,
-                            "no response is reserved for {}",
-                            id.0
-                        );
-                        self.reserved_responses -= 1;
-                    }
-                }
-                true
+        let Some(callback) = self.callbacks.get_mut(id.0) else { return false };
+        callback.answered = true;
+        match callback.deadline {
+            Some(deadline) => {
+                let was_there = self.deadlines.remove(&(deadline, id));
+                debug_assert!(was_there, "callback {} had no entry of its deadline", id.0);
             }
-            None => false,
+            None => {
+                assert!(self.reserved_responses > 0, "no response is reserved for {}", id.0);
+                self.reserved_responses -= 1;
+            }
         }
+        true
     }
 
     /// Takes the callback away to run it.
@@ -349,24 +339,16 @@ impl CallTable {
     /// When an invariant does not hold.
     pub(crate) fn check(&self, paused: Option<CallContextId>) {
         let mut open: BTreeMap<CallContextId, u64> = BTreeMap::new();
-        let mut towards: BTreeMap<Principal, u64> = BTreeMap::new();
-        let (mut deadlines, mut reserved) = (BTreeSet::new(), 0);
-        let guaranteed = self.callbacks().filter(|(_, callback)| callback.deadline.is_none());
-        assert_eq!(self.guaranteed_open, guaranteed.count() as u64, "guaranteed calls");
+        let mut sums = Self::default();
         self.contexts.check();
         self.callbacks.check();
         for (id, callback) in self.callbacks() {
             assert!(id.0 < self.next_callback, "callback {} has a number yet to be given", id.0);
             *open.entry(callback.context).or_default() += 1;
-            *towards.entry(callback.callee).or_default() += 1;
-            match callback.deadline {
-                _ if callback.answered => {}
-                Some(deadline) => {
-                    deadlines.insert((deadline, id));
-                }
-                None => reserved += 1,
-            }
+            sums.count(id, callback);
         }
+        assert_eq!(self.guaranteed_open, sums.guaranteed_open, "guaranteed calls");
+        let reserved = self.reserved_responses;
         assert!(
             reserved <= self.guaranteed_open,
             "{reserved} responses are reserved for {} guaranteed calls",
@@ -389,22 +371,10 @@ impl CallTable {
             );
         }
         assert!(open.is_empty(), "callbacks of contexts that are closed");
-        assert_eq!(self.towards, towards, "open callbacks by callee");
-        let crowded = towards.iter().filter(|(_, open)| **open >= CROWD).map(|(callee, _)| callee);
-        assert!(self.crowded.iter().eq(crowded), "callees with many callbacks");
-        assert_eq!(self.deadlines, deadlines, "deadlines of unanswered calls");
-        assert_eq!(self.reserved_responses, reserved, "responses that room is kept for");
-    }
-
-    /// Calls with guaranteed responses that are not answered: each holds room for the largest
-    /// response.
-    pub fn reserved_responses(&self) -> u64 {
-        self.reserved_responses
-    }
-
-    /// Calls with guaranteed responses, answered or not.
-    pub fn guaranteed_open(&self) -> u64 {
-        self.guaranteed_open
+        assert_eq!(self.towards, sums.towards, "open callbacks by callee");
+        assert_eq!(self.crowded, sums.crowded, "callees with many callbacks");
+        assert_eq!(self.deadlines, sums.deadlines, "deadlines of unanswered calls");
+        assert_eq!(reserved, sums.reserved_responses, "responses that room is kept for");
     }
 
     /// Best-effort calls that are not answered.
@@ -452,11 +422,11 @@ mod tests {
         let mut table = CallTable::default();
         let context = table.open_context(Origin::System, 0);
         let call = table.open_callback(callback(context, None));
-        assert_eq!(table.reserved_responses(), 1);
+        assert_eq!(table.reserved_responses, 1);
         assert!(table.close_if_done(context).is_none());
         assert!(table.mark_answered(call));
         assert!(!table.mark_answered(call));
-        assert_eq!(table.reserved_responses(), 0);
+        assert_eq!(table.reserved_responses, 0);
         table.close_callback(call).unwrap();
         assert!(table.close_if_done(context).is_some());
         assert!(table.has_no_contexts());

@@ -13,7 +13,7 @@ use ic_principal::Principal;
 use pages::{MemoryId, MemoryLayout};
 use serde::{Deserialize, Serialize};
 
-use crate::certified::{CanisterFacts, metadata_digest};
+use crate::certified::metadata_digest;
 use crate::tree::Digest;
 use crate::{
     CallTable, CanisterId, CanisterLog, CanisterSnapshots, ChangeHistory, Consumption,
@@ -145,19 +145,10 @@ impl InstalledModule {
 
     /// Bytes of memory that its record takes: the names of its methods, and its globals.
     pub fn metadata_bytes(&self) -> u64 {
-        self.method_bytes() + self.global_bytes()
-    }
-
-    /// Bytes of memory that the names of its methods take.
-    fn method_bytes(&self) -> u64 {
         let info = &self.info;
         let names = info.updates.iter().chain(&info.queries).chain(&info.composite_queries);
-        names.map(|name| METHOD_BYTES + name.len() as u64).sum()
-    }
-
-    /// Bytes of memory that what is known of its globals takes.
-    fn global_bytes(&self) -> u64 {
-        (size_of::<ModuleGlobal>() * self.info.globals.len()) as u64
+        let methods: u64 = names.map(|name| METHOD_BYTES + name.len() as u64).sum();
+        methods + (size_of::<ModuleGlobal>() * info.globals.len()) as u64
     }
 }
 
@@ -350,6 +341,11 @@ impl CanisterState {
         self.execution.as_ref().map(|execution| &*execution.module)
     }
 
+    /// One of its metadata sections.
+    pub fn metadata_section(&self, name: &str) -> Option<&CustomSection> {
+        self.module()?.info.custom_sections.iter().find(|section| section.name == name)
+    }
+
     /// Bytes of state by component; their sum is what storage is charged for and what counts
     /// against the subnet's capacity.
     pub fn memory_usage(&self) -> MemoryUsage {
@@ -388,11 +384,11 @@ impl CanisterState {
         let (guaranteed, other) =
             self.paused.as_ref().map_or((0, 0), PausedMessage::message_memory);
         (
-            self.queues.guaranteed_bytes()
-                + self.calls.reserved_responses() * response_bytes
+            self.queues.guaranteed_bytes
+                + self.calls.reserved_responses * response_bytes
                 + guaranteed,
-            self.queues.best_effort_bytes()
-                + self.queues.ingress_bytes()
+            self.queues.best_effort_bytes
+                + self.queues.ingress_bytes
                 + self.calls.unanswered_best_effort() * MESSAGE_OVERHEAD_BYTES
                 + other,
         )
@@ -402,14 +398,14 @@ impl CanisterState {
     /// management canister that wait for that.
     pub fn user_message_bytes(&self) -> u64 {
         let paused = self.paused.as_ref().map_or(0, |paused| paused.message_memory().1);
-        self.queues.ingress_bytes() + paused
+        self.queues.ingress_bytes + paused
     }
 
     /// Calls with guaranteed responses that it has open, answered or not, and its paused message if
     /// that is one.
     pub fn guaranteed_calls(&self) -> u64 {
         let paused = self.paused.as_ref().is_some_and(|paused| paused.is_guaranteed);
-        self.calls.guaranteed_open() + u64::from(paused)
+        self.calls.guaranteed_open + u64::from(paused)
     }
 
     /// Estimate of what the record takes in memory in addition to code, memories and messages. A
@@ -432,57 +428,18 @@ impl CanisterState {
     }
 }
 
-impl CanisterFacts for CanisterState {
-    fn canister_id(&self) -> &CanisterId {
-        &self.id
-    }
-
-    fn certified_data(&self) -> &[u8] {
-        &self.certified_data
-    }
-
-    fn controllers(&self) -> impl Iterator<Item = &Principal> {
-        self.controllers.iter()
-    }
-
-    fn module_hash(&self) -> Option<&ModuleHash> {
-        self.module().map(|module| &module.hash)
-    }
-
-    fn metadata(&self) -> Option<(&[CustomSection], &Digest)> {
-        self.module()
-            .map(|module| (module.info.custom_sections.as_slice(), &module.metadata_digest))
-    }
-
-    fn creation_time(&self) -> Option<Time> {
-        Some(self.created_at)
-    }
-
-    fn last_install_time(&self) -> Option<Time> {
-        self.installed_at
-    }
-}
-
 /// Bytes of a canister by what they are of; see [`CanisterState::memory_usage`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "bytes of what they are named by")]
 pub struct MemoryUsage {
-    /// Bytes of the heap's Wasm pages.
     pub heap: u64,
-    /// Bytes of the stable memory's Wasm pages.
     pub stable: u64,
-    /// Bytes of the mutable globals.
     pub globals: u64,
-    /// Module as uploaded.
     pub module: u64,
-    /// Bytes of the module's metadata sections.
     pub custom_sections: u64,
-    /// Bytes charged for the history of changes.
     pub history: u64,
-    /// Bytes charged for the chunk store.
     pub chunks: u64,
-    /// Bytes of the log.
     pub log: u64,
-    /// Bytes of the snapshots.
     pub snapshots: u64,
 }
 

@@ -69,38 +69,22 @@ pub struct HistoryLimits {
 
 /// Why a call was not taken in, or a saved one not read.
 #[derive(Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the texts say what they are")]
 pub enum HistoryError {
-    /// The same call is already known.
     #[error("the call {0:?} is already known; its status can be read")]
     Known(RequestId),
-    /// Too many calls are unanswered.
     #[error(
-        "{limit} calls wait for their answer, the most this subnet takes \
+        "{0} calls wait for their answer, the most this subnet takes \
          (subnet.ingress_unfinished_max); send the call again when some are answered"
     )]
-    UnfinishedFull {
-        /// Calls that may be unanswered at once.
-        limit: u64,
-    },
-    /// No room even after dropping every response.
+    UnfinishedFull(u64),
     #[error(
         "the ingress history holds {used} bytes of entries and may hold {limit} (seven eighths of \
          subnet.ingress_history_bytes); send the call again when older ones expire"
     )]
-    Full {
-        /// Bytes of entries without responses.
-        used: u64,
-        /// The limit on those bytes.
-        limit: u64,
-    },
-    /// A saved entry does not decode or is stored under another call's id.
+    Full { used: u64, limit: u64 },
     #[error("the saved status of call {id:?} cannot be read: {reason}")]
-    Record {
-        /// Key of the record.
-        id: RequestId,
-        /// The fault.
-        reason: String,
-    },
+    Record { id: RequestId, reason: String },
 }
 
 /// State of a call.
@@ -135,7 +119,6 @@ impl Status {
         matches!(self, Status::Replied(_) | Status::Rejected(_) | Status::Done)
     }
 
-    /// Bytes of the response, as charged.
     fn response_bytes(&self) -> u64 {
         match self {
             Status::Replied(reply) => allocated(reply.len()),
@@ -210,7 +193,7 @@ fn seconds_down(time: Time) -> u32 {
     u32::try_from(time.0 / NANOS_PER_SECOND).unwrap_or(NEVER - 1).min(NEVER - 1)
 }
 
-impl CertifiedValue for HistoryEntry {
+impl CertifiedValue for Arc<HistoryEntry> {
     fn subtree(&self) -> Subtree<'_> {
         let label = |name: &'static str| Cow::Borrowed(name.as_bytes());
         let status = (label("status"), Subtree::leaf(self.status.name().as_bytes()));
@@ -227,12 +210,6 @@ impl CertifiedValue for HistoryEntry {
                 status,
             ],
         })
-    }
-}
-
-impl CertifiedValue for Arc<HistoryEntry> {
-    fn subtree(&self) -> Subtree<'_> {
-        (**self).subtree()
     }
 }
 
@@ -342,7 +319,7 @@ impl IngressHistory {
     /// Whether a call could be received now.
     pub fn room(&self) -> Result<(), HistoryError> {
         if self.unfinished >= self.limits.unfinished_max {
-            return Err(HistoryError::UnfinishedFull { limit: self.limits.unfinished_max });
+            return Err(HistoryError::UnfinishedFull(self.limits.unfinished_max));
         }
         let used = self.map.len() as u64 * ENTRY_BYTES;
         let limit = self.limits.bytes_max - self.limits.bytes_max / 8;
@@ -439,16 +416,8 @@ impl IngressHistory {
         let interval = self.interval;
         self.map.update(&id.0, |shared| {
             // Not `make_mut`, which would copy a reply that the answer replaces.
-            *shared = Arc::new(HistoryEntry {
-                id: shared.id,
-                sender: shared.sender,
-                effective_canister_id: shared.effective_canister_id,
-                to_management: shared.to_management,
-                expiry: shared.expiry,
-                status,
-                finished: seconds_down(now),
-                changed: interval,
-            });
+            let finished = seconds_down(now);
+            *shared = Arc::new(HistoryEntry { status, finished, changed: interval, ..**shared });
         });
         assert!(self.unfinished > 0, "a call is answered and none is unanswered");
         self.unfinished -= 1;
@@ -560,16 +529,8 @@ impl IngressHistory {
             self.response_bytes -= response_bytes;
             let interval = self.interval;
             self.map.update(&id.0, |shared| {
-                *shared = Arc::new(HistoryEntry {
-                    id: shared.id,
-                    sender: shared.sender,
-                    effective_canister_id: shared.effective_canister_id,
-                    to_management: shared.to_management,
-                    expiry: shared.expiry,
-                    status: Status::Done,
-                    finished: shared.finished,
-                    changed: interval,
-                });
+                let status = Status::Done;
+                *shared = Arc::new(HistoryEntry { status, changed: interval, ..**shared });
             });
         }
     }

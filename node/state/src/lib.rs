@@ -42,7 +42,8 @@ pub use calls::*;
 pub use canister::*;
 pub use canister_records::*;
 pub use certified::{
-    CanisterFacts, ManifestClaim, NodeInfo, SubnetInfo, SubnetMetrics, SubnetTree, SubnetType,
+    CertifiedReader, CertifiedState, ManifestClaim, NodeInfo, SubnetInfo, SubnetMetrics,
+    SubnetTree, SubnetType, UncertifiedState,
 };
 pub use cycles::*;
 pub use history::{
@@ -66,10 +67,4 @@ pub use tree::{CertifiedValue, Digest, LabeledValue, MerkleMap, Subtree};
 pub use types::*;
 
 /// All canisters of the subnet.
-pub type CanisterMap = MerkleMap<std::sync::Arc<CanisterState>>;
-/// A state whose root waits for its signature.
-pub type UncertifiedState = certified::UncertifiedStateOf<CanisterState>;
-/// A state that clients can have proved.
-pub type CertifiedState = certified::CertifiedStateOf<CanisterState>;
-/// Where the newest of them is found.
-pub type CertifiedReader = certified::CertifiedReaderOf<CanisterState>;
+pub type CanisterMap = MerkleMap<SharedCanister>;

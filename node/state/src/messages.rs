@@ -13,14 +13,8 @@ use crate::{CanisterId, Cycles, Ingress, Reject, StoredPayload, Time, state_heap
 pub const MESSAGE_OVERHEAD_BYTES: u64 = 256;
 
 /// A value shared between a state and its snapshots; stored as if it were owned.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateArc<T>(Arc<T>);
-
-impl<T> Clone for StateArc<T> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
 
 impl<T> StateArc<T> {
     /// Shares `value`, which is moved to the state's heap; data that it points to stays where it
@@ -148,7 +142,7 @@ impl CallResponse {
 }
 
 /// A message whose payload can be kept in a file while the rest of it waits.
-pub trait Carrier: Sized {
+pub trait Carrier: Clone {
     /// The name of the method and the argument; or nothing, and the reply or the text of the
     /// reject.
     fn parts(&self) -> [&[u8]; 2];
@@ -190,9 +184,7 @@ impl Carrier for CallRequest {
     }
 
     fn emptied(&self) -> Self {
-        let Self { sender, sender_version, receiver, callback, cycles, deadline, .. } = *self;
-        let (method_name, arg) = (String::new(), Vec::new());
-        Self { sender, sender_version, receiver, callback, method_name, arg, cycles, deadline }
+        Self { method_name: String::new(), arg: Vec::new(), ..*self }
     }
 
     fn filled(self, name: Vec<u8>, arg: Vec<u8>) -> Option<Self> {
@@ -210,16 +202,8 @@ impl Carrier for Ingress {
     }
 
     fn emptied(&self) -> Self {
-        Self {
-            request_id: self.request_id,
-            sender: self.sender,
-            canister_id: self.canister_id,
-            effective_canister_id: self.effective_canister_id,
-            method_name: String::new(),
-            arg: Vec::new(),
-            ingress_expiry: self.ingress_expiry,
-            sender_info: state_heap::within(|| self.sender_info.clone()),
-        }
+        let sender_info = state_heap::within(|| self.sender_info.clone());
+        Self { method_name: String::new(), arg: Vec::new(), sender_info, ..*self }
     }
 
     fn filled(self, name: Vec<u8>, arg: Vec<u8>) -> Option<Self> {
@@ -243,12 +227,10 @@ impl Carrier for CallResponse {
         let payload = match &self.payload {
             Payload::Reply(_) => Payload::Reply(Vec::new()),
             Payload::Reject(reject) => {
-                let Reject { code, error_code, .. } = *reject;
-                Payload::Reject(Reject { code, message: String::new(), error_code })
+                Payload::Reject(Reject { message: String::new(), ..*reject })
             }
         };
-        let Self { originator, callback, refund, deadline, .. } = *self;
-        Self { originator, callback, payload, refund, deadline }
+        Self { payload, ..*self }
     }
 
     fn filled(self, name: Vec<u8>, rest: Vec<u8>) -> Option<Self> {

@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::{NodeInfo, Time};
 
-/// Days that are remembered.
 const DAYS_KEPT: usize = 60;
 const DAY_NANOS: u64 = 24 * 3_600 * 1_000_000_000;
 

@@ -26,7 +26,6 @@ const CHUNK: usize = 32;
 
 type Chunk<T> = Vec<(u64, T)>;
 
-/// See the module.
 #[derive(Clone)]
 pub(crate) struct NumberedMap<T> {
     /// By the number that the chunk began with; no later chunk has a number below its own. None is
@@ -42,34 +41,28 @@ impl<T> Default for NumberedMap<T> {
 }
 
 impl<T> NumberedMap<T> {
-    /// Number of entries.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The value of this number.
     pub(crate) fn get(&self, number: u64) -> Option<&T> {
         let (_, chunk) = self.chunks.range(..=number).next_back()?;
         let at = place(chunk, number).ok()?;
         chunk.get(at).map(|(_, value)| value)
     }
 
-    /// All entries by rising number.
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, &T)> {
         self.chunks.values().flat_map(|chunk| chunk.iter().map(|(number, value)| (*number, value)))
     }
 
-    /// All values by rising number.
     pub(crate) fn values(&self) -> impl DoubleEndedIterator<Item = &T> {
         self.iter().map(|(_, value)| value)
     }
 
-    /// The entries from a number on.
     pub(crate) fn from(&self, number: u64) -> impl Iterator<Item = (u64, &T)> {
         let first = self.chunks.range(..=number).next_back().map_or(number, |(key, _)| *key);
         self.chunks
@@ -78,13 +71,11 @@ impl<T> NumberedMap<T> {
             .skip_while(move |(at, _)| *at < number)
     }
 
-    /// The lowest number there is.
     pub(crate) fn first(&self) -> Option<u64> {
         let (_, chunk) = self.chunks.first_key_value()?;
         chunk.first().map(|(number, _)| *number)
     }
 
-    /// The highest number there is.
     pub(crate) fn last(&self) -> Option<u64> {
         let (_, chunk) = self.chunks.last_key_value()?;
         chunk.last().map(|(number, _)| *number)
@@ -111,7 +102,6 @@ impl<T> NumberedMap<T> {
 }
 
 impl<T: Clone> NumberedMap<T> {
-    /// A value, to be changed.
     pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut T> {
         let (_, chunk) = self.chunks.range_mut(..=number).next_back()?;
         let at = place(chunk, number).ok()?;
@@ -164,7 +154,6 @@ impl<T: Clone> NumberedMap<T> {
         None
     }
 
-    /// Takes the value of this number out.
     pub(crate) fn remove(&mut self, number: u64) -> Option<T> {
         let _here = state_heap::enter();
         let (key, chunk) = self.chunks.range_mut(..=number).next_back()?;

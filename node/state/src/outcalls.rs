@@ -257,7 +257,6 @@ pub struct OutcallAnswer {
 
 /// Envelopes of answers begin with it: no CBOR map, and so no client's envelope, does.
 const ENVELOPE_BEGINS: [u8; 2] = [0, 1];
-/// Bytes of the subnet's signature.
 const SIGNATURE_BYTES: usize = 48;
 /// Begins what is signed: nothing else that is signed with the subnet's key begins so.
 const DOMAIN: &[u8] = b"\x16thimble-outcall-answer";

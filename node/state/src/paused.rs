@@ -72,7 +72,6 @@ impl PausedMessage {
         calls.map(|call| call.accounted_bytes()).sum()
     }
 
-    /// Cycles held for the message and for the calls that wait.
     pub(crate) fn cycles_held(&self) -> CyclesTotal {
         let waiting: CyclesTotal = self.waiting.iter().map(|call| call.cycles).sum();
         waiting + self.prepaid + self.cycles
@@ -104,7 +103,6 @@ impl PausedIndex {
         debug_assert_eq!(self.by_age.len(), self.by_id.len(), "canisters by age and by id");
     }
 
-    /// All of them.
     pub(crate) fn ids(&self) -> impl Iterator<Item = CanisterId> + '_ {
         self.by_id.iter().copied()
     }

@@ -1,27 +1,13 @@
 //! Payloads of messages that wait, each in a file of its own, named by the number of its message.
 //!
 //! A message with more than [`crate::WHOLE_BYTES_MAX`] bytes keeps its payload (the name of its
-//! method and its argument, or the reply) here while it waits or is paused; its record keeps
-//! [`StoredPayload`]: the length and the hashes of its leaves, computed once, when it was written.
-//! They are part of the message's record and of the manifest, so nothing is read or hashed again
-//! until the message is executed.
-//!
-//! # Durability
-//!
-//! A file is written once, into the page cache, and is durable with the checkpoint that refers to
-//! it first ([`PayloadStore::sync`] before its transaction). A crash before that loses nothing: the
-//! batches are executed again, and write the same content under the same number. After a failed
-//! sync all files that it was to cover are *suspect*: each is written anew before a later sync may
-//! count, because the operating system may have dropped unwritten data, and reports that only once.
-//!
-//! # Removal of files
-//!
-//! [`PayloadStore::release`] declares that the state does not refer to a file any more. The file is
-//! removed at once if no checkpoint refers to it, else when a later checkpoint is durable
-//! ([`PayloadStore::saved`]) and no snapshot that is hashed or shown holds it ([`PayloadPin`]).
-//! Removals are carried out a few at a time ([`PayloadStore::sweep`]). [`PayloadStore::keep_only`]
-//! removes remains of a crash at the next start; it also finds files that are missing or of another
-//! length, which is damage, as is content without its hash.
+//! method and its argument, or the reply) here while it waits or is paused; its record, and with
+//! that the manifest, keeps [`StoredPayload`]: nothing is read or hashed again until it is
+//! executed. When files are durable and when they are removed: docs/internals/durability.md,
+//! "Payload files". After a failed sync all files that it was to cover are *suspect*: each is
+//! written anew before a later sync may count. [`PayloadStore::keep_only`] removes remains of a
+//! crash at the next start, and finds files that are missing or of another length, which is damage,
+//! as is content without its hash.
 //!
 //! Memory: a payload that is read; a few words for each file that is not durable yet, or released
 //! and not removed, which are in the state's heap. This module must not know the meaning of a
@@ -77,39 +63,22 @@ impl StoredPayload {
 
 /// Why a payload cannot be kept or had.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say what they are")]
 pub enum PayloadError {
-    /// The disk is full.
-    #[error("the disk of {path} is full: free some space")]
-    DiskFull {
-        /// Directory or file.
-        path: PathBuf,
-    },
-    /// Any other error of the disk.
-    #[error("{path} cannot be read or written: {source}")]
-    Io {
-        /// Directory or file.
-        path: PathBuf,
-        /// From the operating system.
-        source: io::Error,
-    },
-    /// The file is not there, or its content is not what was written.
+    #[error("the disk of {0} is full: free some space")]
+    DiskFull(PathBuf),
+    #[error("{0} cannot be read or written: {1}")]
+    Io(PathBuf, #[source] io::Error),
     #[error("{path}, the payload of a message that waits, is damaged ({reason}); {cure}")]
-    Damaged {
-        /// File of the payload.
-        path: PathBuf,
-        /// The fault found.
-        reason: String,
-        /// The remedy.
-        cure: &'static str,
-    },
+    Damaged { path: PathBuf, reason: String, cure: &'static str },
 }
 
 impl PayloadError {
     /// Whether the same call may succeed later in the same process.
     pub fn can_heal(&self) -> bool {
         match self {
-            Self::DiskFull { .. } => true,
-            Self::Io { source, .. } => lifecycle::can_heal(source),
+            Self::DiskFull(_) => true,
+            Self::Io(_, source) => lifecycle::can_heal(source),
             Self::Damaged { .. } => false,
         }
     }
@@ -119,8 +88,8 @@ impl PayloadError {
         match source.kind() {
             io::ErrorKind::StorageFull
             | io::ErrorKind::QuotaExceeded
-            | io::ErrorKind::FileTooLarge => Self::DiskFull { path },
-            _ => Self::Io { path, source },
+            | io::ErrorKind::FileTooLarge => Self::DiskFull(path),
+            _ => Self::Io(path, source),
         }
     }
 }
@@ -149,7 +118,6 @@ struct Ledger {
     /// Gone, and held by snapshots alone.
     pinned: VecDeque<UnreferencedPayload>,
     pinned_bytes: u64,
-    /// To be removed.
     dead: VecDeque<UnreferencedPayload>,
     /// Bytes on disk of what was written since something was removed last.
     written_bytes: u64,
@@ -187,7 +155,6 @@ impl Ledger {
     }
 }
 
-/// Disk space of a file of `bytes` bytes.
 fn on_disk(bytes: u64) -> u64 {
     bytes.next_multiple_of(PAGE_BYTES)
 }
@@ -204,9 +171,6 @@ pub struct PayloadStore {
 
 impl PayloadStore {
     /// Opens or creates the store in `dir`.
-    ///
-    /// # Errors
-    /// When the disk fails.
     pub fn open_on(disk: SharedDisk, dir: &Path) -> Result<Self, PayloadError> {
         let failed = |error| PayloadError::io(dir, error);
         disk.create_folder(dir).map_err(failed)?;
@@ -295,9 +259,6 @@ impl PayloadStore {
     }
 
     /// A leaf of a payload, as it is in the file; `None` if there is none.
-    ///
-    /// # Errors
-    /// When it cannot be read.
     pub fn read_leaf(
         &self,
         payload: &StoredPayload,
@@ -312,9 +273,6 @@ impl PayloadStore {
 
     /// Replaces `leaf` by that of a payload of `bytes` bytes, if there is a file of this name and
     /// length. Does not check which message the file belongs to.
-    ///
-    /// # Errors
-    /// When the disk fails.
     pub fn read_if_there(
         &self,
         number: u64,

@@ -1,22 +1,12 @@
-//! Query statistics per canister: counted by each member for itself, merged in the state.
+//! Query statistics per canister: counted by each member for itself, merged in the state
+//! (docs/query-stats.md has the periods and the losses).
 //!
-//! ```text
-//! a period of rounds                 each member counts the queries that it answers
-//! the period after it                blocks carry what their makers counted (QueryReport)
-//! the one after that                 what all reported is one sum, which is held
-//! the one after that                 sums become part of the totals, at most a number in a round
-//! ```
-//!
-//! Only the member that answered a query saw it, so a report cannot be checked. Of `n` members up
-//! to `f = (n - 1) / 3` may report any figures. Each figure of a canister is therefore cut, per
-//! member, to the `f+1`th largest that a member reported of it, which is at most what an honest one
-//! reported, and then summed. So faulty members add at most `f` times what some honest member saw,
-//! and if queries are spread evenly over members, nothing is cut. Queries seen by at most `f`
-//! members are not counted: they cannot be distinguished from false reports. A figure that every
-//! member reports alike is exact, and so is any report of a single-node subnet.
-//!
-//! Multiplying a median by the number of members is robust as well, but it counts queries that were
-//! never sent if they are spread unevenly over members; too low a figure is the better error.
+//! Only the member that answered a query saw it, so a report cannot be checked. Each figure of a
+//! canister is cut, per member, to the `f+1`th largest that a member reported of it, which is at
+//! most what an honest one reported, and then summed: faulty members add at most `f` times what
+//! some honest member saw. A figure that every member reports alike is exact. Multiplying a median
+//! by the number of members is robust as well, but it counts queries that were never sent if they
+//! are spread unevenly; too low a figure is the better error.
 //!
 //! This module must not know how queries run, nor how reports come into blocks.
 
@@ -59,14 +49,11 @@ impl QueryCounts {
 
 /// All queries of a canister since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "see `QueryCounts`")]
 pub struct QueryTotals {
-    /// See [`QueryCounts`].
     pub calls: u128,
-    /// See [`QueryCounts`].
     pub instructions: u128,
-    /// See [`QueryCounts`].
     pub request_bytes: u128,
-    /// See [`QueryCounts`].
     pub response_bytes: u128,
 }
 

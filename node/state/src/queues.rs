@@ -11,17 +11,11 @@
 //! are served in turn. Order is kept per pair of canisters. Every message has a number that no
 //! other message of the subnet ever has, and numbers rise; so the oldest has the lowest.
 //!
-//! # Where a message is stored
-//!
-//! Small messages are part of their canister's record, until they sum up to
-//! [`WHOLE_BYTES_SUM_MAX`]. Every other one is *apart*: it has a record of its own under its
-//! number, and the canister's record holds the number alone. The choice depends on the queue at the
-//! time when the message arrived, and stays, so that all members of a subnet write the same
-//! records.
-//!
-//! The payload of a large message is in a file ([`crate::payloads`]), so that its record is small,
-//! too. If such a message is executed in the round in which it arrived, no file need be written:
-//! until [`InputQueues::store_payloads`] its payload is *loose*, in the state's heap.
+//! Where a message is stored: docs/internals/durability.md, "Messages that wait". The choice
+//! between the canister's record and a record *apart* depends on the queue at the time when the
+//! message arrived, and stays, so that all members of a subnet write the same records. Until
+//! [`InputQueues::store_payloads`] a payload that is to have a file is *loose*, in the state's
+//! heap.
 //!
 //! Copies share their messages, and all operations take time in the logarithm of the number of
 //! waiting messages. This module must not know what a message does.
@@ -77,7 +71,7 @@ pub struct PoppedMessage<T> {
     pub payload: Option<StateArc<StoredPayload>>,
 }
 
-impl<T: Carrier + Clone> PoppedMessage<T> {
+impl<T: Carrier> PoppedMessage<T> {
     /// The message without its payload, if that is in a file.
     pub fn message(&self) -> &T {
         &self.message
@@ -107,21 +101,13 @@ impl<T: Carrier + Clone> PoppedMessage<T> {
 /// Number of a message apart that went, and how long the file is that it left behind.
 pub type GoneMessage = (u64, Option<u64>);
 
-/// A message that waits.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Waiting<T> {
     message: StateArc<T>,
     /// The file of its payload, if there is one; then the message has none.
     payload: Option<StateArc<StoredPayload>>,
     /// Whether it has a record of its own.
     is_apart: bool,
-}
-
-impl<T> Clone for Waiting<T> {
-    fn clone(&self) -> Self {
-        let Self { message, payload, is_apart } = self;
-        Self { message: message.clone(), payload: payload.clone(), is_apart: *is_apart }
-    }
 }
 
 impl<T: Carrier> Waiting<T> {
@@ -151,7 +137,6 @@ impl<T: Carrier> Waiting<T> {
     }
 }
 
-/// One of the three classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
     Responses,
@@ -178,20 +163,18 @@ pub struct InputQueues {
     next_turn: u64,
     /// Best-effort requests by deadline.
     deadlines: BTreeSet<(Time, u64)>,
-    /// Ingress messages by expiry.
     expiries: BTreeSet<(Time, u64)>,
-    guaranteed_bytes: u64,
-    best_effort_bytes: u64,
-    ingress_bytes: u64,
+    pub(crate) guaranteed_bytes: u64,
+    pub(crate) best_effort_bytes: u64,
+    pub(crate) ingress_bytes: u64,
     /// Of messages that are part of the canister's record.
     whole_bytes: u64,
     /// Of payloads in files, and of those of calls with guaranteed responses.
-    file_bytes: u64,
-    guaranteed_file_bytes: u64,
+    pub(crate) file_bytes: u64,
+    pub(crate) guaranteed_file_bytes: u64,
 
-    /// Messages whose payload is loose.
     loose: BTreeMap<u64, Class>,
-    loose_bytes: u64,
+    pub(crate) loose_bytes: u64,
     /// Messages apart that went since [`InputQueues::take_gone`].
     gone: Vec<GoneMessage>,
     /// While the canister is being loaded: messages apart whose records are still to come.
@@ -222,21 +205,6 @@ impl InputQueues {
     /// Ingress messages waiting, oldest first.
     pub fn ingress(&self) -> impl Iterator<Item = &Ingress> {
         self.ingress.values().map(|waiting| &*waiting.message)
-    }
-
-    /// Bytes of queued messages of calls with guaranteed responses.
-    pub fn guaranteed_bytes(&self) -> u64 {
-        self.guaranteed_bytes
-    }
-
-    /// Bytes of queued messages of best-effort calls.
-    pub fn best_effort_bytes(&self) -> u64 {
-        self.best_effort_bytes
-    }
-
-    /// Bytes of queued ingress messages.
-    pub fn ingress_bytes(&self) -> u64 {
-        self.ingress_bytes
     }
 
     /// When the first of the ingress messages waited too long.
@@ -273,21 +241,6 @@ impl InputQueues {
         let waiting = Waiting::new(response, is_apart);
         self.add_loose(number, Class::Responses, waiting.loose_bytes());
         self.add_response(number, waiting);
-    }
-
-    /// Bytes of payloads in files.
-    pub fn file_bytes(&self) -> u64 {
-        self.file_bytes
-    }
-
-    /// Of them, those of messages of calls with guaranteed responses.
-    pub fn guaranteed_file_bytes(&self) -> u64 {
-        self.guaranteed_file_bytes
-    }
-
-    /// Bytes of payloads that should be in files and are not.
-    pub fn loose_bytes(&self) -> u64 {
-        self.loose_bytes
     }
 
     /// Puts loose payloads into files: `write` is given a message's number and the parts of its

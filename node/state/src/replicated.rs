@@ -135,70 +135,55 @@ struct Facts {
     totals: Totals,
 }
 
-/// Sums over all canisters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Bytes counted against the subnet's capacity.
-    pub memory_taken: u64,
-    /// Bytes really used.
-    pub memory_used: u64,
-    /// Bytes of the metadata sections of all modules.
-    pub custom_section_bytes: u64,
-    /// Other metadata.
-    pub metadata_bytes: u64,
-    /// Guaranteed-response messages and the room kept for their responses.
-    pub guaranteed_message_bytes: u64,
-    /// Best-effort and users' messages.
-    pub best_effort_message_bytes: u64,
-    /// Of the former, canisters' calls of the management canister that wait for paused messages.
-    pub waiting_call_bytes: u64,
-    /// Calls with guaranteed responses that are open, answered or not, and paused messages of such
-    /// calls: at most as many such messages wait.
-    pub guaranteed_calls: u64,
-    /// Bytes of messages with guaranteed responses that are in no file.
-    pub guaranteed_here_bytes: u64,
-    /// Of payloads in files.
-    pub file_payload_bytes: u64,
-    /// Of payloads that should be in files and are not yet.
-    pub loose_payload_bytes: u64,
-    /// Percent of cores promised.
-    pub compute_allocation: u64,
-    /// Cycles spent by the canisters there are.
-    pub consumed: CyclesTotal,
+/// Declares [`Totals`]: each sum is added and taken off with all others.
+macro_rules! totals {
+    ($($(#[$doc:meta])* $sum:ident: $type:ty,)*) => {
+        /// Sums over all canisters.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Totals {
+            $($(#[$doc])* pub $sum: $type,)*
+        }
+
+        impl Totals {
+            fn add(&mut self, other: &Self) {
+                $(self.$sum += other.$sum;)*
+            }
+
+            fn remove(&mut self, other: &Self) {
+                $(self.$sum -= other.$sum;)*
+            }
+        }
+    };
 }
 
-impl Totals {
-    fn add(&mut self, other: &Self) {
-        self.memory_taken += other.memory_taken;
-        self.memory_used += other.memory_used;
-        self.custom_section_bytes += other.custom_section_bytes;
-        self.metadata_bytes += other.metadata_bytes;
-        self.guaranteed_message_bytes += other.guaranteed_message_bytes;
-        self.best_effort_message_bytes += other.best_effort_message_bytes;
-        self.waiting_call_bytes += other.waiting_call_bytes;
-        self.guaranteed_calls += other.guaranteed_calls;
-        self.guaranteed_here_bytes += other.guaranteed_here_bytes;
-        self.file_payload_bytes += other.file_payload_bytes;
-        self.loose_payload_bytes += other.loose_payload_bytes;
-        self.compute_allocation += other.compute_allocation;
-        self.consumed += other.consumed;
-    }
-
-    fn remove(&mut self, other: &Self) {
-        self.memory_taken -= other.memory_taken;
-        self.memory_used -= other.memory_used;
-        self.custom_section_bytes -= other.custom_section_bytes;
-        self.metadata_bytes -= other.metadata_bytes;
-        self.guaranteed_message_bytes -= other.guaranteed_message_bytes;
-        self.best_effort_message_bytes -= other.best_effort_message_bytes;
-        self.waiting_call_bytes -= other.waiting_call_bytes;
-        self.guaranteed_calls -= other.guaranteed_calls;
-        self.guaranteed_here_bytes -= other.guaranteed_here_bytes;
-        self.file_payload_bytes -= other.file_payload_bytes;
-        self.loose_payload_bytes -= other.loose_payload_bytes;
-        self.compute_allocation -= other.compute_allocation;
-        self.consumed -= other.consumed;
-    }
+totals! {
+    /// Bytes counted against the subnet's capacity.
+    memory_taken: u64,
+    /// Bytes really used.
+    memory_used: u64,
+    /// Bytes of the metadata sections of all modules.
+    custom_section_bytes: u64,
+    /// Other metadata.
+    metadata_bytes: u64,
+    /// Guaranteed-response messages and the room kept for their responses.
+    guaranteed_message_bytes: u64,
+    /// Best-effort and users' messages.
+    best_effort_message_bytes: u64,
+    /// Of the former, canisters' calls of the management canister that wait for paused messages.
+    waiting_call_bytes: u64,
+    /// Calls with guaranteed responses that are open, answered or not, and paused messages of such
+    /// calls: at most as many such messages wait.
+    guaranteed_calls: u64,
+    /// Bytes of messages with guaranteed responses that are in no file.
+    guaranteed_here_bytes: u64,
+    /// Of payloads in files.
+    file_payload_bytes: u64,
+    /// Of payloads that should be in files and are not yet.
+    loose_payload_bytes: u64,
+    /// Percent of cores promised.
+    compute_allocation: u64,
+    /// Cycles spent by the canisters there are.
+    consumed: CyclesTotal,
 }
 
 /// Which records of messages apart the store has, by their numbers, which rise.
@@ -677,7 +662,7 @@ impl ReplicatedState {
             self.unsaved.insert(id);
             let gone = canister.queues.take_gone();
             self.rows.add_gone(gone.iter().map(|(number, _)| *number));
-            debug_assert_eq!(canister.queues.loose_bytes(), 0, "payloads of {id} have no files");
+            debug_assert_eq!(canister.queues.loose_bytes, 0, "payloads of {id} have no files");
             // A paused message has its payload as long as it is there.
             let before = paused_payload(self.canisters.get(id.as_slice()).map(AsRef::as_ref));
             let now = paused_payload(Some(&canister));
@@ -982,8 +967,8 @@ impl Facts {
         let paused = paused_payload(Some(canister)).map_or(0, |(_, bytes)| bytes);
         let is_guaranteed = canister.paused.as_ref().is_some_and(|paused| paused.is_guaranteed);
         let in_files =
-            canister.queues.guaranteed_file_bytes() + if is_guaranteed { paused } else { 0 };
-        let reserved = canister.calls.reserved_responses() * response_bytes;
+            canister.queues.guaranteed_file_bytes + if is_guaranteed { paused } else { 0 };
+        let reserved = canister.calls.reserved_responses * response_bytes;
         let low_memory =
             running && hooks.on_low_wasm_memory && canister.low_memory_hook == LowMemoryHook::Ready;
         let stop_deadline = match &canister.status {
@@ -1008,7 +993,7 @@ impl Facts {
             module: canister.module().map(|module| module.hash),
             next_module: canister.paused.as_ref().and_then(|paused| paused.module),
             names_blobs: !canister.chunks.is_empty() || !canister.snapshots.is_empty(),
-            loose: canister.queues.loose_bytes() > 0,
+            loose: canister.queues.loose_bytes > 0,
             totals: Totals {
                 memory_taken: canister.memory_taken(),
                 memory_used: usage.total(),
@@ -1022,8 +1007,8 @@ impl Facts {
                     .map_or(0, PausedMessage::waiting_call_bytes),
                 guaranteed_calls: canister.guaranteed_calls(),
                 guaranteed_here_bytes: guaranteed.saturating_sub(reserved + in_files),
-                file_payload_bytes: canister.queues.file_bytes() + paused,
-                loose_payload_bytes: canister.queues.loose_bytes(),
+                file_payload_bytes: canister.queues.file_bytes + paused,
+                loose_payload_bytes: canister.queues.loose_bytes,
                 compute_allocation: canister.settings.compute_allocation,
                 consumed: canister.consumption.total(),
             },

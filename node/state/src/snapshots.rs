@@ -19,7 +19,6 @@ use crate::{
 
 /// Most snapshots of one canister (interface specification, `MAX_SNAPSHOTS`).
 pub const SNAPSHOTS_MAX: usize = 10;
-/// Bytes that a global is accounted with.
 const GLOBAL_ACCOUNTED_BYTES: u64 = 8;
 /// Bytes accounted for a snapshot as metadata, in addition to its globals and chunks: its record
 /// and the page store's data on its memories.

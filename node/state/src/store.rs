@@ -37,7 +37,8 @@ use std::{
 use disk::{RealDisk, SharedDisk};
 use pages::{MemoryId, MemoryIndex};
 use redb::{
-    Database, ReadTransaction, ReadableDatabase, ReadableTableMetadata, TableDefinition, TableError,
+    Database, ReadTransaction, ReadableDatabase, ReadableTableMetadata, TableDefinition,
+    TableError, WriteTransaction,
 };
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -69,10 +70,8 @@ const MEMORIES: Table = TableDefinition::new("memories");
 
 const HEADER_KEY: &[u8] = b"header";
 const METADATA_KEY: &[u8] = b"metadata";
-/// The header of the newest manifest.
 const MANIFEST_KEY: &[u8] = b"manifest";
 
-/// Description of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Header {
     height: Height,
@@ -99,81 +98,43 @@ impl Header {
 
 /// Why the store cannot serve.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say what they are")]
 pub enum StoreError {
     /// Another process, most likely a second node with the same data folder, has the file open.
     #[error(
-        "{path} is in use by another process; stop the other node or give this one its own data \
+        "{0} is in use by another process; stop the other node or give this one its own data \
          directory"
     )]
-    Locked {
-        /// File of the metadata store.
-        path: PathBuf,
-    },
-    /// The disk is full.
+    Locked(PathBuf),
     #[error(
-        "the disk of {path} is full: free some space; the last checkpoint is intact and nothing \
+        "the disk of {0} is full: free some space; the last checkpoint is intact and nothing \
          acknowledged is lost"
     )]
-    DiskFull {
-        /// File of the metadata store.
-        path: PathBuf,
-    },
-    /// Permissions or a read-only file system.
+    DiskFull(PathBuf),
     #[error(
-        "{path} cannot be written ({source}): check its owner, its permissions and how its file \
-         system is mounted"
+        "{0} cannot be written ({1}): check its owner, its permissions and how its file system is \
+         mounted"
     )]
-    Unwritable {
-        /// File of the metadata store.
-        path: PathBuf,
-        /// From the operating system.
-        source: io::Error,
-    },
-    /// Any other error of the disk.
-    #[error("{path} cannot be read or written: {source}")]
-    Io {
-        /// File of the metadata store.
-        path: PathBuf,
-        /// From the operating system.
-        source: io::Error,
-    },
-    /// The content contradicts itself.
+    Unwritable(PathBuf, #[source] io::Error),
+    #[error("{0} cannot be read or written: {1}")]
+    Io(PathBuf, #[source] io::Error),
     #[error(
         "{path} is damaged ({reason}): restore it from another node or a backup; it was not \
          written by a crash of this node"
     )]
-    Corrupt {
-        /// File of the metadata store.
-        path: PathBuf,
-        /// The fault found.
-        reason: String,
-    },
-    /// Written by another version of the node.
+    Corrupt { path: PathBuf, reason: String },
     #[error(
         "{path} has format {found} and this node reads format {FORMAT}: use the version of the \
          node that wrote it"
     )]
-    Format {
-        /// File of the metadata store.
-        path: PathBuf,
-        /// The value found.
-        found: String,
-    },
-    /// Checkpoints do not go back.
+    Format { path: PathBuf, found: String },
     #[error("a checkpoint of height {} was to follow one of height {}: heights must not fall", new.0, newest.0)]
-    Height {
-        /// In the file.
-        newest: Height,
-        /// Height of the checkpoint that was refused.
-        new: Height,
-    },
+    Height { newest: Height, new: Height },
     /// The writer aborted; nothing was written.
     #[error("a write to the metadata store was given up")]
     GivenUp,
-    /// A record that cannot be written down; nothing was written.
     #[error(transparent)]
     NotEncoded(#[from] NotEncoded),
-    /// A saved ingress history entry.
     #[error(transparent)]
     History(#[from] crate::history::HistoryError),
 }
@@ -183,9 +144,9 @@ impl StoreError {
     /// be freed or mended from outside.
     pub fn can_heal(&self) -> bool {
         match self {
-            Self::DiskFull { .. } | Self::Unwritable { .. } => true,
-            Self::Io { source, .. } => lifecycle::can_heal(source),
-            Self::Locked { .. }
+            Self::DiskFull(_) | Self::Unwritable(..) => true,
+            Self::Io(_, source) => lifecycle::can_heal(source),
+            Self::Locked(_)
             | Self::Corrupt { .. }
             | Self::Format { .. }
             | Self::Height { .. }
@@ -378,7 +339,7 @@ impl StateStore {
     /// Runs `work` in a transaction of its own, durable when this returns.
     fn transact<R>(
         &self,
-        work: impl FnOnce(&redb::WriteTransaction) -> Result<R, Failure>,
+        work: impl FnOnce(&WriteTransaction) -> Result<R, Failure>,
     ) -> Result<R, StoreError> {
         self.with_database(|database| {
             let mut transaction = database.begin_write()?;
@@ -448,13 +409,7 @@ impl StateStore {
                 let mut transaction = database.begin_write()?;
                 transaction.set_quick_repair(true);
                 transaction.open_table(NUMBERS)?.insert("format", u64::from(FORMAT))?;
-                for table in [HEADS, CANISTERS, MESSAGES, HISTORY, MEMORIES] {
-                    transaction.open_table(table)?;
-                }
-                transaction.open_table(leaves::LEAVES)?;
-                transaction.open_table(leaves::BLOB_LEAVES)?;
-                transaction.open_table(leaves::BODY)?;
-                transaction.open_table(leaves::STARTS)?;
+                create_tables(&transaction)?;
                 transaction.commit()?;
             }
         }
@@ -590,7 +545,7 @@ impl LoadedCheckpoint {
                     None => Err(self.corrupt(format!(
                         "a key of {} bytes in table {}",
                         bytes.len(),
-                        table_name(&table)
+                        redb::TableHandle::name(&table)
                     ))),
                 },
                 Err(error) => Err(error),
@@ -641,15 +596,8 @@ impl MessageReader<'_> {
         }
         Err(self.checkpoint.corrupt(format!(
             "canisters have messages in {} parts of records, and there are {}, or others",
-            self.found.parts(),
-            expected.parts()
+            self.found.parts, expected.parts
         )))
-    }
-}
-
-impl std::fmt::Debug for MessageReader<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "MessageReader({} parts)", self.found.parts())
     }
 }
 
@@ -659,12 +607,19 @@ impl std::fmt::Debug for LoadedCheckpoint {
     }
 }
 
-fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, Failure> {
-    postcard::to_stdvec(value).map_err(|error| Failure::Corrupt(error.to_string()))
+fn create_tables(transaction: &WriteTransaction) -> Result<(), Failure> {
+    for table in [HEADS, CANISTERS, MESSAGES, HISTORY, MEMORIES] {
+        transaction.open_table(table)?;
+    }
+    transaction.open_table(leaves::LEAVES)?;
+    transaction.open_table(leaves::BLOB_LEAVES)?;
+    transaction.open_table(leaves::BODY)?;
+    transaction.open_table(leaves::STARTS)?;
+    Ok(())
 }
 
-fn table_name(table: &Table) -> String {
-    redb::TableHandle::name(table).to_string()
+fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, Failure> {
+    postcard::to_stdvec(value).map_err(|error| Failure::Corrupt(error.to_string()))
 }
 
 /// An error before it is known which file it is about.
@@ -705,7 +660,7 @@ fn guard<R>(path: &Path, work: impl FnOnce() -> Result<R, Failure>) -> Result<R,
 
 fn redb_error(path: &Path, error: redb::Error) -> StoreError {
     match error {
-        redb::Error::DatabaseAlreadyOpen => StoreError::Locked { path: path.to_path_buf() },
+        redb::Error::DatabaseAlreadyOpen => StoreError::Locked(path.to_path_buf()),
         redb::Error::UpgradeRequired(version) => StoreError::Format {
             path: path.to_path_buf(),
             found: format!("database file version {version}"),
@@ -726,11 +681,11 @@ fn io_error(path: &Path, error: io::Error) -> StoreError {
     let path = path.to_path_buf();
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
-            StoreError::DiskFull { path }
+            StoreError::DiskFull(path)
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            StoreError::Unwritable { path, source: error }
+            StoreError::Unwritable(path, error)
         }
-        _ => StoreError::Io { path, source: error },
+        _ => StoreError::Io(path, error),
     }
 }

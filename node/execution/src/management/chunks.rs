@@ -9,7 +9,7 @@ use state::{CHUNK_ACCOUNTED_BYTES, SubnetCall};
 use super::install::hash_instructions;
 use super::settings::check_promises;
 use super::{Dispatcher, MethodOutcome, MethodResult, encode, no_value};
-use crate::reject;
+use crate::reject::refused;
 
 #[derive(candid::CandidType, Deserialize)]
 struct UploadChunk {
@@ -23,11 +23,11 @@ impl Dispatcher<'_> {
         let limits = &self.core.limits().subnet;
         let bytes = argument.chunk.len() as u64;
         if bytes > limits.chunk_bytes {
-            return Err(reject::contract_violation(format!(
+            return refused!(
+                contract_violation,
                 "The chunk has {bytes} bytes, the most is {} (subnet.chunk_bytes).",
                 limits.chunk_bytes
-            ))
-            .into());
+            );
         }
         self.effects.work += hash_instructions(bytes);
         self.state.refresh();
@@ -36,14 +36,14 @@ impl Dispatcher<'_> {
         if !current.chunks.contains_key(&hash) {
             let used = current.chunks.len() as u64 * CHUNK_ACCOUNTED_BYTES;
             if used + CHUNK_ACCOUNTED_BYTES > limits.chunk_store_bytes {
-                return Err(reject::contract_violation(format!(
+                return refused!(
+                    contract_violation,
                     "The chunk store of canister {} holds {} chunks, which count {used} bytes of \
                      {} (subnet.chunk_store_bytes); clear it.",
                     current.id,
                     current.chunks.len(),
                     limits.chunk_store_bytes
-                ))
-                .into());
+                );
             }
             let mut next = current.clone();
             next.chunks.insert(hash, bytes);

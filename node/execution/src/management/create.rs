@@ -1,16 +1,14 @@
 //! Creation of canisters, paid or provisional.
 
 use ic_management_canister_types::CanisterIdRecord;
-use state::{
-    CanisterId, CanisterState, Change, ChangeDetails, Cycles, Reject, Settings, SubnetCall,
-};
+use state::{CanisterId, CanisterState, ChangeDetails, Cycles, Reject, Settings, SubnetCall};
 
 use super::settings::{self, RequestedSettings, check_promises, read};
 use super::types::{CreateCanister, ProvisionalCreateCanister, SettingsArgument};
 use super::{Dispatcher, MethodOutcome, MethodResult, encode};
 use crate::config::ExecutorConfig;
 use crate::cycles::DEFAULT_PROVISIONAL_BALANCE;
-use crate::reject;
+use crate::reject::{self, refused};
 
 /// Ids of deleted canisters that are remembered because they had been asked for by name.
 const RETIRED_MAX: usize = 65_536;
@@ -32,16 +30,13 @@ impl Dispatcher<'_> {
             0
         };
         if call.cycles < fee {
-            return Err(reject::reject(
+            return refused!(
                 403,
-                format!(
-                    "Creating a canister requires a fee of {fee} that is deducted from the \
-                     canister's initial balance but only {} cycles were received with the \
-                     create_canister request.",
-                    call.cycles
-                ),
-            )
-            .into());
+                "Creating a canister requires a fee of {fee} that is deducted from the canister's \
+                 initial balance but only {} cycles were received with the create_canister \
+                 request.",
+                call.cycles
+            );
         }
         let id = self.fresh_id(call)?;
         let mut canister = self.new_canister(
@@ -56,7 +51,10 @@ impl Dispatcher<'_> {
         Ok(MethodOutcome::ReplyWithRefund(encode(&CanisterIdRecord { canister_id: id })?, 0))
     }
 
-    pub(super) fn provisional_create(&mut self, call: &SubnetCall) -> MethodResult {
+    pub(super) fn provisional_create_canister_with_cycles(
+        &mut self,
+        call: &SubnetCall,
+    ) -> MethodResult {
         let argument: ProvisionalCreateCanister = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         let amount = match &argument.amount {
@@ -103,16 +101,12 @@ impl Dispatcher<'_> {
             return Err(reject::too_many_canisters(limits.canisters_max));
         }
         let environment_hash = requested.environment_hash();
-        let settings = requested.settings().clone();
+        let settings = requested.settings.clone();
         let controllers = requested.controllers.unwrap_or_else(|| vec![call.origin.caller()]);
         let mut canister =
             CanisterState::new(id, controllers.clone(), settings, cycles, self.round.time);
-        canister.history.push(Change {
-            time: self.round.time,
-            version: 0,
-            origin: Self::change_origin(call, told_version),
-            details: ChangeDetails::Creation { controllers, environment_hash },
-        });
+        let details = ChangeDetails::Creation { controllers, environment_hash };
+        Self::add_change(&mut canister, self.round.time, (call, told_version), details);
         canister.delta_height = self.round.height.0;
         Ok(canister)
     }
@@ -140,10 +134,7 @@ impl Dispatcher<'_> {
 
     fn specified_id(&self, id: CanisterId) -> Result<CanisterId, Reject> {
         if !self.core.config.in_range(&id) {
-            return Err(reject::reject(
-                405,
-                format!("Canister id {id} lies outside the subnet's canister ranges."),
-            ));
+            return refused!(405, "Canister id {id} lies outside the subnet's canister ranges.");
         }
         let number = ExecutorConfig::canister_number(&id).ok_or_else(|| {
             reject::invalid_payload(format!("{id} does not have the form of a canister id."))
@@ -152,22 +143,24 @@ impl Dispatcher<'_> {
             return Err(reject::already_installed(&id));
         }
         if number >= self.core.config.first_canister {
-            return Err(reject::invalid_payload(format!(
+            return refused!(
+                invalid_payload,
                 "Canister id {id} is one of those that the subnet gives to canisters that ask for \
                  none."
-            )));
+            );
         }
         if self.state.subnet.retired.contains(&id) {
-            return Err(reject::reject(
+            return refused!(
                 538,
-                format!("Canister id {id} was used before, and no id is given out twice."),
-            ));
+                "Canister id {id} was used before, and no id is given out twice."
+            );
         }
         if self.state.subnet.retired.len() >= RETIRED_MAX {
-            return Err(reject::subnet_oversubscribed(format!(
+            return refused!(
+                subnet_oversubscribed,
                 "{RETIRED_MAX} deleted canisters had ids of their own choosing, the most that are \
                  remembered; create the canister without specified_id."
-            )));
+            );
         }
         Ok(id)
     }

@@ -16,7 +16,7 @@ use sandbox::module::HEAD_BYTES;
 use sandbox::{Changes, NotPrepared, StoredModule, UploadedModule};
 use sha2::{Digest, Sha256};
 use state::{
-    BlobError, BlobHash, CanisterId, CanisterState, Change, ChangeDetails, Cycles, DeploymentMode,
+    BlobError, BlobHash, CanisterId, CanisterState, ChangeDetails, Cycles, DeploymentMode,
     InstalledModule, ModuleHash, ModuleInfo, Reject, SubnetCall,
 };
 
@@ -26,7 +26,7 @@ use super::{Dispatcher, MethodResult, Refusal};
 use crate::config::FatalError;
 use crate::core::Core;
 use crate::machine::watch_memory;
-use crate::reject;
+use crate::reject::{self, refused};
 
 /// Instructions that hashing a byte counts with in a round, with SHA-256 and without support for it
 /// in the processor.
@@ -102,10 +102,7 @@ pub(crate) fn chunks(
     hashes: &[ChunkHash],
 ) -> Result<(Vec<BlobHash>, u64), Reject> {
     if hashes.len() > CHUNKS_MAX {
-        return Err(reject::contract_violation(format!(
-            "{} chunks, the most is {CHUNKS_MAX}.",
-            hashes.len()
-        )));
+        return refused!(contract_violation, "{} chunks, the most is {CHUNKS_MAX}.", hashes.len());
     }
     let mut parts = Vec::with_capacity(hashes.len());
     let mut bytes = 0u64;
@@ -115,10 +112,11 @@ pub(crate) fn chunks(
             .and_then(|name| store.chunks.get(&name).map(|bytes| (name, *bytes)));
         let Some((name, chunk_bytes)) = known else {
             let name = hex::encode(hash.hash.get(..32).unwrap_or(&hash.hash));
-            return Err(reject::contract_violation(format!(
+            return refused!(
+                contract_violation,
                 "Chunk {name} is not in the chunk store of canister {}.",
                 store.id
-            )));
+            );
         };
         parts.push(name);
         bytes += chunk_bytes;
@@ -152,7 +150,7 @@ impl Dispatcher<'_> {
         let (parts, bytes) = chunks(store, &argument.chunk_hashes_list)?;
         let limit = self.core.limits().module.wasm_bytes;
         if bytes > limit {
-            return Err(module_too_large(bytes, limit).into());
+            return Err(reject::module_too_large(bytes, limit).into());
         }
         // Charged in any case: a wrong hash costs the caller nothing to state.
         self.effects.work += hash_instructions(bytes);
@@ -192,22 +190,24 @@ impl Dispatcher<'_> {
         let sections =
             totals.custom_section_bytes - sections_before + module.custom_section_bytes();
         if sections > limits.wasm_custom_sections_bytes {
-            return Err(reject::subnet_oversubscribed(format!(
+            return refused!(
+                subnet_oversubscribed,
                 "Metadata sections of all modules would take {sections} bytes of the subnet's {} \
                  (subnet.wasm_custom_sections_bytes).",
                 limits.wasm_custom_sections_bytes
-            )));
+            );
         }
         let (before, after) =
             (canister.module().map_or(0, InstalledModule::metadata_bytes), module.metadata_bytes());
         let metadata = totals.metadata_bytes.saturating_sub(before).saturating_add(after);
         if after > before && metadata > limits.canister_metadata_bytes {
-            return Err(reject::subnet_oversubscribed(format!(
+            return refused!(
+                subnet_oversubscribed,
                 "The names of the module's methods and its globals take {after} bytes, and what is \
                  known of all canisters would take {metadata} of the subnet's {} \
                  (subnet.canister_metadata_bytes).",
                 limits.canister_metadata_bytes
-            )));
+            );
         }
         Ok(())
     }
@@ -219,7 +219,7 @@ impl Dispatcher<'_> {
         let canister = self.target(&order.id)?.clone();
         let wasm_bytes = order.code.uploaded().bytes();
         if wasm_bytes > limits.module.wasm_bytes {
-            return Err(module_too_large(wasm_bytes, limits.module.wasm_bytes).into());
+            return Err(reject::module_too_large(wasm_bytes, limits.module.wasm_bytes).into());
         }
         check_mode(&canister, &order.mode)?;
 
@@ -228,16 +228,7 @@ impl Dispatcher<'_> {
         let head = core.attempts(self.place.clone()).until(|| order.code.head())?;
         let (prepaid, compile_most) = prepayment(core, &order.id, wasm_bytes, &head);
         let costs = core.costs_of(&order.id);
-        let liquid = costs.liquid(&canister);
-        if liquid < prepaid {
-            return Err(reject::out_of_cycles(
-                &canister.id,
-                liquid,
-                prepaid,
-                "prepaying the installation of code",
-            )
-            .into());
-        }
+        core.check_affordable(&canister, prepaid, "prepaying the installation of code")?;
         let hash = order.code.hash();
         let (prepared, compile_instructions) =
             self.prepare_and_count(&canister, &hash, order.code.uploaded(), (&head, compile_most))?;
@@ -264,14 +255,8 @@ impl Dispatcher<'_> {
             return self.refuse_compiled(&order.id, compile_cost, reject);
         };
         self.store_code(&order.code)?;
-        let call = SubnetCall {
-            origin: call.origin.clone(),
-            sender_version: call.sender_version,
-            method_name: call.method_name.clone(),
-            arg: Vec::new(),
-            cycles: call.cycles,
-            released_by: call.released_by,
-        };
+        let (origin, method_name) = (call.origin.clone(), call.method_name.clone());
+        let call = SubnetCall { origin, method_name, arg: Vec::new(), ..*call };
         let given = (order.told_version, order.arg.to_vec());
         let (target, costs) = ((order.id, growable_bytes), (prepaid, compile_cost));
         self.begin_install(call, given, plan, module, target, costs)
@@ -394,14 +379,12 @@ impl Dispatcher<'_> {
         if balance >= needed {
             return Ok(());
         }
-        Err(reject::reject(
+        refused!(
             532,
-            format!(
-                "Error from Canister {}: after the installation it would have {balance} cycles \
-                 and must keep {needed} to last its freezing threshold; top it up.",
-                next.id
-            ),
-        ))
+            "Error from Canister {}: after the installation it would have {balance} cycles and \
+             must keep {needed} to last its freezing threshold; top it up.",
+            next.id
+        )
     }
 
     /// The installation ended well and is committed in `next`.
@@ -425,12 +408,8 @@ impl Dispatcher<'_> {
         }
         let log_bytes_max = next.settings.log_memory_limit;
         tally.log.iter().for_each(|line| next.log.push(time, line.to_vec(), log_bytes_max));
-        next.history.push(Change {
-            time,
-            version: next.version,
-            origin: Self::change_origin(call, *told_version),
-            details: ChangeDetails::CodeDeployment { mode: plan.deployment, module_hash },
-        });
+        let details = ChangeDetails::CodeDeployment { mode: plan.deployment, module_hash };
+        Self::add_change(&mut next, time, (call, *told_version), details);
         watch_memory(core, &mut next);
         let kept: Vec<MemoryId> = memories(&next).collect();
         let gone: Vec<MemoryId> =
@@ -447,7 +426,6 @@ impl Dispatcher<'_> {
         self.effects.delta_bytes += delta_bytes;
     }
 
-    /// Counts what ran of an installation in this slice.
     pub(super) fn count_slice(&mut self, installing: &Installing, tally: &Tally, delta_bytes: u64) {
         let instructions = tally.instructions.saturating_sub(installing.counted);
         self.effects.executed(instructions, tally.work.saturating_sub(self.worked(installing)));
@@ -466,13 +444,6 @@ fn usage_with(canister: &CanisterState, module: &InstalledModule, plan: Plan) ->
     let stable = if plan.keeps_stable { usage.stable } else { 0 };
     let kept = heap + stable + usage.history + usage.chunks + usage.log + usage.snapshots;
     kept + module.bytes + module.custom_section_bytes()
-}
-
-fn module_too_large(bytes: u64, limit: u64) -> Reject {
-    reject::reject(
-        505,
-        format!("The module has {bytes} bytes, the most is {limit} (module.wasm_bytes)."),
-    )
 }
 
 /// Cycles that a canister needs for the installation of a module of `bytes` bytes that begins with

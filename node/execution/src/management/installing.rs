@@ -1,26 +1,17 @@
-//! Installations from their first slice to their last.
+//! Installations from their first slice to their last (docs/internals/sandbox.md, "Long messages").
 //!
 //! An installation runs in slices as messages do ([`crate::slices`]). When it is paused, its inputs
-//! are stored in its canister ([`state::PausedMessage`], without a call context): the call without
-//! the module, the module's hash and plan, and the context of the first of its executions. Its
-//! grant counts the instructions of both executions together, so the end of a slice depends on the
-//! installation alone, also where it passes from one execution to the other.
-//!
-//! # One at a time
-//!
-//! While an installation is paused, others run for one slice only. One that takes longer has run in
-//! vain then: it pays for that, and waits for its turn behind those that waited before. Only a few
-//! wait, with a small total size; more are rejected. So no machine has to keep more than one, and
-//! one installation at a time uses the subnet's free memory.
-//!
-//! # State kept by this machine
+//! are stored in its canister ([`state::PausedMessage`], without a call context). Its grant counts
+//! the instructions of both executions together, so the end of a slice depends on the installation
+//! alone, also where it passes from one execution to the other. While one is paused, others run for
+//! one slice only: so no machine has to keep more than one, and one installation at a time uses the
+//! subnet's free memory.
 //!
 //! Pages that the executions write are appended to files without a name ([`InstallTargets`]), which
-//! are no part of any memory: checkpoints know nothing of them, and they are gone when the node
-//! ends. They and the outcome of `canister_pre_upgrade` stay between two slices
-//! ([`CachedInstallation`]). A machine that has lost them runs the installation from its beginning
-//! up to the newest grant. Only after both executions ended successfully, memories are created, and
-//! the pages are copied into them and become one version.
+//! are no part of any memory. They and the outcome of `canister_pre_upgrade` stay between two
+//! slices ([`CachedInstallation`]); a machine that has lost them runs the installation from its
+//! beginning up to the newest grant. Only after both executions ended successfully, memories are
+//! created, and the pages are copied into them and become one version.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,7 +30,7 @@ use super::overlay::{mount_over, overlay, part};
 use super::{CALL_INSTRUCTIONS, Dispatcher, MethodOutcome, MethodResult, Refusal, no_value};
 use crate::config::FatalError;
 use crate::machine::{ExecutionInput, ExecutionResult, Invocation, Machine, Targets};
-use crate::reject;
+use crate::reject::{self, refused};
 
 /// Version of [`Record`].
 const RECORD_VERSION: u8 = 2;
@@ -47,7 +38,6 @@ const RECORD_VERSION: u8 = 2;
 /// Numbers of memories and segments that belong to no memory of the store.
 const SCRATCH: u64 = 1 << 63;
 
-/// Whether a segment is a file of an installation.
 pub(crate) fn is_scratch(segment: SegmentId) -> bool {
     segment.0 & SCRATCH != 0
 }
@@ -61,7 +51,6 @@ pub(super) struct Plan {
     pub(super) keeps_stable: bool,
 }
 
-/// Stored record of an installation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Record {
     /// The call, without its argument.
@@ -77,7 +66,6 @@ pub(super) struct Record {
     begun: ExecutionInput,
 }
 
-/// An installation that runs.
 #[derive(Debug)]
 pub(super) struct Installing {
     pub(super) id: CanisterId,
@@ -85,7 +73,6 @@ pub(super) struct Installing {
     /// Cycles taken from the balance for it.
     pub(super) prepaid: Cycles,
     since: Height,
-    /// Instructions granted so far.
     granted: u64,
     /// Of them, those that were counted in rounds before.
     pub(super) counted: u64,
@@ -139,7 +126,6 @@ struct CompletedInstallation {
     room: Arc<InstallTargets>,
 }
 
-/// Result of a slice.
 enum Step {
     Paused { instructions: u64, work: u64, wasm_pages: u64 },
     Ended(Result<Box<CompletedInstallation>, Refusal>, Tally),
@@ -251,10 +237,7 @@ impl Dispatcher<'_> {
                 let reject = reject::ruled_out(&Principal::management_canister());
                 self.forget_install(&installing);
                 let tally = Tally { instructions: installing.counted, ..Tally::default() };
-                match self.charge_failed(&installing, &tally) {
-                    Ok(()) => Err(reject.into()),
-                    Err(refusal) => Err(refusal),
-                }
+                self.charge_failed(&installing, &tally).and(Err(reject.into()))
             }
             None => self.run_install(installing, paused.waiting.clone()),
         };
@@ -298,9 +281,9 @@ impl Dispatcher<'_> {
         let canister = self.target(&installing.id)?.clone();
         match self.slice_of(&canister, &mut installing)? {
             Step::Paused { instructions, work, wasm_pages } => {
+                let tally = Tally { instructions, work, log: Vec::new() };
                 if self.is_installing_another(&installing) {
                     self.forget_install(&installing);
-                    let tally = Tally { instructions, work, log: Vec::new() };
                     self.charge_failed(&installing, &tally)?;
                     return Ok(MethodOutcome::AwaitsTurn);
                 }
@@ -312,12 +295,11 @@ impl Dispatcher<'_> {
                     .saturating_add(module.bytes + module.custom_section_bytes());
                 let usage = canister.memory_usage().total().saturating_add(grown_bytes);
                 if let Err(reject) = self.check_room(&canister, usage) {
-                    let tally = Tally { instructions, work, log: Vec::new() };
                     self.forget_install(&installing);
                     self.charge_failed(&installing, &tally)?;
                     return Err(reject.into());
                 }
-                self.count_slice(&installing, &Tally { instructions, work, log: Vec::new() }, 0);
+                self.count_slice(&installing, &tally, 0);
                 self.pause_install(installing, instructions, grown_bytes, waiting)?;
                 Ok(MethodOutcome::Waits)
             }
@@ -400,11 +382,12 @@ impl Dispatcher<'_> {
         if others.saturating_add(needed) <= capacity {
             return Ok(());
         }
-        Err(reject::subnet_oversubscribed(format!(
+        refused!(
+            subnet_oversubscribed,
             "After the installation canister {} would need {usage} bytes: {others} of the subnet's \
              {capacity} bytes are taken (subnet.memory_capacity_bytes).",
             canister.id
-        )))
+        )
     }
 
     fn check_end(

@@ -1,17 +1,17 @@
 //! Starting, stopping, emptying and deleting canisters.
 
+use ic_management_canister_types::UninstallCodeArgs;
 use state::{
-    CanisterId, CanisterState, CanisterStatus, Change, ChangeDetails, Payload, Reject, StopWaiter,
+    CanisterId, CanisterState, CanisterStatus, ChangeDetails, Payload, Reject, StopWaiter,
     SubnetCall, Time,
 };
 
 use super::snapshots::drop_snapshots;
-use super::types::VersionedCanister;
 use super::{Dispatcher, MethodOutcome, MethodResult, no_value};
 use crate::config::ExecutorConfig;
 use crate::core::Core;
 use crate::message::Effects;
-use crate::reject;
+use crate::reject::{self, refused};
 
 /// How long a `stop_canister` waits for open calls.
 pub(crate) const STOP_TIMEOUT_SECONDS: u64 = 300;
@@ -24,13 +24,9 @@ impl Dispatcher<'_> {
         canister.version += 1;
         if let CanisterStatus::Stopping(waiters) = before {
             for waiter in waiters {
-                let cancelled = reject::reject(
-                    511,
-                    format!("Canister {id} was started again before it had stopped."),
-                );
-                let unclaimed =
-                    self.effects.answer(&waiter.origin, Payload::Reject(cancelled), waiter.cycles);
-                canister.consumption.uninstall += unclaimed;
+                let cancelled = Payload::Reject(reject::stop_cancelled(&id));
+                canister.consumption.uninstall +=
+                    self.effects.answer(&waiter.origin, cancelled, waiter.cycles);
             }
         }
         Ok(MethodOutcome::Reply(no_value()))
@@ -51,46 +47,41 @@ impl Dispatcher<'_> {
     }
 
     pub(super) fn uninstall_code(&mut self, call: &SubnetCall) -> MethodResult {
-        let argument: VersionedCanister = self.decode(call)?;
+        let argument: UninstallCodeArgs = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
-        let origin = Self::change_origin(call, argument.sender_canister_version);
-        let (core, time) = (self.core, self.round.time);
-        let canister = self
-            .state
-            .get_mut(&argument.canister_id)
-            .ok_or_else(|| reject::canister_not_found(&argument.canister_id))?;
-        uninstall(core, canister, &mut self.effects, &reject::uninstalled());
-        canister.history.push(Change {
-            time,
-            version: canister.version,
-            origin,
-            details: ChangeDetails::CodeUninstall,
-        });
+        self.uninstall(call, &argument.canister_id, argument.sender_canister_version)?;
         Ok(MethodOutcome::Reply(no_value()))
+    }
+
+    /// Removes the code of a canister for a call.
+    pub(super) fn uninstall(
+        &mut self,
+        call: &SubnetCall,
+        id: &CanisterId,
+        told_version: Option<u64>,
+    ) -> Result<(), Reject> {
+        let canister = self.state.get_mut(id).ok_or_else(|| reject::canister_not_found(id))?;
+        uninstall(self.core, canister, &mut self.effects, &reject::uninstalled());
+        let (by, details) = ((call, told_version), ChangeDetails::CodeUninstall);
+        Self::add_change(canister, self.round.time, by, details);
+        Ok(())
     }
 
     pub(super) fn delete_canister(&mut self, call: &SubnetCall) -> MethodResult {
         let id = self.canister_in(call)?;
         let canister = self.target(&id)?;
         if canister.status != CanisterStatus::Stopped {
-            return Err(reject::reject(
-                510,
-                format!("Canister {id} must be stopped before it is deleted."),
-            )
-            .into());
+            return refused!(510, "Canister {id} must be stopped before it is deleted.");
         }
         if call.origin.caller() == id {
-            return Err(reject::reject(512, format!("Canister {id} cannot delete itself.")).into());
+            return refused!(512, "Canister {id} cannot delete itself.");
         }
         if !canister.queues.is_empty() || canister.calls.callbacks_open() > 0 {
-            return Err(reject::reject(
+            return refused!(
                 203,
-                format!(
-                    "Canister {id} has messages in its queues and cannot be deleted now. Please \
-                     retry after some time."
-                ),
-            )
-            .into());
+                "Canister {id} has messages in its queues and cannot be deleted now. Please retry \
+                 after some time."
+            );
         }
         self.retire(&id);
         let Some(mut canister) = self.state.remove(&id) else {
@@ -118,10 +109,7 @@ impl Dispatcher<'_> {
 /// A canister ran out of cycles: its code goes, its snapshots, and what is known of its changes but
 /// their number.
 pub(crate) fn run_out(core: &Core, canister: &mut CanisterState, effects: &mut Effects) {
-    let rejection = reject::rejected_message(format!(
-        "Canister {} ran out of cycles and lost its code.",
-        canister.id
-    ));
+    let rejection = reject::ran_out(&canister.id);
     uninstall(core, canister, effects, &rejection);
     drop_snapshots(core, canister.snapshots.take_all());
     canister.history.clear();
@@ -131,12 +119,7 @@ pub(crate) fn run_out(core: &Core, canister: &mut CanisterState, effects: &mut E
 
 /// Removes code, memories, chunks and open calls of a canister; answers all waiting callers. The
 /// version rises.
-pub(super) fn uninstall(
-    core: &Core,
-    canister: &mut CanisterState,
-    effects: &mut Effects,
-    rejection: &Reject,
-) {
+fn uninstall(core: &Core, canister: &mut CanisterState, effects: &mut Effects, rejection: &Reject) {
     drop_code(core, canister);
     canister.chunks.clear();
     canister.certified_data.clear();
@@ -145,12 +128,9 @@ pub(super) fn uninstall(
     canister.log.clear();
     canister.version += 1;
     for context in canister.calls.delete_contexts() {
-        let unclaimed = effects.answer(
-            &context.origin,
-            Payload::Reject(rejection.clone()),
-            context.cycles_available,
-        );
-        canister.consumption.uninstall += unclaimed;
+        let rejection = Payload::Reject(rejection.clone());
+        canister.consumption.uninstall +=
+            effects.answer(&context.origin, rejection, context.cycles_available);
     }
 }
 

@@ -30,14 +30,15 @@ use limits::Limits;
 use sandbox::MESSAGE_OVERHEAD_INSTRUCTIONS;
 use serde::de::DeserializeOwned;
 use state::{
-    CanisterId, CanisterState, ChangeOrigin, Cycles, Fault, Ingress, Origin, Payload,
-    RandomnessWaiter, Reject, ReplicatedState, StateArc, SubnetCall, Visibility, state_heap,
+    CanisterId, CanisterState, Change, ChangeDetails, ChangeOrigin, Cycles, Fault, Ingress, Origin,
+    Payload, RandomnessWaiter, Reject, ReplicatedState, StateArc, SubnetCall, Time, Visibility,
+    state_heap,
 };
 
 use crate::config::FatalError;
 use crate::core::{Core, RoundFacts};
 use crate::message::Effects;
-use crate::reject;
+use crate::reject::{self, refused};
 use crate::retry::ExecutionPoint;
 
 pub(crate) use argument::decode;
@@ -56,7 +57,6 @@ pub(crate) fn no_value() -> Vec<u8> {
     b"DIDL\0\0".to_vec()
 }
 
-/// A value as a reply.
 pub(crate) fn encode<T: CandidType>(value: &T) -> Result<Vec<u8>, Reject> {
     candid::encode_one(value)
         .map_err(|_| reject::reject(521, "The result has no encoding in Candid."))
@@ -78,7 +78,18 @@ enum Access {
     SnapshotViewers,
 }
 
-/// How a method may be called.
+/// The paused messages of the canister that a method names for which its calls wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Awaits {
+    /// None.
+    Nothing,
+    /// Installations: the method changes the data that they are resumed with, or permissions.
+    Installation,
+    /// Any: the method does that for every message, or the canister pays for it, of cycles that a
+    /// message may have spent.
+    Message,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Method {
     access: Access,
@@ -86,77 +97,67 @@ struct Method {
     ingress: bool,
     /// Whether the argument names a canister, which pays the fee and is the effective canister id.
     names_canister: bool,
-    /// Whether a message of that canister must not be paused meanwhile: the method changes the data
-    /// that the message is resumed with, or the message's permissions.
-    awaits_message: bool,
-    /// The same of a paused installation.
-    awaits_installation: bool,
+    awaits: Awaits,
+    serve: fn(&mut Dispatcher<'_>, &SubnetCall) -> MethodResult,
+}
+
+/// Declares the methods, each served by the function of its name: access, whether users may call
+/// it, whether it names a canister, and what its calls wait for.
+macro_rules! methods {
+    ($($name:ident: $access:ident, $ingress:literal, $names_canister:literal, $awaits:ident;)*) => {
+        const METHODS: &[(&str, Method)] = &[$((stringify!($name), Method {
+            access: Access::$access,
+            ingress: $ingress,
+            names_canister: $names_canister,
+            awaits: Awaits::$awaits,
+            serve: |on: &mut Dispatcher<'_>, call: &SubnetCall| on.$name(call),
+        })),*];
+    };
+}
+
+methods! {
+    install_code: Controllers, true, true, Message;
+    install_chunked_code: Controllers, true, true, Message;
+    update_settings: Controllers, true, true, Message;
+    take_canister_snapshot: Controllers, true, true, Message;
+    load_canister_snapshot: Controllers, true, true, Message;
+    delete_canister_snapshot: Controllers, true, true, Installation;
+    upload_canister_snapshot_metadata: Controllers, true, true, Message;
+    upload_canister_snapshot_data: Controllers, true, true, Message;
+    list_canister_snapshots: SnapshotViewers, true, true, Nothing;
+    read_canister_snapshot_metadata: SnapshotViewers, true, true, Nothing;
+    read_canister_snapshot_data: SnapshotViewers, true, true, Message;
+    upload_chunk: ControllersAndSelf, true, true, Installation;
+    stored_chunks: ControllersAndSelf, true, true, Nothing;
+    clear_chunk_store: ControllersAndSelf, true, true, Installation;
+    start_canister: ControllersAndAdmins, true, true, Installation;
+    stop_canister: ControllersAndAdmins, true, true, Installation;
+    uninstall_code: ControllersAndAdmins, true, true, Message;
+    delete_canister: ControllersAndAdmins, true, true, Message;
+    canister_metrics: ControllersAndAdmins, true, true, Nothing;
+    canister_status: StatusViewers, true, true, Nothing;
+    create_canister: Anyone, true, false, Nothing;
+    provisional_create_canister_with_cycles: Anyone, true, false, Nothing;
+    provisional_top_up_canister: Anyone, true, true, Nothing;
+    canister_info: Anyone, false, true, Nothing;
+    canister_metadata: Anyone, false, true, Nothing;
+    deposit_cycles: Anyone, false, true, Nothing;
+    http_request: Anyone, false, false, Nothing;
+    raw_rand: Anyone, false, false, Nothing;
+    subnet_info: Anyone, false, false, Nothing;
+    node_metrics_history: Anyone, false, false, Nothing;
 }
 
 impl Method {
     fn for_name(core: &Core, name: &str) -> Option<Self> {
-        let awaits_message = matches!(
-            name,
-            "install_code"
-                | "install_chunked_code"
-                | "uninstall_code"
-                | "update_settings"
-                | "delete_canister"
-                | "take_canister_snapshot"
-                | "load_canister_snapshot"
-                // They are paid for by the canister, of cycles that the message may have spent.
-                | "upload_canister_snapshot_metadata"
-                | "upload_canister_snapshot_data"
-                | "read_canister_snapshot_data"
-        );
-        let awaits_installation = awaits_message
-            || matches!(
-                name,
-                "start_canister"
-                    | "stop_canister"
-                    | "upload_chunk"
-                    | "clear_chunk_store"
-                    | "delete_canister_snapshot"
-            );
-        let method = |access, ingress, names_canister| {
-            Some(Self { access, ingress, names_canister, awaits_message, awaits_installation })
+        let (_, mut method) = *METHODS.iter().find(|(known, _)| *known == name)?;
+        let is_off = match name {
+            "http_request" => !core.config.outcalls,
+            _ => is_provisional(name) && !core.config.provisional,
         };
-        match name {
-            "install_code"
-            | "install_chunked_code"
-            | "update_settings"
-            | "take_canister_snapshot"
-            | "load_canister_snapshot"
-            | "delete_canister_snapshot"
-            | "upload_canister_snapshot_metadata"
-            | "upload_canister_snapshot_data" => method(Access::Controllers, true, true),
-            "list_canister_snapshots"
-            | "read_canister_snapshot_metadata"
-            | "read_canister_snapshot_data" => method(Access::SnapshotViewers, true, true),
-            "upload_chunk" | "stored_chunks" | "clear_chunk_store" => {
-                method(Access::ControllersAndSelf, true, true)
-            }
-            "start_canister" | "stop_canister" | "uninstall_code" | "delete_canister"
-            | "canister_metrics" => method(Access::ControllersAndAdmins, true, true),
-            "canister_status" => method(Access::StatusViewers, true, true),
-            "create_canister" => {
-                method(Access::Anyone, !core.config.subnet_admins.is_empty(), false)
-            }
-            "provisional_create_canister_with_cycles" if core.config.provisional => {
-                method(Access::Anyone, true, false)
-            }
-            "provisional_top_up_canister" if core.config.provisional => {
-                method(Access::Anyone, true, true)
-            }
-            "canister_info" | "canister_metadata" | "deposit_cycles" => {
-                method(Access::Anyone, false, true)
-            }
-            "http_request" if outcalls::are_on(core) => method(Access::Anyone, false, false),
-            "raw_rand" | "subnet_info" | "node_metrics_history" => {
-                method(Access::Anyone, false, false)
-            }
-            _ => None,
-        }
+        // Users create canisters where subnet admins may.
+        method.ingress &= name != "create_canister" || !core.config.subnet_admins.is_empty();
+        (!is_off).then_some(method)
     }
 }
 
@@ -165,7 +166,7 @@ impl Method {
 /// that does not exist.
 fn not_offered(core: &Core, name: &str) -> Option<Reject> {
     let (code, what) = match name {
-        "http_request" | "flexible_http_request" if !outcalls::are_on(core) => {
+        "http_request" | "flexible_http_request" if !core.config.outcalls => {
             // Once: canisters can repeat the call.
             static LOGGED: Once = Once::new();
             LOGGED.call_once(|| {
@@ -230,7 +231,6 @@ pub(crate) fn named_canister(
     }
 }
 
-/// The canister that an argument names.
 fn canister_in(
     limits: &Limits,
     method_name: &str,
@@ -261,10 +261,12 @@ pub(crate) fn check_ingress(
     let target =
         target.ok_or_else(|| reject::canister_not_found(&ingress.effective_canister_id))?;
     if target.id != ingress.effective_canister_id {
-        return Err(reject::invalid_payload(format!(
+        return refused!(
+            invalid_payload,
             "The call is about canister {} but came with effective canister id {}.",
-            target.id, ingress.effective_canister_id
-        )));
+            target.id,
+            ingress.effective_canister_id
+        );
     }
     check_access(core, (method.access, name), target, &ingress.sender)
 }
@@ -313,7 +315,6 @@ pub(crate) fn may_view(
     }
 }
 
-/// Why a method has no result.
 #[derive(Debug)]
 enum Refusal {
     /// The caller gets this reject.
@@ -334,19 +335,6 @@ impl From<FatalError> for Refusal {
     }
 }
 
-impl From<pages::PagesError> for Refusal {
-    fn from(error: pages::PagesError) -> Self {
-        Self::Fatal(error.into())
-    }
-}
-
-impl From<state::BlobError> for Refusal {
-    fn from(error: state::BlobError) -> Self {
-        Self::Fatal(error.into())
-    }
-}
-
-/// Outcome of a method.
 enum MethodOutcome {
     /// A reply; all cycles go back.
     Reply(Vec<u8>),
@@ -373,14 +361,12 @@ pub(crate) struct Dispatcher<'a> {
 }
 
 impl Dispatcher<'_> {
-    /// Keeps `bytes` in the module store.
     fn store_blob(&self, bytes: &[u8]) -> Result<(), FatalError> {
         self.core.attempts(self.place.clone()).until(|| self.core.blobs.put(bytes))?;
         self.core.note_blobs_changed();
         Ok(())
     }
 
-    /// Serves one call.
     pub(crate) fn serve(&mut self, call: SubnetCall) -> Result<(), FatalError> {
         self.effects.work += CALL_INSTRUCTIONS;
         self.effects.messages += 1;
@@ -489,52 +475,24 @@ impl Dispatcher<'_> {
             let target = self.target(&id)?;
             check_access(self.core, (method.access, name), target, &caller)?;
             let awaits = target.paused.as_ref().is_some_and(|paused| match paused.context {
-                Some(_) => method.awaits_message,
-                None => method.awaits_installation,
+                Some(_) => method.awaits == Awaits::Message,
+                None => method.awaits != Awaits::Nothing,
             });
             if awaits {
                 return Ok(MethodOutcome::Awaits(id));
             }
         }
-        match name {
-            "create_canister" => self.create_canister(call),
-            "provisional_create_canister_with_cycles" => self.provisional_create(call),
-            "provisional_top_up_canister" => self.provisional_top_up(call),
-            "update_settings" => self.update_settings(call),
-            "install_code" => self.install_code(call),
-            "install_chunked_code" => self.install_chunked_code(call),
-            "upload_chunk" => self.upload_chunk(call),
-            "stored_chunks" => self.stored_chunks(call),
-            "clear_chunk_store" => self.clear_chunk_store(call),
-            "start_canister" => self.start_canister(call),
-            "stop_canister" => self.stop_canister(call),
-            "uninstall_code" => self.uninstall_code(call),
-            "delete_canister" => self.delete_canister(call),
-            "take_canister_snapshot" => self.take_canister_snapshot(call),
-            "load_canister_snapshot" => self.load_canister_snapshot(call),
-            "list_canister_snapshots" => self.list_canister_snapshots(call),
-            "delete_canister_snapshot" => self.delete_canister_snapshot(call),
-            "read_canister_snapshot_metadata" => self.read_canister_snapshot_metadata(call),
-            "read_canister_snapshot_data" => self.read_canister_snapshot_data(call),
-            "upload_canister_snapshot_metadata" => self.upload_canister_snapshot_metadata(call),
-            "upload_canister_snapshot_data" => self.upload_canister_snapshot_data(call),
-            "deposit_cycles" => self.deposit_cycles(call),
-            "canister_status" => {
-                let id = self.canister_in(call)?;
-                Ok(MethodOutcome::Reply(status::canister_status(self.core, self.target(&id)?)?))
-            }
-            "canister_metrics" => {
-                let id = self.canister_in(call)?;
-                Ok(MethodOutcome::Reply(status::canister_metrics(self.target(&id)?)?))
-            }
-            "canister_info" => self.canister_info(call),
-            "canister_metadata" => self.canister_metadata(call),
-            "subnet_info" => self.subnet_info(call),
-            "node_metrics_history" => self.node_metrics_history(call),
-            "raw_rand" => self.raw_rand(call),
-            "http_request" => self.http_request(call),
-            _ => Err(reject::unknown_management_method(name).into()),
-        }
+        (method.serve)(self, call)
+    }
+
+    fn canister_status(&mut self, call: &SubnetCall) -> MethodResult {
+        let id = self.canister_in(call)?;
+        Ok(MethodOutcome::Reply(status::canister_status(self.core, self.target(&id)?)?))
+    }
+
+    fn canister_metrics(&mut self, call: &SubnetCall) -> MethodResult {
+        let id = self.canister_in(call)?;
+        Ok(MethodOutcome::Reply(status::canister_metrics(self.target(&id)?)?))
     }
 
     fn target(&self, id: &CanisterId) -> Result<&CanisterState, Reject> {
@@ -548,22 +506,27 @@ impl Dispatcher<'_> {
     /// If a canister's call states the caller's version, it must be right.
     fn check_sender_version(&self, call: &SubnetCall, told: Option<u64>) -> Result<(), Reject> {
         match (call.sender_version, told) {
-            (Some(version), Some(told)) if version != told => Err(reject::reject(
+            (Some(version), Some(told)) if version != told => refused!(
                 504,
-                format!(
-                    "sender_canister_version is {told}, but the calling canister has version \
-                     {version}."
-                ),
-            )),
+                "sender_canister_version is {told}, but the calling canister has version \
+                 {version}."
+            ),
             _ => Ok(()),
         }
     }
 
-    fn change_origin(call: &SubnetCall, told: Option<u64>) -> ChangeOrigin {
-        match &call.origin {
+    /// Adds to a canister's history what `call` did to it at the time of its version.
+    fn add_change(
+        canister: &mut CanisterState,
+        time: Time,
+        (call, told): (&SubnetCall, Option<u64>),
+        details: ChangeDetails,
+    ) {
+        let origin = match &call.origin {
             Origin::Canister { caller, .. } => ChangeOrigin::Canister(*caller, told),
             origin => ChangeOrigin::User(origin.caller()),
-        }
+        };
+        canister.history.push(Change { time, version: canister.version, origin, details });
     }
 
     fn raw_rand(&mut self, call: &SubnetCall) -> MethodResult {
@@ -585,7 +548,7 @@ impl Dispatcher<'_> {
         Ok(MethodOutcome::ReplyWithRefund(no_value(), call.cycles - fits))
     }
 
-    fn provisional_top_up(&mut self, call: &SubnetCall) -> MethodResult {
+    fn provisional_top_up_canister(&mut self, call: &SubnetCall) -> MethodResult {
         let argument: ic_management_canister_types::ProvisionalTopUpCanisterArgs =
             self.decode(call)?;
         let canister = self.target_mut(&argument.canister_id)?;

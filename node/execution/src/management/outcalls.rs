@@ -10,18 +10,18 @@
 //! not know how servers are contacted.
 
 use candid::{CandidType, Deserialize, Principal};
+use ic_management_canister_types::{HttpHeader, TransformFunc};
 use limits::{OUTCALL_CONTEXT_BYTES, OUTCALL_REQUEST_BYTES, OUTCALL_RESPONSE_BYTES};
 use serde_bytes::ByteBuf;
 use sha2::{Digest as _, Sha256};
 use state::{
-    Cycles, Height, Origin, Outcall, OutcallAnswer, OutcallId, OutcallMethod, OutcallTransform,
-    Payload, Reject, ReplicatedState, SubnetCall, Time, state_heap,
+    Height, Origin, Outcall, OutcallAnswer, OutcallId, OutcallMethod, OutcallTransform, Payload,
+    Reject, ReplicatedState, SubnetCall, Time, state_heap,
 };
 
 use super::{Dispatcher, MethodOutcome, MethodResult};
-use crate::core::Core;
 use crate::message::Effects;
-use crate::reject;
+use crate::reject::{self, refused};
 
 /// Bounds of the interface specification.
 const URL_BYTES_MAX: usize = 8_192;
@@ -35,7 +35,7 @@ struct Argument {
     url: String,
     max_response_bytes: Option<u64>,
     method: Method,
-    headers: Vec<Header>,
+    headers: Vec<HttpHeader>,
     body: Option<ByteBuf>,
     transform: Option<Transform>,
     is_replicated: Option<bool>,
@@ -53,14 +53,8 @@ enum Method {
 }
 
 #[derive(CandidType, Deserialize)]
-struct Header {
-    name: String,
-    value: String,
-}
-
-#[derive(CandidType, Deserialize)]
 struct Transform {
-    function: ic_management_canister_types::TransformFunc,
+    function: TransformFunc,
     context: ByteBuf,
 }
 
@@ -87,7 +81,11 @@ impl Dispatcher<'_> {
         let prices = self.core.cost_table_of(&call.origin.caller());
         let price = prices.outcall(outcall.request_bytes(), outcall.response_bytes_max());
         let Some(left) = call.cycles.checked_sub(price) else {
-            return Err(too_few_cycles(call.cycles, price).into());
+            return refused!(
+                rejected_message,
+                "http_request request sent with {} cycles, but {price} cycles are required.",
+                call.cycles
+            );
         };
         outcall.cycles = left;
         match self.state.get_mut(&call.origin.caller()) {
@@ -127,36 +125,33 @@ impl Dispatcher<'_> {
         let outcalls = &self.state.subnet.outcalls;
         let open = outcalls.open().len() as u64;
         if open >= limits.open {
-            return Err(reject::rejected_message(format!(
+            return refused!(
+                rejected_message,
                 "max number ({}) of http requests in-flight reached.",
                 limits.open
-            )));
+            );
         }
         let caller = outcall.caller();
         let own = outcalls.open().values().filter(|other| other.caller() == caller).count() as u64;
         if own >= limits.open - open {
-            return Err(reject::rejected_message(format!(
-                "Canister {caller} has {own} http requests in-flight, and no canister has more than \
-                 are left for all others of the subnet's {} (outcalls.open). Try again.",
+            return refused!(
+                rejected_message,
+                "Canister {caller} has {own} http requests in-flight, and no canister has more \
+                 than are left for all others of the subnet's {} (outcalls.open). Try again.",
                 limits.open
-            )));
+            );
         }
         let (bytes, used) = (outcall.accounted_bytes(), outcalls.accounted_bytes());
         if used + bytes > limits.open_bytes {
-            return Err(reject::queue_full(format!(
+            return refused!(
+                queue_full,
                 "The request needs {bytes} bytes; http requests in-flight take {used} bytes of the \
                  subnet's {} (outcalls.open_bytes). Try again.",
                 limits.open_bytes
-            )));
+            );
         }
         Ok(())
     }
-}
-
-fn too_few_cycles(attached: Cycles, price: Cycles) -> Reject {
-    reject::rejected_message(format!(
-        "http_request request sent with {attached} cycles, but {price} cycles are required."
-    ))
 }
 
 /// Whether the interface allows such a request.
@@ -174,7 +169,7 @@ fn check(argument: &Argument, caller: &Principal) -> Result<(), Reject> {
         ));
     }
     let mut headers_bytes = 0;
-    for Header { name, value } in &argument.headers {
+    for HttpHeader { name, value } in &argument.headers {
         for (what, part) in [("name", name), ("value", value)] {
             if part.len() > HEADER_PART_BYTES_MAX {
                 let length = part.len();
@@ -225,10 +220,11 @@ fn check_context(argument: &Argument, bytes: u64) -> Result<(), Reject> {
     if bytes <= both_max.saturating_sub(response) {
         return Ok(());
     }
-    Err(reject::rejected_message(format!(
+    refused!(
+        rejected_message,
         "the transform's context has {bytes} bytes and max_response_bytes is {response}, together \
          over the limit of {both_max}: ask for a smaller response"
-    )))
+    )
 }
 
 /// The request as it is kept; what is left of the cycles is not known yet.
@@ -243,7 +239,7 @@ fn outcall(
         method_name: state_heap::move_text(function.0.method),
         context: state_heap::move_bytes(context.into_vec()),
     };
-    let header = |it: Header| (state_heap::move_text(it.name), state_heap::move_text(it.value));
+    let header = |it: HttpHeader| (state_heap::move_text(it.name), state_heap::move_text(it.value));
     Outcall {
         origin: call.origin.clone(),
         cycles: 0,
@@ -290,21 +286,14 @@ fn is_answer_to(answer: &OutcallAnswer, open: &Outcall) -> bool {
     answer.until == open.until && answer.is_within(open.reply_bytes_max())
 }
 
-/// Whether the subnet makes requests to servers outside.
-pub(super) fn are_on(core: &Core) -> bool {
-    core.config.outcalls
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
     fn argument(response: Option<u64>, context: u64) -> Argument {
-        let function = ic_management_canister_types::TransformFunc(candid::Func {
-            principal: Principal::anonymous(),
-            method: "t".into(),
-        });
+        let function =
+            TransformFunc(candid::Func { principal: Principal::anonymous(), method: "t".into() });
         let context = ByteBuf::from(vec![0; usize::try_from(context).unwrap()]);
         Argument {
             url: String::new(),

@@ -9,7 +9,7 @@ use state::{CertifiedState, Reject, SharedCanister};
 use super::argument::{decode, principal_in};
 use super::{Access, check_access, encode, may_view, status};
 use crate::core::Core;
-use crate::reject;
+use crate::reject::{self, refused};
 
 /// Answers a query to `aaaaa-aa`.
 pub(crate) fn query(
@@ -41,27 +41,8 @@ pub(crate) fn is_query(method_name: &str) -> bool {
     matches!(method_name, "fetch_canister_logs" | "list_canisters")
 }
 
-/// Canister that a query to `aaaaa-aa` is about.
-pub(crate) fn named_canister(
-    core: &Core,
-    method_name: &str,
-    arg: &[u8],
-) -> Result<Option<Principal>, Reject> {
-    match method_name {
-        "canister_status" | "canister_metrics" | "fetch_canister_logs" => {
-            Ok(Some(canister_in(core, arg)?))
-        }
-        "list_canisters" => Ok(None),
-        _ => Err(reject::unknown_management_query(method_name)),
-    }
-}
-
-fn canister_in(core: &Core, arg: &[u8]) -> Result<Principal, Reject> {
-    principal_in(core.limits(), "canister_id", arg, &mut Cost::default())
-}
-
 fn target(core: &Core, state: &CertifiedState, arg: &[u8]) -> Result<SharedCanister, Reject> {
-    let id = canister_in(core, arg)?;
+    let id = principal_in(core.limits(), "canister_id", arg, &mut Cost::default())?;
     state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))
 }
 
@@ -105,9 +86,10 @@ fn list_canisters(
     caller: &Principal,
 ) -> Result<Vec<u8>, Reject> {
     if !core.config.subnet_admins.contains(caller) {
-        return Err(reject::rejected_message(format!(
+        return refused!(
+            rejected_message,
             "Only subnet admins may list canisters; {caller} is none."
-        )));
+        );
     }
     let mut canisters: Vec<ic::CanisterIdRange> = Vec::new();
     let mut last_number = None;

@@ -7,15 +7,14 @@ use candid::{Nat, Principal};
 use ic_management_canister_types::{LogVisibility, SnapshotVisibility};
 use sha2::{Digest, Sha256};
 use state::{
-    CanisterState, Change, ChangeDetails, Cycles, Reject, ReplicatedState, Settings, SubnetCall,
-    Visibility,
+    CanisterState, ChangeDetails, Cycles, Reject, ReplicatedState, Settings, SubnetCall, Visibility,
 };
 
 use super::types::{SettingsArgument, UpdateSettings};
 use super::{Dispatcher, MethodOutcome, MethodResult, no_value};
 use crate::core::Core;
 use crate::machine::watch_memory;
-use crate::reject;
+use crate::reject::{self, refused};
 
 pub(super) const VIEWERS_MAX: usize = 10;
 pub(super) const ENVIRONMENT_VARIABLES_MAX: usize = 20;
@@ -60,10 +59,11 @@ fn viewers(visibility: LogVisibility, what: &str) -> Result<Visibility, Reject> 
             Visibility::AllowedViewers(viewers)
         }
         LogVisibility::AllowedViewers(viewers) => {
-            return Err(reject::invalid_payload(format!(
+            return refused!(
+                invalid_payload,
                 "{what} names {} viewers, the most is {VIEWERS_MAX}.",
                 viewers.len()
-            )));
+            );
         }
     })
 }
@@ -71,7 +71,8 @@ fn viewers(visibility: LogVisibility, what: &str) -> Result<Visibility, Reject> 
 /// Settings as asked for: read and within their own bounds.
 pub(super) struct RequestedSettings {
     pub(super) controllers: Option<Vec<Principal>>,
-    settings: Settings,
+    /// The current ones with the changes asked for.
+    pub(super) settings: Settings,
     names_environment: bool,
 }
 
@@ -89,10 +90,11 @@ pub(super) fn read(
             // As they were named: repeating one makes no room for others.
             let max = limits.subnet.controllers_max;
             if controllers.len() as u64 > max {
-                return Err(reject::invalid_payload(format!(
+                return refused!(
+                    invalid_payload,
                     "{} controllers, the most is {max} (subnet.controllers_max).",
                     controllers.len()
-                )));
+                );
             }
             controllers.sort();
             controllers.dedup();
@@ -146,19 +148,21 @@ pub(super) fn read(
         let mut variables: Vec<(String, String)> =
             variables.into_iter().map(|variable| (variable.name, variable.value)).collect();
         if variables.len() > ENVIRONMENT_VARIABLES_MAX {
-            return Err(reject::invalid_payload(format!(
+            return refused!(
+                invalid_payload,
                 "{} environment variables, the most is {ENVIRONMENT_VARIABLES_MAX}.",
                 variables.len()
-            )));
+            );
         }
         for (name, value) in &variables {
             if name.len() > ENVIRONMENT_BYTES_MAX || value.len() > ENVIRONMENT_BYTES_MAX {
-                return Err(reject::invalid_payload(format!(
-                    "An environment variable has a name of {} and a value of {} bytes, the most \
-                     is {ENVIRONMENT_BYTES_MAX} each.",
+                return refused!(
+                    invalid_payload,
+                    "An environment variable has a name of {} and a value of {} bytes, the most is \
+                     {ENVIRONMENT_BYTES_MAX} each.",
                     name.len(),
                     value.len()
-                )));
+                );
             }
         }
         variables.sort();
@@ -174,11 +178,6 @@ pub(super) fn read(
 }
 
 impl RequestedSettings {
-    /// The settings as they would be after the call: the current ones with the changes asked for.
-    pub(super) fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
     /// Hash of the environment variables if there were any in the call, as the canister history
     /// shows it.
     pub(super) fn environment_hash(&self) -> Option<[u8; 32]> {
@@ -210,30 +209,33 @@ pub(super) fn check_promises(
     let promised = totals.compute_allocation.saturating_sub(compute_before);
     let capacity = limits.execution.allocatable_percent();
     if compute > compute_before && promised + compute > capacity {
-        return Err(reject::subnet_oversubscribed(format!(
+        return refused!(
+            subnet_oversubscribed,
             "A compute allocation of {compute} % cannot be promised: {promised} % of {capacity} % \
              are taken (execution.threads)."
-        )));
+        );
     }
     let taken_before = current.map_or(0, CanisterState::memory_taken);
     let taken = next.memory_taken();
     let others = totals.memory_taken.saturating_sub(taken_before);
     let capacity = limits.subnet.memory_capacity_bytes;
     if taken > taken_before && others.saturating_add(taken) > capacity {
-        return Err(reject::subnet_oversubscribed(format!(
-            "{taken} bytes of memory cannot be promised: {others} of the subnet's {capacity} \
-             bytes are taken (subnet.memory_capacity_bytes)."
-        )));
+        return refused!(
+            subnet_oversubscribed,
+            "{taken} bytes of memory cannot be promised: {others} of the subnet's {capacity} bytes \
+             are taken (subnet.memory_capacity_bytes)."
+        );
     }
     let metadata_before = current.map_or(0, CanisterState::metadata_bytes);
     let metadata = next.metadata_bytes();
     let others = totals.metadata_bytes.saturating_sub(metadata_before);
     let capacity = limits.subnet.canister_metadata_bytes;
     if metadata > metadata_before && others.saturating_add(metadata) > capacity {
-        return Err(reject::subnet_oversubscribed(format!(
+        return refused!(
+            subnet_oversubscribed,
             "The canister's settings would take {metadata} bytes in memory: {others} of the \
              subnet's {capacity} bytes are taken (subnet.canister_metadata_bytes)."
-        )));
+        );
     }
     let allocation_before = current.map_or(0, |canister| canister.settings.memory_allocation);
     let dearer = compute > compute_before || next.settings.memory_allocation > allocation_before;
@@ -261,19 +263,16 @@ impl Dispatcher<'_> {
         let current = self.target(&argument.canister_id)?;
         let requested = read(self.core, argument.settings, &current.settings)?;
         let mut next = current.clone();
-        next.settings.clone_from(requested.settings());
+        next.settings.clone_from(&requested.settings);
         if let Some(controllers) = &requested.controllers {
             next.controllers.clone_from(controllers);
         }
         check_promises(self.core, self.state, Some(current), &next)?;
         next.version += 1;
         if let Some(controllers) = requested.controllers {
-            next.history.push(Change {
-                time: self.round.time,
-                version: next.version,
-                origin: Self::change_origin(call, argument.sender_canister_version),
-                details: ChangeDetails::ControllersChange(controllers),
-            });
+            let by = (call, argument.sender_canister_version);
+            let details = ChangeDetails::ControllersChange(controllers);
+            Self::add_change(&mut next, self.round.time, by, details);
         }
         next.log.trim(next.settings.log_memory_limit);
         watch_memory(self.core, &mut next);

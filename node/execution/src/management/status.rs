@@ -9,10 +9,10 @@ use state::{
 };
 
 use super::snapshots::source as source_of_snapshot;
-use super::types::{self, DefiniteSettings, StatusResult, SubnetArgument};
+use super::types::{self, DefiniteSettings, StatusResult};
 use super::{Dispatcher, MethodOutcome, MethodResult, encode};
 use crate::core::Core;
-use crate::reject;
+use crate::reject::{self, refused};
 
 fn log_visibility(visibility: &Visibility) -> ic::LogVisibility {
     match visibility {
@@ -32,7 +32,6 @@ fn snapshot_visibility(visibility: &Visibility) -> ic::SnapshotVisibility {
     }
 }
 
-/// Candid reply of `canister_status`.
 pub(super) fn canister_status(core: &Core, canister: &CanisterState) -> Result<Vec<u8>, Reject> {
     let settings = &canister.settings;
     let usage = canister.memory_usage();
@@ -201,27 +200,26 @@ impl Dispatcher<'_> {
         let argument: ic::CanisterMetadataArgs = self.decode(call)?;
         let caller = call.origin.caller();
         let canister = self.target(&argument.canister_id)?;
-        let module = canister.module().ok_or_else(|| {
-            reject::rejected_message(format!("Canister {} contains no Wasm module.", canister.id))
-        })?;
-        let section =
-            module.info.custom_sections.iter().find(|section| section.name == argument.name);
-        let section = section
+        if canister.module().is_none() {
+            return refused!(rejected_message, "Canister {} contains no Wasm module.", canister.id);
+        }
+        let section = canister
+            .metadata_section(&argument.name)
             .filter(|section| section.public || canister.is_controller(&caller))
             .ok_or_else(|| {
-            reject::rejected_message(format!(
-                "Canister {} has no metadata section '{}' that {caller} may read.",
-                canister.id,
-                argument.name.escape_debug()
-            ))
-        })?;
+                reject::rejected_message(format!(
+                    "Canister {} has no metadata section '{}' that {caller} may read.",
+                    canister.id,
+                    argument.name.escape_debug()
+                ))
+            })?;
         Ok(MethodOutcome::Reply(encode(&ic::CanisterMetadataResult {
             value: section.content.clone(),
         })?))
     }
 
     pub(super) fn subnet_info(&mut self, call: &SubnetCall) -> MethodResult {
-        let argument: SubnetArgument = self.decode(call)?;
+        let argument: ic::SubnetInfoArgs = self.decode(call)?;
         self.is_own(argument.subnet_id)?;
         let result = ic::SubnetInfoResult {
             replica_version: format!("thimble-rules-{}", crate::RULES_VERSION),
@@ -250,12 +248,10 @@ impl Dispatcher<'_> {
     }
 
     fn is_own(&self, subnet_id: Principal) -> Result<(), Reject> {
-        let own = self.core.config.subnet.subnet_id;
-        let text = || format!("Subnet {subnet_id} is not known here; this is {own}.");
         if self.core.config.is_subnet(&subnet_id) {
-            Ok(())
-        } else {
-            Err(reject::reject(404, text()))
+            return Ok(());
         }
+        let own = self.core.config.subnet.subnet_id;
+        refused!(404, "Subnet {subnet_id} is not known here; this is {own}.")
     }
 }

@@ -59,13 +59,6 @@ pub(crate) struct InstallCode {
     pub(crate) sender_canister_version: Option<u64>,
 }
 
-/// Arguments with the caller's version.
-#[derive(CandidType, Deserialize, Debug)]
-pub(crate) struct VersionedCanister {
-    pub(crate) canister_id: Principal,
-    pub(crate) sender_canister_version: Option<u64>,
-}
-
 /// Candid type `definite_canister_settings` of the interface specification: all settings in force.
 #[derive(CandidType, Deserialize, Debug)]
 pub(crate) struct DefiniteSettings {
@@ -116,12 +109,6 @@ pub(crate) struct InfoResult {
     pub(crate) recent_changes: Vec<Change>,
     pub(crate) module_hash: Option<ByteBuf>,
     pub(crate) controllers: Vec<Principal>,
-}
-
-/// `subnet_info`, asked for a subnet.
-#[derive(CandidType, Deserialize, Debug)]
-pub(crate) struct SubnetArgument {
-    pub(crate) subnet_id: Principal,
 }
 
 /// Candid type `read_canister_snapshot_metadata_response`, in which nothing is an option that the

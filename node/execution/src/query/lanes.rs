@@ -36,16 +36,9 @@ pub(super) struct Permit<'a> {
 }
 
 impl State {
-    fn is_below_share(&self, canister_id: &CanisterId, max: u64) -> bool {
-        self.per_canister.get(canister_id).copied().unwrap_or(0) < max
-    }
-
-    /// The ticket that is served next.
     fn next(&self, per_canister_max: u64) -> Option<u64> {
-        self.line
-            .iter()
-            .find(|(_, canister_id)| self.is_below_share(canister_id, per_canister_max))
-            .map(|(ticket, _)| *ticket)
+        let used = |id: &CanisterId| self.per_canister.get(id).copied().unwrap_or(0);
+        self.line.iter().find(|(_, id)| used(id) < per_canister_max).map(|(ticket, _)| *ticket)
     }
 }
 

@@ -322,10 +322,7 @@ fn a_batch_is_not_executed_over_a_state_that_is_owed_a_manifest() {
             }
             Err(error) => {
                 assert_eq!(number, 11);
-                assert!(
-                    matches!(error, execution::FatalError::ManifestOwed { height: 10 }),
-                    "{error}"
-                );
+                assert!(matches!(error, execution::FatalError::ManifestOwed(10)), "{error}");
                 batch = Some(next);
             }
         }

@@ -235,8 +235,8 @@ impl Replica for Checkpoints {
 
     fn checkpoint(&mut self) -> Result<(), FatalError> {
         self.disk.attempt().map_err(|source| match source.kind() {
-            io::ErrorKind::StorageFull => StoreError::DiskFull { path: "state.redb".into() },
-            _ => StoreError::Io { path: "state.redb".into(), source },
+            io::ErrorKind::StorageFull => StoreError::DiskFull("state.redb".into()),
+            _ => StoreError::Io("state.redb".into(), source),
         })?;
         self.saved = self.height;
         Ok(())

@@ -1,10 +1,10 @@
 //! The state at one height that can be proved to clients, and the certificates that prove it.
 //!
-//! After a round, [`UncertifiedStateOf::new`] takes a snapshot of the maps (a few pointers),
-//! computes the missing hashes and so the root. Once the subnet has signed the root,
-//! [`UncertifiedStateOf::certify`] makes the [`CertifiedStateOf`] that the gateway and queries
-//! read, and [`CertifiedReaderOf::publish`] publishes it to them. Readers hold it as long as they
-//! need it and block no other thread; it costs as much memory as changed since.
+//! After a round, [`UncertifiedState::new`] takes a snapshot of the maps (a few pointers), computes
+//! the missing hashes and so the root. Once the subnet has signed the root,
+//! [`UncertifiedState::certify`] makes the [`CertifiedState`] that the gateway and queries read,
+//! and [`CertifiedReader::publish`] publishes it to them. Readers hold it as long as they need it
+//! and block no other thread; it costs as much memory as changed since.
 //!
 //! The tree ("The system state tree" of the interface specification):
 //!
@@ -13,22 +13,15 @@
 //! /subnet/<subnet>/public_key, type, canister_ranges, metrics, node/<node>/public_key
 //! /canister_ranges/<subnet>/<first canister of the shard>
 //! /canister/<canister>/certified_data, controllers, module_hash, metadata/<name>,
-//! canister_creation_timestamp,
-//!     last_install_timestamp
+//!     canister_creation_timestamp, last_install_timestamp
 //! /request_status/<request>/status, reply, reject_code, reject_message, error_code
-//! /state_manifest/height, root
-//! /subnet_key
+//! /state_manifest/height, root    not in the specification: see docs/internals/state-sync.md
+//! /subnet_key                     nor this: the hash of the committee that holds the subnet's key
 //! ```
 //!
-//! `/state_manifest` is specific to this implementation and not in the specification; it is there
-//! once a manifest ([`crate::manifest`]) is known: the height of a state before this one, as a
-//! LEB128 number, and its root. A node that lost too much to execute what it missed fetches that
-//! state piece by piece and accepts only pieces whose hashes lead up to a signed root.
-//!
-//! `/subnet_key` is not in the specification either: the hash of the committee that holds the
-//! subnet's key and the progress of resharing ([`crate::SubnetKey`]), once a block changed that. No
-//! client needs it. It makes a node whose view of the key differs from the others' notice at the
-//! next certificate, not when its shares do not fit epochs later.
+//! `/subnet_key` ([`crate::SubnetKey`]) is there once a block changed the committee. No client
+//! needs it. It makes a node whose view of the key differs from the others' notice at the next
+//! certificate, not when its shares do not fit epochs later.
 //!
 //! Everything else, `/api_boundary_nodes` among it, is provably absent. The gateway decides which
 //! caller may read which path; this module only refuses to reveal the whole of `/canister` or
@@ -40,7 +33,7 @@ mod subnet;
 #[cfg(test)]
 mod tests;
 
-pub use canister::{CanisterFacts, metadata_digest};
+pub use canister::metadata_digest;
 pub use claim::{MANIFEST_CERTIFICATE_BYTES_MAX, ManifestClaim};
 pub use subnet::{NodeInfo, SubnetInfo, SubnetMetrics, SubnetTree, SubnetType};
 
@@ -54,41 +47,42 @@ use ic_principal::Principal;
 use serde::Serialize;
 
 use crate::{
-    CanisterId, CustomSection, Height, HistoryEntry, IngressHistory, RequestId, Time,
+    CanisterId, CanisterMap, CustomSection, Height, HistoryEntry, IngressHistory, RequestId,
+    SharedCanister, Time,
     history::HistoryMap,
     state_heap,
-    tree::{CertifiedValue, Digest, MerkleMap, Selection, Subtree, Witness, witness},
+    tree::{CertifiedValue, Digest, Selection, Subtree, Witness, witness},
 };
 
 /// A state whose root is known and not yet signed.
 #[derive(Clone, Debug)]
-pub struct UncertifiedStateOf<C: CanisterFacts> {
+pub struct UncertifiedState {
     height: Height,
     time: Time,
     root: Digest,
     subnet: Arc<SubnetTree>,
     metrics: SubnetMetrics,
     metrics_cbor: Vec<u8>,
-    canisters: MerkleMap<Arc<C>>,
+    canisters: CanisterMap,
     history: HistoryMap,
     manifest: Option<(Height, Digest)>,
 }
 
 /// A state with the subnet's signature on its root.
 #[derive(Clone, Debug)]
-pub struct CertifiedStateOf<C: CanisterFacts> {
-    state: UncertifiedStateOf<C>,
+pub struct CertifiedState {
+    state: UncertifiedState,
     signature: Vec<u8>,
 }
 
-impl<C: CanisterFacts> UncertifiedStateOf<C> {
+impl UncertifiedState {
     /// Snapshot of the state after the round of this height.
     pub fn new(
         height: Height,
         time: Time,
         subnet: Arc<SubnetTree>,
         metrics: SubnetMetrics,
-        canisters: &mut MerkleMap<Arc<C>>,
+        canisters: &mut CanisterMap,
         history: &mut IngressHistory,
         manifest: Option<(Height, Digest)>,
     ) -> Self {
@@ -98,7 +92,7 @@ impl<C: CanisterFacts> UncertifiedStateOf<C> {
         canisters.seal();
         history.seal();
         drop(here);
-        let mut state = UncertifiedStateOf {
+        let mut state = UncertifiedState {
             height,
             time,
             root: Digest::default(),
@@ -129,8 +123,8 @@ impl<C: CanisterFacts> UncertifiedStateOf<C> {
     }
 
     /// The same state, signed: 48 bytes, BLS over the root.
-    pub fn certify(self, signature: Vec<u8>) -> CertifiedStateOf<C> {
-        CertifiedStateOf { state: self, signature }
+    pub fn certify(self, signature: Vec<u8>) -> CertifiedState {
+        CertifiedState { state: self, signature }
     }
 
     fn witness(&self, paths: &[Vec<Vec<u8>>]) -> Witness<'_> {
@@ -148,7 +142,7 @@ impl<C: CanisterFacts> UncertifiedStateOf<C> {
     }
 }
 
-impl<C: CanisterFacts> CertifiedValue for UncertifiedStateOf<C> {
+impl CertifiedValue for UncertifiedState {
     fn subtree(&self) -> Subtree<'_> {
         let label = |name: &'static str| Cow::Borrowed(name.as_bytes());
         let mut children = vec![
@@ -176,7 +170,7 @@ impl<C: CanisterFacts> CertifiedValue for UncertifiedStateOf<C> {
     }
 }
 
-impl<C: CanisterFacts> CertifiedStateOf<C> {
+impl CertifiedState {
     /// Of the block.
     pub fn height(&self) -> Height {
         self.state.height
@@ -218,12 +212,12 @@ impl<C: CanisterFacts> CertifiedStateOf<C> {
     }
 
     /// A canister, if it exists.
-    pub fn canister(&self, id: &CanisterId) -> Option<Arc<C>> {
+    pub fn canister(&self, id: &CanisterId) -> Option<SharedCanister> {
         self.state.canisters.get(id.as_slice()).cloned()
     }
 
     /// All canisters, by id.
-    pub fn canisters(&self) -> &MerkleMap<Arc<C>> {
+    pub fn canisters(&self) -> &CanisterMap {
         &self.state.canisters
     }
 
@@ -271,37 +265,25 @@ impl<C: CanisterFacts> CertifiedStateOf<C> {
 }
 
 /// Publishes the newest certified state to all holders of a clone.
-#[derive(Debug)]
-pub struct CertifiedReaderOf<C: CanisterFacts> {
-    latest: Arc<RwLock<Option<Arc<CertifiedStateOf<C>>>>>,
+#[derive(Clone, Debug, Default)]
+pub struct CertifiedReader {
+    latest: Arc<RwLock<Option<Arc<CertifiedState>>>>,
 }
 
-impl<C: CanisterFacts> Clone for CertifiedReaderOf<C> {
-    fn clone(&self) -> Self {
-        CertifiedReaderOf { latest: self.latest.clone() }
-    }
-}
-
-impl<C: CanisterFacts> Default for CertifiedReaderOf<C> {
-    fn default() -> Self {
-        CertifiedReaderOf { latest: Arc::default() }
-    }
-}
-
-impl<C: CanisterFacts> CertifiedReaderOf<C> {
+impl CertifiedReader {
     /// Nothing published yet.
     pub fn new() -> Self {
-        CertifiedReaderOf::default()
+        CertifiedReader::default()
     }
 
     /// The newest certified state; `None` until the first is published.
-    pub fn latest(&self) -> Option<Arc<CertifiedStateOf<C>>> {
+    pub fn latest(&self) -> Option<Arc<CertifiedState>> {
         // The lock guards one pointer, which a panic cannot leave half written.
         self.latest.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Shows `state` unless a newer one is shown already.
-    pub fn publish(&self, state: Arc<CertifiedStateOf<C>>) {
+    pub fn publish(&self, state: Arc<CertifiedState>) {
         let mut latest = self.latest.write().unwrap_or_else(PoisonError::into_inner);
         if latest.as_ref().is_none_or(|shown| shown.height() <= state.height()) {
             let before = latest.replace(state);

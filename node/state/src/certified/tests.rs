@@ -1,42 +1,14 @@
 #![allow(clippy::unwrap_used)]
 use ic_certification::{Certificate, HashTree, LookupResult, empty, fork, labeled, leaf, pruned};
 use ic_verify_bls_signature::{PrivateKey, verify_bls_signature};
+use pages::MemoryId;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{ErrorCode, HistoryLimits, Ingress, ModuleHash, Reject, RejectCode, SubnetKey};
-
-#[derive(Clone, Debug)]
-struct Canister {
-    id: CanisterId,
-    certified_data: Vec<u8>,
-    controllers: Vec<Principal>,
-    module: Option<(ModuleHash, Vec<CustomSection>, Digest)>,
-}
-
-impl CanisterFacts for Canister {
-    fn canister_id(&self) -> &CanisterId {
-        &self.id
-    }
-    fn certified_data(&self) -> &[u8] {
-        &self.certified_data
-    }
-    fn controllers(&self) -> impl Iterator<Item = &Principal> {
-        self.controllers.iter()
-    }
-    fn module_hash(&self) -> Option<&ModuleHash> {
-        self.module.as_ref().map(|(hash, _, _)| hash)
-    }
-    fn metadata(&self) -> Option<(&[CustomSection], &Digest)> {
-        self.module.as_ref().map(|(_, sections, digest)| (sections.as_slice(), digest))
-    }
-    fn creation_time(&self) -> Option<Time> {
-        Some(Time(1_000))
-    }
-    fn last_install_time(&self) -> Option<Time> {
-        self.module.as_ref().map(|_| Time(300))
-    }
-}
+use crate::{
+    CanisterState, ErrorCode, ExecutionState, HistoryLimits, Hooks, Ingress, InstalledModule,
+    Memory, ModuleHash, ModuleInfo, Reject, RejectCode, Settings, StateArc, SubnetKey,
+};
 
 fn canister_id(number: u64) -> CanisterId {
     let mut bytes = number.to_be_bytes().to_vec();
@@ -70,30 +42,52 @@ fn subnet() -> SubnetInfo {
     }
 }
 
+fn execution(custom_sections: Vec<CustomSection>) -> ExecutionState {
+    let info = ModuleInfo {
+        updates: vec![],
+        queries: vec![],
+        composite_queries: vec![],
+        hooks: Hooks::default(),
+        memory64: false,
+        heap_initial_wasm_pages: 0,
+        heap_maximum_wasm_pages: None,
+        custom_sections,
+        enhanced_orthogonal_persistence: false,
+        globals: vec![],
+        compile_instructions: 0,
+    };
+    let memory = |number| Memory { id: MemoryId(number), wasm_pages: 0, layout: None };
+    ExecutionState {
+        module: StateArc::new(InstalledModule::new(ModuleHash([5; 32]), 0, info)),
+        globals: vec![],
+        heap: memory(1),
+        stable: memory(2),
+    }
+}
+
 struct Fixture {
-    canisters: MerkleMap<Arc<Canister>>,
+    canisters: CanisterMap,
     history: IngressHistory,
 }
 
 fn fixture() -> Fixture {
     let sections =
         vec![section(true, "candid:service", b"service : {}"), section(false, "secret", b"hidden")];
-    let mut canisters: MerkleMap<_> = (0..50)
+    let canister = |number, controllers| {
+        let settings = Settings::default();
+        CanisterState::new(canister_id(number), controllers, settings, 0, Time(1_000))
+    };
+    let mut canisters: CanisterMap = (0..50_u64)
         .map(|number| {
-            Arc::new(Canister {
-                id: canister_id(number),
-                certified_data: number.to_le_bytes().to_vec(),
-                controllers: vec![Principal::anonymous(), canister_id(3)],
-                module: None,
-            })
+            let controllers = vec![Principal::anonymous(), canister_id(3)];
+            let certified_data = number.to_le_bytes().to_vec();
+            Arc::new(CanisterState { certified_data, ..canister(number, controllers) })
         })
         .collect();
-    let digest = metadata_digest(&sections);
-    canisters.insert(Arc::new(Canister {
-        id: canister_id(10),
-        certified_data: vec![],
-        controllers: vec![],
-        module: Some((ModuleHash([5; 32]), sections, digest)),
+    canisters.insert(Arc::new(CanisterState {
+        execution: Some(execution(sections)),
+        installed_at: Some(Time(300)),
+        ..canister(10, vec![])
     }));
     let mut history =
         IngressHistory::new(HistoryLimits { bytes_max: 1 << 20, unfinished_max: 100 });
@@ -128,15 +122,12 @@ fn key_of_subnet() -> PrivateKey {
     PrivateKey::deserialize(&scalar).unwrap()
 }
 
-fn certified(fixture: &mut Fixture) -> CertifiedStateOf<Canister> {
+fn certified(fixture: &mut Fixture) -> CertifiedState {
     certified_with(fixture, None)
 }
 
-fn certified_with(
-    fixture: &mut Fixture,
-    manifest: Option<(Height, [u8; 32])>,
-) -> CertifiedStateOf<Canister> {
-    let state = UncertifiedStateOf::new(
+fn certified_with(fixture: &mut Fixture, manifest: Option<(Height, [u8; 32])>) -> CertifiedState {
+    let state = UncertifiedState::new(
         Height(4),
         Time(1_700_000_000_123_456_789),
         Arc::new(SubnetTree::new(subnet())),
@@ -177,7 +168,7 @@ fn path(labels: &[&[u8]]) -> Vec<Vec<u8>> {
 }
 
 /// The value at a path that was asked for alone.
-fn read(state: &CertifiedStateOf<Canister>, labels: &[&[u8]]) -> Option<Vec<u8>> {
+fn read(state: &CertifiedState, labels: &[&[u8]]) -> Option<Vec<u8>> {
     let path = path(labels);
     let tree = verified(&state.certificate(std::slice::from_ref(&path)));
     assert!(
@@ -255,7 +246,7 @@ fn two_views_of_how_the_key_is_held_have_two_roots() {
         let Fixture { mut canisters, mut history } = fixture();
         let tree = Arc::new(SubnetTree::holding(subnet(), key));
         let metrics = SubnetMetrics::default();
-        let state = UncertifiedStateOf::new(
+        let state = UncertifiedState::new(
             Height(4),
             Time(5),
             tree,
@@ -313,7 +304,7 @@ fn what_does_not_exist_is_provably_absent() {
 #[test]
 fn an_empty_state_proves_absence_too() {
     let mut fixture = Fixture {
-        canisters: MerkleMap::new(),
+        canisters: CanisterMap::new(),
         history: IngressHistory::new(HistoryLimits { bytes_max: 1 << 20, unfinished_max: 100 }),
     };
     let state = certified(&mut fixture);
@@ -408,13 +399,13 @@ fn the_gateway_finds_what_its_rules_need() {
 #[test]
 fn readers_see_the_newest_height_and_keep_what_they_hold() {
     let mut fixture = fixture();
-    let reader = CertifiedReaderOf::new();
+    let reader = CertifiedReader::new();
     assert!(reader.latest().is_none());
     let first = Arc::new(certified(&mut fixture));
     reader.publish(first.clone());
     fixture.history.finish(&request_id(0), Ok(vec![1]), Time(3));
     let subnet = Arc::new(SubnetTree::new(super::tests::subnet()));
-    let second = UncertifiedStateOf::new(
+    let second = UncertifiedState::new(
         Height(5),
         Time(4),
         subnet,
@@ -515,8 +506,8 @@ fn leaves_in_cbor_have_exactly_these_bytes() {
 
     let controllers = [Principal::anonymous(), canister_id(3)];
     let expected = [TAG, &[0x82, 0x41, 0x04], &id(3)].concat();
-    assert_eq!(canister::controllers_cbor(controllers.iter()), expected);
-    assert_eq!(canister::controllers_cbor(controllers[..0].iter()), [TAG, &[0x80]].concat());
+    assert_eq!(canister::controllers_cbor(&controllers), expected);
+    assert_eq!(canister::controllers_cbor(&controllers[..0]), [TAG, &[0x80]].concat());
 
     let ranges = [(canister_id(0), canister_id(99))];
     let expected = [TAG, &[0x81, 0x82], &id(0), &id(99)].concat();

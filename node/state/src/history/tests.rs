@@ -138,11 +138,8 @@ fn refusals_name_the_limit() {
     assert!(refusal.to_string().contains("ingress_history_bytes"));
     let mut history = IngressHistory::new(HistoryLimits { bytes_max: 1 << 20, unfinished_max: 1 });
     history.receive(&call(1, 1_000), at(1)).unwrap();
-    assert_eq!(
-        history.receive(&call(2, 1_000), at(1)),
-        Err(HistoryError::UnfinishedFull { limit: 1 })
-    );
-    assert_eq!(history.room(), Err(HistoryError::UnfinishedFull { limit: 1 }));
+    assert_eq!(history.receive(&call(2, 1_000), at(1)), Err(HistoryError::UnfinishedFull(1)));
+    assert_eq!(history.room(), Err(HistoryError::UnfinishedFull(1)));
 }
 
 #[test]

@@ -10,46 +10,24 @@ use super::{LeafHash, ObjectId, PIECES_MAX, VERSION, leaves_of};
 
 /// Why bytes are not a valid manifest.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say what they are")]
 pub enum ManifestError {
-    /// It ends too early.
     #[error("the manifest is cut off")]
     CutOff,
-    /// Of another version of the node.
-    #[error("the manifest has version {found} and this node reads version {VERSION}")]
-    Version {
-        /// What it has.
-        found: u8,
-    },
-    /// Too many pieces.
-    #[error("the manifest's body of {body_bytes} bytes has more than {PIECES_MAX} pieces")]
-    TooLong {
-        /// Length of the body.
-        body_bytes: u64,
-    },
-    /// Not a hash for every piece.
+    #[error("the manifest has version {0} and this node reads version {VERSION}")]
+    Version(u8),
+    #[error("the manifest's body of {0} bytes has more than {PIECES_MAX} pieces")]
+    TooLong(u64),
     #[error("{hashes_bytes} bytes of hashes do not belong to a body of {body_bytes} bytes")]
-    Pieces {
-        /// Length of the body.
-        body_bytes: u64,
-        /// Bytes after the numbers.
-        hashes_bytes: u64,
-    },
-    /// A tag that stands for nothing.
+    Pieces { body_bytes: u64, hashes_bytes: u64 },
     #[error("the manifest has an object of unknown kind {0}")]
     Kind(u8),
-    /// Objects out of order or twice.
     #[error("the manifest's objects are not in order")]
     Order,
-    /// A length that such an object cannot have.
-    #[error("the manifest has an object of {length} bytes, which it cannot be")]
-    Length {
-        /// Bytes that the manifest says the object has.
-        length: u64,
-    },
-    /// Rows out of order, too many, or missing.
+    #[error("the manifest has an object of {0} bytes, which it cannot be")]
+    Length(u64),
     #[error("the leaves of an object are not in order, too many or too few")]
     Rows,
-    /// The source of the bytes failed.
     #[error("the manifest cannot be read: {0}")]
     Io(#[from] io::Error),
 }
@@ -130,7 +108,7 @@ impl<R: Read> Body<R> {
             || leaves_of(length) > u64::from(u32::MAX)
             || (memory && !length.is_multiple_of(PAGE_BYTES))
         {
-            return Err(ManifestError::Length { length });
+            return Err(ManifestError::Length(length));
         }
         self.leaves = leaves_of(length);
         self.dense = !memory;

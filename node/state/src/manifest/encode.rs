@@ -4,7 +4,6 @@
 use super::{Header, LeafHash, ObjectId, PIECE_BYTES, piece_hash};
 use crate::Height;
 
-/// The tag and key of an object.
 pub(super) fn put_object_key(bytes: &mut Vec<u8>, object: &ObjectId) {
     match object {
         ObjectId::Records => bytes.push(1),
@@ -23,7 +22,6 @@ pub(super) fn put_object_key(bytes: &mut Vec<u8>, object: &ObjectId) {
     }
 }
 
-/// One row of a body.
 fn body_row(index: u32, hash: &LeafHash) -> [u8; 36] {
     let mut row = [0; 36];
     let (left, right) = row.split_at_mut(4);
@@ -61,9 +59,6 @@ impl Default for BodyEncoder {
 impl BodyEncoder {
     /// Begins an object of the given length in bytes; `leaves` rows have to follow. Objects come in
     /// the order of their ids.
-    ///
-    /// # Errors
-    /// Those of the sink.
     pub fn object<S: PieceSink>(
         &mut self,
         sink: &mut S,
@@ -79,9 +74,6 @@ impl BodyEncoder {
     }
 
     /// A leaf of the object, by rising index.
-    ///
-    /// # Errors
-    /// Those of the sink.
     pub fn leaf<S: PieceSink>(
         &mut self,
         sink: &mut S,
@@ -118,9 +110,6 @@ impl BodyEncoder {
     }
 
     /// The header of the whole.
-    ///
-    /// # Errors
-    /// Those of the sink.
     pub fn finish<S: PieceSink>(
         mut self,
         sink: &mut S,

@@ -18,22 +18,14 @@ const _: () = assert!(LEAF_BYTES == 64 * PAGE);
 
 /// Why bytes are not a valid leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the texts say what they are")]
 pub enum LeafError {
-    /// Fewer bytes than the word.
     #[error("a leaf of {0} bytes has no page mask")]
     CutOff(usize),
-    /// The pages are not as many as the word says.
     #[error("a leaf of {found} bytes should have {expected}, as its page mask says")]
-    Length {
-        /// Bytes that there are.
-        found: usize,
-        /// Bytes that the mask stands for.
-        expected: usize,
-    },
-    /// No page, or one that is zero.
+    Length { found: usize, expected: usize },
     #[error("a leaf names a page that is zero, or none")]
     Zero,
-    /// A page beyond the end of the memory.
     #[error("a leaf names a page beyond the end of its memory")]
     PastEnd,
 }

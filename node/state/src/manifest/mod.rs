@@ -44,13 +44,6 @@
 //! The encoding is part of the agreement of a subnet: any change to it, to the leaves or to the
 //! records changes roots, and needs another [`VERSION`].
 //!
-//! # When there is one
-//!
-//! [`ManifestClock`] is part of the replicated state and decides, from counters that are equal on
-//! every node, after which heights a manifest is made and at which height its root enters the
-//! certified tree. Other actions of a node (a checkpoint at shutdown, or because its disk is short)
-//! do not affect it.
-//!
 //! This module must not know where bytes are kept, nor which peers request them.
 
 mod clock;
@@ -208,14 +201,14 @@ impl Header {
         };
         let [version, numbers @ ..] = fixed;
         if *version != VERSION {
-            return Err(ManifestError::Version { found: *version });
+            return Err(ManifestError::Version(*version));
         }
         let number =
             |at: usize| numbers[at..].first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
         let (height, body_bytes) = (Height(number(0)), number(8));
         let count = body_bytes.div_ceil(PIECE_BYTES as u64);
         if count > PIECES_MAX {
-            return Err(ManifestError::TooLong { body_bytes });
+            return Err(ManifestError::TooLong(body_bytes));
         }
         let (pieces, rest) = hashes.as_chunks::<32>();
         if pieces.len() as u64 != count || !rest.is_empty() {

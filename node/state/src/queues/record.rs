@@ -54,9 +54,6 @@ impl WaitingMessage<'_> {
     }
 
     /// Its record.
-    ///
-    /// # Errors
-    /// When it cannot be encoded.
     pub fn encode(&self, number: u64) -> Result<Vec<u8>, NotEncoded> {
         let (what, payload) = (format_args!("message {number}"), self.payload);
         match self.kind {
@@ -75,26 +72,20 @@ impl WaitingMessage<'_> {
 
 /// Why queues cannot be put together from their records.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the texts say what they are")]
 pub enum MessageError {
-    /// The bytes are not those of a message.
     #[error("the record of message {0} cannot be decoded: {1}")]
     Undecodable(u64, String),
-    /// The message of another queue.
     #[error("the record of message {0} holds the message of another queue")]
     Foreign(u64),
-    /// A payload that does not fit the message, or one that is not where it should be.
     #[error("the record of message {0} has a wrong location of its payload")]
     Payload(u64),
-    /// The canister does not wait for a record of this number.
     #[error("no canister has message {0}")]
     Unknown(u64),
-    /// Not all records came.
     #[error("the record of message {0} is missing")]
     Missing(u64),
-    /// A number that the subnet has not given to a message yet.
     #[error("message {0} has a number that is yet to be given")]
     NotGiven(u64),
-    /// Senders and turns do not match.
     #[error("the turns of senders do not fit the requests that wait")]
     Turns,
 }
@@ -225,7 +216,6 @@ fn apart<T: for<'a> Deserialize<'a> + Carrier>(
 #[derive(Deserialize)]
 struct Entry<T>(u64, Option<T>);
 
-/// Writes a queue entry by entry.
 struct Entries<'a, T>(&'a NumberedMap<Waiting<T>>);
 
 impl<T: Serialize> Serialize for Entries<'_, T> {

@@ -107,7 +107,7 @@ fn classes_and_senders_are_served_in_turn() {
     }
     assert_eq!(order, [20, 0, 21, 10, 1]);
     assert!(queues.is_empty());
-    assert_eq!(queues.guaranteed_bytes(), 0);
+    assert_eq!(queues.guaranteed_bytes, 0);
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn expired_requests_leave_and_take_their_bytes_along() {
     queues.push_request(2, request(2, 2, Some(Time(5))));
     queues.push_request(3, request(3, 3, None));
     assert_eq!(queues.remove_expired_requests(Time(6)).len(), 2);
-    assert_eq!(queues.best_effort_bytes(), request(1, 1, None).accounted_bytes());
+    assert_eq!(queues.best_effort_bytes, request(1, 1, None).accounted_bytes());
     assert_eq!(queues.len(), 2);
     queues.check(&canister(0), 4);
     assert!(
@@ -138,9 +138,9 @@ fn large_messages_and_what_a_record_has_no_room_for_are_apart() {
     queues.push_response(2, response(2, 9_000));
     queues.push_ingress(3, ingress(3, 5, 20_000));
     assert_eq!(queues.apart().map(|gone| gone.0).collect::<Vec<_>>(), [3, 2, 0]);
-    assert_eq!(queues.loose_bytes(), 20_001 + 9_000 + (1 << 20) + 1);
+    assert_eq!(queues.loose_bytes, 20_001 + 9_000 + (1 << 20) + 1);
     store(&mut queues);
-    assert_eq!((queues.loose_bytes(), queues.payloads().count()), (0, 3));
+    assert_eq!((queues.loose_bytes, queues.payloads().count()), (0, 3));
     for number in 4..1_000 {
         queues.push_request(number, request(1, number, None));
     }

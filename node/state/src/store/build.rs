@@ -5,16 +5,15 @@
 
 use std::path::Path;
 
-use disk::{Disk, RealDisk};
+use disk::Disk;
 use pages::{MemoryId, MemoryIndex};
 use redb::{Database, WriteTransaction};
 
 use super::{
-    CANISTERS, FORMAT, Failure, HEADER_KEY, HEADS, HISTORY, Header, MEMORIES, MESSAGES, NUMBERS,
-    StoreError,
+    FORMAT, Failure, HEADER_KEY, HEADS, Header, MEMORIES, NUMBERS, StoreError,
     backend::Backend,
-    encode, guard,
-    leaves::{self, BLOB_LEAVES, BODY, LEAVES, ManifestWriter, STARTS},
+    create_tables, encode, guard,
+    leaves::{self, LEAVES, ManifestWriter},
     parts::{self, Tally},
     rows::{Row, RowAt, RowKind},
 };
@@ -39,13 +38,7 @@ pub struct StoreBuilder {
 
 impl StoreBuilder {
     /// Begins a new store in `dir`, in place of whatever store is there. Caches at most
-    /// `cache_bytes`.
-    pub fn create(dir: &Path, cache_bytes: u64) -> Result<Self, StoreError> {
-        Self::create_on(&RealDisk, dir, cache_bytes)
-    }
-
-    /// The same on another disk. Nothing keeps a second process out: the builder must hold a lock
-    /// of its own.
+    /// `cache_bytes`. Nothing keeps a second process out: the builder must hold a lock of its own.
     pub fn create_on(disk: &dyn Disk, dir: &Path, cache_bytes: u64) -> Result<Self, StoreError> {
         let path = dir.join(super::FILE_NAME);
         let database = guard(&path, || {
@@ -60,13 +53,7 @@ impl StoreBuilder {
             builder.set_cache_size(cache_bytes);
             let database = builder.create_with_backend(Backend::open(disk, &path)?)?;
             let transaction = database.begin_write()?;
-            for table in [HEADS, CANISTERS, MESSAGES, HISTORY, MEMORIES] {
-                transaction.open_table(table)?;
-            }
-            transaction.open_table(LEAVES)?;
-            transaction.open_table(BLOB_LEAVES)?;
-            transaction.open_table(BODY)?;
-            transaction.open_table(STARTS)?;
+            create_tables(&transaction)?;
             transaction.commit()?;
             Ok(database)
         })?;
@@ -191,11 +178,5 @@ impl StoreBuilder {
             transaction.open_table(NUMBERS)?.insert("format", u64::from(FORMAT))?;
             Ok(())
         })
-    }
-}
-
-impl std::fmt::Debug for StoreBuilder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "StoreBuilder({})", self.path.display())
     }
 }

@@ -17,7 +17,8 @@ use pages::MemoryId;
 use redb::{TableDefinition, WriteTransaction};
 
 use super::{
-    Failure, HEADS, LoadedCheckpoint, MANIFEST_KEY, StateStore, StoreError, StoreResult, guard,
+    Failure, HEADS, LoadedCheckpoint, MANIFEST_KEY, StateStore, StoreError, StoreResult, encode,
+    guard,
     parts::{self, Records, Tally},
     rows::RowAt,
 };
@@ -69,7 +70,6 @@ pub(super) fn mark_written(
     Ok(())
 }
 
-/// Forgets the leaves of a memory that is gone.
 pub(super) fn forget(transaction: &WriteTransaction, id: MemoryId) -> Result<(), Failure> {
     transaction.open_table(LEAVES)?.retain_in((id.0, 0)..=(id.0, u32::MAX), |_, _| false)?;
     Ok(())
@@ -158,7 +158,7 @@ impl<'t> ManifestWriter<'t> {
         Ok(Self {
             body: transaction.open_table(BODY)?,
             starts: transaction.open_table(STARTS)?,
-            blobs: transaction.open_table(super::leaves::BLOB_LEAVES)?,
+            blobs: transaction.open_table(BLOB_LEAVES)?,
             failure: None,
         })
     }
@@ -183,8 +183,7 @@ impl<'t> ManifestWriter<'t> {
     /// Where a leaf of the records begins.
     pub fn start(&mut self, leaf: u32, at: &RowAt) -> Result<(), WriteFailed> {
         self.run(|writer| {
-            let bytes =
-                postcard::to_stdvec(at).map_err(|error| Failure::Corrupt(error.to_string()))?;
+            let bytes = encode(at)?;
             writer.starts.insert(leaf, bytes.as_slice())?;
             Ok(())
         })
@@ -220,12 +219,6 @@ impl PieceSink for ManifestWriter<'_> {
             }
             Ok(())
         })
-    }
-}
-
-impl std::fmt::Debug for ManifestWriter<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "ManifestWriter(failed: {})", self.failure.is_some())
     }
 }
 

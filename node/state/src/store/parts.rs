@@ -13,16 +13,14 @@ use serde::{Deserialize, Serialize};
 
 use super::Failure;
 
-/// The key of one part.
 pub(super) type Key = (&'static [u8], u32);
 
-/// A table of records.
 pub(super) type Table = TableDefinition<'static, Key, &'static [u8]>;
 
 /// Totals of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tally {
-    parts: u64,
+    pub(super) parts: u64,
     /// Of the parts' checksums.
     sum: u64,
 }
@@ -31,11 +29,6 @@ impl Tally {
     fn add(&mut self, part: &[u8]) {
         self.parts = self.parts.wrapping_add(1);
         self.sum = self.sum.wrapping_add(stored_checksum(part));
-    }
-
-    /// Parts of records.
-    pub(super) fn parts(&self) -> u64 {
-        self.parts
     }
 
     fn subtract(&mut self, part: &[u8]) {
@@ -96,7 +89,6 @@ pub(super) fn put(
     Ok(())
 }
 
-/// Writes one part.
 pub(super) fn put_part(
     table: &mut redb::Table<'_, Key, &'static [u8]>,
     tally: &mut Tally,

@@ -97,72 +97,59 @@ impl LoadedCheckpoint {
     /// The rows from a place on, or all. Each is verified as it is read, and held alone.
     pub fn rows(&self, from: Option<&RowAt>) -> impl Iterator<Item = StoreResult<Row>> + '_ {
         let first = from.map_or(RowKind::Metadata, |at| at.kind);
-        let start = from.map(|at| (at.key.clone(), at.number));
+        let mut start = from.map(|at| (at.key.clone(), at.number));
         let mut kinds = RowKind::ALL.into_iter().filter(move |kind| *kind >= first);
-        let mut start = start;
         let mut current: Option<(RowKind, redb::Range<'static, parts::Key, &'static [u8]>)> = None;
         let mut failed = false;
         std::iter::from_fn(move || {
-            while !failed {
-                if current.is_none() {
-                    let kind = kinds.next()?;
-                    let opened = guard(&self.path, || {
-                        let table = self.transaction.open_table(kind.table())?;
-                        let (key, number) = start.take().unwrap_or_default();
-                        Ok(match kind {
-                            RowKind::Metadata => {
-                                table.range((METADATA_KEY, number)..=(METADATA_KEY, u32::MAX))?
-                            }
-                            _ => table.range((key.as_slice(), number)..)?,
-                        })
-                    });
-                    match opened {
-                        Ok(range) => current = Some((kind, range)),
-                        Err(error) => {
-                            failed = true;
-                            return Some(Err(error));
-                        }
-                    }
-                }
-                let (kind, range) = current.as_mut()?;
-                let kind = *kind;
-                let row = guard(&self.path, || {
-                    let Some(entry) = range.next() else { return Ok(None) };
-                    let (key, value) = entry?;
-                    let ((key, number), value) = (key.value(), value.value());
-                    let (last, content) = parts::open_part(key, number, value)?;
-                    Ok(Some(Row {
-                        kind,
-                        key: key.to_vec(),
-                        number,
-                        last,
-                        content: content.to_vec(),
-                    }))
-                });
-                match row {
-                    Ok(Some(row)) => return Some(Ok(row)),
-                    Ok(None) => current = None,
-                    Err(error) => {
-                        failed = true;
-                        return Some(Err(error));
-                    }
-                }
+            if failed {
+                return None;
             }
-            None
+            let mut next_row = || -> StoreResult<Option<Row>> {
+                loop {
+                    if current.is_none() {
+                        let Some(kind) = kinds.next() else { return Ok(None) };
+                        let range = guard(&self.path, || {
+                            let table = self.transaction.open_table(kind.table())?;
+                            let (key, number) = start.take().unwrap_or_default();
+                            Ok(match kind {
+                                RowKind::Metadata => table
+                                    .range((METADATA_KEY, number)..=(METADATA_KEY, u32::MAX))?,
+                                _ => table.range((key.as_slice(), number)..)?,
+                            })
+                        })?;
+                        current = Some((kind, range));
+                    }
+                    let Some((kind, range)) = &mut current else { return Ok(None) };
+                    let row = guard(&self.path, || {
+                        let Some(entry) = range.next() else { return Ok(None) };
+                        let (key, value) = entry?;
+                        let ((key, number), value) = (key.value(), value.value());
+                        let (last, content) = parts::open_part(key, number, value)?;
+                        let (key, content) = (key.to_vec(), content.to_vec());
+                        Ok(Some(Row { kind: *kind, key, number, last, content }))
+                    })?;
+                    if row.is_some() {
+                        return Ok(row);
+                    }
+                    current = None;
+                }
+            };
+            let row = next_row();
+            failed = row.is_err();
+            row.transpose()
         })
     }
 }
 
 /// Why a stream is not one.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the texts say what they are")]
 pub enum RowError {
-    /// It ends within a row or a record.
     #[error("the stream of records is cut off")]
     CutOff,
-    /// A number that cannot be.
     #[error("the stream of records has an impossible row: {0}")]
     Row(&'static str),
-    /// The stream could not be read.
     #[error("the stream of records cannot be read: {0}")]
     Io(#[from] std::io::Error),
 }
@@ -291,9 +278,6 @@ impl LoadedCheckpoint {
 impl RowStream<'_> {
     /// Replaces `leaf` by up to `bytes` bytes of the stream and returns where they begin; `None`,
     /// and nothing, at the end.
-    ///
-    /// # Errors
-    /// When a row cannot be read.
     pub fn leaf(&mut self, leaf: &mut Vec<u8>, bytes: usize) -> Result<Option<RowAt>, StoreError> {
         leaf.clear();
         let mut start = None;
@@ -316,11 +300,5 @@ impl RowStream<'_> {
         }
         debug_assert!(leaf.len() <= bytes, "a leaf of {} bytes, the most is {bytes}", leaf.len());
         Ok(start)
-    }
-}
-
-impl std::fmt::Debug for RowStream<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "RowStream({:?})", self.at)
     }
 }

@@ -414,7 +414,7 @@ fn the_stream_of_records_can_be_taken_up_at_any_leaf_and_laid_down_elsewhere() {
         );
         assert_eq!(&leaf, expected);
     }
-    let mut builder = StoreBuilder::create(dirs[1].path(), CACHE).unwrap();
+    let mut builder = StoreBuilder::create_on(&RealDisk, dirs[1].path(), CACHE).unwrap();
     let mut rows = RowReader::new(stream.as_slice(), stream.len() as u64);
     let mut again = vec![];
     while let Some(row) = rows.next_row().unwrap() {
@@ -471,7 +471,7 @@ fn a_builder_that_was_not_finished_left_no_store() {
     let dir = tempfile::tempdir().unwrap();
     let row =
         Row { kind: RowKind::Canister, key: vec![1], number: 0, last: true, content: vec![1; 100] };
-    let mut builder = StoreBuilder::create(dir.path(), CACHE).unwrap();
+    let mut builder = StoreBuilder::create_on(&RealDisk, dir.path(), CACHE).unwrap();
     for number in 0..70_000u32 {
         builder.row(&Row { key: number.to_be_bytes().to_vec(), ..row.clone() }).unwrap();
     }
@@ -479,7 +479,7 @@ fn a_builder_that_was_not_finished_left_no_store() {
     let store = StateStore::open(dir.path(), CACHE).unwrap();
     assert!(matches!(store.load(), Err(StoreError::Corrupt { .. })));
     drop(store);
-    StoreBuilder::create(dir.path(), CACHE).unwrap();
+    StoreBuilder::create_on(&RealDisk, dir.path(), CACHE).unwrap();
     let store = StateStore::open(dir.path(), CACHE).unwrap();
     assert!(store.load().unwrap().is_none());
 }

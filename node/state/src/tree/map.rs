@@ -29,11 +29,13 @@ pub struct MerkleMap<V: LabeledValue> {
     len: usize,
 }
 
+#[derive(Clone)]
 enum Link<V: LabeledValue> {
     Leaf(V),
     Fork(Arc<Fork<V>>),
 }
 
+#[derive(Clone)]
 struct Fork<V: LabeledValue> {
     children: [Link<V>; 2],
     /// Hashes of the children, where `known`.
@@ -42,27 +44,6 @@ struct Fork<V: LabeledValue> {
     /// The first bit in which the labels below differ: 0 on the left, 1 on the right.
     bit: u16,
     known: [bool; 2],
-}
-
-impl<V: LabeledValue> Clone for Link<V> {
-    fn clone(&self) -> Self {
-        match self {
-            Link::Leaf(value) => Link::Leaf(value.clone()),
-            Link::Fork(fork) => Link::Fork(fork.clone()),
-        }
-    }
-}
-
-impl<V: LabeledValue> Clone for Fork<V> {
-    fn clone(&self) -> Self {
-        Fork {
-            children: self.children.clone(),
-            digests: self.digests,
-            summary: self.summary,
-            bit: self.bit,
-            known: self.known,
-        }
-    }
 }
 
 impl<V: LabeledValue> Default for MerkleMap<V> {
@@ -464,7 +445,7 @@ impl<V: LabeledValue> Trie for MerkleMap<V> {
         // Labels to show, each with what to show below it; `None` for a label that only proves its
         // neighbour absent.
         let mut shown: BTreeMap<&[u8], Option<&Selection<'_>>> = BTreeMap::new();
-        if selection.is_whole() {
+        if selection.whole {
             shown.extend(self.iter().map(|value| (value.label(), Some(&everything))));
         } else {
             for (label, below) in selection.labels() {

@@ -17,7 +17,7 @@ const PATH_LABELS_MAX: usize = 8;
 #[derive(Debug, Default)]
 pub struct Selection<'p> {
     /// A path ends here: everything below is shown.
-    whole: bool,
+    pub(super) whole: bool,
     below: BTreeMap<&'p [u8], Selection<'p>>,
 }
 
@@ -36,14 +36,8 @@ impl<'p> Selection<'p> {
         at.whole = true;
     }
 
-    /// Asks for everything.
     pub(super) fn everything() -> Self {
         Selection { whole: true, below: BTreeMap::new() }
-    }
-
-    /// Whether the whole tree is selected.
-    pub(super) fn is_whole(&self) -> bool {
-        self.whole
     }
 
     /// The labels asked for at this level, in order, with what is asked for below each.
@@ -65,7 +59,6 @@ pub fn witness<'a>(tree: Subtree<'a>, selection: &Selection<'_>) -> Witness<'a> 
     }
 }
 
-/// A child on its way into a witness.
 struct Child<'a> {
     label: Cow<'a, [u8]>,
     part: ChildWitness<'a>,
@@ -88,7 +81,7 @@ fn node<'a>(children: Vec<(Cow<'a, [u8]>, Subtree<'a>)>, selection: &Selection<'
     // `None`: hidden. `Some(None)`: the label is shown, as a neighbour of one that does not exist.
     let mut shown: Vec<Option<Option<&Selection<'_>>>> = vec![None; children.len()];
     let everything = Selection::everything();
-    if selection.is_whole() {
+    if selection.whole {
         shown.fill(Some(Some(&everything)));
     } else {
         for (label, below) in selection.labels() {

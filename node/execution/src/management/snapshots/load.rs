@@ -9,7 +9,7 @@ use std::io;
 use ic_management_canister_types as ic;
 use sandbox::{StoredModule, module::HEAD_BYTES};
 use state::{
-    CanisterId, CanisterSnapshot, CanisterState, Change, ChangeDetails, ExecutionState, Global,
+    CanisterId, CanisterSnapshot, CanisterState, ChangeDetails, ExecutionState, Global,
     InstalledModule, LowMemoryHook, Memory, ModuleGlobal, ModuleHash, ModuleInfo, Reject,
     SnapshotMemory, SnapshotModule, SnapshotSource, StateArc, SubnetCall, WASM_PAGE_BYTES,
     parse_snapshot_id,
@@ -21,7 +21,7 @@ use super::{SNAPSHOT_INSTRUCTIONS, pay};
 use crate::config::FatalError;
 use crate::core::Core;
 use crate::machine::is_memory_low;
-use crate::reject;
+use crate::reject::{self, refused};
 
 impl Dispatcher<'_> {
     pub(in super::super) fn load_canister_snapshot(&mut self, call: &SubnetCall) -> MethodResult {
@@ -79,9 +79,10 @@ impl Dispatcher<'_> {
         let snapshot = owner.snapshots.get(number).ok_or_else(not_found)?;
         let caller = call.origin.caller();
         if !owner.is_controller(&caller) {
-            return Err(reject::rejected_message(format!(
+            return refused!(
+                rejected_message,
                 "The snapshot is of canister {owner_id}, which {caller} does not control."
-            )));
+            );
         }
         Ok((owner_id, snapshot.clone()))
     }
@@ -169,18 +170,15 @@ impl Dispatcher<'_> {
         }
         next.version += 1;
         next.installed_at = Some(self.round.time);
-        next.history.push(Change {
-            time: self.round.time,
-            version: next.version,
-            origin: Self::change_origin(call, argument.sender_canister_version),
-            details: ChangeDetails::LoadSnapshot {
-                from: (owner != next.id).then_some(owner),
-                snapshot_id: argument.snapshot_id.clone(),
-                canister_version: snapshot.canister_version,
-                taken_at: snapshot.taken_at,
-                source: snapshot.source,
-            },
-        });
+        let details = ChangeDetails::LoadSnapshot {
+            from: (owner != next.id).then_some(owner),
+            snapshot_id: argument.snapshot_id.clone(),
+            canister_version: snapshot.canister_version,
+            taken_at: snapshot.taken_at,
+            source: snapshot.source,
+        };
+        let by = (call, argument.sender_canister_version);
+        Self::add_change(&mut next, self.round.time, by, details);
         let gone: Vec<_> = memories(before).collect();
         self.core.sandbox.forget(&gone);
         gone.iter().for_each(|memory| self.core.pages.remove(*memory));
@@ -218,12 +216,13 @@ fn loaded(
 fn mutable_globals(of_module: &[ModuleGlobal], values: &[Global]) -> Result<Vec<Global>, Reject> {
     let fits = |(global, value): (&ModuleGlobal, &Global)| global.initial.is_like(value);
     if of_module.len() != values.len() || !of_module.iter().zip(values).all(fits) {
-        return Err(reject::invalid_payload(format!(
+        return refused!(
+            invalid_payload,
             "The snapshot has {} globals and its module {} that are exported or mutable: number \
              and types must be the same.",
             values.len(),
             of_module.len()
-        )));
+        );
     }
     let kept = of_module.iter().zip(values).filter(|(global, _)| global.mutable);
     Ok(kept.map(|(_, value)| *value).collect())
@@ -238,9 +237,10 @@ fn check_sizes(core: &Core, snapshot: &CanisterSnapshot) -> Result<(), Reject> {
         ("stable memory", stable, sizes.stable_bytes, "module.stable_bytes"),
     ] {
         if found > most {
-            return Err(reject::invalid_payload(format!(
+            return refused!(
+                invalid_payload,
                 "The snapshot's {what} has {found} bytes, the most is {most} ({limit})."
-            )));
+            );
         }
     }
     Ok(())
@@ -263,10 +263,11 @@ fn check_heap(core: &Core, info: &ModuleInfo, snapshot: &CanisterSnapshot) -> Re
     if (least..=most).contains(&bytes) {
         return Ok(());
     }
-    Err(reject::invalid_payload(format!(
+    refused!(
+        invalid_payload,
         "The snapshot's Wasm memory has {bytes} bytes; that of its module begins with {least} and \
          has at most {most} ({name})."
-    )))
+    )
 }
 
 /// The hook's status in an upload must agree with the canister's settings and the heap.
@@ -282,14 +283,15 @@ fn check_hook(
     if is_low == (told != LowMemoryHook::Idle) {
         return Ok(());
     }
-    Err(reject::invalid_payload(format!(
+    refused!(
+        invalid_payload,
         "The snapshot says of the hook on_low_wasm_memory that its condition is {}, but with a \
          Wasm memory of {} bytes and the settings of canister {} it is {}.",
         if is_low { "not satisfied" } else { "satisfied" },
         snapshot.heap.bytes(),
         canister.id,
-        if is_low { "satisfied" } else { "not satisfied" },
-    )))
+        if is_low { "satisfied" } else { "not satisfied" }
+    )
 }
 
 #[cfg(test)]

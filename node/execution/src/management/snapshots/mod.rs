@@ -23,24 +23,22 @@ use pages::MemoryId;
 use serde::Deserialize;
 use serde_bytes::ByteBuf;
 use state::{
-    CanisterId, CanisterSnapshot, CanisterState, Change, ChangeDetails, Cycles, ExecutionState,
-    Global, ModuleGlobal, Reject, SNAPSHOTS_MAX, SnapshotMemory, SnapshotModule, SnapshotSource,
-    SubnetCall, Time, WASM_PAGE_BYTES, parse_snapshot_id, snapshot_id,
+    CanisterId, CanisterSnapshot, CanisterState, Cycles, ExecutionState, Global, ModuleGlobal,
+    Reject, SNAPSHOTS_MAX, SnapshotMemory, SnapshotModule, SnapshotSource, SubnetCall, Time,
+    WASM_PAGE_BYTES, parse_snapshot_id, snapshot_id,
 };
 
-use super::lifecycle::uninstall;
 use super::settings::check_promises;
 use super::{Dispatcher, MethodOutcome, MethodResult, encode, no_value};
 use crate::config::FatalError;
 use crate::core::Core;
-use crate::reject;
+use crate::reject::{self, refused};
 
 /// Instructions that making or loading a snapshot costs in addition to its bytes.
 const SNAPSHOT_INSTRUCTIONS: u64 = 2_000_000_000;
 /// Instructions that reading or uploading a part of one costs in addition to its bytes.
 const PART_INSTRUCTIONS: u64 = 5_000_000;
 
-/// Candid arguments that name a snapshot.
 #[derive(candid::CandidType, Deserialize)]
 struct SnapshotArgument {
     canister_id: CanisterId,
@@ -57,10 +55,10 @@ impl Dispatcher<'_> {
         let replaced = self.replaced(&canister, argument.replace_snapshot.as_deref())?;
         let uninstalls = argument.uninstall_code.unwrap_or(false);
         let Some(execution) = &canister.execution else {
-            return Err(reject::rejected_message(format!(
+            return refused!(
+                rejected_message,
                 "Failed to create snapshot for empty canister {id}: it contains no Wasm module."
-            ))
-            .into());
+            );
         };
         let mut snapshot = taken(&canister, execution, self.round.time);
         let instructions = SNAPSHOT_INSTRUCTIONS.saturating_add(snapshot.bytes());
@@ -88,29 +86,11 @@ impl Dispatcher<'_> {
         self.count(instructions, 0);
         let number = self.add_snapshot(&id, cost, replaced, snapshot.clone())?;
         if uninstalls {
-            self.uninstall_taken(call, &id, argument.sender_canister_version)?;
+            // Its memories are the snapshot's now.
+            self.target_mut(&id)?.execution = None;
+            self.uninstall(call, &id, argument.sender_canister_version)?;
         }
         Ok(MethodOutcome::Reply(encode(&shown(&id, number, &snapshot))?))
-    }
-
-    /// Takes the code away from a canister whose memories are a snapshot's now.
-    fn uninstall_taken(
-        &mut self,
-        call: &SubnetCall,
-        id: &CanisterId,
-        told_version: Option<u64>,
-    ) -> Result<(), Reject> {
-        let (core, time) = (self.core, self.round.time);
-        let canister = self.state.get_mut(id).ok_or_else(|| reject::canister_not_found(id))?;
-        canister.execution = None;
-        uninstall(core, canister, &mut self.effects, &reject::uninstalled());
-        canister.history.push(Change {
-            time,
-            version: canister.version,
-            origin: Self::change_origin(call, told_version),
-            details: ChangeDetails::CodeUninstall,
-        });
-        Ok(())
     }
 
     pub(super) fn list_canister_snapshots(&mut self, call: &SubnetCall) -> MethodResult {
@@ -143,11 +123,12 @@ impl Dispatcher<'_> {
             return Ok((number, snapshot));
         }
         if self.state.get(&owner).is_some_and(|other| other.snapshots.get(number).is_some()) {
-            return Err(reject::rejected_message(format!(
+            return refused!(
+                rejected_message,
                 "The snapshot {} does not belong to canister {}.",
                 hex::encode(id),
                 canister.id
-            )));
+            );
         }
         Err(not_found())
     }
@@ -163,11 +144,12 @@ impl Dispatcher<'_> {
             return Ok(Some(self.snapshot_of(canister, named)?.0));
         }
         if canister.snapshots.len() >= SNAPSHOTS_MAX {
-            return Err(reject::rejected_message(format!(
+            return refused!(
+                rejected_message,
                 "Canister {} has reached the maximum number of snapshots allowed: {SNAPSHOTS_MAX}. \
                  Delete one, or name one to replace (replace_snapshot).",
                 canister.id
-            )));
+            );
         }
         Ok(None)
     }
@@ -179,12 +161,8 @@ impl Dispatcher<'_> {
         instructions: u64,
         what: &str,
     ) -> Result<Cycles, Reject> {
-        let costs = self.core.costs_of(&canister.id);
-        let cost = costs.execution(instructions);
-        let liquid = costs.liquid(canister);
-        if liquid < cost {
-            return Err(reject::out_of_cycles(&canister.id, liquid, cost, what));
-        }
+        let cost = self.core.costs_of(&canister.id).execution(instructions);
+        self.core.check_affordable(canister, cost, what)?;
         Ok(cost)
     }
 
@@ -230,13 +208,13 @@ impl Dispatcher<'_> {
         if taken.saturating_add(bytes) <= capacity {
             return Ok(());
         }
-        Err(reject::subnet_oversubscribed(format!(
-            "{bytes} bytes of memory cannot be copied: {taken} of the subnet's {capacity} bytes are \
-             taken (subnet.memory_capacity_bytes)."
-        )))
+        refused!(
+            subnet_oversubscribed,
+            "{bytes} bytes of memory cannot be copied: {taken} of the subnet's {capacity} bytes \
+             are taken (subnet.memory_capacity_bytes)."
+        )
     }
 
-    /// The number of a new memory.
     fn next_memory(&mut self) -> MemoryId {
         let id = MemoryId(self.state.subnet.next_memory);
         self.state.subnet.next_memory += 1;

@@ -18,16 +18,14 @@ use super::super::{Dispatcher, MethodOutcome, MethodResult, Refusal, encode, no_
 use super::{PART_INSTRUCTIONS, SNAPSHOT_INSTRUCTIONS, SnapshotArgument, base_bytes, pay};
 use crate::config::FatalError;
 use crate::core::Core;
-use crate::reject;
+use crate::reject::{self, refused};
 
 /// Bytes that one call may read: they must fit into a reply.
 const READ_BYTES_MAX: u64 = 2_000_000;
 /// Bytes of a reply in addition to those that were read.
 const REPLY_BESIDE_BYTES: u64 = 1024;
-/// Most bytes of certified data.
 const CERTIFIED_BYTES_MAX: usize = 32;
 
-/// Location of bytes of a snapshot.
 enum DataLocation {
     /// In a memory; with their number.
     Memory(MemoryId, u64),
@@ -58,11 +56,12 @@ impl DataLocation {
         if offset.checked_add(bytes).is_some_and(|end| end <= self.bytes()) {
             return Ok(());
         }
-        Err(reject::invalid_payload(format!(
+        refused!(
+            invalid_payload,
             "{bytes} bytes from offset {offset} on are not within the {} bytes that the snapshot's \
              metadata says.",
             self.bytes()
-        )))
+        )
     }
 }
 
@@ -104,10 +103,10 @@ impl Dispatcher<'_> {
         let payload_max = self.core.limits().subnet.message_payload_bytes;
         let most = READ_BYTES_MAX.min(payload_max.saturating_sub(REPLY_BESIDE_BYTES));
         if size > most {
-            return Err(reject::invalid_payload(format!(
+            return refused!(
+                invalid_payload,
                 "A size of {size} bytes, the most that one call reads is {most}."
-            ))
-            .into());
+            );
         }
         // All of a blob is verified, however little of it is read.
         let looked_at = match &place {
@@ -122,7 +121,6 @@ impl Dispatcher<'_> {
         Ok(MethodOutcome::Reply(encode(&ic::ReadCanisterSnapshotDataResult { chunk })?))
     }
 
-    /// Reads bytes that are there.
     fn read_from(
         &self,
         place: &DataLocation,
@@ -178,7 +176,6 @@ impl Dispatcher<'_> {
         Ok(MethodOutcome::Reply(encode(&ic::UploadCanisterSnapshotMetadataResult { snapshot_id })?))
     }
 
-    /// A new memory of zeros.
     fn zeros(&mut self, base_bytes: u64) -> Result<MemoryId, FatalError> {
         let id = self.next_memory();
         let pages = &self.core.pages;
@@ -195,15 +192,12 @@ impl Dispatcher<'_> {
         let canister = self.target(&argument.canister_id)?;
         let (number, snapshot) = self.snapshot_of(canister, &argument.snapshot_id)?;
         if snapshot.source != SnapshotSource::Uploaded {
-            return Err(reject::reject(
+            return refused!(
                 409,
-                format!(
-                    "The snapshot was taken from canister {}: only one whose metadata was \
-                     uploaded can be written to.",
-                    canister.id
-                ),
-            )
-            .into());
+                "The snapshot was taken from canister {}: only one whose metadata was uploaded can \
+                 be written to.",
+                canister.id
+            );
         }
         let (place, offset) = match argument.kind {
             ic::SnapshotDataOffset::WasmModule { offset } => {
@@ -249,22 +243,22 @@ impl Dispatcher<'_> {
         };
         let bytes = chunk.len() as u64;
         if bytes > limits.chunk_bytes {
-            return Err(reject::contract_violation(format!(
+            return refused!(
+                contract_violation,
                 "The chunk has {bytes} bytes, the most is {} (subnet.chunk_bytes).",
                 limits.chunk_bytes
-            ))
-            .into());
+            );
         }
         let hash = <[u8; 32]>::from(<sha2::Sha256 as sha2::Digest>::digest(chunk));
         snapshot.chunks.insert(hash, bytes);
         let used = snapshot.chunks.len() as u64 * CHUNK_ACCOUNTED_BYTES;
         if used > limits.chunk_store_bytes {
-            return Err(reject::contract_violation(format!(
+            return refused!(
+                contract_violation,
                 "The chunk store of the snapshot would count {used} bytes, the most is {} \
                  (subnet.chunk_store_bytes).",
                 limits.chunk_store_bytes
-            ))
-            .into());
+            );
         }
         let instructions = PART_INSTRUCTIONS.saturating_add(bytes);
         let cost = self.affordable(&canister, instructions, "uploading a part of a snapshot")?;
@@ -372,9 +366,10 @@ fn uploaded(
     within("stable_memory_size", stable, sizes.stable_bytes, "module.stable_bytes")?;
     let certified = argument.certified_data.len();
     if certified > CERTIFIED_BYTES_MAX {
-        return Err(reject::contract_violation(format!(
+        return refused!(
+            contract_violation,
             "certified_data has {certified} bytes, the most is {CERTIFIED_BYTES_MAX}."
-        )));
+        );
     }
     let memory = |what: &str, bytes: u64| {
         if !bytes.is_multiple_of(WASM_PAGE_BYTES) {

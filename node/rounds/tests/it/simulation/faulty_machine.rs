@@ -122,7 +122,7 @@ impl<R: AuditedReplica> Replica for FaultyReplica<R> {
         }
         match &self.files {
             Some(files) if !self.inner.is_hashing() => files.refused(|| self.inner.checkpoint()),
-            _ => Err(FatalError::Store(StoreError::DiskFull { path: "the store".into() })),
+            _ => Err(FatalError::Store(StoreError::DiskFull("the store".into()))),
         }
     }
 
