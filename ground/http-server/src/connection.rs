@@ -226,24 +226,16 @@ impl Activity {
     /// bytes.
     fn response(self: &Arc<Self>, bytes: Bytes, write_stall: Duration) -> Bytes {
         let time = write_stall + at_least_rate(bytes.len() as u64);
-        self.response_within(bytes, time)
+        with_reservation(bytes, self.await_peer(time))
     }
 
-    fn response_within(self: &Arc<Self>, bytes: Bytes, time: Duration) -> Bytes {
-        let number = self.piece(time);
-        Bytes::from_owner(Unwritten { bytes, number, activity: self.clone() })
-    }
-
-    /// Gives the peer so much time to want what comes next; it counts until [`Self::wanted`].
-    fn piece(&self, time: Duration) -> u64 {
+    /// Gives the peer this time to take what was made, or to want what comes next: it counts for as
+    /// long as the value lives.
+    fn await_peer(self: &Arc<Self>, time: Duration) -> Unwritten {
         let number = self.responses.fetch_add(1, Ordering::Relaxed);
         let deadline = Instant::now() + time;
         self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).insert(number, deadline);
-        number
-    }
-
-    fn wanted(&self, piece: u64) {
-        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).remove(&piece);
+        Unwritten { number, activity: self.clone() }
     }
 
     /// When the first of the responses must be written.
@@ -295,17 +287,10 @@ impl Progress for Activity {
     }
 }
 
-/// A response that hyper still holds.
+/// A response that hyper still holds, or a piece that it has yet to ask for.
 struct Unwritten {
-    bytes: Bytes,
     number: u64,
     activity: Arc<Activity>,
-}
-
-impl AsRef<[u8]> for Unwritten {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
 }
 
 impl Drop for Unwritten {
@@ -336,8 +321,8 @@ struct PieceStream {
     left: Option<u64>,
     /// The time that the peer has left of that for all pieces so far.
     patience: Duration,
-    /// The last piece that hyper took, in bytes, and when: the peer's time runs for it.
-    taken: Option<(u64, Instant)>,
+    /// Since when the next piece is awaited: the peer's time runs for it.
+    taken: Option<(Unwritten, Instant)>,
     active: Active,
 }
 
@@ -348,7 +333,7 @@ impl ResponseBody {
             Outgoing::Whole(body) => Self::Whole(body),
             Outgoing::Pieces(pieces, left) => {
                 let patience = write_stall;
-                let taken = Some((active.0.piece(patience), Instant::now()));
+                let taken = Some((active.0.await_peer(patience), Instant::now()));
                 Self::Pieces(PieceStream { pieces, left, patience, taken, active })
             }
             Outgoing::List(list) => Self::List { list, _active: active },
@@ -359,7 +344,7 @@ impl ResponseBody {
 impl PieceStream {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         if let Some((taken, since)) = self.taken.take() {
-            self.active.0.wanted(taken);
+            drop(taken);
             self.patience = self.patience.saturating_sub(since.elapsed());
         }
         if self.left == Some(0) {
@@ -379,17 +364,9 @@ impl PieceStream {
         };
         self.left = self.left.map(|left| left - piece.len() as u64);
         self.patience += at_least_rate(piece.len() as u64);
-        self.taken = Some((self.active.0.piece(self.patience), Instant::now()));
-        let piece = self.active.0.response_within(piece, self.patience);
+        self.taken = Some((self.active.0.await_peer(self.patience), Instant::now()));
+        let piece = with_reservation(piece, self.active.0.await_peer(self.patience));
         Poll::Ready(Some(Ok(Frame::data(piece))))
-    }
-}
-
-impl Drop for PieceStream {
-    fn drop(&mut self) {
-        if let Some((taken, _)) = self.taken.take() {
-            self.active.0.wanted(taken);
-        }
     }
 }
 

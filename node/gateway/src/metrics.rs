@@ -7,7 +7,10 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use accounting::Pool;
-use http_server::{connections::Connections, metrics::MetricsWriter};
+use http_server::{
+    connections::Connections,
+    metrics::{MetricsWriter, register},
+};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet},
@@ -72,35 +75,19 @@ impl Metrics {
     /// Registers everything under the prefix `gateway_`.
     pub(crate) fn new(registry: &mut Registry, pools: Pools) -> Self {
         let new_histogram: fn() -> Histogram = || Histogram::new(LATENCY_SECONDS);
-        let metrics = Self {
-            requests: Family::default(),
-            latency: Family::new_with_constructor(new_histogram),
-            refusals: Family::default(),
-            connections_evicted: Counter::default(),
-        };
         let registry = registry.sub_registry_with_prefix("gateway");
-        registry.register(
-            "requests",
-            "Requests answered, by route and status",
-            metrics.requests.clone(),
-        );
-        registry.register(
-            "request_seconds",
-            "Time from a request's headers to its answer, by route",
-            metrics.latency.clone(),
-        );
-        registry.register(
-            "refusals",
-            "Requests and connections refused, by reason",
-            metrics.refusals.clone(),
-        );
-        registry.register(
-            "connections_evicted",
-            "Idle connections closed for new ones at the limit",
-            metrics.connections_evicted.clone(),
-        );
+        let help = "Requests answered, by route and status";
+        let requests = register(registry, "requests", help, Family::default());
+        let help = "Time from a request's headers to its answer, by route";
+        let latency = Family::new_with_constructor(new_histogram);
+        let latency = register(registry, "request_seconds", help, latency);
+        let help = "Requests and connections refused, by reason";
+        let refusals = register(registry, "refusals", help, Family::default());
+        let help = "Idle connections closed for new ones at the limit";
+        let connections_evicted =
+            register(registry, "connections_evicted", help, Counter::default());
         registry.register_collector(Box::new(pools));
-        metrics
+        Self { requests, latency, refusals, connections_evicted }
     }
 
     /// Counts an answered request.

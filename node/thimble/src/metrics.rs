@@ -16,7 +16,7 @@ use std::{
 use consensus::IngressPool;
 use execution::{QueryService, RoundResult};
 use gateway::report::{LONG_STALL_MILLIS, Stall};
-use http_server::metrics::MetricsWriter;
+use http_server::metrics::{MetricsWriter, register};
 use prometheus_client::{
     collector::Collector,
     encoding::DescriptorEncoder,
@@ -48,58 +48,31 @@ pub(crate) struct RoundMetrics {
 
 impl RoundMetrics {
     pub(crate) fn new(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            rounds: Counter::default(),
-            messages: Counter::default(),
-            instructions: Counter::default(),
-            ingress: Counter::default(),
-            verdicts: Counter::default(),
-            checkpoints: Counter::default(),
-            round_seconds: Histogram::new(ROUND_SECONDS),
-            checkpoint_seconds: Histogram::new(ROUND_SECONDS),
-            skipped: Counter::default(),
+        let mut counter = |name, help| register(registry, name, help, Counter::default());
+        let rounds = counter("rounds", "Batches executed");
+        let messages = counter("messages_executed", "Canister messages executed");
+        let instructions = counter("instructions_executed", "Instructions of replicated execution");
+        let ingress = counter("ingress_in_blocks", "Ingress messages in blocks");
+        let verdicts = counter("verdicts", "Messages rejected by verdicts of operators");
+        let help = "Times execution waited for memory or for the delta log";
+        let skipped = counter("rounds_skipped", help);
+        let checkpoints = counter("checkpoints", "Checkpoints made");
+        let mut seconds =
+            |name, help| register(registry, name, help, Histogram::new(ROUND_SECONDS));
+        Self {
+            rounds,
+            messages,
+            instructions,
+            ingress,
+            verdicts,
+            checkpoints,
+            round_seconds: seconds("round_seconds", "Time to execute a batch"),
+            checkpoint_seconds: seconds("checkpoint_seconds", "Time to make a checkpoint"),
+            skipped,
             height: Arc::default(),
             longest_stall_micros: Arc::default(),
             long_stall: Arc::default(),
-        };
-        registry.register("rounds", "Batches executed", metrics.rounds.clone());
-        registry.register(
-            "messages_executed",
-            "Canister messages executed",
-            metrics.messages.clone(),
-        );
-        registry.register(
-            "instructions_executed",
-            "Instructions of replicated execution",
-            metrics.instructions.clone(),
-        );
-        registry.register(
-            "ingress_in_blocks",
-            "Ingress messages in blocks",
-            metrics.ingress.clone(),
-        );
-        registry.register(
-            "verdicts",
-            "Messages rejected by verdicts of operators",
-            metrics.verdicts.clone(),
-        );
-        registry.register(
-            "rounds_skipped",
-            "Times execution waited for memory or for the delta log",
-            metrics.skipped.clone(),
-        );
-        registry.register("checkpoints", "Checkpoints made", metrics.checkpoints.clone());
-        registry.register(
-            "round_seconds",
-            "Time to execute a batch",
-            metrics.round_seconds.clone(),
-        );
-        registry.register(
-            "checkpoint_seconds",
-            "Time to make a checkpoint",
-            metrics.checkpoint_seconds.clone(),
-        );
-        metrics
+        }
     }
 
     pub(crate) fn round(&self, batch: &Batch, result: &RoundResult, took: Duration) {
