@@ -31,12 +31,6 @@ use support::{SubnetKey, call, canister, ed25519, gateway_limits, now, query, re
 struct AtOnce;
 
 impl CertifiedView for AtOnce {
-    fn height(&self) -> Height {
-        Height(1)
-    }
-    fn time(&self) -> Time {
-        now()
-    }
     fn certificate(&self, _: &[Vec<Vec<u8>>]) -> Vec<u8> {
         Vec::new()
     }

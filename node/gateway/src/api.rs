@@ -108,10 +108,6 @@ pub enum PublicMetadata {
 
 /// The newest certified state.
 pub trait CertifiedView: Send + Sync {
-    /// Height of the state.
-    fn height(&self) -> Height;
-    /// Its time, as at `/time`.
-    fn time(&self) -> Time;
     /// A CBOR certificate that reveals everything below the paths, or proves absence; `/time`
     /// always.
     fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8>;
@@ -127,14 +123,6 @@ pub trait CertifiedView: Send + Sync {
 }
 
 impl<C: CanisterFacts + Send + Sync> CertifiedView for CertifiedStateOf<C> {
-    fn height(&self) -> Height {
-        CertifiedStateOf::height(self)
-    }
-
-    fn time(&self) -> Time {
-        CertifiedStateOf::time(self)
-    }
-
     fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8> {
         CertifiedStateOf::certificate(self, paths)
     }

@@ -136,7 +136,7 @@ impl Service {
             decoded = Some(envelope);
         }
         let service = self.clone();
-        self.on_thread(JobKind::Verify, move || {
+        self.on_places(&self.permits.verify_threads, move || {
             let envelope = match decoded {
                 Some(envelope) => envelope,
                 None => Envelope::decode(&body, &service.bounds).map_err(envelope_error)?,
@@ -163,10 +163,12 @@ impl Service {
         let fits = match (request, effective) {
             (Request::Call(call) | Request::Query(call), _) => {
                 let query = kind == Kind::Query;
-                effective::check(&effective, call, query, &self.subnet_id, |id| self.node.hosts(id))
+                effective::check(&effective, call, query, &self.config.subnet_id, |id| {
+                    self.node.hosts(id)
+                })
             }
-            (Request::ReadState(_), Effective::Subnet(url)) if url != self.subnet_id => {
-                Err(EffectiveError::OtherSubnet { url, own: self.subnet_id })
+            (Request::ReadState(_), Effective::Subnet(url)) if url != self.config.subnet_id => {
+                Err(EffectiveError::OtherSubnet { url, own: self.config.subnet_id })
             }
             (Request::ReadState(_), _) => Ok(()),
         };
@@ -193,7 +195,7 @@ impl Service {
     /// Whether the call fits a message.
     fn check_size(&self, call: &MethodCall) -> Result<(), ErrorResponse> {
         let bytes = (call.arg.len() + call.method_name.len()) as u64;
-        if bytes <= self.call_bytes {
+        if bytes <= self.config.call_bytes {
             return Ok(());
         }
         Err(ErrorResponse::new(
@@ -202,7 +204,7 @@ impl Service {
             format!(
                 "the call has {bytes} bytes of method name and argument, over the limit \
                  message_payload_bytes = {}",
-                self.call_bytes
+                self.config.call_bytes
             ),
         ))
     }
@@ -246,7 +248,10 @@ impl Service {
             .await?;
         if let Err(reject) = inspected {
             if reject.error_code == NO_QUERY_WORKER {
-                return Err(no_query_worker(self.query_wait, StatusCode::SERVICE_UNAVAILABLE));
+                return Err(no_query_worker(
+                    self.config.queries.wait,
+                    StatusCode::SERVICE_UNAVAILABLE,
+                ));
             }
             self.metrics.count_refusal("inspect");
             return self.reserve_cbor(answer::rejected_call(&reject, waits_since.is_some()));
@@ -259,14 +264,14 @@ impl Service {
         // waits.
         let envelope = canonical(&bytes, &self.bounds).map_err(envelope_error)?;
         let envelope = Bytes::from(envelope);
-        if envelope.len() as u64 > self.limits.body_bytes {
+        if envelope.len() as u64 > self.config.limits.body_bytes {
             return Err(ErrorResponse::bad_request(
                 "envelope",
                 format!(
                     "the envelope takes {} bytes in canonical form, over the limit \
                      gateway.body_bytes = {}",
                     envelope.len(),
-                    self.limits.body_bytes
+                    self.config.limits.body_bytes
                 ),
             ));
         }
@@ -282,7 +287,7 @@ impl Service {
         // A call that was known before is no measure: it is answered at once, or started earlier
         // than this.
         if answer.status() == StatusCode::OK {
-            self.latencies.record_update(since.elapsed());
+            self.config.latencies.record_update(since.elapsed());
         }
         Ok(answer)
     }
@@ -305,7 +310,7 @@ impl Service {
         if !self.is_finished(&id) {
             tokio::select! {
                 () = waiter.wait_certified() => {}
-                () = tokio::time::sleep(Duration::from_millis(self.limits.sync_call_wait_millis)) => {}
+                () = tokio::time::sleep(Duration::from_millis(self.config.limits.sync_call_wait_millis)) => {}
                 () = self.draining() => {}
             }
             if !self.is_finished(&id) {
@@ -359,7 +364,10 @@ impl Service {
             match (service.node.query(query), without_destination) {
                 (Err(reject), _) if reject.error_code == NO_QUERY_WORKER => {
                     let status = StatusCode::TOO_MANY_REQUESTS;
-                    QueryThreadOutcome::Answered(Err(no_query_worker(service.query_wait, status)))
+                    QueryThreadOutcome::Answered(Err(no_query_worker(
+                        service.config.queries.wait,
+                        status,
+                    )))
                 }
                 (Ok(_), Some(error)) => QueryThreadOutcome::Answered(Err(effective_error(error))),
                 // No long reply is held outside the pool of responses: the thread continues with
@@ -413,13 +421,16 @@ impl Service {
             let scope = Scope {
                 effective: &effective,
                 v2,
-                own_subnet: &service.subnet_id,
+                own_subnet: &service.config.subnet_id,
                 root_subnet: &service.root_subnet_id,
                 hosted,
             };
             let paths = paths::permitted(paths, &scope, &authenticated, view.as_ref())?;
             service.reserve_cbor(answer::certificate(&view.certificate(&paths)))
         };
-        if many { self.on_thread(JobKind::Verify, certify).await? } else { certify() }
+        match many {
+            true => self.on_places(&self.permits.verify_threads, certify).await?,
+            false => certify(),
+        }
     }
 }

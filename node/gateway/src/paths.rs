@@ -272,17 +272,10 @@ impl Scope<'_> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use state::{Height, Time};
 
     struct View(Option<RequestFacts>);
 
     impl CertifiedView for View {
-        fn height(&self) -> Height {
-            Height(1)
-        }
-        fn time(&self) -> Time {
-            Time(1)
-        }
         fn certificate(&self, _: &[Path]) -> Vec<u8> {
             Vec::new()
         }

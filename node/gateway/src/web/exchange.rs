@@ -217,7 +217,7 @@ impl Exchange {
         };
         let (node, share, started) = (service.node.clone(), share.clone(), Instant::now());
         let most = self.web.rooms.reply_bytes();
-        let wait = service.query_wait;
+        let wait = service.config.queries.wait;
         let asked = service.on_thread(JobKind::Query(canister), move || {
             let reply = node.query(query).map_err(|reject| not_executed(&reject, wait))?;
             guard_reply(reply, share, most)
@@ -229,7 +229,7 @@ impl Exchange {
             }
             refused
         })?;
-        service.latencies.record_query(started.elapsed());
+        service.config.latencies.record_query(started.elapsed());
         answer
     }
 
@@ -253,7 +253,7 @@ impl Exchange {
     }
 
     pub(super) fn check_argument(&self, argument: &[u8]) -> HttpResult<()> {
-        let limit = self.web.service.call_bytes;
+        let limit = self.web.service.config.call_bytes;
         if argument.len() as u64 <= limit {
             return Ok(());
         }
@@ -338,7 +338,7 @@ impl Exchange {
 
     /// The refusal of an update call that was not admitted.
     pub(super) fn not_executed(&self, reject: &Reject) -> ErrorResponse {
-        not_executed(reject, self.web.service.query_wait)
+        not_executed(reject, self.web.service.config.queries.wait)
     }
 
     /// Runs work in the places where responses are verified.

@@ -105,9 +105,9 @@ impl Web {
     pub(crate) fn new(service: Arc<Service>, config: HttpGatewayConfig) -> Self {
         let HttpGatewayConfig { limits, requests: pool, ingress_history_bytes, .. } = config;
         let requests = Arc::new(Semaphore::new(permits(limits.requests_in_flight)));
-        let rooms = Arc::new(RequestMemory::new(&limits, service.call_bytes, pool));
+        let rooms = Arc::new(RequestMemory::new(&limits, service.config.call_bytes, pool));
         let streams = Arc::new(Semaphore::new(permits(rooms.parts().streams)));
-        let verify = JobQueue::new(permits(service.verify_threads.div_ceil(VERIFY_PART)));
+        let verify = JobQueue::new(permits(service.config.verify_threads.div_ceil(VERIFY_PART)));
         Self {
             service,
             limits,

@@ -54,7 +54,7 @@ impl Exchange {
                 () = service.draining() => return Err(stopping()),
             }
         }
-        service.latencies.record_update(started.elapsed());
+        service.config.latencies.record_update(started.elapsed());
         self.reply(ReplySource::Update(&id), ReplyUse::Written(0)).await
     }
 
