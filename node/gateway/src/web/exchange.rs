@@ -17,10 +17,7 @@ use super::{
     request::BrowserRequest,
     request_memory::{BodyReservation, ConnectionQuota, ReplyReservation},
     respond::{self, Head, ResponseGuard},
-    verify::{
-        self, BodyHasher, BodyHashes, CertifiedContent, VerificationContext, VerificationError,
-        VerifiedScope,
-    },
+    verify::{self, CertifiedContent, VerificationContext, VerificationError, VerifiedScope},
 };
 use crate::{
     api::{NO_QUERY_WORKER, Outcome, PublicMetadata, QUERY_OVERDUE},
@@ -57,11 +54,16 @@ pub(super) struct Reply {
     pub(super) streaming: Option<Streaming>,
 }
 
-/// A piece of one that a callback gives.
+/// A piece of one.
 pub(super) struct Piece {
     pub(super) body: Bytes,
     pub(super) share: Arc<ReplyReservation>,
-    pub(super) next: Option<Token>,
+}
+
+impl From<Reply> for Piece {
+    fn from(reply: Reply) -> Self {
+        Self { body: reply.body, share: reply.share }
+    }
 }
 
 /// A question to the canister.
@@ -86,7 +88,7 @@ impl Exchange {
     /// Asks the canister and makes the response.
     pub(super) async fn run(mut self) -> HttpResult<Response<Outgoing>> {
         let request = self.request.clone();
-        let reply = self.ask(&request, ReplyUse::Written(0)).await?;
+        let reply = self.reply(ReplySource::Request(&request), ReplyUse::Written(0)).await?;
         if reply.upgrade {
             drop((reply, request));
             let reply = self.update().await?;
@@ -118,11 +120,6 @@ impl Exchange {
         Ok(respond::guard_response(parts, Outgoing::Whole(Full::new(body)), hold))
     }
 
-    /// Asks the canister as a query.
-    pub(super) async fn ask(&self, request: &BrowserRequest, wants: ReplyUse) -> HttpResult<Reply> {
-        self.reply(ReplySource::Request(request), wants).await
-    }
-
     /// A response, to whatever was asked.
     pub(super) async fn reply(
         &self,
@@ -142,20 +139,21 @@ impl Exchange {
         Ok(Reply { head, body, share, upgrade: reply.upgrade, streaming: reply.streaming })
     }
 
-    /// A piece of a response. One that is empty is the last.
+    /// A piece of a response that a callback gives, and the token of the next one. A piece that is
+    /// empty is the last.
     pub(super) async fn piece(
         &self,
         method: &str,
         token: &Token,
         wants: ReplyUse,
-    ) -> HttpResult<Piece> {
+    ) -> HttpResult<(Piece, Option<Token>)> {
         let question = ReplySource::Piece(method, token);
         let read = |bytes: &[u8]| Ok((reply::chunk(bytes).map_err(respond::invalid_response)?, 0));
         let (bytes, share, chunk) = self.in_room(question, wants, read).await?;
         if chunk.body.is_empty() && chunk.token.is_some() {
             return Err(respond::invalid_response("a piece of it is empty and names a next one"));
         }
-        Ok(Piece { body: bytes.slice(chunk.body), share, next: chunk.token })
+        Ok((Piece { body: bytes.slice(chunk.body), share }, chunk.token))
     }
 
     /// Asks as soon as there is room. Where there is no room to keep the reply, the reply is
@@ -314,33 +312,6 @@ impl Exchange {
         judged.await?.map(Some).map_err(|unverified| self.not_verified(unverified))
     }
 
-    /// The same of a body that was read before.
-    pub(super) fn verify_hashes(
-        &self,
-        certified: &CertifiedContent,
-        hashes: &BodyHashes,
-    ) -> HttpResult<VerifiedScope> {
-        certified.verify_body(hashes).map_err(|unverified| self.not_verified(unverified))
-    }
-
-    /// Hashes a piece.
-    pub(super) async fn hash(
-        &self,
-        mut hasher: BodyHasher,
-        bytes: Bytes,
-    ) -> HttpResult<BodyHasher> {
-        self.on_thread(move || {
-            hasher.update(&bytes);
-            hasher
-        })
-        .await
-    }
-
-    /// The refusal of an update call that was not admitted.
-    pub(super) fn not_executed(&self, reject: &Reject) -> ErrorResponse {
-        not_executed(reject, self.web.service.config.queries.wait)
-    }
-
     /// Runs work in the places where responses are verified.
     pub(super) async fn on_thread<T: Send + 'static>(
         &self,
@@ -349,7 +320,7 @@ impl Exchange {
         self.web.service.on_places(&self.web.verify, work).await
     }
 
-    fn not_verified(&self, unverified: VerificationError) -> ErrorResponse {
+    pub(super) fn not_verified(&self, unverified: VerificationError) -> ErrorResponse {
         let canister = self.target.canister;
         let message = format!(
             "the response of {canister} could not be verified: {unverified}. A canister's \
@@ -412,14 +383,14 @@ fn has_no_newer(metadata: &PublicMetadata) -> bool {
 }
 
 /// The reject of a query, or of the check of a call.
-fn not_executed(reject: &Reject, wait: Duration) -> ErrorResponse {
+pub(super) fn not_executed(reject: &Reject, wait: Duration) -> ErrorResponse {
     match reject.error_code {
         NO_QUERY_WORKER => no_query_worker(wait, StatusCode::SERVICE_UNAVAILABLE),
         _ => rejected(reject),
     }
 }
 
-pub(super) fn rejected(reject: &Reject) -> ErrorResponse {
+fn rejected(reject: &Reject) -> ErrorResponse {
     let message = format!(
         "the canister did not answer: {} (reject code {}, {})",
         reject.message, reject.code as u64, reject.error_code

@@ -17,11 +17,10 @@ use tokio::{
 };
 
 use super::{
-    exchange::{Exchange, HttpResult, Reply, ReplyUse, internal},
+    exchange::{Exchange, HttpResult, Piece, Reply, ReplySource, ReplyUse, internal},
     reply::{Streaming, Token},
-    request_memory::ReplyReservation,
     respond::{self, ContentRange, Head, ResponseGuard},
-    verify::{BodyHashes, CertifiedContent, HeaderField, VerifiedScope},
+    verify::{BodyHasher, BodyHashes, CertifiedContent, HeaderField, VerifiedScope},
 };
 
 /// See [`common`].
@@ -33,26 +32,14 @@ type LongPlace = Arc<(OwnedSemaphorePermit, OwnedSemaphorePermit, accounting::Re
 /// Hashes of pieces: `None` where nothing is certified.
 type Digests = Option<Vec<Hash>>;
 
-/// A piece that is there.
-struct StreamPiece {
-    body: Bytes,
-    share: Arc<ReplyReservation>,
-}
-
-impl From<Reply> for StreamPiece {
-    fn from(reply: Reply) -> Self {
-        Self { body: reply.body, share: reply.share }
-    }
-}
-
 impl Exchange {
     /// A place among the long responses. A request that waits for one holds no reply, and asks for
     /// the first piece again; where that cannot be asked for, it cannot wait.
     async fn long_place(
         &self,
-        first: StreamPiece,
+        first: Piece,
         is_query: bool,
-    ) -> HttpResult<(LongPlace, Option<StreamPiece>)> {
+    ) -> HttpResult<(LongPlace, Option<Piece>)> {
         let (limits, body) = (&self.web.limits, self.request.body.len() as u64);
         if body > HTTP_STREAM_BODY_BYTES {
             return Err(respond::invalid_response(format!(
@@ -139,7 +126,8 @@ impl Exchange {
             } else {
                 let reading = self.read_through(&certified, first.take(), &streaming);
                 let read = self.in_time("the response was not verified", reading).await?;
-                verified = Some(self.verify_hashes(&certified, &read.0)?);
+                let judged = certified.verify_body(&read.0);
+                verified = Some(judged.map_err(|unverified| self.not_verified(unverified))?);
                 (digests, total) = (Some(read.1), Some(read.2));
             }
         }
@@ -155,26 +143,40 @@ impl Exchange {
     async fn read_through(
         &self,
         certified: &CertifiedContent,
-        first: Option<StreamPiece>,
+        first: Option<Piece>,
         streaming: &Streaming,
     ) -> HttpResult<(BodyHashes, Vec<Hash>, u64)> {
         let first = match first {
             Some(first) => first.body,
-            None => self.ask(&self.request, ReplyUse::Read).await?.body,
+            None => self.reply(ReplySource::Request(&self.request), ReplyUse::Read).await?.body,
         };
         let mut total = first.len() as u64;
-        let mut digests = vec![self.digest(&first).await?];
-        let mut hasher = self.hash(certified.hasher(), first).await?;
+        let (mut hasher, digest) = self.hash_piece(certified.hasher(), first).await?;
+        let mut digests = vec![digest];
         let mut token = Some(streaming.token.clone());
         while let Some(next) = token {
             self.check_pieces(digests.len() as u64)?;
-            let piece = self.piece(&streaming.method, &next, ReplyUse::Read).await?;
+            let (piece, next) = self.piece(&streaming.method, &next, ReplyUse::Read).await?;
             total += piece.body.len() as u64;
-            token = piece.next;
-            digests.push(self.digest(&piece.body).await?);
-            hasher = self.hash(hasher, piece.body).await?;
+            token = next;
+            let (hashed, digest) = self.hash_piece(hasher, piece.body).await?;
+            hasher = hashed;
+            digests.push(digest);
         }
         Ok((hasher.finish(), digests, total))
+    }
+
+    /// Adds a piece to the hash of the whole; its own hash, too.
+    async fn hash_piece(
+        &self,
+        mut hasher: BodyHasher,
+        bytes: Bytes,
+    ) -> HttpResult<(BodyHasher, Hash)> {
+        self.on_thread(move || {
+            hasher.update(&bytes);
+            (hasher, of_bytes(&bytes))
+        })
+        .await
     }
 
     async fn digest(&self, bytes: &Bytes) -> HttpResult<Hash> {
@@ -205,8 +207,8 @@ impl Exchange {
 
 /// Where pieces come from, with the first if it is there.
 enum PieceSource {
-    Ranges(Option<StreamPiece>, ContentRange, CommonHeaders),
-    Pieces(Option<StreamPiece>, Streaming, Digests),
+    Ranges(Option<Piece>, ContentRange, CommonHeaders),
+    Pieces(Option<Piece>, Streaming, Digests),
 }
 
 /// A long response on its way.
@@ -257,7 +259,7 @@ impl StreamSender {
     /// Sends all ranges, each verified for itself.
     async fn ranges(
         &mut self,
-        mut first: Option<StreamPiece>,
+        mut first: Option<Piece>,
         (range, common): (ContentRange, CommonHeaders),
     ) {
         let mut next = 0;
@@ -285,7 +287,7 @@ impl StreamSender {
         &self,
         next: u64,
         (total, common): (u64, &CommonHeaders),
-    ) -> HttpResult<StreamPiece> {
+    ) -> HttpResult<Piece> {
         let exchange = &self.exchange;
         exchange.check_pieces(self.pieces + 1)?;
         // The first range is what is answered to a request without one.
@@ -293,7 +295,8 @@ impl StreamSender {
             0 => exchange.request.clone(),
             next => Arc::new(exchange.request.with_range_from(next)),
         };
-        let reply = exchange.ask(&request, ReplyUse::Written(self.expected)).await?;
+        let (question, wants) = (ReplySource::Request(&request), ReplyUse::Written(self.expected));
+        let reply = exchange.reply(question, wants).await?;
         if reply.streaming.is_some() || reply.upgrade {
             return Err(respond::invalid_response(
                 "it is a range, and wants more than a range can be",
@@ -318,11 +321,11 @@ impl StreamSender {
             ));
         }
         let known = usize::try_from(next - range.first).map_err(internal)?;
-        Ok(StreamPiece { body: reply.body.slice(known..), share: reply.share })
+        Ok(Piece { body: reply.body.slice(known..), share: reply.share })
     }
 
     /// Sends all pieces. With their hashes, only what has them.
-    async fn pieces(&mut self, first: Option<StreamPiece>, streaming: Streaming, digests: Digests) {
+    async fn pieces(&mut self, first: Option<Piece>, streaming: Streaming, digests: Digests) {
         let Some(written) = self.last_is_written().await else { return };
         let first = match first {
             Some(first) => Ok(first),
@@ -354,9 +357,10 @@ impl StreamSender {
     }
 
     /// The first piece, which was forgotten.
-    async fn first_again(&self, digests: &Digests) -> HttpResult<StreamPiece> {
+    async fn first_again(&self, digests: &Digests) -> HttpResult<Piece> {
         let exchange = &self.exchange;
-        let reply = exchange.ask(&exchange.request, ReplyUse::Written(0)).await?;
+        let question = ReplySource::Request(&exchange.request);
+        let reply = exchange.reply(question, ReplyUse::Written(0)).await?;
         exchange.check_digest(&reply.body, 0, digests).await?;
         Ok(reply.into())
     }
@@ -366,11 +370,12 @@ impl StreamSender {
         method: &str,
         token: &Token,
         digests: &Digests,
-    ) -> HttpResult<(StreamPiece, Option<Token>)> {
+    ) -> HttpResult<(Piece, Option<Token>)> {
         self.exchange.check_pieces(self.pieces)?;
-        let piece = self.exchange.piece(method, token, ReplyUse::Written(self.expected)).await?;
+        let wants = ReplyUse::Written(self.expected);
+        let (piece, next) = self.exchange.piece(method, token, wants).await?;
         self.exchange.check_digest(&piece.body, self.pieces, digests).await?;
-        Ok((StreamPiece { body: piece.body, share: piece.share }, piece.next))
+        Ok((piece, next))
     }
 
     /// Waits until the last piece is written; `None` when the next is not wanted.
@@ -382,8 +387,8 @@ impl StreamSender {
         Some(written)
     }
 
-    async fn send(&mut self, made: StreamPiece, written: OwnedSemaphorePermit) {
-        let StreamPiece { body, share } = made;
+    async fn send(&mut self, made: Piece, written: OwnedSemaphorePermit) {
+        let Piece { body, share } = made;
         share.settle();
         if body.is_empty() {
             return;

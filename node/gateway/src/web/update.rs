@@ -14,7 +14,7 @@ use hyper::StatusCode;
 use ic_principal::Principal;
 use state::{RequestId, SignedIngress};
 
-use super::exchange::{Exchange, HttpResult, Reply, ReplySource, ReplyUse, internal};
+use super::exchange::{Exchange, HttpResult, Reply, ReplySource, ReplyUse, internal, not_executed};
 use crate::{
     api::RequestKind,
     endpoints::{auth_error, envelope_error},
@@ -89,7 +89,8 @@ impl Exchange {
         let node = service.node.clone();
         let inspect = move || node.inspect(&ingress).map(|()| ingress);
         let inspected = service.on_thread(JobKind::Inspect(self.target.canister), inspect).await?;
-        let ingress = inspected.map_err(|reject| self.not_executed(&reject))?;
+        let wait = service.config.queries.wait;
+        let ingress = inspected.map_err(|reject| not_executed(&reject, wait))?;
         let waiter = service.waiters.register(id);
         service.node.submit(ingress, signed, validity)?;
         Ok((id, waiter))
