@@ -29,7 +29,10 @@ use consensus::{
 use state::{Height, Time};
 
 use crate::{
-    keys::{Keys, files::lock},
+    keys::{
+        Keys,
+        files::{self, lock},
+    },
     node, rules,
 };
 
@@ -292,11 +295,7 @@ pub(crate) fn ordered_after(data_dir: &Path, newest: Height) -> Result<Option<He
 
 fn ordered_after_at(data_dir: &Path, newest: Height, now_seconds: u64) -> Result<Option<Height>> {
     let path = data_dir.join(FILE);
-    let text = match fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
-    };
+    let Some(text) = files::read_text(&path)? else { return Ok(None) };
     let Some(order) = Order::parse(&text) else {
         bail!(
             "{}: `{}` is not a height and a time in seconds: remove the file, and run thimble \
@@ -336,7 +335,7 @@ pub(crate) fn recover(data_dir: &Path) -> Result<()> {
          and stop it",
     )?;
     let window = SingleNode::ingress_window(&config.limits.consensus);
-    let (height, time) = node::last_block(data_dir)?;
+    let (height, time) = rules::last_block(data_dir)?;
     let now = SystemClock.now();
     if let Some(time) = time {
         let ahead = Duration::from_nanos(time.0.saturating_sub(now.0));

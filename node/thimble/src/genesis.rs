@@ -131,7 +131,7 @@ pub(crate) fn keygen(data: &Path, address: &str, out: Option<&Path>) -> Result<(
 /// Runs `thimble join`: verifies the genesis and takes this node's share out of it, if it has one.
 pub(crate) fn join(data: &Path, genesis: &Path) -> Result<()> {
     let engine = keys::engine()?;
-    let genesis = read_genesis(genesis)?
+    let genesis = files::read_as(genesis, GENESIS_BYTES_MAX, Genesis::from_json)?
         .verify(&engine, &mut OsRng)
         .with_context(|| format!("verifying {}", genesis.display()))?;
     let joined = keys::join(data, &genesis, &engine)?;
@@ -151,10 +151,7 @@ pub(crate) fn join(data: &Path, genesis: &Path) -> Result<()> {
 }
 
 fn plan(nodes: &[PathBuf], time: Option<u64>, out: &Path) -> Result<()> {
-    let record = |path: &PathBuf| {
-        let bytes = files::read(path, RECORD_BYTES_MAX)?;
-        NodeRecord::from_json(&bytes).with_context(|| format!("in {}", path.display()))
-    };
+    let record = |path: &PathBuf| files::read_as(path, RECORD_BYTES_MAX, NodeRecord::from_json);
     let records = nodes.iter().map(record).collect::<Result<Vec<_>>>()?;
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let plan = Plan::new(records, time.unwrap_or_else(now))?;
@@ -165,7 +162,7 @@ fn plan(nodes: &[PathBuf], time: Option<u64>, out: &Path) -> Result<()> {
 }
 
 fn deal(data: &Path, plan: &Path, out: &Path) -> Result<()> {
-    let plan = read_plan(plan)?;
+    let plan = files::read_as(plan, PLAN_BYTES_MAX, Plan::from_json)?;
     let node = keys::node_of_plan(data, &plan)?;
     let own = genesis::node_id(&node.verifying_key());
     if out.is_file() {
@@ -191,11 +188,10 @@ fn deal(data: &Path, plan: &Path, out: &Path) -> Result<()> {
 }
 
 fn assemble(plan: &Path, dealings: &[PathBuf], out: &Path) -> Result<()> {
-    let plan = read_plan(plan)?;
+    let plan = files::read_as(plan, PLAN_BYTES_MAX, Plan::from_json)?;
     let mut read = Vec::new();
     for path in dealings {
-        let dealing = SignedDealing::from_json(&files::read(path, DEALING_BYTES_MAX)?)
-            .with_context(|| format!("in {}", path.display()))?;
+        let dealing = files::read_as(path, DEALING_BYTES_MAX, SignedDealing::from_json)?;
         dealing.check(&plan).with_context(|| format!("in {}", path.display()))?;
         read.push(dealing);
     }
@@ -218,7 +214,7 @@ fn assemble(plan: &Path, dealings: &[PathBuf], out: &Path) -> Result<()> {
 }
 
 fn verify(path: &Path, json: bool) -> Result<()> {
-    let genesis = read_genesis(path)?
+    let genesis = files::read_as(path, GENESIS_BYTES_MAX, Genesis::from_json)?
         .verify(&keys::engine()?, &mut OsRng)
         .with_context(|| format!("verifying {}", path.display()))?;
     if json {
@@ -227,16 +223,6 @@ fn verify(path: &Path, json: bool) -> Result<()> {
         print!("{}", genesis_text(&genesis));
     }
     Ok(())
-}
-
-fn read_plan(path: &Path) -> Result<Plan> {
-    Plan::from_json(&files::read(path, PLAN_BYTES_MAX)?)
-        .with_context(|| format!("in {}", path.display()))
-}
-
-fn read_genesis(path: &Path) -> Result<Genesis> {
-    Genesis::from_json(&files::read(path, GENESIS_BYTES_MAX)?)
-        .with_context(|| format!("in {}", path.display()))
 }
 
 fn plan_text(plan: &Plan) -> String {

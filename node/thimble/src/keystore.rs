@@ -83,15 +83,10 @@ impl KeyStore for KeyFiles {
 
     fn voted(&self) -> Result<Option<u64>, String> {
         let path = self.keys.join(VOTED);
-        match fs::read_to_string(&path) {
-            Ok(text) => text
-                .trim()
-                .parse()
-                .map(Some)
-                .map_err(|error| format!("in {}: {error}", path.display())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(format!("reading {}: {error}", path.display())),
-        }
+        let text = files::read_text(&path).map_err(|error| format!("{error:#}"))?;
+        let Some(text) = text else { return Ok(None) };
+        let epoch = text.trim().parse::<u64>();
+        epoch.map(Some).map_err(|error| format!("in {}: {error}", path.display()))
     }
 
     fn membership_change(&self, summary: &Summary) -> Option<Vec<u8>> {

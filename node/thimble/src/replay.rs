@@ -203,7 +203,7 @@ fn remove_when_interrupted(copy: &Path) {
 fn execute(config: &Config, threads: u64, print: bool) -> Result<Run> {
     let started = Instant::now();
     let copy = &config.data_dir;
-    let Some((first, last)) = node::to_be_executed(copy)? else {
+    let Some((first, last)) = rules::to_be_executed(copy)? else {
         bail!(
             "the log holds no block above the newest checkpoint, so there is nothing to execute \
              again: copy the folder before the node has made a checkpoint, which it does when it \
@@ -212,7 +212,7 @@ fn execute(config: &Config, threads: u64, print: bool) -> Result<Run> {
     };
     let tally = Arc::new(Tally::default());
     let mut reached = None;
-    while let Some((next, _)) = node::to_be_executed(copy)? {
+    while let Some((next, _)) = rules::to_be_executed(copy)? {
         // The round loop may end with a checkpoint before the log does.
         ensure!(
             reached.is_none_or(|reached| next > reached),
