@@ -71,6 +71,16 @@ pub struct Health {
     pub certified_height: Height,
 }
 
+impl Health {
+    /// A node that serves; with a fault, why it does not, for the operator and for clients.
+    pub fn new(fault: Option<(String, String)>, certified_height: Height) -> Self {
+        let healthy = fault.is_none();
+        let (status, client_status) =
+            fault.unwrap_or_else(|| ("healthy".to_owned(), "healthy".to_owned()));
+        Self { healthy, status, client_status, certified_height }
+    }
+}
+
 /// Facts of an update call for access rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestFacts {

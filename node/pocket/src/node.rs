@@ -86,15 +86,7 @@ impl Node for InstanceNode {
 
     fn health(&self) -> Health {
         let certified_height = self.views.reader.latest().map_or(Height(0), |state| state.height());
-        match self.failure() {
-            Some(status) => {
-                Health { healthy: false, client_status: status.clone(), status, certified_height }
-            }
-            None => {
-                let [status, client_status] = [(); 2].map(|()| "healthy".to_owned());
-                Health { healthy: true, status, client_status, certified_height }
-            }
-        }
+        Health::new(self.failure().map(|why| (why.clone(), why)), certified_height)
     }
 
     fn hosts(&self, canister_id: &CanisterId) -> bool {

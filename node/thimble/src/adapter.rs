@@ -47,7 +47,8 @@ pub(crate) struct Adapter {
     pub(crate) recovered_at: Height,
     pub(crate) watch: Arc<Watch>,
     pub(crate) rounds: RoundMetrics,
-    pub(crate) identity: Identity,
+    pub(crate) subnet_id: Principal,
+    pub(crate) node_id: Principal,
     pub(crate) delta_capacity_bytes: u64,
     pub(crate) disk: DiskUsage,
     pub(crate) largest: Mutex<LargestCanisters>,
@@ -123,12 +124,6 @@ impl Agreement {
     }
 }
 
-/// Who this node is, for the status report.
-pub(crate) struct Identity {
-    pub(crate) subnet_id: Principal,
-    pub(crate) node_id: Principal,
-}
-
 impl Node for Adapter {
     fn check_load(&self, kind: RequestKind) -> Result<(), Refusal> {
         let (refused_from, what) = match kind {
@@ -200,18 +195,9 @@ impl Node for Adapter {
 
     fn health(&self) -> Health {
         let certified_height = self.reader.latest().map_or(Height(0), |state| state.height());
-        match self.fault(certified_height) {
-            Some(Reason { text, client_text }) => Health {
-                healthy: false,
-                status: text,
-                client_status: self.for_clients(&client_text),
-                certified_height,
-            },
-            None => {
-                let [status, client_status] = [(); 2].map(|()| "healthy".to_owned());
-                Health { healthy: true, status, client_status, certified_height }
-            }
-        }
+        let fault = self.fault(certified_height);
+        let fault = fault.map(|fault| (fault.text, self.for_clients(&fault.client_text)));
+        Health::new(fault, certified_height)
     }
 
     fn hosts(&self, canister_id: &CanisterId) -> bool {
@@ -236,8 +222,8 @@ impl Node for Adapter {
         let (canisters, canisters_total) = self.largest_canisters();
         Report {
             version: env!("CARGO_PKG_VERSION").into(),
-            subnet_id: self.identity.subnet_id.to_text(),
-            node_id: self.identity.node_id.to_text(),
+            subnet_id: self.subnet_id.to_text(),
+            node_id: self.node_id.to_text(),
             unix_millis: memory::unix_millis(),
             uptime_millis: uptime.as_millis() as u64,
             healthy: health.healthy,
@@ -250,11 +236,7 @@ impl Node for Adapter {
                 accounted_bytes: memory.accounted_bytes,
                 unaccounted_bytes: memory.unaccounted_bytes(),
                 group: watch.record.group(),
-                stalled_percent: watch
-                    .record
-                    .stalled()
-                    .0
-                    .map(|hundredths| f64::from(hundredths) / 100.0),
+                stalled_percent: watch.record.stalled().0.map(|part| f64::from(part) / 100.0),
             },
             allocator: watch.record.allocator(),
             pools: dashboard::pools(watch.ledger.snapshot()),

@@ -39,7 +39,7 @@ use zeroize::Zeroizing;
 
 use crate::{
     StartSubnet,
-    adapter::{Adapter, Agreement, Identity},
+    adapter::{Adapter, Agreement},
     ahead, allocator,
     clock::{self, NodeClock},
     config::{Config, HTTP_GATEWAY, HttpGateway},
@@ -568,7 +568,8 @@ fn open(
         recovered_at,
         watch: watch.clone(),
         rounds: rounds.clone(),
-        identity: Identity { subnet_id: keys.subnet_id(), node_id: keys.node_id() },
+        subnet_id: keys.subnet_id(),
+        node_id: keys.node_id(),
         disk,
         delta_capacity_bytes: limits.pages.delta_capacity_bytes,
         largest: Mutex::default(),
