@@ -15,10 +15,9 @@ use std::{
 
 use accounting::{Pool, Reservation};
 use anyhow::Result;
-use execution::QueryService;
 use limits::OutcallLimits;
 use outcalls::{AccessPolicy, Client, Service, Transform};
-use state::{CanisterId, Height, NotTransformed, Outcall, OutcallAnswer, OutcallId, StateArc};
+use state::{CanisterId, Height, Outcall, OutcallAnswer, OutcallId, StateArc};
 use tokio::{runtime::Handle, task::JoinHandle};
 
 use crate::{bounds::Bounds, instance::Command, outcalls::Answers, replica::Replica};
@@ -49,8 +48,12 @@ impl OutcallClient {
         wake: SyncSender<Command>,
     ) -> LiveOutcalls {
         let answers = InstanceAnswerSink { answers: replica.shared().answers.clone(), wake };
+        let queries = replica.views().queries;
+        let transform = move |target: (CanisterId, Height), method: &str, arg: Vec<u8>| {
+            queries.transform(target, method, arg)
+        };
         let parts: (Arc<dyn Transform>, Arc<dyn outcalls::AnswerSink>) =
-            (Arc::new(Queries(replica.views().queries)), Arc::new(answers));
+            (Arc::new(transform), Arc::new(answers));
         let bounds = (self.limits.clone(), self.room.clone());
         let service = Service::new(self.client.clone(), parts, bounds, replica.node_id());
         LiveOutcalls { task: runtime.spawn(service.clone().run()), service }
@@ -73,19 +76,6 @@ impl LiveOutcalls {
 impl Drop for LiveOutcalls {
     fn drop(&mut self) {
         self.task.abort();
-    }
-}
-
-struct Queries(QueryService);
-
-impl Transform for Queries {
-    fn transform(
-        &self,
-        asked: (CanisterId, Height),
-        method_name: &str,
-        arg: &[u8],
-    ) -> Result<Vec<u8>, NotTransformed> {
-        self.0.transform(asked, method_name, arg)
     }
 }
 

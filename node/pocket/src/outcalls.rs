@@ -339,7 +339,7 @@ impl Answering<'_> {
         let result = match reply::next_step(self.outcall, response) {
             Ok(ResponseStep::Reply(bytes)) => Ok(bytes),
             Ok(ResponseStep::Transform(transform, arg)) => self
-                .transformed(&transform.method_name, &arg)?
+                .transformed(&transform.method_name, arg)?
                 .and_then(|reply| reply::transformed(self.outcall, reply)),
             Err(reject) => Err(reject),
         };
@@ -349,7 +349,7 @@ impl Answering<'_> {
     fn transformed(
         &self,
         method_name: &str,
-        arg: &[u8],
+        arg: Vec<u8>,
     ) -> Result<Result<Vec<u8>, Reject>, Failure> {
         let asked = (self.outcall.caller(), self.outcall.height);
         let queries = self.instance.replica.views().queries;
