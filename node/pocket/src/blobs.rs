@@ -59,9 +59,6 @@ pub(crate) struct Incoming<'a> {
 
 impl Blobs {
     /// In a folder, which is made.
-    ///
-    /// # Errors
-    /// When it cannot be made.
     pub(crate) fn in_folder(folder: PathBuf) -> io::Result<Self> {
         fs::create_dir_all(&folder)?;
         Ok(Self { folder, known: Mutex::default() })
@@ -100,9 +97,6 @@ impl Blobs {
     }
 
     /// Begins to write one.
-    ///
-    /// # Errors
-    /// When the disk fails.
     pub(crate) fn begin(&self, is_compressed: bool) -> io::Result<Incoming<'_>> {
         let file = tempfile::NamedTempFile::new_in(&self.folder)?;
         let hash = Sha256::new_with_prefix([u8::from(is_compressed)]);
@@ -110,9 +104,6 @@ impl Blobs {
     }
 
     /// The bytes of a blob, unpacked; none if it is not known.
-    ///
-    /// # Errors
-    /// When it cannot be opened.
     pub(crate) fn open(&self, id: &[u8]) -> io::Result<Option<Box<dyn Read>>> {
         let Ok(id) = <[u8; 32]>::try_from(id) else { return Ok(None) };
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -122,9 +113,6 @@ impl Blobs {
     }
 
     /// A blob as it came, and whether it is compressed.
-    ///
-    /// # Errors
-    /// When it cannot be opened.
     pub(crate) fn raw(&self, id: &[u8]) -> io::Result<Option<(PathBuf, bool)>> {
         let Ok(id) = <[u8; 32]>::try_from(id) else { return Ok(None) };
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -155,9 +143,6 @@ impl Incoming<'_> {
     }
 
     /// All of it was written; its id.
-    ///
-    /// # Errors
-    /// When the disk fails.
     pub(crate) fn finish(mut self) -> Result<[u8; 32], String> {
         let id: [u8; 32] = self.hash.clone().finalize().into();
         let path = self.blobs.path(&id);

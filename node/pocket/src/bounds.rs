@@ -101,9 +101,6 @@ pub(crate) struct Bounds {
 
 impl Bounds {
     /// By the budget that was stated, and the free space of the disk.
-    ///
-    /// # Errors
-    /// If it is not a size, or too small.
     pub(crate) fn new(stated: Option<StatedBudget>, disk_free_bytes: u64) -> Result<Self> {
         let default =
             || StatedBudget { written: format!("--memory {MEMORY}"), size: MEMORY.into() };

@@ -38,9 +38,6 @@ struct GatewayTable {
 
 impl Gateways {
     /// Opens one for an instance.
-    ///
-    /// # Errors
-    /// When it is of a kind that is not offered, or cannot listen.
     pub(crate) async fn open(
         &self,
         config: &InstanceHttpGatewayConfig,

@@ -138,9 +138,6 @@ impl Instance {
     }
 
     /// Makes progress by itself from now on, with a round at once; or no more.
-    ///
-    /// # Errors
-    /// If the instance cannot continue.
     pub(crate) fn set_progress(&mut self, progress: Option<Duration>) -> Result<()> {
         self.progress = progress;
         self.live = progress.map(|_| {
@@ -266,9 +263,6 @@ impl Instance {
     }
 
     /// Starts the thread.
-    ///
-    /// # Errors
-    /// When it cannot be started.
     pub(crate) fn start(
         self,
         root_seed: [u8; 32],

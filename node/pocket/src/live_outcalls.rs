@@ -32,9 +32,6 @@ pub(crate) struct OutcallClient {
 
 impl OutcallClient {
     /// To the addresses that are allowed.
-    ///
-    /// # Errors
-    /// When the authorities cannot be read, which would be a defect.
     pub(crate) fn new(bounds: &Bounds, allowed: AccessPolicy) -> Result<Self> {
         let client = Client::new(allowed).map_err(anyhow::Error::msg)?;
         Ok(Self { client, limits: bounds.limits.outcalls.clone(), room: bounds.outcalls.clone() })

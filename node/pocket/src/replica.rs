@@ -183,9 +183,6 @@ pub(crate) struct Views {
 impl Replica {
     /// Opens the state in `folder`, which is empty at first. `root_seed` is what the key is made of
     /// that certifies it.
-    ///
-    /// # Errors
-    /// When what is there cannot be read, or a worker cannot be started.
     pub(crate) fn open(
         folder: &Path,
         root_seed: [u8; 32],
@@ -295,9 +292,6 @@ impl Replica {
     }
 
     /// Sets the time of the instance, which the next round has if it is later than the last round.
-    ///
-    /// # Errors
-    /// When it would go back.
     pub(crate) fn set_time(&mut self, time: Time) -> Result<()> {
         let now = self.shared.now();
         ensure!(
@@ -313,9 +307,6 @@ impl Replica {
 
     /// Executes one round at the instance's time, or a nanosecond after the last round if the time
     /// did not increase since, and shows the state after it.
-    ///
-    /// # Errors
-    /// If the instance cannot continue.
     pub(crate) fn round(&mut self) -> Result<RoundResult> {
         let time = Time(self.shared.now().0.max(self.last_round.0 + 1));
         let height = Height(self.executor.height().0 + 1);
@@ -355,9 +346,6 @@ impl Replica {
     }
 
     /// Changes the state between rounds, and shows what came of it.
-    ///
-    /// # Errors
-    /// When the change fails.
     pub(crate) fn change<T>(
         &mut self,
         change: impl FnOnce(&mut Executor) -> Result<T>,
@@ -369,9 +357,6 @@ impl Replica {
     }
 
     /// Makes all of it durable, so that its folder can be packed.
-    ///
-    /// # Errors
-    /// When the disk fails.
     pub(crate) fn checkpoint(&mut self) -> Result<()> {
         Ok(self.executor.checkpoint()?)
     }

@@ -61,9 +61,6 @@ impl ModuleSource for Stores {
 
 impl Sandboxes {
     /// Opens the cache in `folder`.
-    ///
-    /// # Errors
-    /// When it cannot be opened.
     pub(crate) fn open(folder: &Path, bounds: &Bounds) -> Result<Self> {
         let limits = &bounds.limits;
         let stores = Arc::new(Stores::default());
@@ -92,9 +89,6 @@ impl Sandboxes {
     }
 
     /// Starts the workers of an instance whose modules are in `store`.
-    ///
-    /// # Errors
-    /// When they cannot be started.
     pub(crate) fn for_instance(
         &self,
         store: &Arc<BlobStore>,

@@ -210,9 +210,6 @@ impl Server {
     }
 
     /// Makes an instance. Blocks as long as that takes.
-    ///
-    /// # Errors
-    /// When it cannot be made, or something is asked for that is not offered.
     fn create(&self, config: &InstanceConfig) -> Result<Handle> {
         let kinds = kinds(config)?;
         self.is_going_on()?;
@@ -292,9 +289,6 @@ impl Server {
     }
 
     /// Makes an instance, with a gateway if requested, as long as the client waits for it.
-    ///
-    /// # Errors
-    /// If it cannot be made, or an unsupported feature is requested.
     pub(crate) async fn make(self: &Arc<Self>, config: InstanceConfig) -> Result<CreatedInstance> {
         let (made_tx, made_rx) = oneshot::channel();
         let (server, under_way) = (self.clone(), self.under_way());
@@ -453,9 +447,6 @@ fn check_spec(spec: &SubnetSpec) -> Result<()> {
 }
 
 /// The endpoints of the interface specification for an instance.
-///
-/// # Errors
-/// When the budget lacks a pool, which would be a defect.
 pub(crate) fn mount(handle: &Arc<Handle>, server: &Server) -> Result<GatewayHandle> {
     let bounds = &server.bounds;
     let limits = &bounds.limits;
@@ -493,9 +484,6 @@ pub(crate) fn mount(handle: &Arc<Handle>, server: &Server) -> Result<GatewayHand
 }
 
 /// Runs the server until it is idle for too long, or stopped.
-///
-/// # Errors
-/// If it cannot start.
 pub(crate) fn run(cli: Cli, client: Client) -> Result<()> {
     disk::restrict_new_files();
     let port_file = match &cli.port_file {

@@ -279,9 +279,6 @@ impl Subnets {
     }
 
     /// Whether a subnet hosts the id; one is made for an id of the public network that none does.
-    ///
-    /// # Errors
-    /// When none can be made.
     pub(crate) fn host(&self, id: &CanisterId) -> Result<()> {
         let Some(number) = ExecutorConfig::canister_number(id) else {
             bail!("{id} does not have the form of a canister id")
@@ -300,9 +297,6 @@ impl Subnets {
     }
 
     /// Notes that the call is to make its canister on this subnet.
-    ///
-    /// # Errors
-    /// When too many calls wait.
     pub(crate) fn aim(&self, request: RequestId, subnet: Principal) -> Result<()> {
         let mut known = self.lock();
         if known.aims.len() >= AIMS_MAX {
