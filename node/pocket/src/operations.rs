@@ -19,8 +19,8 @@ use crate::{
     keys::seed,
     reject::RejectResponse,
     rest::{
-        Base64, CanisterIdRange, EffectivePrincipal, RawCanisterCall, RawCanisterId, RawCycles,
-        RawIngressStatusArgs, RawMessageId, RawNodeId, RawPrincipalId, RawResult,
+        Base64, CanisterIdRange, EffectivePrincipal, RawAddCycles, RawCanisterCall, RawCanisterId,
+        RawCycles, RawIngressStatusArgs, RawMessageId, RawNodeId, RawPrincipalId, RawResult,
         RawSetStableMemory, RawSubnetBlockmakers, RawSubnetId, RawTickConfigs, RawTime,
         SubnetTopology, Topology,
     },
@@ -173,7 +173,7 @@ impl Instance {
         Ok(())
     }
 
-    pub(crate) fn pub_key(&mut self, subnet: &RawSubnetId) -> Outcome {
+    pub(crate) fn pub_key(&mut self, subnet: RawSubnetId) -> Outcome {
         let id = principal(&subnet.subnet_id, "subnet_id")?;
         let key = self.replica.shared().subnets.with_all(|all| {
             let subnet = all.iter().find(|subnet| subnet.id == id);
@@ -185,7 +185,7 @@ impl Instance {
         }
     }
 
-    pub(crate) fn get_subnet(&mut self, canister: &RawCanisterId) -> Outcome {
+    pub(crate) fn get_subnet(&mut self, canister: RawCanisterId) -> Outcome {
         let id = principal(&canister.canister_id, "canister_id")?;
         let subnet = self.replica.shared().subnets.subnet_of(&id);
         let exists = self.replica.executor().state().contains(&id);
@@ -201,20 +201,20 @@ impl Instance {
         Err(Failure::bad(format!("CanisterNotFound({id})")))
     }
 
-    pub(crate) fn get_cycles(&mut self, canister: &RawCanisterId) -> Outcome {
+    pub(crate) fn get_cycles(&mut self, canister: RawCanisterId) -> Outcome {
         let id = self.existing(&canister.canister_id)?;
         let canister = self.replica.executor().state().get(&id);
         json(&RawCycles { cycles: canister.map_or(0, |canister| canister.cycles) })
     }
 
-    pub(crate) fn add_cycles(&mut self, canister: &Base64, amount: u128) -> Outcome {
-        let id = self.existing(canister)?;
+    pub(crate) fn add_cycles(&mut self, added: RawAddCycles) -> Outcome {
+        let (id, amount) = (self.existing(&added.canister_id)?, added.amount);
         let balance =
             self.replica.change(|executor| Ok(executor.add_cycles(&id, amount).unwrap_or(0)))?;
         json(&RawCycles { cycles: balance })
     }
 
-    pub(crate) fn get_controllers(&mut self, canister: &RawCanisterId) -> Outcome {
+    pub(crate) fn get_controllers(&mut self, canister: RawCanisterId) -> Outcome {
         let id = self.existing(&canister.canister_id)?;
         let canister = self.replica.executor().state().get(&id);
         let controllers: Vec<_> = canister
@@ -407,7 +407,7 @@ impl Instance {
         }
     }
 
-    pub(crate) fn await_message(&mut self, message: &RawMessageId) -> Outcome {
+    pub(crate) fn await_message(&mut self, message: RawMessageId) -> Outcome {
         let id = request_id(&message.message_id)?;
         self.await_call(&id)
     }
@@ -450,7 +450,7 @@ impl Instance {
         }
     }
 
-    pub(crate) fn ingress_status(&mut self, args: &RawIngressStatusArgs) -> Outcome {
+    pub(crate) fn ingress_status(&mut self, args: RawIngressStatusArgs) -> Outcome {
         let id = request_id(&args.raw_message_id.message_id)?;
         if let (Some(caller), Some(entry)) =
             (&args.raw_caller, self.replica.executor().state().history.get(&id))

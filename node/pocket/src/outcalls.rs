@@ -447,7 +447,7 @@ impl Instance {
     }
 
     /// Refuses to answer one that several nodes may answer differently: no canister can make any.
-    pub(crate) fn mock_flexible_outcall(&mut self, mock: &RawFlexibleMock) -> Outcome {
+    pub(crate) fn mock_flexible_outcall(&mut self, mock: RawFlexibleMock) -> Outcome {
         let (subnet, _) = self.named(&mock.subnet_id)?;
         Err(Failure::bad(format!(
             "InvalidCanisterHttpRequestId(({subnet}, {})): no flexible HTTPS outcall of this number \

@@ -32,11 +32,11 @@ use crate::{
     graph::OperationStatus,
     instance::{Command, Handle, Instance},
     operations::{Failure, Outcome, json, topology},
-    outcalls::{RawFlexibleMock, RawMock},
+    outcalls::RawMock,
     rest::{
         ApiError, AutoProgressConfig, Creation, HttpGatewayBackend, HttpGatewayConfig,
-        InstanceConfig, RawAddCycles, RawCanisterId, RawSetStableMemory, RawTickConfigs,
-        RawVerifyCanisterSig, StartedOperation,
+        InstanceConfig, RawCanisterId, RawSetStableMemory, RawTickConfigs, RawVerifyCanisterSig,
+        StartedOperation,
     },
     server::{Server, mount},
 };
@@ -334,9 +334,9 @@ impl Server {
         request: Request<Incoming>,
     ) -> RouteResult {
         match what {
-            "query" => self.with(target, request, |instance, call| instance.query(call)).await,
-            "get_cycles" => self.with(target, request, |at, id| at.get_cycles(&id)).await,
-            "get_controllers" => self.with(target, request, |at, id| at.get_controllers(&id)).await,
+            "query" => self.with(target, request, Instance::query).await,
+            "get_cycles" => self.with(target, request, Instance::get_cycles).await,
+            "get_controllers" => self.with(target, request, Instance::get_controllers).await,
             "get_stable_memory" => {
                 let server = self.clone();
                 let get = move |at: &mut Instance, id: RawCanisterId| {
@@ -344,9 +344,9 @@ impl Server {
                 };
                 self.with(target, request, get).await
             }
-            "get_subnet" => self.with(target, request, |at, id| at.get_subnet(&id)).await,
-            "pub_key" => self.with(target, request, |at, id| at.pub_key(&id)).await,
-            "ingress_status" => self.with(target, request, |at, id| at.ingress_status(&id)).await,
+            "get_subnet" => self.with(target, request, Instance::get_subnet).await,
+            "pub_key" => self.with(target, request, Instance::pub_key).await,
+            "ingress_status" => self.with(target, request, Instance::ingress_status).await,
             _ => Err(not_found(format!("there is no read/{what}"))),
         }
     }
@@ -358,25 +358,14 @@ impl Server {
         request: Request<Incoming>,
     ) -> RouteResult {
         match what {
-            "submit_ingress_message" => {
-                self.with(target, request, |at, call| at.submit(call)).await
-            }
-            "await_ingress_message" => {
-                self.with(target, request, |at, id| at.await_message(&id)).await
-            }
-            "execute_ingress_message" => {
-                self.with(target, request, |at, call| at.execute(call)).await
-            }
+            "submit_ingress_message" => self.with(target, request, Instance::submit).await,
+            "await_ingress_message" => self.with(target, request, Instance::await_message).await,
+            "execute_ingress_message" => self.with(target, request, Instance::execute).await,
             "set_time" => self.with(target, request, |at, time| at.set_time(time, false)).await,
             "set_certified_time" => {
                 self.with(target, request, |at, time| at.set_time(time, true)).await
             }
-            "add_cycles" => {
-                let add = |at: &mut Instance, add: RawAddCycles| {
-                    at.add_cycles(&add.canister_id, add.amount)
-                };
-                self.with(target, request, add).await
-            }
+            "add_cycles" => self.with(target, request, Instance::add_cycles).await,
             "set_stable_memory" => {
                 let server = self.clone();
                 let set = move |at: &mut Instance, set: RawSetStableMemory| {
@@ -399,9 +388,7 @@ impl Server {
                 self.with(target, request, mock).await
             }
             "mock_flexible_canister_http" => {
-                let mock =
-                    |at: &mut Instance, mock: RawFlexibleMock| at.mock_flexible_outcall(&mock);
-                self.with(target, request, mock).await
+                self.with(target, request, Instance::mock_flexible_outcall).await
             }
             "canister_snapshot_download" | "canister_snapshot_upload" => {
                 Err(Failure::not_offered("moving a canister snapshot by a folder"))
