@@ -31,55 +31,31 @@ pub(crate) struct Scope<'a> {
     pub(crate) hosted: bool,
 }
 
-/// Why a read_state is refused.
+/// Why a read_state is refused: its paths as [`show`] has them, names cut to 64 characters.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum PathError {
-    /// No such form.
     #[error(
         "the path {path} cannot be requested at this endpoint; see \"Request: Read state\" of the \
          interface specification"
     )]
-    NotAPath {
-        /// The path as text, cut (see [`show`]).
-        path: String,
-    },
-    /// The path names a canister other than the effective canister id.
+    NotAPath { path: String },
     #[error("the path {path} concerns another canister than the effective canister id {effective}")]
-    OtherCanister {
-        /// The path as text, cut (see [`show`]).
-        path: String,
-        /// From the URL.
-        effective: Principal,
-    },
-    /// A canister elsewhere.
+    OtherCanister { path: String, effective: Principal },
     #[error("canister {canister_id} is in no canister range of this subnet")]
-    NotHosted {
-        /// The effective canister id of the URL.
-        canister_id: Principal,
-    },
-    /// Several requests at once.
+    NotHosted { canister_id: Principal },
     #[error("paths below /request_status must all name the same request id")]
     SeveralRequests,
-    /// Several subnets at once.
     #[error("paths below /canister_ranges must all name the same subnet")]
     SeveralSubnets,
-    /// A request of another sender, or at another effective id.
     #[error(
         "the status of request {id:?} may only be read by its sender, at the effective id the \
          request was sent to"
     )]
-    NotYourRequest {
-        /// The request whose status was asked for.
-        id: RequestId,
-    },
-    /// A private section.
+    NotYourRequest { id: RequestId },
     #[error(
         "the custom section \"{name}\" is private; only controllers of the canister may read it"
     )]
-    PrivateMetadata {
-        /// Which, cut to 64 characters.
-        name: String,
-    },
+    PrivateMetadata { name: String },
 }
 
 impl PathError {

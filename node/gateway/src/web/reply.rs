@@ -47,27 +47,21 @@ const PRINCIPAL: i64 = -24;
 /// Why a reply is invalid. Sent to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(crate) enum BadReply {
-    /// It is cut off, or no Candid at all.
     #[error("it is no Candid message")]
     Malformed,
-    /// Too many types, fields or values, or too deep.
     #[error(
         "it has more than {TYPES_MAX} types, {FIELDS_MAX} fields, {STEPS_MAX} values or {DEPTH_MAX} \
          levels, or a method's name of more than {METHOD_BYTES_MAX} bytes"
     )]
     TooComplex,
-    /// A field of another type than the protocol's.
     #[error("its field `{0}` is missing or of another type than the HTTP gateway protocol says")]
     Field(&'static str),
-    /// More header lines than allowed.
     #[error("it has more header lines than the limit http_gateway.response_headers = {0}")]
     Headers(u64),
-    /// Longer headers than allowed.
     #[error(
         "its headers are longer than the limit http_gateway.response_header_bytes = {0} allows"
     )]
     HeaderBytes(u64),
-    /// A streaming token that is too long to be sent back.
     #[error("its streaming token and the types of it have more than {TOKEN_BYTES_MAX} bytes")]
     Token,
 }

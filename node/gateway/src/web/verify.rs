@@ -62,58 +62,44 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// Why a response is not passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(crate) enum VerificationError {
-    /// No certificate.
     #[error("it has no header {CERTIFICATE_HEADER_NAME}")]
     NoCertificate,
-    /// A header that does not decode.
     #[error("its header {0} is not formed as the HTTP gateway protocol says")]
     Malformed(&'static str),
-    /// A tree or a path beyond the bounds.
     #[error(
         "its header {CERTIFICATE_HEADER_NAME} has a tree or a path that is deeper than {DEPTH_MAX} \
          levels or has more than {ITEMS_MAX} items"
     )]
     TooLarge,
-    /// An unknown version.
     #[error("its certification has the version {0}; versions 1 and 2 are verified")]
     Version(u16),
-    /// Not signed, or not for this canister.
     #[error(
         "its certificate is not signed by this subnet for this canister, or is deeper than \
          {DEPTH_MAX} levels or has more than {ITEMS_MAX} items"
     )]
     Certificate,
-    /// Too old, or from the future.
     #[error("its certificate is more than five minutes away from the node's clock")]
     Time,
-    /// The tree is another than the canister certified.
     #[error("its tree is not the one that the canister certified")]
     Tree,
-    /// The path of the expression is not the most specific one for the URL.
     #[error("its expression path does not fit the URL")]
     Path,
-    /// The hash of the expression, the request or the response is not in the tree.
     #[error("neither it nor a response like it is in the tree that the canister certified")]
     Response,
-    /// The body is not the certified one.
     #[error("its body is not the one that the canister certified for this URL")]
     Body,
-    /// What it unpacks to is not hashed to its end.
     #[error(
         "its body is certified unpacked, if at all, and unpacks to more than {UNPACKED_BYTES_MAX} \
          bytes"
     )]
     Unpacked,
-    /// A redirect in version 1, which certifies neither status nor headers.
     #[error("it is a redirect, which version 1 of the certification cannot certify")]
     Redirect,
-    /// Version 1 from a canister that says it has version 2, or does not say publicly.
     #[error(
         "it has version 1 of the certification, and its canister's metadata \
          `supported_certificate_versions` names a newer one, or is private"
     )]
     Downgrade,
-    /// The request cannot be hashed.
     #[error("its request cannot be certified: the URL is malformed")]
     Url,
 }
