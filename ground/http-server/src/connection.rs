@@ -166,7 +166,6 @@ const IDLE: Duration = Duration::from_secs(60);
 const CLOSING: Duration = Duration::from_secs(2);
 /// A reader may stall a response this long.
 const WRITE_STALL: Duration = Duration::from_secs(20);
-/// Request head.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// Header lines of HTTP/1.
 const HEADERS_MAX: usize = 64;
@@ -195,7 +194,6 @@ pub enum Stage {
 /// Activity of a connection, shared by its stream, its service and its watchdog.
 struct Activity {
     started: Instant,
-    /// Requests being served.
     active: AtomicUsize,
     /// Whether a request head has begun and not ended.
     reading: AtomicBool,
@@ -205,7 +203,6 @@ struct Activity {
     /// Responses that are not written to their end, by number, and when they must be. As many as
     /// there are streams.
     unwritten: Mutex<BTreeMap<u64, Instant>>,
-    /// Responses so far.
     responses: AtomicU64,
 }
 

@@ -240,7 +240,6 @@ struct Table {
 struct Connection {
     /// Requests in progress. Several only over HTTP/2.
     requests: usize,
-    /// Start of the last idle period.
     idle_since: Instant,
     /// Closes the connection; `None` once it is evicted.
     evict: Option<oneshot::Sender<()>>,

@@ -40,7 +40,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 #[error("cannot listen on {listen}: {error}; choose another address or stop what uses it")]
 pub struct ListenError {
     listen: SocketAddr,
-    /// Error of the operating system.
     error: io::Error,
 }
 
@@ -62,7 +61,6 @@ pub struct Server {
     listeners: Vec<Listener>,
 }
 
-/// A listener, and its connections.
 #[derive(Debug)]
 struct Listener {
     accepting: JoinHandle<()>,

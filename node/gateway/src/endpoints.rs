@@ -37,7 +37,6 @@ const INLINE_BYTES: usize = 16 * 1024;
 /// A read_state of at most this number of paths is answered without changing threads.
 const INLINE_PATHS: usize = 16;
 
-/// Result of a query thread.
 enum QueryThreadOutcome {
     /// A short outcome, not signed yet.
     Short(Result<Vec<u8>, Reject>),
@@ -91,7 +90,6 @@ struct RequestCheck {
     without_destination: Option<EffectiveError>,
 }
 
-/// Kind of request that an endpoint takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Call,

@@ -59,7 +59,6 @@ pub(crate) struct JobQueue {
 
 #[derive(Default)]
 struct QueueState {
-    /// Threads that work.
     running: usize,
     next: u64,
     /// Canisters with work.
@@ -72,14 +71,12 @@ struct QueueState {
     first_mean: u64,
 }
 
-/// Work that is queued.
 struct QueuedJob {
     job: Job,
     /// Set when it is dropped for other work.
     is_crowded_out: Arc<AtomicBool>,
 }
 
-/// Work for one canister.
 struct CanisterQueue {
     running: usize,
     waiting: BTreeMap<u64, QueuedJob>,
@@ -166,7 +163,6 @@ impl QueueState {
         }
     }
 
-    /// Pieces of work that are queued.
     fn queued(&self) -> usize {
         self.lines.values().map(|line| line.waiting.len()).sum()
     }
@@ -210,7 +206,6 @@ impl QueueState {
         Some((canister, job))
     }
 
-    /// Notes that a job is done.
     fn finish_job(&mut self, canister: &Principal, took: Duration) {
         let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let with_work = u64::try_from(self.lines.len()).unwrap_or(u64::MAX);

@@ -55,13 +55,11 @@ pub(crate) struct Metrics {
 
 /// Pools that are read on each scrape.
 pub(crate) struct Pools {
-    /// Connections of the public interface.
     pub(crate) connections: Connections,
     /// Name, permits, limit.
     pub(crate) permits: Vec<(&'static str, Arc<Semaphore>, usize)>,
     /// Pools of request bodies and responses, by name.
     pub(crate) bytes: Vec<(&'static str, Pool)>,
-    /// Waiting synchronous calls.
     pub(crate) waiters: Waiters,
 }
 
@@ -90,18 +88,15 @@ impl Metrics {
         Self { requests, latency, refusals, connections_evicted }
     }
 
-    /// Counts an answered request.
     pub(crate) fn record_response(&self, route: &'static str, status: u16, took: Duration) {
         self.requests.get_or_create(&RequestLabels { route, status }).inc();
         self.latency.get_or_create(&RouteLabels { route }).observe(took.as_secs_f64());
     }
 
-    /// Counts a refusal.
     pub(crate) fn count_refusal(&self, reason: &'static str) {
         self.refusals.get_or_create(&ReasonLabels { reason }).inc();
     }
 
-    /// Counts an idle connection that is closed for a new one.
     pub(crate) fn count_eviction(&self) {
         self.connections_evicted.inc();
     }

@@ -20,12 +20,10 @@ type Path = Vec<Vec<u8>>;
 
 /// The endpoint a read_state came in at.
 pub(crate) struct Scope<'a> {
-    /// The effective id in its URL.
     pub(crate) effective: &'a Effective,
     /// Whether it is the deprecated v2 endpoint.
     pub(crate) v2: bool,
     pub(crate) own_subnet: &'a Principal,
-    /// The root subnet.
     pub(crate) root_subnet: &'a Principal,
     /// Whether the effective canister id is in this subnet's ranges; true for the subnet form.
     pub(crate) hosted: bool,

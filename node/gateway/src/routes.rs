@@ -9,7 +9,6 @@ use ic_principal::Principal;
 
 use envelope::effective::Effective;
 
-/// The endpoint that a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     /// `GET /api/v2/status`: the status endpoint of the interface specification.

@@ -54,7 +54,6 @@ use crate::{
 const SCRAPES_MAX: usize = 2;
 /// Reports made at once; each is for one page that looks once per second.
 const REPORTS_MAX: usize = 2;
-/// Heap profiles made at once.
 const HEAP_PROFILES_MAX: usize = 1;
 /// Time for one, and for those before it.
 const HEAP_PROFILE_TIME: Duration = Duration::from_secs(10);
@@ -77,7 +76,6 @@ pub(crate) struct Service {
     pub(crate) permits: Permits,
 }
 
-/// The permits requests pass.
 pub(crate) struct Permits {
     requests: Arc<Semaphore>,
     queries: Arc<Semaphore>,
@@ -92,9 +90,7 @@ pub(crate) struct Permits {
 /// A kind of work that takes a query worker, for this canister.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum JobKind {
-    /// Inspecting a call.
     Inspect(Principal),
-    /// Running a query.
     Query(Principal),
 }
 
@@ -234,7 +230,6 @@ impl Service {
         }
     }
 
-    /// Serves an endpoint that takes an envelope.
     async fn take_envelope(
         self: &Arc<Self>,
         operation: Operation,

@@ -35,7 +35,6 @@ const ALLOW_NETWORK: &str = "THIMBLE_POCKET_ALLOW_NETWORK";
 const ALLOW_REMOTE_GATEWAYS: &str = "THIMBLE_POCKET_ALLOW_REMOTE_GATEWAYS";
 const STATE_DIR_ROOT: &str = "THIMBLE_POCKET_STATE_DIR_ROOT";
 
-/// See the module.
 pub(crate) struct Access {
     /// Names of the server in addition to `localhost`.
     hosts: Vec<String>,
@@ -67,7 +66,6 @@ impl Access {
         Ok(access)
     }
 
-    /// The server listens at this address.
     pub(crate) fn set_listen(&self, address: SocketAddr) {
         // Set once, at the start.
         let _ = self.listen.set(address);

@@ -13,7 +13,6 @@ use sha2::{Digest, Sha256};
 
 use crate::bounds::{BLOB_BYTES, BLOBS_BYTES, BLOBS_MAX};
 
-/// See the module.
 pub(crate) struct Blobs {
     folder: PathBuf,
     known: Mutex<BlobIndex>,
@@ -96,7 +95,6 @@ impl Blobs {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).bytes -= bytes;
     }
 
-    /// Begins to write one.
     pub(crate) fn begin(&self, is_compressed: bool) -> io::Result<Incoming<'_>> {
         let file = tempfile::NamedTempFile::new_in(&self.folder)?;
         let hash = Sha256::new_with_prefix([u8::from(is_compressed)]);

@@ -141,7 +141,6 @@ impl Cli {
 }
 
 impl Command {
-    /// Does it.
     pub(crate) fn run(&self) -> anyhow::Result<()> {
         let Self::Manual { share } = self;
         // Clients know the server by another name; who installs it calls it by that of the file.

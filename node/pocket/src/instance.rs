@@ -36,9 +36,7 @@ const IDLE_ROUND: Duration = Duration::from_millis(500);
 /// The same where a canister has a heartbeat.
 const HEARTBEAT_ROUND: Duration = Duration::from_millis(100);
 
-/// A command to the thread.
 pub(crate) enum Command {
-    /// An operation.
     Do(Box<dyn FnOnce(&mut Instance) + Send>),
     /// A call came: look whether it is to be executed.
     Wake,
@@ -46,7 +44,6 @@ pub(crate) enum Command {
     Close,
 }
 
-/// See the module.
 pub(crate) struct Instance {
     /// Makes its HTTPS outcalls while it makes progress by itself. Given up first.
     live: Option<LiveOutcalls>,
@@ -231,7 +228,6 @@ impl Instance {
         kept
     }
 
-    /// Keeps the state, if it is to be kept.
     fn keep(&mut self) -> Result<()> {
         let Some(folder) = &self.kept_in else { return Ok(()) };
         if let Some(reason) = &*self.failure.read().unwrap_or_else(PoisonError::into_inner) {
@@ -262,7 +258,6 @@ impl Instance {
         }
     }
 
-    /// Starts the thread.
     pub(crate) fn start(
         self,
         root_seed: [u8; 32],
@@ -318,7 +313,6 @@ impl Drop for Handle {
     }
 }
 
-/// The machine's clock.
 pub(crate) fn machine_time() -> Time {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Time(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))

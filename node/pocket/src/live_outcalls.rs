@@ -64,7 +64,6 @@ pub(crate) struct LiveOutcalls {
 }
 
 impl LiveOutcalls {
-    /// These are open after a round.
     pub(crate) fn set_open(&self, open: &BTreeMap<OutcallId, StateArc<Outcall>>) {
         self.service.set_open(open);
     }

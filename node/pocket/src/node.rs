@@ -18,7 +18,6 @@ use crate::{
 /// Seconds after which a client that was refused may ask again.
 const RETRY_AFTER_SECONDS: u64 = 1;
 
-/// See the module.
 pub(crate) struct InstanceNode {
     pub(crate) shared: InstanceContext,
     pub(crate) views: Views,

@@ -39,7 +39,6 @@ const SERVER_WAIT: Duration = Duration::from_millis(100);
 /// The JSON of an answer, or why there is none.
 pub(crate) type Outcome = Result<Bytes, Failure>;
 
-/// An operation that failed.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) status: StatusCode,
@@ -70,7 +69,6 @@ impl From<execution::FatalError> for Failure {
     }
 }
 
-/// An answer as JSON.
 pub(crate) fn json<T: Serialize + ?Sized>(answer: &T) -> Outcome {
     let bytes = serde_json::to_vec(answer).map_err(|error| Failure::bad(error.to_string()))?;
     Ok(bytes.into())

@@ -137,12 +137,10 @@ impl Answers {
         drop(self.answer_added.wait_timeout_while(self.lock(), time, |waiting| waiting.is_empty()));
     }
 
-    /// Whether the request is answered.
     fn has(&self, id: OutcallId) -> bool {
         self.lock().contains_key(&id)
     }
 
-    /// Whether none waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.lock().is_empty()
     }
@@ -279,7 +277,6 @@ impl Vote {
     }
 }
 
-/// A request that is being answered.
 struct Answering<'a> {
     instance: &'a Instance,
     id: OutcallId,
@@ -377,7 +374,6 @@ fn no_room(pool: &Pool) -> Failure {
 }
 
 impl Instance {
-    /// The subnet of a request.
     fn subnet_of(&self, outcall: &Outcall) -> Option<Principal> {
         self.replica.shared().subnets.subnet_of(&outcall.caller())
     }

@@ -15,7 +15,6 @@ use std::{
 /// How long a server that is there may take to accept a connection.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// The file, which is this server's.
 #[derive(Debug)]
 pub(crate) struct PortFile(PathBuf);
 
@@ -41,7 +40,6 @@ impl PortFile {
         Ok(None)
     }
 
-    /// Writes the port.
     pub(crate) fn write_port(&self, port: u16) -> io::Result<()> {
         // Clients may run as another user than the server.
         disk::replace_file(&self.0, format!("{port}\n").as_bytes(), disk::Readers::All)

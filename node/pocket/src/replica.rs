@@ -80,13 +80,11 @@ impl IngressQueue {
         Ok(true)
     }
 
-    /// Whether a call waits.
     pub(crate) fn has(&self, id: &RequestId) -> bool {
         let waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.calls.iter().any(|call| call.request_id == *id)
     }
 
-    /// Whether none waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).calls.is_empty()
     }
@@ -122,12 +120,10 @@ pub(crate) struct InstanceContext {
     pub(crate) time: Arc<AtomicU64>,
     /// The instance is being deleted: what waits for this machine gives up.
     pub(crate) closing: Arc<AtomicBool>,
-    /// Version of the clients.
     pub(crate) client: Client,
 }
 
 impl InstanceContext {
-    /// The instance's time.
     pub(crate) fn now(&self) -> Time {
         Time(self.time.load(Ordering::Acquire))
     }
@@ -157,7 +153,6 @@ impl RetryPolicy for InstanceRetryPolicy {
     }
 }
 
-/// See the module.
 pub(crate) struct Replica {
     executor: Executor,
     tally: Arc<QueryTally>,
@@ -245,12 +240,10 @@ impl Replica {
         })
     }
 
-    /// Parts that others may read meanwhile.
     pub(crate) fn views(&self) -> Views {
         Views { queries: self.executor.queries(), reader: self.executor.reader() }
     }
 
-    /// The state, for reading.
     pub(crate) fn executor(&self) -> &Executor {
         &self.executor
     }
@@ -260,7 +253,6 @@ impl Replica {
         self.executor.state().paused().next().is_some()
     }
 
-    /// HTTPS outcalls that are not answered.
     pub(crate) fn open_outcalls(&self) -> &BTreeMap<OutcallId, state::StateArc<Outcall>> {
         self.executor.state().subnet.outcalls.open()
     }
@@ -270,12 +262,10 @@ impl Replica {
         self.keys.node_id()
     }
 
-    /// Seed of its key.
     pub(crate) fn root_seed(&self) -> [u8; 32] {
         self.root_seed
     }
 
-    /// Data shared with its endpoints.
     pub(crate) fn shared(&self) -> &InstanceContext {
         &self.shared
     }

@@ -620,7 +620,6 @@ fn closing(mut response: Response<Outgoing>, has_body: bool) -> Response<Outgoin
     response
 }
 
-/// A body and its room in the pool.
 struct Body {
     bytes: Bytes,
     _room: accounting::Reservation,

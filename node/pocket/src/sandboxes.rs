@@ -60,7 +60,6 @@ impl ModuleSource for Stores {
 }
 
 impl Sandboxes {
-    /// Opens the cache in `folder`.
     pub(crate) fn open(folder: &Path, bounds: &Bounds) -> Result<Self> {
         let limits = &bounds.limits;
         let stores = Arc::new(Stores::default());
@@ -105,7 +104,6 @@ impl Sandboxes {
     }
 }
 
-/// A worker's figures of its allocator.
 pub(crate) fn heap(trim: bool) -> HeapFigures {
     let heap = memory::allocator::heap(trim);
     HeapFigures {

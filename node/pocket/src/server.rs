@@ -51,7 +51,6 @@ const GENESIS: Time = Time(1_620_328_630_000_000_000);
 const IDLE_LOOK: Duration = Duration::from_millis(250);
 /// Time for requests in flight when the server ends.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
-/// Why no instance is made.
 const ABOUT_TO_END: &str = "the server is about to end";
 
 /// When the server was last of use.
@@ -68,12 +67,10 @@ impl Activity {
         Self { pending: AtomicU64::new(0), last: Mutex::new(Instant::now()) }
     }
 
-    /// The server is of use now.
     pub(crate) fn record_use(&self) {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// A request begins.
     pub(crate) fn begin(self: &Arc<Self>) -> ActiveRequest {
         self.pending.fetch_add(1, Ordering::AcqRel);
         ActiveRequest(self.clone())
@@ -95,7 +92,6 @@ impl Drop for ActiveRequest {
     }
 }
 
-/// See the module.
 pub(crate) struct Server {
     pub(crate) bounds: Bounds,
     pub(crate) access: Access,
@@ -146,7 +142,6 @@ impl Drop for UnclaimedInstance {
 struct Instances {
     next: u64,
     all: BTreeMap<u64, Arc<Handle>>,
-    /// The server is about to end.
     is_stopping: bool,
 }
 
@@ -191,7 +186,6 @@ impl Server {
         self.instances.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An instance by its number.
     pub(crate) fn instance(&self, number: u64) -> Option<Arc<Handle>> {
         self.instances().all.get(&number).cloned()
     }
@@ -337,7 +331,6 @@ impl Server {
         Ok(CreatedInstance { instance_id: number, topology, http_gateway_info })
     }
 
-    /// Gives an instance its number.
     fn register(&self, handle: &Arc<Handle>, is_abandoned: bool) -> Result<u64> {
         ensure!(!is_abandoned, "the client is gone");
         let mut instances = self.instances();
@@ -370,7 +363,6 @@ impl Server {
         Some(closed.unwrap_or_else(|error| Err(error.into())))
     }
 
-    /// Makes no instances any more.
     fn stop_making(&self) {
         self.instances().is_stopping = true;
     }

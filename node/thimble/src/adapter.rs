@@ -36,7 +36,6 @@ const RETRY_AFTER_SECONDS: u64 = 1;
 const MANY_CANISTERS: u64 = 1_000;
 const LISTING_STAYS: Duration = Duration::from_secs(10);
 
-/// See the module.
 pub(crate) struct Adapter {
     pub(crate) pool: Arc<IngressPool>,
     pub(crate) queries: QueryService,

@@ -23,7 +23,6 @@ pub(crate) fn run(config: &Config, systemd: bool) -> Result<()> {
     setup::init("thimble", &config.data_dir, "thimble.toml", text, systemd.then_some(unit))
 }
 
-/// A string of TOML.
 fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }
@@ -134,7 +133,6 @@ heap_profile = {}
     )
 }
 
-/// The unit of a node.
 fn unit(limits: &Limits, installation: Installation) -> Unit<'static> {
     let Installation { program, file, data, user, group } = installation;
     Unit {

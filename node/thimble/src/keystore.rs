@@ -15,7 +15,6 @@ use crate::keys::{CHANGE, Shares, files, write_summary};
 /// In the folder of the keys: the newest epoch for which this node obtained its share.
 const VOTED: &str = "voted-epoch";
 
-/// See the module.
 pub(crate) struct KeyFiles {
     keys: PathBuf,
     shares: Shares,
@@ -24,7 +23,6 @@ pub(crate) struct KeyFiles {
 }
 
 impl KeyFiles {
-    /// Of the node with this data folder.
     pub(crate) fn new(data: &Path, arithmetic: EngineConfig) -> Self {
         let keys = data.join("keys");
         Self { shares: Shares::new(&keys, arithmetic), keys, change: data.join(CHANGE) }

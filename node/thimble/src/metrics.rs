@@ -101,17 +101,14 @@ impl RoundMetrics {
         }
     }
 
-    /// Rounds executed since the process started.
     pub(crate) fn rounds(&self) -> u64 {
         self.rounds.get()
     }
 
-    /// Canister messages executed.
     pub(crate) fn messages(&self) -> u64 {
         self.messages.get()
     }
 
-    /// For the status report.
     pub(crate) fn report(&self) -> gateway::report::Rounds {
         gateway::report::Rounds {
             height: self.height.load(Ordering::Relaxed),
@@ -131,7 +128,6 @@ impl RoundMetrics {
     }
 }
 
-/// Sources that are read on a scrape.
 pub(crate) struct Readings {
     pub(crate) watch: Arc<Watch>,
     pub(crate) ingress: Arc<IngressPool>,
@@ -252,7 +248,6 @@ impl Readings {
         Ok(())
     }
 
-    /// Lines of the disk's budget sheet.
     fn disk(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let disk = self.disk.report();
         out.amount("disk_budget_bytes", "The disk budget, 0 without one", disk.budget_bytes)?;

@@ -67,7 +67,6 @@ const WELL_KNOWN_NUMBERS: (u64, u64) = (0, (1 << 28) - 1);
 /// Number of the first canister that asks for no id. The public network's own ids do not come so
 /// far.
 const FIRST_CANISTER: u64 = 0x8000_0000_0010_0000;
-/// The last.
 const LAST_CANISTER: u64 = FIRST_CANISTER + (1 << 20) - 1;
 /// Time for requests in flight when the node stops.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
@@ -351,7 +350,6 @@ fn open_data_folder(config: &Config) -> Result<Lock> {
     Ok(lock)
 }
 
-/// What HTTP connections and timers run on.
 fn http_runtime() -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -423,7 +421,6 @@ impl ModuleSource for Modules {
 
 type NodeDriver = Driver<Box<dyn Consensus>, Executor, MachineClock, Volume, NodeObserver>;
 
-/// Purpose for which a node is opened.
 enum Role {
     /// To take part: make blocks, alone or with others.
     Member(StartSubnet),
@@ -651,7 +648,6 @@ fn open_sandbox(
     })?)
 }
 
-/// What the executor knows of its subnet.
 fn executor_config(
     config: &Config,
     limits: &Arc<Limits>,
@@ -710,7 +706,6 @@ fn open_log(data: &Path, executor: &Executor) -> Result<(BlockLog, Height)> {
     Ok((log, recovered_at))
 }
 
-/// Registers the node's counters and its readings.
 fn register_metrics(
     registry: &Mutex<Registry>,
     watch: &Arc<Watch>,

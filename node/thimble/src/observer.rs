@@ -23,10 +23,8 @@ use crate::{
     watch::Watch, watchdog::Stage,
 };
 
-/// See the module.
 pub(crate) struct NodeObserver {
     pub(crate) watch: Arc<Watch>,
-    /// Set while a checkpoint is made.
     pub(crate) busy: Arc<AtomicBool>,
     pub(crate) waiters: Waiters,
     pub(crate) metrics: RoundMetrics,

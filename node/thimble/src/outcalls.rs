@@ -16,7 +16,6 @@ use crate::config::Config;
 /// Copies share everything.
 #[derive(Clone)]
 pub(crate) struct NodeOutcalls {
-    /// Makes requests.
     pub(crate) service: Service,
     /// Brings the members to one answer.
     pub(crate) agreed: Arc<OutcallAnswers>,
@@ -67,7 +66,6 @@ pub(crate) fn start(runtime: &tokio::runtime::Runtime, outcalls: Option<&NodeOut
 }
 
 impl NodeOutcalls {
-    /// Sets the outcalls that are open after a round.
     pub(crate) fn set_open(&self, outcalls: &Outcalls) {
         let open = outcalls.open();
         let of_one = |outcall: &state::Outcall| OpenOutcall {

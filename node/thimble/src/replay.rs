@@ -42,7 +42,6 @@ const REMOVAL_PATIENCE: Duration = Duration::from_secs(3);
 /// Exit status after an interrupt.
 const INTERRUPTED: i32 = 130;
 
-/// Options of `thimble replay`.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) folder: PathBuf,
@@ -52,7 +51,6 @@ pub(crate) struct Options {
     pub(crate) json: bool,
 }
 
-/// One execution of the log.
 #[derive(Debug, Serialize, Deserialize)]
 struct Run {
     threads: u64,
@@ -226,7 +224,6 @@ fn execute(config: &Config, threads: u64, print: bool) -> Result<Run> {
     Ok(Run { threads, first, last, compared, seconds: started.elapsed().as_secs_f64() })
 }
 
-/// What was executed so far.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     /// Heights whose root was compared with a recorded one.

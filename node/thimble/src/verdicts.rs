@@ -19,20 +19,16 @@ use crate::{
     rules,
 };
 
-/// The file in the data folder.
 const FILE: &str = "verdicts.txt";
-/// Verdicts that the file may hold.
 const VERDICTS_MAX: usize = 1024;
 /// Largest ordinal that `thimble reject` takes: each message counts a million instructions, and no
 /// round has as many.
 const ORDINAL_MAX: u64 = 999_999;
 
-/// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verdicts(BTreeMap<Height, Vec<Fault>>);
 
 impl Verdicts {
-    /// Those of a data folder.
     pub(crate) fn read(data_dir: &Path) -> Result<Self> {
         let path = data_dir.join(FILE);
         let Some(text) = files::read_text(&path)? else { return Ok(Self::default()) };

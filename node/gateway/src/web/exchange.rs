@@ -40,12 +40,10 @@ pub(super) struct Exchange {
     pub(super) quota: Arc<ConnectionQuota>,
     pub(super) target: Target,
     pub(super) request: Arc<BrowserRequest>,
-    /// The room of its body.
     pub(super) body: Option<BodyReservation>,
     pub(super) place: RequestPermit,
 }
 
-/// A canister's response.
 pub(super) struct Reply {
     pub(super) head: Head,
     pub(super) body: Bytes,
@@ -66,7 +64,6 @@ impl From<Reply> for Piece {
     }
 }
 
-/// A question to the canister.
 #[derive(Clone, Copy)]
 pub(super) enum ReplySource<'a> {
     Request(&'a BrowserRequest),
@@ -75,7 +72,6 @@ pub(super) enum ReplySource<'a> {
     Update(&'a RequestId),
 }
 
-/// How the answer is used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReplyUse {
     /// It is written; this number of bytes is expected, 0 where that is not known.
@@ -231,7 +227,6 @@ impl Exchange {
         answer
     }
 
-    /// Outcome of an update call.
     fn kept_answer(
         &self,
         id: &RequestId,

@@ -91,7 +91,6 @@ pub(crate) struct Web {
     ingress_history_bytes: u64,
     // Permits.
     requests: Arc<Semaphore>,
-    /// Long responses.
     streams: Arc<Semaphore>,
     /// Where responses are verified: apart from envelopes, which other clients wait for.
     verify: Arc<JobQueue>,
@@ -181,9 +180,7 @@ impl Web {
 
 /// A request that passed the checks before its body is read.
 enum Admission {
-    /// It was answered by them.
     Answered(Response<Outgoing>),
-    /// It is to be served.
     Served { target: Target, place: OwnedSemaphorePermit, room: BodyReservation },
 }
 

@@ -66,14 +66,12 @@ pub(crate) enum BadReply {
     Token,
 }
 
-/// Bounds of the headers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeaderBounds {
     pub(crate) lines: u64,
     pub(crate) bytes: u64,
 }
 
-/// `HttpResponse`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct HttpReply {
     pub(crate) status: u16,
@@ -84,7 +82,6 @@ pub(crate) struct HttpReply {
     pub(crate) streaming: Option<Streaming>,
 }
 
-/// `StreamingStrategy`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Streaming {
     pub(crate) canister: Principal,
@@ -185,7 +182,6 @@ struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
     types: Vec<Type>,
-    /// Of all types.
     fields: Vec<(u32, i64)>,
     /// Position of the type table.
     table: Range<usize>,
@@ -193,7 +189,6 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Reads the type table.
     fn new(bytes: &'a [u8]) -> Result<Self, BadReply> {
         let mut reader =
             Self { bytes, at: 0, types: Vec::new(), fields: Vec::new(), table: 0..0, steps: 0 };
@@ -258,7 +253,6 @@ impl<'a> Reader<'a> {
         Ok(Fields { begin, count })
     }
 
-    /// Name and type of a field.
     fn field(&self, of: Fields, number: usize) -> Result<(u32, i64), BadReply> {
         if number >= of.count {
             return Err(BadReply::Malformed);

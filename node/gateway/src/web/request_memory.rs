@@ -42,7 +42,6 @@ pub(super) struct Gate {
     bytes: u64,
 }
 
-/// A place in a part.
 #[derive(Debug)]
 pub(super) struct GatePermit(OwnedSemaphorePermit);
 
@@ -202,7 +201,6 @@ impl RequestMemory {
         Ok(Arc::new(ReplyReservation(Mutex::new(ReservationState { reserved, permit, kept }))))
     }
 
-    /// Bytes that a reply may take.
     pub(super) fn reply_bytes(&self) -> u64 {
         self.reply_bytes.saturating_add(HTTP_REPLY_BESIDE_BYTES)
     }
@@ -255,7 +253,6 @@ struct ReservationState {
     kept: Option<WritePermits>,
 }
 
-/// Places among what is written.
 #[derive(Debug)]
 struct WritePermits {
     bytes: u64,

@@ -211,7 +211,6 @@ enum PieceSource {
     Pieces(Option<Piece>, Streaming, Digests),
 }
 
-/// A long response on its way.
 struct StreamSender {
     exchange: Exchange,
     place: LongPlace,

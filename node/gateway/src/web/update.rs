@@ -96,7 +96,6 @@ impl Exchange {
         Ok((id, waiter))
     }
 
-    /// An unsigned call.
     fn update_envelope(&self, argument: &[u8], wait: Duration) -> Vec<u8> {
         let service = &self.web.service;
         let ahead = service.auth.ingress_expiry.min(wait + EXPIRY_MORE);

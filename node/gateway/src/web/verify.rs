@@ -40,7 +40,6 @@ use thiserror::Error;
 
 use super::expression::{self, Expression};
 
-/// A header's name and value.
 pub(crate) type HeaderField = (String, String);
 
 /// Bytes that a compressed body may unpack to, where the hash of those is certified (version 1).
@@ -49,7 +48,6 @@ const UNPACKED_BYTES_MAX: u64 = 64 << 20;
 const AGE_NANOS_MAX: u64 = 300_000_000_000;
 /// Label of the expressions in a canister's tree.
 const PREFIX: &str = "http_expr";
-/// The newest version there is.
 pub(crate) const VERSION: u16 = 2;
 
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -104,10 +102,8 @@ pub(crate) enum VerificationError {
     Url,
 }
 
-/// What was verified.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum VerifiedScope {
-    /// The body only.
     Body,
     /// Status, body and these headers.
     Response(Vec<HeaderField>),
@@ -129,7 +125,6 @@ enum BodyDecoder {
     TooMuch,
 }
 
-/// The hashes of a whole body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BodyHashes {
     raw: Hash,
@@ -166,7 +161,6 @@ impl BodyDecoder {
 }
 
 impl BodyHasher {
-    /// Takes the next piece.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.raw.update(bytes);
         let unpacked = match &mut self.unpacked {
@@ -179,7 +173,6 @@ impl BodyHasher {
         }
     }
 
-    /// All pieces were there.
     pub(crate) fn finish(self) -> BodyHashes {
         let finished = match self.unpacked {
             BodyDecoder::Gzip(decoder) => decoder.finish(),
@@ -235,7 +228,6 @@ fn header<'h>(headers: &'h [HeaderField], name: &str) -> Option<&'h str> {
     found.next().map(|(_, value)| value.as_str())
 }
 
-/// Whom a response is verified for.
 pub(crate) struct VerificationContext<'a> {
     pub(crate) auth: &'a AuthConfig,
     pub(crate) now: Time,
@@ -308,7 +300,6 @@ pub(crate) fn check_certificate(
     }
 }
 
-/// Reads a tree or a path.
 fn read(bytes: &[u8]) -> Result<CborItem<'_>, VerificationError> {
     CborItem::read(bytes).map_err(|error| match error {
         CborError::TooDeep { .. } | CborError::TooManyItems { .. } => VerificationError::TooLarge,
@@ -385,7 +376,6 @@ impl CertifiedContent {
         matches!(self, Self::Nothing)
     }
 
-    /// For the body.
     pub(crate) fn hasher(&self) -> BodyHasher {
         let sink = || HashSink { hash: Sha256::new(), left: UNPACKED_BYTES_MAX };
         // Version 2 certifies bodies as they are.

@@ -146,7 +146,6 @@ fn refuse_state_without_keys(data: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The node key of this data folder.
 pub(crate) fn node_key(data: &Path) -> Result<SigningKey> {
     let folder = data.join("keys");
     read_node_key(&folder)?.with_context(|| {
@@ -182,7 +181,6 @@ pub(crate) fn node_of_plan(data: &Path, plan: &Plan) -> Result<SigningKey> {
     Ok(node)
 }
 
-/// Result of joining.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct JoinOutcome {
     /// This node's place among the first members; none if it has to be admitted.

@@ -27,7 +27,6 @@ pub(crate) fn create_folder(folder: &Path, fill: impl FnOnce(&Path) -> Result<()
     sync_folder_of(folder)
 }
 
-/// See [`disk::replace_file`].
 pub(crate) fn write(path: &Path, bytes: &[u8], readers: Readers) -> Result<()> {
     write_on(&RealDisk, path, bytes, readers)
 }

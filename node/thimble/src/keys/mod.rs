@@ -69,13 +69,11 @@ pub(crate) struct Keys {
     pub(crate) origin: Option<Origin>,
 }
 
-/// One node of the subnet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     /// Its place in the committee.
     pub(crate) index: u32,
     pub(crate) node_id: Principal,
-    /// Ed25519 public key.
     pub(crate) node_key: [u8; 32],
     /// HOST:PORT, where its peers reach it.
     pub(crate) address: String,

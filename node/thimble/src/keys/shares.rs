@@ -37,7 +37,6 @@ use super::{
 
 const SHARES: &str = "shares";
 
-/// The shares in a folder of keys.
 pub(crate) struct Shares {
     folder: PathBuf,
     arithmetic: EngineConfig,
