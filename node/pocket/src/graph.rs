@@ -31,7 +31,8 @@ enum Operation {
     Done(Outcome),
 }
 
-/// The oldest outcomes are dropped when there are too many, or when they are too long together; running operations stay, and are bounded by the queues of the instances.
+/// The oldest outcomes are dropped when there are too many, or when they are too long together;
+/// running operations stay, and are bounded by the queues of the instances.
 pub(crate) struct Graph {
     operations: Mutex<Operations>,
     bytes_max: u64,
