@@ -90,23 +90,11 @@ struct RequestCheck {
     without_destination: Option<EffectiveError>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Call,
-    Query,
-    ReadState,
-}
-
-fn check_kind(request: &Request, kind: Kind) -> Result<(), ErrorResponse> {
-    let (expected, fits) = match kind {
-        Kind::Call => ("call", matches!(request, Request::Call(_))),
-        Kind::Query => ("query", matches!(request, Request::Query(_))),
-        Kind::ReadState => ("read_state", matches!(request, Request::ReadState(_))),
-    };
-    if fits {
+fn check_type(request: &Request, expected: &'static str) -> Result<(), ErrorResponse> {
+    let found = request.request_type();
+    if found == expected {
         return Ok(());
     }
-    let found = request.request_type();
     Err(ErrorResponse::bad_request(
         "request_type",
         format!(
@@ -116,19 +104,24 @@ fn check_kind(request: &Request, kind: Kind) -> Result<(), ErrorResponse> {
     ))
 }
 
+/// Of a request whose type was checked before.
+fn takes(expected: &'static str) -> ErrorResponse {
+    ErrorResponse::bad_request("request_type", format!("this endpoint takes \"{expected}\""))
+}
+
 impl Service {
-    /// Decodes and authenticates a body, and checks that it is of the kind and belongs at the URL.
+    /// Decodes and authenticates a body, and checks that it is of the type and belongs at the URL.
     async fn authenticate(
         self: &Arc<Self>,
         effective: Effective,
-        kind: Kind,
+        expected: &'static str,
         body: Bytes,
     ) -> Result<(Envelope, RequestCheck), ErrorResponse> {
         let mut decoded = None;
         if body.len() <= INLINE_BYTES {
             let envelope = Envelope::decode(&body, &self.bounds).map_err(envelope_error)?;
             if !envelope.is_signed() {
-                let checked = self.check(effective, kind, &envelope)?;
+                let checked = self.check(effective, expected, &envelope)?;
                 return Ok((envelope, checked));
             }
             decoded = Some(envelope);
@@ -139,7 +132,7 @@ impl Service {
                 Some(envelope) => envelope,
                 None => Envelope::decode(&body, &service.bounds).map_err(envelope_error)?,
             };
-            let checked = service.check(effective, kind, &envelope)?;
+            let checked = service.check(effective, expected, &envelope)?;
             Ok((envelope, checked))
         })
         .await?
@@ -148,19 +141,19 @@ impl Service {
     fn check(
         &self,
         effective: Effective,
-        kind: Kind,
+        expected: &'static str,
         envelope: &Envelope,
     ) -> Result<RequestCheck, ErrorResponse> {
         let request = &envelope.content.request;
-        check_kind(request, kind)?;
-        let authenticated = match kind {
-            Kind::Call => auth::authenticate(envelope, self.node.block_time(), &self.auth)
+        check_type(request, expected)?;
+        let authenticated = match request {
+            Request::Call(_) => auth::authenticate(envelope, self.node.block_time(), &self.auth)
                 .map_err(|error| self.with_clock_fault(error))?,
             _ => auth::authenticate(envelope, self.node.now(), &self.auth).map_err(auth_error)?,
         };
         let fits = match (request, effective) {
             (Request::Call(call) | Request::Query(call), _) => {
-                let query = kind == Kind::Query;
+                let query = matches!(request, Request::Query(_));
                 effective::check(&effective, call, query, &self.config.subnet_id, |id| {
                     self.node.hosts(id)
                 })
@@ -218,11 +211,11 @@ impl Service {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
         let (envelope, RequestCheck { authenticated, without_destination }) =
-            self.authenticate(effective, Kind::Call, bytes.clone()).await?;
+            self.authenticate(effective, "call", bytes.clone()).await?;
         let (id, expiry) = (envelope.request_id, envelope.content.ingress_expiry);
         let validity = auth::validity(&envelope, &self.auth);
         let Request::Call(call) = envelope.content.request else {
-            return Err(ErrorResponse::bad_request("request_type", "this endpoint takes \"call\""));
+            return Err(takes("call"));
         };
         let effective_id = effective::of_call(&call, effective.id());
         // No view is held while waiting: it would keep an old state alive.
@@ -341,12 +334,9 @@ impl Service {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
         let (envelope, RequestCheck { authenticated, without_destination }) =
-            self.authenticate(effective, Kind::Query, bytes).await?;
+            self.authenticate(effective, "query", bytes).await?;
         let Request::Query(call) = envelope.content.request else {
-            return Err(ErrorResponse::bad_request(
-                "request_type",
-                "this endpoint takes \"query\"",
-            ));
+            return Err(takes("query"));
         };
         let id = envelope.request_id;
         let query = QueryRequest {
@@ -400,12 +390,9 @@ impl Service {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
         let (envelope, RequestCheck { authenticated, .. }) =
-            self.authenticate(effective, Kind::ReadState, bytes).await?;
+            self.authenticate(effective, "read_state", bytes).await?;
         let Request::ReadState(paths) = envelope.content.request else {
-            return Err(ErrorResponse::bad_request(
-                "request_type",
-                "this endpoint takes \"read_state\"",
-            ));
+            return Err(takes("read_state"));
         };
         let hosted = match &effective {
             Effective::Canister(id) => self.node.hosts(id),
