@@ -114,11 +114,11 @@ impl Instance {
     /// If the instance cannot continue; it never does again then.
     pub(crate) fn round(&mut self) -> Result<&RoundResult> {
         // An awaited call executes many rounds: a deleted instance is not waited for that long.
-        let is_closing = self.replica.shared().closing.load(Ordering::Acquire);
+        let is_closing = self.replica.shared.closing.load(Ordering::Acquire);
         ensure!(!is_closing, "the instance is being deleted");
         if self.progress.is_some() {
             let now = machine_time();
-            if now > self.replica.shared().now() {
+            if now > self.replica.shared.now() {
                 self.replica.set_time(now)?;
             }
         }
@@ -167,7 +167,7 @@ impl Instance {
         let since = self.last_at.elapsed();
         let delay = delay.saturating_sub(since);
         let Some(last) = &self.last else { return Some(delay) };
-        let shared = self.replica.shared();
+        let shared = &self.replica.shared;
         let waits = last.more || !shared.waiting.is_empty() || !shared.answers.is_empty();
         if waits {
             return Some(delay);
@@ -217,7 +217,7 @@ impl Instance {
                 Some(Command::Close) => break,
                 Some(Command::Wake) | None => {}
             }
-            if self.replica.shared().closing.load(Ordering::Acquire) {
+            if self.replica.shared.closing.load(Ordering::Acquire) {
                 break;
             }
         }
@@ -234,9 +234,9 @@ impl Instance {
             anyhow::bail!("{} is left as it was: {reason}", folder.path().display());
         }
         let description = Description {
-            root_seed: self.replica.root_seed(),
-            subnets: self.replica.shared().subnets.plans(),
-            time: self.replica.shared().now().0,
+            root_seed: self.replica.root_seed,
+            subnets: self.replica.shared.subnets.plans(),
+            time: self.replica.shared.now().0,
         };
         let packed = self.replica.checkpoint();
         let packed = packed.and_then(|()| folder.pack(self.folder.path(), &description));
@@ -264,7 +264,7 @@ impl Instance {
         memory: accounting::Reservation,
     ) -> Result<Handle> {
         let commands = self.commands.clone();
-        let (shared, views) = (self.replica.shared().clone(), self.replica.views());
+        let (shared, views) = (self.replica.shared.clone(), self.replica.views());
         let (makes_progress, failure) = (self.makes_progress.clone(), self.failure.clone());
         let thread = std::thread::Builder::new()
             .name("instance".into())

@@ -44,7 +44,7 @@ impl OutcallClient {
         replica: &Replica,
         wake: SyncSender<Command>,
     ) -> LiveOutcalls {
-        let answers = InstanceAnswerSink { answers: replica.shared().answers.clone(), wake };
+        let answers = InstanceAnswerSink { answers: replica.shared.answers.clone(), wake };
         let queries = replica.views().queries;
         let transform = move |target: (CanisterId, Height), method: &str, arg: Vec<u8>| {
             queries.transform(target, method, arg)

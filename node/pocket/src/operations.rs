@@ -115,15 +115,15 @@ struct Call {
 
 impl Instance {
     fn client(&self) -> Client {
-        self.replica.shared().client
+        self.replica.shared.client
     }
 
     pub(crate) fn topology(&mut self) -> Outcome {
-        json(&topology(&self.replica.shared().subnets))
+        json(&topology(&self.replica.shared.subnets))
     }
 
     pub(crate) fn get_time(&mut self) -> Outcome {
-        json(&RawTime { nanos_since_epoch: self.replica.shared().now().0 })
+        json(&RawTime { nanos_since_epoch: self.replica.shared.now().0 })
     }
 
     pub(crate) fn set_time(&mut self, time: RawTime, certified: bool) -> Outcome {
@@ -152,7 +152,7 @@ impl Instance {
     /// Whether these are nodes of the subnet. Which of them makes a block makes no difference here.
     fn check_blockmakers(&self, named: &RawSubnetBlockmakers) -> Result<(), Failure> {
         let id = principal(&named.subnet.subnet_id, "subnet_id")?;
-        let nodes = self.replica.shared().subnets.with_all(|all| {
+        let nodes = self.replica.shared.subnets.with_all(|all| {
             let subnet = all.iter().find(|subnet| subnet.id == id);
             subnet.map(|it| it.nodes.iter().map(|node| node.node_id).collect::<Vec<_>>())
         });
@@ -173,7 +173,7 @@ impl Instance {
 
     pub(crate) fn pub_key(&mut self, subnet: RawSubnetId) -> Outcome {
         let id = principal(&subnet.subnet_id, "subnet_id")?;
-        let key = self.replica.shared().subnets.with_all(|all| {
+        let key = self.replica.shared.subnets.with_all(|all| {
             let subnet = all.iter().find(|subnet| subnet.id == id);
             subnet.map(|subnet| subnet.public_key_der.clone())
         });
@@ -185,7 +185,7 @@ impl Instance {
 
     pub(crate) fn get_subnet(&mut self, canister: RawCanisterId) -> Outcome {
         let id = principal(&canister.canister_id, "canister_id")?;
-        let subnet = self.replica.shared().subnets.subnet_of(&id);
+        let subnet = self.replica.shared.subnets.subnet_of(&id);
         let exists = self.replica.executor().state().contains(&id);
         json(&subnet.filter(|_| exists).map(|subnet| RawSubnetId { subnet_id: subnet.into() }))
     }
@@ -279,7 +279,7 @@ impl Instance {
 
     /// Reads a call; queries have no aim.
     fn read_call(&mut self, call: RawCanisterCall, is_query: bool) -> Result<Call, Failure> {
-        let now = self.replica.shared().now();
+        let now = self.replica.shared.now();
         let sender = principal(&call.sender, "sender")?;
         let canister_id = principal(&call.canister_id, "canister_id")?;
         let sender_info = match call.sender_info {
@@ -327,7 +327,7 @@ impl Instance {
 
     /// The subnet that an effective principal names. One is made for a canister id that none hosts.
     fn aim(&self, effective: &EffectivePrincipal) -> Result<Option<Principal>, Failure> {
-        let subnets = &self.replica.shared().subnets;
+        let subnets = &self.replica.shared.subnets;
         match effective {
             EffectivePrincipal::None => Ok(None),
             EffectivePrincipal::SubnetId(id) => {
@@ -351,7 +351,7 @@ impl Instance {
 
     /// The subnet that hosts a canister id. One is made where none does.
     fn host(&self, id: &Principal) -> Result<Option<Principal>, Failure> {
-        let subnets = &self.replica.shared().subnets;
+        let subnets = &self.replica.shared.subnets;
         let hosted = subnets.host(id);
         hosted.map_err(|error| Failure::bad(format!("RequestRoutingError(\"{error:#}\")")))?;
         Ok(subnets.subnet_of(id))
@@ -386,7 +386,7 @@ impl Instance {
             return Ok(RawResult::Err(RejectResponse::new(&reject, false, self.client())));
         }
         let id = ingress.request_id;
-        let shared = self.replica.shared();
+        let shared = &self.replica.shared;
         if let Some(subnet) = aim {
             shared.subnets.aim(id, subnet)?;
         }
@@ -416,7 +416,7 @@ impl Instance {
             if let Some(outcome) = self.status(id) {
                 return json(&outcome);
             }
-            let shared = self.replica.shared();
+            let shared = &self.replica.shared;
             if self.replica.executor().state().history.get(id).is_none() && !shared.waiting.has(id)
             {
                 let id = hex::encode(id.0);
@@ -431,7 +431,7 @@ impl Instance {
                 )));
             }
             if asks_servers {
-                self.replica.shared().answers.wait(SERVER_WAIT);
+                self.replica.shared.answers.wait(SERVER_WAIT);
             }
             let round = self.round()?;
             let (is_over, is_idle) = (!round.more, round.messages == 0);

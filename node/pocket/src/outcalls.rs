@@ -375,13 +375,13 @@ fn no_room(pool: &Pool) -> Failure {
 
 impl Instance {
     fn subnet_of(&self, outcall: &Outcall) -> Option<Principal> {
-        self.replica.shared().subnets.subnet_of(&outcall.caller())
+        self.replica.shared.subnets.subnet_of(&outcall.caller())
     }
 
     /// Requests that wait for an answer of the test.
     pub(crate) fn pending_outcalls(&mut self, room: &Pool) -> Outcome {
         let open = self.replica.open_outcalls();
-        let answers = &self.replica.shared().answers;
+        let answers = &self.replica.shared.answers;
         let pending: Vec<_> = open
             .iter()
             .filter(|(id, _)| !answers.has(**id))
@@ -407,7 +407,7 @@ impl Instance {
     /// A subnet that a mock names, and how many nodes it has.
     fn named(&self, subnet: &RawSubnetId) -> Result<(Principal, usize), Failure> {
         let id = subnet.subnet_id.principal().map_err(Failure::bad)?;
-        let nodes = self.replica.shared().subnets.with_all(|all| {
+        let nodes = self.replica.shared.subnets.with_all(|all| {
             let subnet = all.iter().find(|subnet| subnet.id == id);
             subnet.map(|subnet| subnet.nodes.len())
         });
@@ -422,7 +422,7 @@ impl Instance {
         }
         let (subnet, nodes) = self.named(&mock.subnet_id)?;
         let id = OutcallId(mock.request_id);
-        let answers = self.replica.shared().answers.clone();
+        let answers = self.replica.shared.answers.clone();
         let open = self.replica.open_outcalls().get(&id);
         let open = open.filter(|outcall| self.subnet_of(outcall) == Some(subnet));
         let Some(outcall) = open.filter(|_| !answers.has(id)).cloned() else {

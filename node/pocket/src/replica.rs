@@ -157,8 +157,8 @@ pub(crate) struct Replica {
     executor: Executor,
     tally: Arc<QueryTally>,
     keys: SubnetKeys,
-    root_seed: [u8; 32],
-    shared: InstanceContext,
+    pub(crate) root_seed: [u8; 32],
+    pub(crate) shared: InstanceContext,
     messages_max: u64,
     bytes_max: u64,
     expiry_seconds: u64,
@@ -260,14 +260,6 @@ impl Replica {
     /// The node that makes requests alone, when one is to.
     pub(crate) fn node_id(&self) -> Principal {
         self.keys.node_id()
-    }
-
-    pub(crate) fn root_seed(&self) -> [u8; 32] {
-        self.root_seed
-    }
-
-    pub(crate) fn shared(&self) -> &InstanceContext {
-        &self.shared
     }
 
     /// How far ahead a call expires.

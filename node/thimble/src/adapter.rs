@@ -252,7 +252,7 @@ impl Node for Adapter {
             throttling: watch.record.throttling(),
             canisters,
             canisters_total,
-            canisters_max: self.disk.canisters_max(),
+            canisters_max: self.disk.canisters_max,
             history: watch.record.history(),
         }
     }
@@ -287,7 +287,7 @@ impl Adapter {
     }
 
     fn for_clients(&self, text: &str) -> String {
-        without_paths(text, self.watch.watchdog.data_dir())
+        without_paths(text, &self.watch.watchdog.data_dir)
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct DiskUsage {
     budget_bytes: u64,
     shortage: Option<String>,
     lines: Vec<SheetLine>,
-    canisters_max: u64,
+    pub(crate) canisters_max: u64,
     // Interfaces.
     pages: Arc<PageStore>,
     sandbox: Arc<sandbox::Pool>,
@@ -99,10 +99,6 @@ impl DiskUsage {
 
     pub(crate) fn delta_bytes(&self) -> u64 {
         self.pages.delta_bytes()
-    }
-
-    pub(crate) fn canisters_max(&self) -> u64 {
-        self.canisters_max
     }
 
     /// How much of a line is taken; none for what is kept free, or gone in a moment.

@@ -155,8 +155,8 @@ impl Worker {
 
     fn read_counters(&self) -> WorkCounters {
         WorkCounters {
-            rounds: self.inputs.rounds.rounds(),
-            messages: self.inputs.rounds.messages(),
+            rounds: self.inputs.rounds.rounds.get(),
+            messages: self.inputs.rounds.messages.get(),
             queries: self.inputs.watch.queries.load(Relaxed),
         }
     }

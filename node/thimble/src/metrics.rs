@@ -32,15 +32,16 @@ const ROUND_SECONDS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 
 /// Counters of the round loop. Clones share them.
 #[derive(Clone)]
 pub(crate) struct RoundMetrics {
-    rounds: Counter,
-    messages: Counter,
+    pub(crate) rounds: Counter,
+    pub(crate) messages: Counter,
     instructions: Counter,
     ingress: Counter,
     verdicts: Counter,
     checkpoints: Counter,
     round_seconds: Histogram,
     checkpoint_seconds: Histogram,
-    skipped: Counter,
+    /// Times execution waited for memory or for the delta log.
+    pub(crate) skipped: Counter,
     height: Arc<AtomicU64>,
     longest_stall_micros: Arc<AtomicU64>,
     long_stall: Arc<Mutex<Option<Stall>>>,
@@ -85,11 +86,6 @@ impl RoundMetrics {
         self.height.store(batch.height.0, Ordering::Relaxed);
     }
 
-    /// Execution waited for memory or for the delta log.
-    pub(crate) fn skipped(&self) {
-        self.skipped.inc();
-    }
-
     /// Work waited for this time for a certified round.
     pub(crate) fn stalled(&self, time: Duration) {
         self.longest_stall_micros.fetch_max(time.as_micros() as u64, Ordering::Relaxed);
@@ -99,14 +95,6 @@ impl RoundMetrics {
             let mut long_stall = self.long_stall.lock().unwrap_or_else(PoisonError::into_inner);
             *long_stall = Some(Stall { ended_unix_millis, millis });
         }
-    }
-
-    pub(crate) fn rounds(&self) -> u64 {
-        self.rounds.get()
-    }
-
-    pub(crate) fn messages(&self) -> u64 {
-        self.messages.get()
     }
 
     pub(crate) fn report(&self) -> gateway::report::Rounds {
@@ -257,7 +245,7 @@ impl Readings {
         out.amounts("disk_used_bytes", "Taken of the line on disk", used)?;
         let caps = lines().map(|(labels, line)| (labels, line.cap_bytes));
         out.amounts("disk_cap_bytes", "What the line may take on disk", caps)?;
-        out.amount("canisters_max", "Canisters that may exist", self.disk.canisters_max())
+        out.amount("canisters_max", "Canisters that may exist", self.disk.canisters_max)
     }
 
     /// The round under way, stalls, and the node's clock.

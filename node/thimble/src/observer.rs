@@ -44,7 +44,7 @@ impl Observer<Executor> for NodeObserver {
     }
 
     fn waited_for_memory(&mut self) {
-        self.metrics.skipped();
+        self.metrics.skipped.inc();
     }
 
     fn begins(&mut self, finalised: &FinalisedBatch, ingress_bytes: u64) {
@@ -87,7 +87,7 @@ impl Observer<Executor> for NodeObserver {
         self.busy.store(false, Relaxed);
         if executor.relieved() > self.relieved {
             self.relieved = executor.relieved();
-            self.metrics.skipped();
+            self.metrics.skipped.inc();
         }
         if height.is_some() {
             self.metrics.checkpoint(took);

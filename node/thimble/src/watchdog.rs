@@ -41,17 +41,13 @@ struct Active {
 #[derive(Debug)]
 pub(crate) struct Watchdog {
     running: RunningMessages,
-    data_dir: PathBuf,
+    pub(crate) data_dir: PathBuf,
     active: Mutex<Option<Active>>,
 }
 
 impl Watchdog {
     pub(crate) fn new(running: RunningMessages, data_dir: &Path) -> Self {
         Self { running, data_dir: data_dir.to_owned(), active: Mutex::default() }
-    }
-
-    pub(crate) fn data_dir(&self) -> &Path {
-        &self.data_dir
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Active>> {

@@ -105,7 +105,7 @@ impl Web {
         let HttpGatewayConfig { limits, requests: pool, ingress_history_bytes, .. } = config;
         let requests = Arc::new(Semaphore::new(permits(limits.requests_in_flight)));
         let rooms = Arc::new(RequestMemory::new(&limits, service.config.call_bytes, pool));
-        let streams = Arc::new(Semaphore::new(permits(rooms.parts().streams)));
+        let streams = Arc::new(Semaphore::new(permits(rooms.parts.streams)));
         let verify = JobQueue::new(permits(service.config.verify_threads.div_ceil(VERIFY_PART)));
         Self {
             service,

@@ -79,7 +79,7 @@ impl GatePermit {
 /// All parts. One per gateway.
 pub(super) struct RequestMemory {
     pool: Pool,
-    parts: HttpParts,
+    pub(super) parts: HttpParts,
     reply_bytes: u64,
     bytes_per_connection: u64,
     bodies: Gate,
@@ -137,10 +137,6 @@ impl RequestMemory {
             pool,
             parts,
         }
-    }
-
-    pub(super) fn parts(&self) -> &HttpParts {
-        &self.parts
     }
 
     pub(super) fn quota(&self) -> ConnectionQuota {

@@ -61,7 +61,7 @@ impl Exchange {
                 "as many long responses are sent as the limit http_gateway.requests_bytes = {} has \
                  room for: {} at once, {} of one connection; retry in a second",
                 limits.requests_bytes,
-                self.web.rooms.parts().streams,
+                self.web.rooms.parts.streams,
                 self.web.rooms.streams_per_connection(),
             );
             ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "http_streams", message, 1)
