@@ -33,10 +33,11 @@ pub use governor::{GovernorThread, Steps};
 pub use group::{GroupTooSmall, check_group};
 pub use record::{Purges, Record, unix_millis};
 
-/// Makes jemalloc, with room for a [`FileHeap`], the allocator of the program that names it. jemalloc
-/// reads how it is set up before `main`: few arenas, because each keeps memory of its own; unused
-/// address space goes back (`retain:false`), because caps on address space count it; freed pages go
-/// back to the kernel within a second of further use.
+/// Makes jemalloc, with room for a [`FileHeap`], the allocator of the program that names it.
+///
+/// jemalloc reads how it is set up before `main`: few arenas, because each keeps memory of its own;
+/// unused address space goes back (`retain:false`), because caps on address space count it; freed
+/// pages go back to the kernel within a second of further use.
 #[macro_export]
 macro_rules! program_allocator {
     () => {

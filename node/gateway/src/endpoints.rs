@@ -95,13 +95,11 @@ fn check_type(request: &Request, expected: &'static str) -> Result<(), ErrorResp
     if found == expected {
         return Ok(());
     }
-    Err(ErrorResponse::bad_request(
-        "request_type",
-        format!(
-            "`request_type` is \"{found}\", but this endpoint takes \"{expected}\"; send it to \
-             the {found} endpoint"
-        ),
-    ))
+    let message = format!(
+        "`request_type` is \"{found}\", but this endpoint takes \"{expected}\"; send it to the \
+         {found} endpoint"
+    );
+    Err(ErrorResponse::bad_request("request_type", message))
 }
 
 /// Of a request whose type was checked before.
@@ -186,18 +184,15 @@ impl Service {
     /// Whether the call fits a message.
     fn check_size(&self, call: &MethodCall) -> Result<(), ErrorResponse> {
         let bytes = (call.arg.len() + call.method_name.len()) as u64;
-        if bytes <= self.config.call_bytes {
+        let limit = self.config.call_bytes;
+        if bytes <= limit {
             return Ok(());
         }
-        Err(ErrorResponse::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "message_payload_bytes",
-            format!(
-                "the call has {bytes} bytes of method name and argument, over the limit \
-                 message_payload_bytes = {}",
-                self.config.call_bytes
-            ),
-        ))
+        let message = format!(
+            "the call has {bytes} bytes of method name and argument, over the limit \
+             message_payload_bytes = {limit}"
+        );
+        Err(ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, "message_payload_bytes", message))
     }
 
     /// `call`: asynchronous (v2), or synchronous (v3, v4) for a client that has waited since
@@ -255,16 +250,13 @@ impl Service {
         // waits.
         let envelope = canonical(&bytes, &self.bounds).map_err(envelope_error)?;
         let envelope = Bytes::from(envelope);
-        if envelope.len() as u64 > self.config.limits.body_bytes {
-            return Err(ErrorResponse::bad_request(
-                "envelope",
-                format!(
-                    "the envelope takes {} bytes in canonical form, over the limit \
-                     gateway.body_bytes = {}",
-                    envelope.len(),
-                    self.config.limits.body_bytes
-                ),
-            ));
+        let (size, limit) = (envelope.len() as u64, self.config.limits.body_bytes);
+        if size > limit {
+            let message = format!(
+                "the envelope takes {size} bytes in canonical form, over the limit \
+                 gateway.body_bytes = {limit}"
+            );
+            return Err(ErrorResponse::bad_request("envelope", message));
         }
         let signed = SignedIngress { effective_canister_id: effective_id, envelope };
         drop(bytes);
@@ -299,9 +291,10 @@ impl Service {
             return Ok(answer::accepted());
         };
         if !self.is_finished(&id) {
+            let wait = Duration::from_millis(self.config.limits.sync_call_wait_millis);
             tokio::select! {
                 () = waiter.wait_certified() => {}
-                () = tokio::time::sleep(Duration::from_millis(self.config.limits.sync_call_wait_millis)) => {}
+                () = tokio::time::sleep(wait) => {}
                 () = self.draining() => {}
             }
             if !self.is_finished(&id) {

@@ -73,22 +73,18 @@ pub(crate) fn find(method: &Method, path: &str) -> RouteMatch {
         }
         _ => (
             "none",
-            Err(ErrorResponse::new(
-                StatusCode::NOT_FOUND,
-                "not_found",
-                format!("there is no endpoint at this path; there are: {ENDPOINTS}"),
-            )),
+            Err(not_found(format!("there is no endpoint at this path; there are: {ENDPOINTS}"))),
         ),
     }
 }
 
 fn version_of(what: &str, version: &str, versions: &str) -> ErrorResponse {
     let version: String = version.chars().take(16).collect();
-    ErrorResponse::new(
-        StatusCode::NOT_FOUND,
-        "not_found",
-        format!("{what} is not served under /api/{version}; use {versions}"),
-    )
+    not_found(format!("{what} is not served under /api/{version}; use {versions}"))
+}
+
+fn not_found(message: String) -> ErrorResponse {
+    ErrorResponse::new(StatusCode::NOT_FOUND, "not_found", message)
 }
 
 fn wrong_method(method: &Method, allow: &'static str) -> ErrorResponse {
@@ -138,7 +134,7 @@ fn operation_of(
             let message = format!(
                 "after the id must come call, query or read_state; the endpoints are: {ENDPOINTS}"
             );
-            return ("none", Err(ErrorResponse::new(StatusCode::NOT_FOUND, "not_found", message)));
+            return ("none", Err(not_found(message)));
         }
     };
     let id = match Principal::from_text(id) {

@@ -23,7 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use accounting::Reservation;
+use accounting::{PoolFull, Reservation};
 use bytes::Bytes;
 use dashboard::page;
 use envelope::{EnvelopeBounds, auth::AuthConfig, effective::Effective};
@@ -144,9 +144,8 @@ pub(crate) fn permits(limit: u64) -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS)
 }
 
-fn bodies_full(full: accounting::PoolFull) -> ErrorResponse {
-    let message = format!("{full}; retry in a second");
-    ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "bodies_bytes", message, 1)
+pub(crate) fn pool_full(reason: &'static str, full: PoolFull) -> ErrorResponse {
+    ErrorResponse::unavailable(reason, format!("{full}; retry in a second"))
 }
 
 /// A request body and its share of the pool.
@@ -311,25 +310,24 @@ impl Service {
         value: u64,
     ) -> Result<OwnedSemaphorePermit, ErrorResponse> {
         semaphore.clone().try_acquire_owned().map_err(|error| match error {
-            TryAcquireError::NoPermits => ErrorResponse::busy(
-                status,
-                limit,
-                format!(
+            TryAcquireError::NoPermits => {
+                let message = format!(
                     "the node is serving as many requests as its limit {limit} = {value} allows; \
                      retry in a second"
-                ),
-                1,
-            ),
+                );
+                ErrorResponse::busy(status, limit, message, 1)
+            }
             TryAcquireError::Closed => stopping(),
         })
     }
 
     /// Reads the body within its limit, the pool's and the read timeout.
     async fn read_body(&self, body: Incoming) -> Result<ReceivedBody, ErrorResponse> {
+        let full = |full: PoolFull| pool_full("bodies_bytes", full);
         let room = PoolBudget::new(&self.config.bodies, |received, _| received);
-        let mut room = room.map_err(|full| bodies_full(full).closing(&body))?;
+        let mut room = room.map_err(|none| full(none).closing(&body))?;
         let limit = ("body_bytes", self.config.limits.body_bytes);
-        let bytes = self.read_body_into(body, &mut room, limit, bodies_full).await?;
+        let bytes = self.read_body_into(body, &mut room, limit, full).await?;
         Ok(ReceivedBody { bytes, reservation: room.into_reservation() })
     }
 
@@ -352,10 +350,10 @@ impl Service {
                     format!("the body has {bytes} bytes or more; the limit {name} is {limit}");
                 ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, name, message)
             }
-            BodyError::Incomplete(error) => ErrorResponse::bad_request(
-                "body",
-                format!("the body could not be read to its end: {error}"),
-            ),
+            BodyError::Incomplete(error) => {
+                let message = format!("the body could not be read to its end: {error}");
+                ErrorResponse::bad_request("body", message)
+            }
             BodyError::Full(none) => full(none),
             BodyError::TimedOut => {
                 let millis = self.config.limits.read_timeout_millis;
@@ -413,14 +411,7 @@ impl Service {
     /// Bytes that are charged to the pool of responses until they are written.
     fn reserve_response(&self, bytes: Vec<u8>) -> Result<Bytes, ErrorResponse> {
         let reserved = self.config.responses.try_reserve(bytes.capacity() as u64);
-        let reservation = reserved.map_err(|full| {
-            ErrorResponse::busy(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "responses_bytes",
-                format!("{full}; retry in a second"),
-                1,
-            )
-        })?;
+        let reservation = reserved.map_err(|full| pool_full("responses_bytes", full))?;
         Ok(with_reservation(bytes, reservation))
     }
 
@@ -431,7 +422,7 @@ impl Service {
                 "the node has no certified state yet (it is {}); retry in a second",
                 self.node.health().client_status
             );
-            ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "no_certified_state", message, 1)
+            ErrorResponse::unavailable("no_certified_state", message)
         })
     }
 
@@ -480,9 +471,7 @@ impl Service {
         let making = self.on_places(&self.permits.heap_profiles, move || {
             service.node.heap_profile().map(|profile| service.reserve_response(profile))
         });
-        let busy = |message: String| {
-            ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "heap_profile", message, 1)
-        };
+        let busy = |message: String| ErrorResponse::unavailable("heap_profile", message);
         let made = tokio::time::timeout(HEAP_PROFILE_TIME, making).await.map_err(|_| {
             busy(format!("it was not made within {} s; try again", HEAP_PROFILE_TIME.as_secs()))
         })?;

@@ -16,7 +16,7 @@ use super::{
     reply::{self, Streaming, Token},
     request::BrowserRequest,
     request_memory::{BodyReservation, ConnectionQuota, ReplyReservation},
-    respond::{self, Head, ResponseGuard},
+    respond::{self, Head, ResponseGuard, invalid_response},
     verify::{self, CertifiedContent, VerificationContext, VerificationError, VerifiedScope},
 };
 use crate::{
@@ -125,7 +125,7 @@ impl Exchange {
         let bounds = self.web.header_bounds();
         let (bytes, share, (reply, head)) = self
             .in_room(question, wants, |bytes| {
-                let mut reply = reply::http(bytes, bounds).map_err(respond::invalid_response)?;
+                let mut reply = reply::http(bytes, bounds).map_err(invalid_response)?;
                 let head = Head::new(reply.status, std::mem::take(&mut reply.headers))?;
                 let beside = head.held_bytes();
                 Ok(((reply, head), beside))
@@ -144,10 +144,10 @@ impl Exchange {
         wants: ReplyUse,
     ) -> HttpResult<(Piece, Option<Token>)> {
         let question = ReplySource::Piece(method, token);
-        let read = |bytes: &[u8]| Ok((reply::chunk(bytes).map_err(respond::invalid_response)?, 0));
+        let read = |bytes: &[u8]| Ok((reply::chunk(bytes).map_err(invalid_response)?, 0));
         let (bytes, share, chunk) = self.in_room(question, wants, read).await?;
         if chunk.body.is_empty() && chunk.token.is_some() {
-            return Err(respond::invalid_response("a piece of it is empty and names a next one"));
+            return Err(invalid_response("a piece of it is empty and names a next one"));
         }
         Ok((Piece { body: bytes.slice(chunk.body), share }, chunk.token))
     }
@@ -185,7 +185,7 @@ impl Exchange {
              was no room for it within the limit http_gateway.requests_bytes = {}",
             self.web.limits.requests_bytes
         );
-        Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "http_requests", message, 1))
+        Err(ErrorResponse::unavailable("http_requests", message))
     }
 
     /// The answer, in the room that was taken for it, and what it takes.
@@ -237,7 +237,7 @@ impl Exchange {
                 guard_reply(reply, share.clone(), self.web.rooms.reply_bytes())
             }
             Some(Outcome::Rejected(reject)) => Err(rejected(&reject)),
-            Some(Outcome::Done) | None => Err(respond::invalid_response(format!(
+            Some(Outcome::Done) | None => Err(invalid_response(format!(
                 "the node keeps it no longer, or has no room for it within the limit \
                  subnet.ingress_history_bytes = {}",
                 self.web.ingress_history_bytes
@@ -247,18 +247,15 @@ impl Exchange {
 
     pub(super) fn check_argument(&self, argument: &[u8]) -> HttpResult<()> {
         let limit = self.web.service.config.call_bytes;
-        if argument.len() as u64 <= limit {
+        let bytes = argument.len() as u64;
+        if bytes <= limit {
             return Ok(());
         }
-        Err(ErrorResponse::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "message_payload_bytes",
-            format!(
-                "body, URL and headers of the request make an argument of {} bytes, over the limit \
-                 subnet.message_payload_bytes = {limit}",
-                argument.len()
-            ),
-        ))
+        let message = format!(
+            "body, URL and headers of the request make an argument of {bytes} bytes, over the \
+             limit subnet.message_payload_bytes = {limit}"
+        );
+        Err(ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, "message_payload_bytes", message))
     }
 
     /// Looks at the certificate of a response to this request.
@@ -347,7 +344,7 @@ fn guard_reply(
 ) -> HttpResult<(Bytes, u64)> {
     let capacity = reply.capacity() as u64;
     if capacity > most {
-        return Err(respond::invalid_response(format!(
+        return Err(invalid_response(format!(
             "it takes {capacity} bytes, and {most} are there for the limit \
              subnet.message_payload_bytes"
         )));
@@ -358,7 +355,7 @@ fn guard_reply(
 /// The answer to an update call is certified as it is: nothing that follows it would be.
 fn refuse_more(reply: &Reply) -> HttpResult<()> {
     if reply.streaming.is_some() || reply.head.status == StatusCode::PARTIAL_CONTENT {
-        return Err(respond::invalid_response(
+        return Err(invalid_response(
             "it answers an update call and continues after the reply, which is not certified",
         ));
     }
@@ -397,9 +394,7 @@ fn rejected(reject: &Reject) -> ErrorResponse {
         RejectCode::DestinationInvalid => {
             ErrorResponse::new(StatusCode::NOT_FOUND, "canister_rejects", message)
         }
-        RejectCode::SysTransient => {
-            ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "canister_rejects", message, 1)
-        }
+        RejectCode::SysTransient => ErrorResponse::unavailable("canister_rejects", message),
         _ => ErrorResponse::new(StatusCode::BAD_GATEWAY, "canister_rejects", message),
     }
 }

@@ -265,16 +265,11 @@ fn no_worker(target: &Target) -> ErrorResponse {
 fn no_target(none: NoTarget) -> ErrorResponse {
     let how = "open http://<canister id>.localhost:<port>/, or http://localhost:<port>/ with \
                ?canisterId=<canister id>";
-    match none {
-        NoTarget::Unnamed => ErrorResponse::bad_request(
-            "no_canister",
-            format!("the address names no canister; {how}"),
-        ),
-        NoTarget::NoId => ErrorResponse::bad_request(
-            "no_canister",
-            format!("canisterId is no canister's id; {how}"),
-        ),
-    }
+    let why = match none {
+        NoTarget::Unnamed => "the address names no canister",
+        NoTarget::NoId => "canisterId is no canister's id",
+    };
+    ErrorResponse::bad_request("no_canister", format!("{why}; {how}"))
 }
 
 #[cfg(test)]

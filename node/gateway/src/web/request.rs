@@ -160,10 +160,8 @@ fn lines(headers: &HeaderMap) -> HttpResult<Vec<HeaderField>> {
         .iter()
         .map(|(name, value)| {
             let value = std::str::from_utf8(value.as_bytes()).map_err(|_| {
-                ErrorResponse::bad_request(
-                    "header",
-                    format!("the header {name} is not encoded as UTF-8"),
-                )
+                let message = format!("the header {name} is not encoded as UTF-8");
+                ErrorResponse::bad_request("header", message)
             })?;
             Ok((name.to_string(), value.to_owned()))
         })

@@ -25,7 +25,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::service::permits;
+use crate::service::{permits, pool_full};
 
 /// Permits count in these.
 const UNIT_BYTES: u64 = 1024;
@@ -110,7 +110,7 @@ impl From<MemoryFull> for ErrorResponse {
         if hopeless {
             return Self::new(StatusCode::PAYLOAD_TOO_LARGE, "http_requests", message);
         }
-        Self::busy(StatusCode::SERVICE_UNAVAILABLE, "http_requests", message, 1)
+        Self::unavailable("http_requests", message)
     }
 }
 
@@ -153,10 +153,7 @@ impl RequestMemory {
 
     /// Bytes of the pool, which cannot be full for who has a permit.
     pub(super) fn reserve(&self, bytes: u64) -> Result<Reservation, ErrorResponse> {
-        self.pool.try_reserve(bytes).map_err(|full| {
-            let message = format!("{full}; retry in a second");
-            ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "http_requests", message, 1)
-        })
+        self.pool.try_reserve(bytes).map_err(|full| pool_full("http_requests", full))
     }
 
     fn full(&self, what: &'static str, wanted: u64, part: u64) -> MemoryFull {

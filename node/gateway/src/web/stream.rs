@@ -19,7 +19,7 @@ use tokio::{
 use super::{
     exchange::{Exchange, HttpResult, Piece, Reply, ReplySource, ReplyUse, internal},
     reply::{Streaming, Token},
-    respond::{self, ContentRange, Head, ResponseGuard},
+    respond::{self, ContentRange, Head, ResponseGuard, invalid_response},
     verify::{BodyHasher, BodyHashes, CertifiedContent, HeaderField, VerifiedScope},
 };
 
@@ -42,7 +42,7 @@ impl Exchange {
     ) -> HttpResult<(LongPlace, Option<Piece>)> {
         let (limits, body) = (&self.web.limits, self.request.body.len() as u64);
         if body > HTTP_STREAM_BODY_BYTES {
-            return Err(respond::invalid_response(format!(
+            return Err(invalid_response(format!(
                 "it is of several replies, and answers a request with a body of {body} bytes; the \
                  most is {HTTP_STREAM_BODY_BYTES}"
             )));
@@ -64,7 +64,7 @@ impl Exchange {
                 self.web.rooms.parts.streams,
                 self.web.rooms.streams_per_connection(),
             );
-            ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "http_streams", message, 1)
+            ErrorResponse::unavailable("http_streams", message)
         };
         if !is_query {
             return Err(full());
@@ -86,9 +86,7 @@ impl Exchange {
         let range = range_of(&reply.head, &reply.body)?;
         let common = common(verified.as_ref())?;
         if range.first != 0 {
-            return Err(respond::invalid_response(
-                "it is a range that does not begin at the first byte",
-            ));
+            return Err(invalid_response("it is a range that does not begin at the first byte"));
         }
         let mut parts = reply.head.parts(verified.as_ref())?;
         parts.status = StatusCode::OK;
@@ -112,9 +110,7 @@ impl Exchange {
             return Err(internal("a response without a callback has none"));
         };
         if streaming.canister != self.target.canister {
-            return Err(respond::invalid_response(
-                "its streaming callback is another canister's method",
-            ));
+            return Err(invalid_response("its streaming callback is another canister's method"));
         }
         let head = reply.head.clone();
         let (place, mut first) = self.long_place(reply.into(), is_query).await?;
@@ -189,7 +185,7 @@ impl Exchange {
         if pieces <= limit {
             return Ok(());
         }
-        Err(respond::invalid_response(format!(
+        Err(invalid_response(format!(
             "it has more pieces than the limit http_gateway.response_chunks = {limit}"
         )))
     }
@@ -201,7 +197,7 @@ impl Exchange {
         if expected == Some(&self.digest(body).await?) {
             return Ok(());
         }
-        Err(respond::invalid_response("a piece of it is another than when it was verified"))
+        Err(invalid_response("a piece of it is another than when it was verified"))
     }
 }
 
@@ -297,9 +293,7 @@ impl StreamSender {
         let (question, wants) = (ReplySource::Request(&request), ReplyUse::Written(self.expected));
         let reply = exchange.reply(question, wants).await?;
         if reply.streaming.is_some() || reply.upgrade {
-            return Err(respond::invalid_response(
-                "it is a range, and wants more than a range can be",
-            ));
+            return Err(invalid_response("it is a range, and wants more than a range can be"));
         }
         let certified = match exchange.target.raw {
             true => None,
@@ -307,7 +301,7 @@ impl StreamSender {
         };
         let verified = exchange.verified(certified, &reply.body).await?;
         if self::common(verified.as_ref())? != *common {
-            return Err(respond::invalid_response("its ranges are of different responses"));
+            return Err(invalid_response("its ranges are of different responses"));
         }
         let range = range_of(&reply.head, &reply.body)?;
         if reply.head.status != StatusCode::PARTIAL_CONTENT
@@ -315,9 +309,7 @@ impl StreamSender {
             || range.first > next
             || range.last < next
         {
-            return Err(respond::invalid_response(
-                "a range of it is not the one that was asked for",
-            ));
+            return Err(invalid_response("a range of it is not the one that was asked for"));
         }
         let known = usize::try_from(next - range.first).map_err(internal)?;
         Ok(Piece { body: reply.body.slice(known..), share: reply.share })
@@ -411,7 +403,7 @@ fn common(verified: Option<&VerifiedScope>) -> HttpResult<CommonHeaders> {
     let headers = match verified {
         None | Some(VerifiedScope::Nothing) => return Ok(None),
         Some(VerifiedScope::Body) => {
-            return Err(respond::invalid_response(
+            return Err(invalid_response(
                 "it is a range, and version 1 of the certification does not say which",
             ));
         }
@@ -420,7 +412,7 @@ fn common(verified: Option<&VerifiedScope>) -> HttpResult<CommonHeaders> {
     let is = |name: &str, other: &str| name.eq_ignore_ascii_case(other);
     let range = header::CONTENT_RANGE.as_str();
     if !headers.iter().any(|(name, _)| is(name, range)) {
-        return Err(respond::invalid_response(
+        return Err(invalid_response(
             "it is a range, and its header content-range is not certified",
         ));
     }
@@ -437,5 +429,5 @@ fn range_of(head: &Head, body: &Bytes) -> HttpResult<ContentRange> {
     let range = head.single_value(&header::CONTENT_RANGE).and_then(ContentRange::read);
     range
         .filter(|range| range.bytes() == body.len() as u64)
-        .ok_or_else(|| respond::invalid_response("its header content-range does not fit its body"))
+        .ok_or_else(|| invalid_response("its header content-range does not fit its body"))
 }

@@ -42,11 +42,8 @@ impl Exchange {
                      = {}; the call may still be executed",
                     wait.as_millis()
                 );
-                return Err(ErrorResponse::new(
-                    StatusCode::GATEWAY_TIMEOUT,
-                    "update_wait",
-                    message,
-                ));
+                let status = StatusCode::GATEWAY_TIMEOUT;
+                return Err(ErrorResponse::new(status, "update_wait", message));
             }
             tokio::select! {
                 () = certified(&mut waiter) => waiter = None,
