@@ -1,6 +1,6 @@
 //! Operations that clients request of an instance, each as one step of its thread.
 
-use std::{io::Read, time::Duration};
+use std::{fmt::Display, io::Read, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
@@ -47,8 +47,8 @@ pub(crate) struct Failure {
 
 impl Failure {
     /// A request that cannot be served.
-    pub(crate) fn bad(message: impl Into<String>) -> Self {
-        Self { status: StatusCode::BAD_REQUEST, message: message.into() }
+    pub(crate) fn bad(message: impl Display) -> Self {
+        Self { status: StatusCode::BAD_REQUEST, message: message.to_string() }
     }
 
     /// A feature that this server does not offer.
@@ -65,13 +65,12 @@ impl From<anyhow::Error> for Failure {
 
 impl From<execution::FatalError> for Failure {
     fn from(error: execution::FatalError) -> Self {
-        Self::bad(error.to_string())
+        Self::bad(error)
     }
 }
 
 pub(crate) fn json<T: Serialize + ?Sized>(answer: &T) -> Outcome {
-    let bytes = serde_json::to_vec(answer).map_err(|error| Failure::bad(error.to_string()))?;
-    Ok(bytes.into())
+    Ok(serde_json::to_vec(answer).map_err(Failure::bad)?.into())
 }
 
 fn principal(bytes: &Base64, what: &str) -> Result<Principal, Failure> {

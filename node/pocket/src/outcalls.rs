@@ -261,9 +261,7 @@ impl Vote {
         }
         Ok(Self { said, threshold: genesis::threshold(nodes) })
     }
-}
 
-impl Vote {
     /// Of the longest response.
     fn response_bytes(&self) -> u64 {
         let bytes = self.said.iter().map(|(response, _)| match response {
@@ -387,9 +385,8 @@ impl Instance {
             .filter(|(id, _)| !answers.has(**id))
             .filter_map(|(id, outcall)| Some(raw(self.subnet_of(outcall)?, (id, outcall))))
             .collect();
-        let failed = |error: serde_json::Error| Failure::bad(error.to_string());
         let mut length = Length::default();
-        serde_json::to_writer(&mut length, &pending).map_err(failed)?;
+        serde_json::to_writer(&mut length, &pending).map_err(Failure::bad)?;
         let held = room.reserve_within(length.0, ROOM_WAIT).map_err(|_| {
             Failure::bad(format!(
                 "the requests that wait take {} bytes when they are listed, and the pool {} has {} \
@@ -400,7 +397,7 @@ impl Instance {
             ))
         })?;
         let mut bytes = Vec::with_capacity(usize::try_from(length.0).unwrap_or_default());
-        serde_json::to_writer(&mut bytes, &pending).map_err(failed)?;
+        serde_json::to_writer(&mut bytes, &pending).map_err(Failure::bad)?;
         Ok(with_reservation(bytes, held))
     }
 
