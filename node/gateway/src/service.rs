@@ -529,7 +529,6 @@ fn unfinished_work() -> ErrorResponse {
     internal("the node failed while serving this request; its log says more".to_owned())
 }
 
-/// The refusal of a query, or of a call that is not inspected, after the longest wait.
 /// More queries wait than may, and as many for this canister as for any other.
 fn crowded(status: StatusCode, (limit, value): (&'static str, u64)) -> ErrorResponse {
     let message = format!(
@@ -540,6 +539,7 @@ fn crowded(status: StatusCode, (limit, value): (&'static str, u64)) -> ErrorResp
     ErrorResponse::busy(status, "query_queue", message, 1)
 }
 
+/// The refusal of a query, or of a call that is not inspected, after the longest wait.
 pub(crate) fn no_query_worker(wait: Duration, status: StatusCode) -> ErrorResponse {
     let message = format!(
         "no query worker became free within the limit execution.query_wait_seconds = {}; retry in \
