@@ -54,6 +54,7 @@ pub(crate) struct Metrics {
 }
 
 /// Pools that are read on each scrape.
+#[derive(Debug)]
 pub(crate) struct Pools {
     pub(crate) connections: Connections,
     /// Name, permits, limit.
@@ -61,12 +62,6 @@ pub(crate) struct Pools {
     /// Pools of request bodies and responses, by name.
     pub(crate) bytes: Vec<(&'static str, Pool)>,
     pub(crate) waiters: Waiters,
-}
-
-impl fmt::Debug for Pools {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Pools")
-    }
 }
 
 impl Metrics {

@@ -16,7 +16,7 @@ use super::{
     reply::{self, Streaming, Token},
     request::BrowserRequest,
     request_memory::{BodyReservation, ConnectionQuota, ReplyReservation},
-    respond::{self, Head, ResponseGuard, invalid_response},
+    respond::{Head, ResponseGuard, guard_response, invalid_response},
     verify::{self, CertifiedContent, VerificationContext, VerificationError, VerifiedScope},
 };
 use crate::{
@@ -112,8 +112,8 @@ impl Exchange {
         let parts = reply.head.parts(verified.as_ref())?;
         reply.share.settle();
         let hold: ResponseGuard = Arc::new((reply.share, self.place));
-        let body = respond::guard_bytes(reply.body, hold.clone());
-        Ok(respond::guard_response(parts, Outgoing::Whole(Full::new(body)), hold))
+        let body = with_reservation(reply.body, hold.clone());
+        Ok(guard_response(parts, Outgoing::Whole(Full::new(body)), hold))
     }
 
     /// A response, to whatever was asked.

@@ -353,9 +353,13 @@ impl<'a> Reader<'a> {
             return Ok(None);
         }
         let Some(Type::Opt(inner)) = self.type_of(kind) else { return Ok(Some(kind)) };
+        Ok(self.flag()?.then_some(inner))
+    }
+
+    fn flag(&mut self) -> Result<bool, BadReply> {
         match self.message.byte()? {
-            0 => Ok(None),
-            1 => Ok(Some(inner)),
+            0 => Ok(false),
+            1 => Ok(true),
             _ => Err(BadReply::Malformed),
         }
     }
@@ -463,10 +467,9 @@ impl<'a> Reader<'a> {
             _ => {}
         }
         match self.type_of(kind).ok_or(BadReply::Malformed)? {
-            Type::Opt(inner) => match self.message.byte()? {
-                0 => Ok(()),
-                1 => self.skip(inner, depth + 1),
-                _ => Err(BadReply::Malformed),
+            Type::Opt(inner) => match self.flag()? {
+                true => self.skip(inner, depth + 1),
+                false => Ok(()),
             },
             Type::Vec(inner) => self.skip_list(inner, depth),
             Type::Record(fields) => {

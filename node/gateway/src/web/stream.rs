@@ -7,7 +7,7 @@ use std::{io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use envelope::hash::{Hash, of_bytes};
-use http_server::{ErrorResponse, HttpHandler as _, Outgoing};
+use http_server::{ErrorResponse, HttpHandler as _, Outgoing, with_reservation};
 use hyper::{Response, StatusCode, header};
 use ic_http_certification::CERTIFICATE_EXPRESSION_HEADER_NAME;
 use limits::HTTP_STREAM_BODY_BYTES;
@@ -19,7 +19,7 @@ use tokio::{
 use super::{
     exchange::{Exchange, HttpResult, Piece, Reply, ReplySource, ReplyUse, internal},
     reply::{Streaming, Token},
-    respond::{self, ContentRange, Head, ResponseGuard, invalid_response},
+    respond::{ContentRange, Head, ResponseGuard, guard_response, invalid_response},
     verify::{BodyHasher, BodyHashes, CertifiedContent, HeaderField, VerifiedScope},
 };
 
@@ -96,7 +96,7 @@ impl Exchange {
         let hold: ResponseGuard = place.clone();
         let (sending, pieces) = StreamSender::new(self, place);
         tokio::spawn(sending.run(PieceSource::Ranges(first, range, common)));
-        Ok(respond::guard_response(parts, Outgoing::Pieces(pieces, Some(range.total)), hold))
+        Ok(guard_response(parts, Outgoing::Pieces(pieces, Some(range.total)), hold))
     }
 
     /// A response of which the canister has sent the first piece, and a callback gives the others.
@@ -131,7 +131,7 @@ impl Exchange {
         let hold: ResponseGuard = place.clone();
         let (sending, pieces) = StreamSender::new(self, place);
         tokio::spawn(sending.run(PieceSource::Pieces(first, streaming, digests)));
-        Ok(respond::guard_response(parts, Outgoing::Pieces(pieces, total), hold))
+        Ok(guard_response(parts, Outgoing::Pieces(pieces, total), hold))
     }
 
     /// Reads all pieces of a response and keeps their hashes: of the whole, and of each. Says how many
@@ -387,7 +387,7 @@ impl StreamSender {
         self.expected = share.kept_bytes();
         let hold = (share, written, self.place.clone(), self.exchange.place.clone());
         // On an error the receiver is gone.
-        let _ = self.sender.send(Ok(respond::guard_bytes(body, hold))).await;
+        let _ = self.sender.send(Ok(with_reservation(body, hold))).await;
     }
 
     /// The connection ends: what was sent so far is a part of what was announced.

@@ -120,20 +120,15 @@ pub(crate) struct BodyHasher {
 enum BodyDecoder {
     Gzip(GzDecoder<HashSink>),
     Deflate(DeflateDecoder<HashSink>),
-    /// Not compressed, or not well.
-    None,
-    TooMuch,
+    /// Not compressed, not well, or to more than [`UNPACKED_BYTES_MAX`].
+    Failed(io::ErrorKind),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BodyHashes {
     raw: Hash,
-    unpacked: Result<Option<Hash>, TooMuch>,
+    unpacked: Result<Hash, io::ErrorKind>,
 }
-
-/// A body unpacks to more than [`UNPACKED_BYTES_MAX`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct TooMuch;
 
 struct HashSink {
     hash: Sha256,
@@ -153,40 +148,27 @@ impl Write for HashSink {
     }
 }
 
-impl BodyDecoder {
-    /// Result of an error of a decoder.
-    fn after(error: &io::Error) -> Self {
-        if error.kind() == io::ErrorKind::FileTooLarge { Self::TooMuch } else { Self::None }
-    }
-}
-
 impl BodyHasher {
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.raw.update(bytes);
         let unpacked = match &mut self.unpacked {
             BodyDecoder::Gzip(decoder) => decoder.write_all(bytes),
             BodyDecoder::Deflate(decoder) => decoder.write_all(bytes),
-            BodyDecoder::None | BodyDecoder::TooMuch => return,
+            BodyDecoder::Failed(_) => return,
         };
         if let Err(error) = unpacked {
-            self.unpacked = BodyDecoder::after(&error);
+            self.unpacked = BodyDecoder::Failed(error.kind());
         }
     }
 
     pub(crate) fn finish(self) -> BodyHashes {
-        let finished = match self.unpacked {
+        let unpacked = match self.unpacked {
             BodyDecoder::Gzip(decoder) => decoder.finish(),
             BodyDecoder::Deflate(decoder) => decoder.finish(),
-            BodyDecoder::None => Err(io::Error::from(io::ErrorKind::InvalidData)),
-            BodyDecoder::TooMuch => Err(io::Error::from(io::ErrorKind::FileTooLarge)),
+            BodyDecoder::Failed(kind) => Err(io::Error::from(kind)),
         };
-        let unpacked = match finished {
-            Ok(sink) => Ok(Some(sink.hash.finalize().into())),
-            Err(error) => match BodyDecoder::after(&error) {
-                BodyDecoder::TooMuch => Err(TooMuch),
-                _ => Ok(None),
-            },
-        };
+        let unpacked = unpacked.map(|sink| sink.hash.finalize().into());
+        let unpacked = unpacked.map_err(|error| error.kind());
         BodyHashes { raw: self.raw.finalize().into(), unpacked }
     }
 }
@@ -386,7 +368,7 @@ impl CertifiedContent {
         let unpacked = match encoding {
             Some("gzip") => BodyDecoder::Gzip(GzDecoder::new(sink())),
             Some("deflate") => BodyDecoder::Deflate(DeflateDecoder::new(sink())),
-            _ => BodyDecoder::None,
+            _ => BodyDecoder::Failed(io::ErrorKind::InvalidData),
         };
         BodyHasher { raw: Sha256::new(), unpacked }
     }
@@ -403,9 +385,9 @@ impl CertifiedContent {
             Self::Nothing => Ok(VerifiedScope::Nothing),
             Self::First { hash, .. } if hash[..] == body.raw => Ok(VerifiedScope::Body),
             Self::First { hash, .. } => match body.unpacked {
-                Ok(Some(unpacked)) if hash[..] == unpacked => Ok(VerifiedScope::Body),
-                Ok(_) => Err(VerificationError::Body),
-                Err(TooMuch) => Err(VerificationError::Unpacked),
+                Ok(unpacked) if hash[..] == unpacked => Ok(VerifiedScope::Body),
+                Err(io::ErrorKind::FileTooLarge) => Err(VerificationError::Unpacked),
+                _ => Err(VerificationError::Body),
             },
             Self::Second { tree, below, headers_hash, headers } => {
                 let encoded = read(tree)?;
