@@ -498,14 +498,7 @@ pub(crate) fn run(cli: Cli, client: Client) -> Result<()> {
         .init();
     raise_descriptor_limit();
     let server = Arc::new(Server::new(&cli, client)?);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .max_blocking_threads(32)
-        .thread_stack_size(1 << 20)
-        .thread_keep_alive(Duration::from_secs(10))
-        .enable_all()
-        .build()
-        .context("starting the HTTP runtime")?;
+    let runtime = http_server::runtime(32).context("starting the HTTP runtime")?;
     runtime.block_on(serve(&cli, &server, port_file))?;
     drop(server);
     runtime.shutdown_timeout(SHUTDOWN_GRACE);

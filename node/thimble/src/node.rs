@@ -160,7 +160,7 @@ fn serve(
         limits.memory_budget_bytes,
         "the kernel may kill workers before a limit of the node is reached",
     )?;
-    let runtime = http_runtime()?;
+    let runtime = http_server::runtime(16).context("starting the HTTP runtime")?;
     let served = serve_on(&runtime, &config, address_file, start, (started, ledger, cgroup, keys));
     // A request that still waits for a worker must not keep the process.
     runtime.shutdown_timeout(SHUTDOWN_GRACE);
@@ -348,17 +348,6 @@ fn open_data_folder(config: &Config) -> Result<Lock> {
         tracing::warn!("{shortage}");
     }
     Ok(lock)
-}
-
-fn http_runtime() -> Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .max_blocking_threads(16)
-        .thread_stack_size(1 << 20)
-        .thread_keep_alive(Duration::from_secs(10))
-        .enable_all()
-        .build()
-        .context("starting the HTTP runtime")
 }
 
 /// Executes the block log in a copy of a data folder, with the given number of threads.
