@@ -151,11 +151,8 @@ impl Instance {
     /// Whether these are nodes of the subnet. Which of them makes a block makes no difference here.
     fn check_blockmakers(&self, named: &RawSubnetBlockmakers) -> Result<(), Failure> {
         let id = principal(&named.subnet.subnet_id, "subnet_id")?;
-        let nodes = self.replica.shared.subnets.with_all(|all| {
-            let subnet = all.iter().find(|subnet| subnet.id == id);
-            subnet.map(|it| it.nodes.iter().map(|node| node.node_id).collect::<Vec<_>>())
-        });
-        let nodes = nodes.ok_or_else(|| Failure::bad(format!("SubnetNotFound({id})")))?;
+        let ids = |it: &Subnet| it.nodes.iter().map(|node| node.node_id).collect::<Vec<_>>();
+        let nodes = self.of_subnet(&id, ids)?;
         let node = |raw: &RawNodeId| {
             let node = principal(&raw.node_id, "node_id")?;
             let is_known = nodes.contains(&node);
@@ -172,14 +169,18 @@ impl Instance {
 
     pub(crate) fn pub_key(&mut self, subnet: RawSubnetId) -> Outcome {
         let id = principal(&subnet.subnet_id, "subnet_id")?;
-        let key = self.replica.shared.subnets.with_all(|all| {
-            let subnet = all.iter().find(|subnet| subnet.id == id);
-            subnet.map(|subnet| subnet.public_key_der.clone())
-        });
-        match key {
-            Some(key) => json(&key),
-            None => Err(Failure::bad(format!("SubnetNotFound({id})"))),
-        }
+        json(&self.of_subnet(&id, |subnet| subnet.public_key_der.clone())?)
+    }
+
+    /// What is read of the subnet with this id.
+    pub(crate) fn of_subnet<T>(
+        &self,
+        id: &Principal,
+        read: impl FnOnce(&Subnet) -> T,
+    ) -> Result<T, Failure> {
+        let subnets = &self.replica.shared.subnets;
+        let found = subnets.with_all(|all| all.iter().find(|subnet| subnet.id == *id).map(read));
+        found.ok_or_else(|| Failure::bad(format!("SubnetNotFound({id})")))
     }
 
     pub(crate) fn get_subnet(&mut self, canister: RawCanisterId) -> Outcome {

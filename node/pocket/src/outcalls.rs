@@ -404,12 +404,7 @@ impl Instance {
     /// A subnet that a mock names, and how many nodes it has.
     fn named(&self, subnet: &RawSubnetId) -> Result<(Principal, usize), Failure> {
         let id = subnet.subnet_id.principal().map_err(Failure::bad)?;
-        let nodes = self.replica.shared.subnets.with_all(|all| {
-            let subnet = all.iter().find(|subnet| subnet.id == id);
-            subnet.map(|subnet| subnet.nodes.len())
-        });
-        let nodes = nodes.ok_or_else(|| Failure::bad(format!("SubnetNotFound({id})")))?;
-        Ok((id, nodes))
+        Ok((id, self.of_subnet(&id, |subnet| subnet.nodes.len())?))
     }
 
     /// Answers one. The next round has the answer.
