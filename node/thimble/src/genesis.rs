@@ -14,6 +14,7 @@ use genesis::{
     DEALING_BYTES_MAX, GENESIS_BYTES_MAX, Genesis, NodeRecord, PLAN_BYTES_MAX, Plan,
     RECORD_BYTES_MAX, SignedDealing, VerifiedGenesis, faulty,
 };
+use nidkg::Engine;
 use rand::rngs::OsRng;
 use serde_json::json;
 use time::OffsetDateTime;
@@ -131,9 +132,7 @@ pub(crate) fn keygen(data: &Path, address: &str, out: Option<&Path>) -> Result<(
 /// Runs `thimble join`: verifies the genesis and takes this node's share out of it, if it has one.
 pub(crate) fn join(data: &Path, genesis: &Path) -> Result<()> {
     let engine = keys::engine()?;
-    let genesis = files::read_as(genesis, GENESIS_BYTES_MAX, Genesis::from_json)?
-        .verify(&engine, &mut OsRng)
-        .with_context(|| format!("verifying {}", genesis.display()))?;
+    let genesis = verified(genesis, &engine)?;
     let joined = keys::join(data, &genesis, &engine)?;
     let how = if joined.before { "had joined before" } else { "joined" };
     match joined.place {
@@ -214,15 +213,19 @@ fn assemble(plan: &Path, dealings: &[PathBuf], out: &Path) -> Result<()> {
 }
 
 fn verify(path: &Path, json: bool) -> Result<()> {
-    let genesis = files::read_as(path, GENESIS_BYTES_MAX, Genesis::from_json)?
-        .verify(&keys::engine()?, &mut OsRng)
-        .with_context(|| format!("verifying {}", path.display()))?;
+    let genesis = verified(path, &keys::engine()?)?;
     if json {
         println!("{}", serde_json::to_string_pretty(&genesis_json(&genesis))?);
     } else {
         print!("{}", genesis_text(&genesis));
     }
     Ok(())
+}
+
+fn verified(path: &Path, engine: &Engine) -> Result<VerifiedGenesis> {
+    files::read_as(path, GENESIS_BYTES_MAX, Genesis::from_json)?
+        .verify(engine, &mut OsRng)
+        .with_context(|| format!("verifying {}", path.display()))
 }
 
 fn plan_text(plan: &Plan) -> String {
