@@ -166,7 +166,6 @@ const IDLE: Duration = Duration::from_secs(60);
 const CLOSING: Duration = Duration::from_secs(2);
 /// A reader may stall a response this long.
 const WRITE_STALL: Duration = Duration::from_secs(20);
-/// Request head.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// Header lines of HTTP/1.
 const HEADERS_MAX: usize = 64;
@@ -195,7 +194,6 @@ pub enum Stage {
 /// Activity of a connection, shared by its stream, its service and its watchdog.
 struct Activity {
     started: Instant,
-    /// Requests being served.
     active: AtomicUsize,
     /// Whether a request head has begun and not ended.
     reading: AtomicBool,
@@ -205,7 +203,6 @@ struct Activity {
     /// Responses that are not written to their end, by number, and when they must be. As many as
     /// there are streams.
     unwritten: Mutex<BTreeMap<u64, Instant>>,
-    /// Responses so far.
     responses: AtomicU64,
 }
 
@@ -226,24 +223,16 @@ impl Activity {
     /// bytes.
     fn response(self: &Arc<Self>, bytes: Bytes, write_stall: Duration) -> Bytes {
         let time = write_stall + at_least_rate(bytes.len() as u64);
-        self.response_within(bytes, time)
+        with_reservation(bytes, self.await_peer(time))
     }
 
-    fn response_within(self: &Arc<Self>, bytes: Bytes, time: Duration) -> Bytes {
-        let number = self.piece(time);
-        Bytes::from_owner(Unwritten { bytes, number, activity: self.clone() })
-    }
-
-    /// Gives the peer so much time to want what comes next; it counts until [`Self::wanted`].
-    fn piece(&self, time: Duration) -> u64 {
+    /// Gives the peer this time to take what was made, or to want what comes next: it counts for as
+    /// long as the value lives.
+    fn await_peer(self: &Arc<Self>, time: Duration) -> Unwritten {
         let number = self.responses.fetch_add(1, Ordering::Relaxed);
         let deadline = Instant::now() + time;
         self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).insert(number, deadline);
-        number
-    }
-
-    fn wanted(&self, piece: u64) {
-        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).remove(&piece);
+        Unwritten { number, activity: self.clone() }
     }
 
     /// When the first of the responses must be written.
@@ -295,17 +284,10 @@ impl Progress for Activity {
     }
 }
 
-/// A response that hyper still holds.
+/// A response that hyper still holds, or a piece that it has yet to ask for.
 struct Unwritten {
-    bytes: Bytes,
     number: u64,
     activity: Arc<Activity>,
-}
-
-impl AsRef<[u8]> for Unwritten {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
 }
 
 impl Drop for Unwritten {
@@ -336,8 +318,8 @@ struct PieceStream {
     left: Option<u64>,
     /// The time that the peer has left of that for all pieces so far.
     patience: Duration,
-    /// The last piece that hyper took, in bytes, and when: the peer's time runs for it.
-    taken: Option<(u64, Instant)>,
+    /// Since when the next piece is awaited: the peer's time runs for it.
+    taken: Option<(Unwritten, Instant)>,
     active: Active,
 }
 
@@ -348,7 +330,7 @@ impl ResponseBody {
             Outgoing::Whole(body) => Self::Whole(body),
             Outgoing::Pieces(pieces, left) => {
                 let patience = write_stall;
-                let taken = Some((active.0.piece(patience), Instant::now()));
+                let taken = Some((active.0.await_peer(patience), Instant::now()));
                 Self::Pieces(PieceStream { pieces, left, patience, taken, active })
             }
             Outgoing::List(list) => Self::List { list, _active: active },
@@ -359,7 +341,7 @@ impl ResponseBody {
 impl PieceStream {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         if let Some((taken, since)) = self.taken.take() {
-            self.active.0.wanted(taken);
+            drop(taken);
             self.patience = self.patience.saturating_sub(since.elapsed());
         }
         if self.left == Some(0) {
@@ -379,17 +361,9 @@ impl PieceStream {
         };
         self.left = self.left.map(|left| left - piece.len() as u64);
         self.patience += at_least_rate(piece.len() as u64);
-        self.taken = Some((self.active.0.piece(self.patience), Instant::now()));
-        let piece = self.active.0.response_within(piece, self.patience);
+        self.taken = Some((self.active.0.await_peer(self.patience), Instant::now()));
+        let piece = with_reservation(piece, self.active.0.await_peer(self.patience));
         Poll::Ready(Some(Ok(Frame::data(piece))))
-    }
-}
-
-impl Drop for PieceStream {
-    fn drop(&mut self) {
-        if let Some((taken, _)) = self.taken.take() {
-            self.active.0.wanted(taken);
-        }
     }
 }
 

@@ -27,6 +27,8 @@ use tokio::{
     time::timeout,
 };
 
+use crate::response::with_reservation;
+
 /// A connection is not evicted before it has been idle this long.
 pub const IDLE_MIN: Duration = Duration::from_millis(250);
 /// A new connection waits this long for the slot of an evicted one.
@@ -202,18 +204,6 @@ pub struct GuardedBody<B> {
     request: Arc<RequestGuard>,
 }
 
-/// Bytes that the server has yet to write.
-struct Unwritten {
-    bytes: Bytes,
-    _request: Arc<RequestGuard>,
-}
-
-impl AsRef<[u8]> for Unwritten {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
 impl<B: Body<Data = Bytes> + Unpin> Body for GuardedBody<B> {
     type Data = Bytes;
     type Error = B::Error;
@@ -224,7 +214,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for GuardedBody<B> {
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let Self { body, request } = self.get_mut();
         let frame = ready!(Pin::new(body).poll_frame(cx));
-        let guarded = |bytes| Bytes::from_owner(Unwritten { bytes, _request: Arc::clone(request) });
+        let guarded = |bytes| with_reservation(bytes, Arc::clone(request));
         Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(guarded))))
     }
 
@@ -250,7 +240,6 @@ struct Table {
 struct Connection {
     /// Requests in progress. Several only over HTTP/2.
     requests: usize,
-    /// Start of the last idle period.
     idle_since: Instant,
     /// Closes the connection; `None` once it is evicted.
     evict: Option<oneshot::Sender<()>>,

@@ -35,12 +35,26 @@ const REFUSAL_TIME: Duration = Duration::from_secs(1);
 /// Accepting pauses this long when the process has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// The runtime of a program: few threads, whose stacks and caches cost memory, and at most this
+/// number for work that blocks.
+///
+/// # Errors
+/// When its threads cannot be started.
+pub fn runtime(blocking_threads: usize) -> io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(blocking_threads)
+        .thread_stack_size(1 << 20)
+        .thread_keep_alive(Duration::from_secs(10))
+        .enable_all()
+        .build()
+}
+
 /// The address cannot be bound.
 #[derive(Debug, Error)]
 #[error("cannot listen on {listen}: {error}; choose another address or stop what uses it")]
 pub struct ListenError {
     listen: SocketAddr,
-    /// Error of the operating system.
     error: io::Error,
 }
 
@@ -62,7 +76,6 @@ pub struct Server {
     listeners: Vec<Listener>,
 }
 
-/// A listener, and its connections.
 #[derive(Debug)]
 struct Listener {
     accepting: JoinHandle<()>,

@@ -9,7 +9,7 @@ use prometheus_client::{
         DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, EncodeMetric, text,
     },
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge, histogram::Histogram},
-    registry::{Registry, Unit},
+    registry::{Metric, Registry, Unit},
 };
 
 /// The content type of a metrics page.
@@ -23,6 +23,17 @@ pub fn encode(registry: &Registry) -> Result<String, fmt::Error> {
     let mut page = String::new();
     text::encode(&mut page, registry)?;
     Ok(page)
+}
+
+/// Registers a metric and returns it; its copies share its value.
+pub fn register<M: Metric + Clone>(
+    registry: &mut Registry,
+    name: &str,
+    help: &str,
+    metric: M,
+) -> M {
+    registry.register(name, help, metric.clone());
+    metric
 }
 
 /// Where a collector writes its figures.

@@ -23,7 +23,6 @@ use hyper::{
 /// Bytes of a foreign header that are repeated in a refusal.
 const SHOWN_BYTES_MAX: usize = 100;
 
-/// Names that may be configured.
 const NAMES_MAX: usize = 64;
 
 /// A request that does not come from the server's own page.

@@ -53,6 +53,11 @@ impl ErrorResponse {
         Self { retry_after_seconds, ..Self::new(status, reason, message) }
     }
 
+    /// A refusal with status 503 (Service Unavailable) that a second cures.
+    pub fn unavailable(reason: &'static str, message: impl Into<String>) -> Self {
+        Self::busy(StatusCode::SERVICE_UNAVAILABLE, reason, message, 1)
+    }
+
     /// The same for a request with this body, of which a part may be unread.
     pub fn closing(self, body: &Incoming) -> Self {
         Self { close: !body.is_end_stream(), ..self }

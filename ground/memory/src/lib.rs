@@ -33,6 +33,27 @@ pub use governor::{GovernorThread, Steps};
 pub use group::{GroupTooSmall, check_group};
 pub use record::{Purges, Record, unix_millis};
 
+/// Makes jemalloc, with room for a [`FileHeap`], the allocator of the program that names it.
+///
+/// jemalloc reads how it is set up before `main`: few arenas, because each keeps memory of its own;
+/// unused address space goes back (`retain:false`), because caps on address space count it; freed
+/// pages go back to the kernel within a second of further use.
+#[macro_export]
+macro_rules! program_allocator {
+    () => {
+        #[global_allocator]
+        static ALLOCATOR: $crate::Allocator = $crate::Allocator;
+
+        #[unsafe(export_name = "malloc_conf")]
+        static MALLOC_CONF: Option<&'static std::ffi::c_char> = {
+            const TEXT: &std::ffi::CStr =
+                c"background_thread:false,narenas:2,tcache_max:4096,retain:false,dirty_decay_ms:1000,muzzy_decay_ms:0";
+            // SAFETY: the pointer is to a constant string that ends in zero.
+            Some(unsafe { &*TEXT.as_ptr() })
+        };
+    };
+}
+
 // The figures that tests compare are jemalloc's.
 #[cfg(test)]
 #[global_allocator]

@@ -254,10 +254,10 @@ impl QueryService {
         &self,
         (canister_id, since): (CanisterId, Height),
         method_name: &str,
-        arg: &[u8],
+        arg: Vec<u8>,
     ) -> Result<Vec<u8>, NotTransformed> {
         let mut died = false;
-        let mut transformed = || {
+        let transformed = || {
             let state = self.reader.latest().filter(|state| state.height() >= since);
             let state = state.ok_or_else(reject::no_certified_state)?;
             let canister = state.canister(&canister_id);
@@ -273,7 +273,7 @@ impl QueryService {
                 sender_info: None,
                 canister_id,
                 method_name: method_name.to_owned(),
-                arg: arg.to_vec(),
+                arg,
             };
             let result = session.evaluate(request, 0);
             self.record_deadline(&session);

@@ -384,7 +384,7 @@ fn slow_queries_are_ended_and_others_are_served() {
         }
     });
     is_ended(queries.inspect(&call).unwrap_err());
-    let transformed = queries.transform((slow, state::Height(0)), "endless", &none());
+    let transformed = queries.transform((slow, state::Height(0)), "endless", none());
     assert!(matches!(transformed, Err(state::NotTransformed::Died(_))), "{transformed:?}");
     // A worker that was ended for its query is not a faulty worker.
     real.query(other, "get", none()).unwrap();

@@ -19,7 +19,6 @@ const RESPONSE_DOMAIN: &[u8] = b"\x0Bic-response";
 /// Room for everything in a response body but its payload.
 const OVERHEAD: usize = 512;
 
-/// The body type of every response.
 pub(crate) type Body = Full<Bytes>;
 
 /// 200 with a CBOR body.
@@ -151,7 +150,6 @@ impl NodeSigner {
         }
     }
 
-    /// A query's response with this node's signature.
     pub(crate) fn query_response(
         &self,
         request_id: &RequestId,

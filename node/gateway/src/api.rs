@@ -71,6 +71,16 @@ pub struct Health {
     pub certified_height: Height,
 }
 
+impl Health {
+    /// A node that serves; with a fault, why it does not, for the operator and for clients.
+    pub fn new(fault: Option<(String, String)>, certified_height: Height) -> Self {
+        let healthy = fault.is_none();
+        let (status, client_status) =
+            fault.unwrap_or_else(|| ("healthy".to_owned(), "healthy".to_owned()));
+        Self { healthy, status, client_status, certified_height }
+    }
+}
+
 /// Facts of an update call for access rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestFacts {
@@ -108,10 +118,6 @@ pub enum PublicMetadata {
 
 /// The newest certified state.
 pub trait CertifiedView: Send + Sync {
-    /// Height of the state.
-    fn height(&self) -> Height;
-    /// Its time, as at `/time`.
-    fn time(&self) -> Time;
     /// A CBOR certificate that reveals everything below the paths, or proves absence; `/time`
     /// always.
     fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8>;
@@ -127,14 +133,6 @@ pub trait CertifiedView: Send + Sync {
 }
 
 impl CertifiedView for CertifiedState {
-    fn height(&self) -> Height {
-        CertifiedState::height(self)
-    }
-
-    fn time(&self) -> Time {
-        CertifiedState::time(self)
-    }
-
     fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8> {
         CertifiedState::certificate(self, paths)
     }

@@ -37,7 +37,6 @@ const INLINE_BYTES: usize = 16 * 1024;
 /// A read_state of at most this number of paths is answered without changing threads.
 const INLINE_PATHS: usize = 16;
 
-/// Result of a query thread.
 enum QueryThreadOutcome {
     /// A short outcome, not signed yet.
     Short(Result<Vec<u8>, Reject>),
@@ -91,57 +90,47 @@ struct RequestCheck {
     without_destination: Option<EffectiveError>,
 }
 
-/// Kind of request that an endpoint takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Call,
-    Query,
-    ReadState,
-}
-
-fn check_kind(request: &Request, kind: Kind) -> Result<(), ErrorResponse> {
-    let (expected, fits) = match kind {
-        Kind::Call => ("call", matches!(request, Request::Call(_))),
-        Kind::Query => ("query", matches!(request, Request::Query(_))),
-        Kind::ReadState => ("read_state", matches!(request, Request::ReadState(_))),
-    };
-    if fits {
+fn check_type(request: &Request, expected: &'static str) -> Result<(), ErrorResponse> {
+    let found = request.request_type();
+    if found == expected {
         return Ok(());
     }
-    let found = request.request_type();
-    Err(ErrorResponse::bad_request(
-        "request_type",
-        format!(
-            "`request_type` is \"{found}\", but this endpoint takes \"{expected}\"; send it to \
-             the {found} endpoint"
-        ),
-    ))
+    let message = format!(
+        "`request_type` is \"{found}\", but this endpoint takes \"{expected}\"; send it to the \
+         {found} endpoint"
+    );
+    Err(ErrorResponse::bad_request("request_type", message))
+}
+
+/// Of a request whose type was checked before.
+fn takes(expected: &'static str) -> ErrorResponse {
+    ErrorResponse::bad_request("request_type", format!("this endpoint takes \"{expected}\""))
 }
 
 impl Service {
-    /// Decodes and authenticates a body, and checks that it is of the kind and belongs at the URL.
+    /// Decodes and authenticates a body, and checks that it is of the type and belongs at the URL.
     async fn authenticate(
         self: &Arc<Self>,
         effective: Effective,
-        kind: Kind,
+        expected: &'static str,
         body: Bytes,
     ) -> Result<(Envelope, RequestCheck), ErrorResponse> {
         let mut decoded = None;
         if body.len() <= INLINE_BYTES {
             let envelope = Envelope::decode(&body, &self.bounds).map_err(envelope_error)?;
             if !envelope.is_signed() {
-                let checked = self.check(effective, kind, &envelope)?;
+                let checked = self.check(effective, expected, &envelope)?;
                 return Ok((envelope, checked));
             }
             decoded = Some(envelope);
         }
         let service = self.clone();
-        self.on_thread(JobKind::Verify, move || {
+        self.on_places(&self.permits.verify_threads, move || {
             let envelope = match decoded {
                 Some(envelope) => envelope,
                 None => Envelope::decode(&body, &service.bounds).map_err(envelope_error)?,
             };
-            let checked = service.check(effective, kind, &envelope)?;
+            let checked = service.check(effective, expected, &envelope)?;
             Ok((envelope, checked))
         })
         .await?
@@ -150,23 +139,25 @@ impl Service {
     fn check(
         &self,
         effective: Effective,
-        kind: Kind,
+        expected: &'static str,
         envelope: &Envelope,
     ) -> Result<RequestCheck, ErrorResponse> {
         let request = &envelope.content.request;
-        check_kind(request, kind)?;
-        let authenticated = match kind {
-            Kind::Call => auth::authenticate(envelope, self.node.block_time(), &self.auth)
+        check_type(request, expected)?;
+        let authenticated = match request {
+            Request::Call(_) => auth::authenticate(envelope, self.node.block_time(), &self.auth)
                 .map_err(|error| self.with_clock_fault(error))?,
             _ => auth::authenticate(envelope, self.node.now(), &self.auth).map_err(auth_error)?,
         };
         let fits = match (request, effective) {
             (Request::Call(call) | Request::Query(call), _) => {
-                let query = kind == Kind::Query;
-                effective::check(&effective, call, query, &self.subnet_id, |id| self.node.hosts(id))
+                let query = matches!(request, Request::Query(_));
+                effective::check(&effective, call, query, &self.config.subnet_id, |id| {
+                    self.node.hosts(id)
+                })
             }
-            (Request::ReadState(_), Effective::Subnet(url)) if url != self.subnet_id => {
-                Err(EffectiveError::OtherSubnet { url, own: self.subnet_id })
+            (Request::ReadState(_), Effective::Subnet(url)) if url != self.config.subnet_id => {
+                Err(EffectiveError::OtherSubnet { url, own: self.config.subnet_id })
             }
             (Request::ReadState(_), _) => Ok(()),
         };
@@ -193,18 +184,15 @@ impl Service {
     /// Whether the call fits a message.
     fn check_size(&self, call: &MethodCall) -> Result<(), ErrorResponse> {
         let bytes = (call.arg.len() + call.method_name.len()) as u64;
-        if bytes <= self.call_bytes {
+        let limit = self.config.call_bytes;
+        if bytes <= limit {
             return Ok(());
         }
-        Err(ErrorResponse::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "message_payload_bytes",
-            format!(
-                "the call has {bytes} bytes of method name and argument, over the limit \
-                 message_payload_bytes = {}",
-                self.call_bytes
-            ),
-        ))
+        let message = format!(
+            "the call has {bytes} bytes of method name and argument, over the limit \
+             message_payload_bytes = {limit}"
+        );
+        Err(ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, "message_payload_bytes", message))
     }
 
     /// `call`: asynchronous (v2), or synchronous (v3, v4) for a client that has waited since
@@ -218,11 +206,11 @@ impl Service {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
         let (envelope, RequestCheck { authenticated, without_destination }) =
-            self.authenticate(effective, Kind::Call, bytes.clone()).await?;
+            self.authenticate(effective, "call", bytes.clone()).await?;
         let (id, expiry) = (envelope.request_id, envelope.content.ingress_expiry);
         let validity = auth::validity(&envelope, &self.auth);
         let Request::Call(call) = envelope.content.request else {
-            return Err(ErrorResponse::bad_request("request_type", "this endpoint takes \"call\""));
+            return Err(takes("call"));
         };
         let effective_id = effective::of_call(&call, effective.id());
         // No view is held while waiting: it would keep an old state alive.
@@ -246,7 +234,10 @@ impl Service {
             .await?;
         if let Err(reject) = inspected {
             if reject.error_code == NO_QUERY_WORKER {
-                return Err(no_query_worker(self.query_wait, StatusCode::SERVICE_UNAVAILABLE));
+                return Err(no_query_worker(
+                    self.config.queries.wait,
+                    StatusCode::SERVICE_UNAVAILABLE,
+                ));
             }
             self.metrics.count_refusal("inspect");
             return self.reserve_cbor(answer::rejected_call(&reject, waits_since.is_some()));
@@ -259,16 +250,13 @@ impl Service {
         // waits.
         let envelope = canonical(&bytes, &self.bounds).map_err(envelope_error)?;
         let envelope = Bytes::from(envelope);
-        if envelope.len() as u64 > self.limits.body_bytes {
-            return Err(ErrorResponse::bad_request(
-                "envelope",
-                format!(
-                    "the envelope takes {} bytes in canonical form, over the limit \
-                     gateway.body_bytes = {}",
-                    envelope.len(),
-                    self.limits.body_bytes
-                ),
-            ));
+        let (size, limit) = (envelope.len() as u64, self.config.limits.body_bytes);
+        if size > limit {
+            let message = format!(
+                "the envelope takes {size} bytes in canonical form, over the limit \
+                 gateway.body_bytes = {limit}"
+            );
+            return Err(ErrorResponse::bad_request("envelope", message));
         }
         let signed = SignedIngress { effective_canister_id: effective_id, envelope };
         drop(bytes);
@@ -282,7 +270,7 @@ impl Service {
         // A call that was known before is no measure: it is answered at once, or started earlier
         // than this.
         if answer.status() == StatusCode::OK {
-            self.latencies.record_update(since.elapsed());
+            self.config.latencies.record_update(since.elapsed());
         }
         Ok(answer)
     }
@@ -303,9 +291,10 @@ impl Service {
             return Ok(answer::accepted());
         };
         if !self.is_finished(&id) {
+            let wait = Duration::from_millis(self.config.limits.sync_call_wait_millis);
             tokio::select! {
                 () = waiter.wait_certified() => {}
-                () = tokio::time::sleep(Duration::from_millis(self.limits.sync_call_wait_millis)) => {}
+                () = tokio::time::sleep(wait) => {}
                 () = self.draining() => {}
             }
             if !self.is_finished(&id) {
@@ -338,12 +327,9 @@ impl Service {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
         let (envelope, RequestCheck { authenticated, without_destination }) =
-            self.authenticate(effective, Kind::Query, bytes).await?;
+            self.authenticate(effective, "query", bytes).await?;
         let Request::Query(call) = envelope.content.request else {
-            return Err(ErrorResponse::bad_request(
-                "request_type",
-                "this endpoint takes \"query\"",
-            ));
+            return Err(takes("query"));
         };
         let id = envelope.request_id;
         let query = QueryRequest {
@@ -359,7 +345,10 @@ impl Service {
             match (service.node.query(query), without_destination) {
                 (Err(reject), _) if reject.error_code == NO_QUERY_WORKER => {
                     let status = StatusCode::TOO_MANY_REQUESTS;
-                    QueryThreadOutcome::Answered(Err(no_query_worker(service.query_wait, status)))
+                    QueryThreadOutcome::Answered(Err(no_query_worker(
+                        service.config.queries.wait,
+                        status,
+                    )))
                 }
                 (Ok(_), Some(error)) => QueryThreadOutcome::Answered(Err(effective_error(error))),
                 // No long reply is held outside the pool of responses: the thread continues with
@@ -394,12 +383,9 @@ impl Service {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
         let (envelope, RequestCheck { authenticated, .. }) =
-            self.authenticate(effective, Kind::ReadState, bytes).await?;
+            self.authenticate(effective, "read_state", bytes).await?;
         let Request::ReadState(paths) = envelope.content.request else {
-            return Err(ErrorResponse::bad_request(
-                "request_type",
-                "this endpoint takes \"read_state\"",
-            ));
+            return Err(takes("read_state"));
         };
         let hosted = match &effective {
             Effective::Canister(id) => self.node.hosts(id),
@@ -413,13 +399,16 @@ impl Service {
             let scope = Scope {
                 effective: &effective,
                 v2,
-                own_subnet: &service.subnet_id,
+                own_subnet: &service.config.subnet_id,
                 root_subnet: &service.root_subnet_id,
                 hosted,
             };
             let paths = paths::permitted(paths, &scope, &authenticated, view.as_ref())?;
             service.reserve_cbor(answer::certificate(&view.certificate(&paths)))
         };
-        if many { self.on_thread(JobKind::Verify, certify).await? } else { certify() }
+        match many {
+            true => self.on_places(&self.permits.verify_threads, certify).await?,
+            false => certify(),
+        }
     }
 }

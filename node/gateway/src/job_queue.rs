@@ -25,10 +25,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -36,7 +33,8 @@ use accounting::processor::Processors;
 use ic_principal::Principal;
 use tokio::sync::oneshot;
 
-type Job = Box<dyn FnOnce() + Send>;
+/// Work, or the refusal of it, whichever its request is answered with.
+type Job = Box<dyn FnOnce(Result<(), JobError>) + Send>;
 
 /// Canisters without work whose used time is remembered. Each takes 86 bytes in two trees whose
 /// nodes are about half full at worst: at most about 200 kilobytes for one kind of work.
@@ -59,7 +57,6 @@ pub(crate) struct JobQueue {
 
 #[derive(Default)]
 struct QueueState {
-    /// Threads that work.
     running: usize,
     next: u64,
     /// Canisters with work.
@@ -72,17 +69,9 @@ struct QueueState {
     first_mean: u64,
 }
 
-/// Work that is queued.
-struct QueuedJob {
-    job: Job,
-    /// Set when it is dropped for other work.
-    is_crowded_out: Arc<AtomicBool>,
-}
-
-/// Work for one canister.
 struct CanisterQueue {
     running: usize,
-    waiting: BTreeMap<u64, QueuedJob>,
+    waiting: BTreeMap<u64, Job>,
     usage: Usage,
     /// Whether the usage includes work of this canister that is done.
     is_known: bool,
@@ -166,29 +155,22 @@ impl QueueState {
         }
     }
 
-    /// Pieces of work that are queued.
     fn queued(&self) -> usize {
         self.lines.values().map(|line| line.waiting.len()).sum()
     }
 
     /// Makes room for work of a canister where the queue is full. Returns the work that has to go for
     /// it; an error if it has to go itself.
-    fn make_room(&mut self, canister: &Principal) -> Result<Option<QueuedJob>, JobError> {
+    fn make_room(&mut self, canister: &Principal) -> Result<Job, JobError> {
         let own = self.lines.get(canister).map_or(0, |line| line.waiting.len());
         let longest = self.lines.iter().max_by_key(|(_, line)| line.waiting.len());
         let longest = longest.filter(|(_, line)| line.waiting.len() > own).map(|(id, _)| *id);
         let crowded_out = longest.and_then(|longest| {
-            let (_, queued) = self.lines.get_mut(&longest)?.waiting.pop_last()?;
+            let (_, job) = self.lines.get_mut(&longest)?.waiting.pop_last()?;
             self.settle(longest);
-            Some(queued)
+            Some(job)
         });
-        match crowded_out {
-            Some(queued) => {
-                queued.is_crowded_out.store(true, Relaxed);
-                Ok(Some(queued))
-            }
-            None => Err(JobError::Crowded),
-        }
+        crowded_out.ok_or(JobError::Crowded)
     }
 
     /// Takes the next job, and the canister that it is for.
@@ -204,13 +186,12 @@ impl QueueState {
             .min()?;
         let (_, _, canister) = next;
         let line = self.lines.get_mut(&canister)?;
-        let (_, QueuedJob { job, .. }) = line.waiting.pop_first()?;
+        let (_, job) = line.waiting.pop_first()?;
         line.running += 1;
         self.clock = self.clock.max(line.usage.used);
         Some((canister, job))
     }
 
-    /// Notes that a job is done.
     fn finish_job(&mut self, canister: &Principal, took: Duration) {
         let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let with_work = u64::try_from(self.lines.len()).unwrap_or(u64::MAX);
@@ -269,14 +250,7 @@ impl Drop for Ticket<'_> {
 
 impl JobQueue {
     pub(crate) fn new(limit: usize) -> Arc<Self> {
-        let limit = limit.max(1);
-        Arc::new(Self {
-            limit,
-            limit_per_canister: limit,
-            queued_max: usize::MAX,
-            queue: Mutex::default(),
-            processors: None,
-        })
+        Self::build(limit, limit, usize::MAX, None)
     }
 
     /// Places of work that is handed to worker processes, the share of one canister, and the bound
@@ -286,13 +260,23 @@ impl JobQueue {
         limit_per_canister: usize,
         queued_max: usize,
     ) -> Arc<Self> {
-        let limit = limit.max(1);
+        Self::build(limit, limit_per_canister, queued_max, Some(Processors::of_this_thread()))
+    }
+
+    fn build(
+        limit: usize,
+        limit_per_canister: usize,
+        queued_max: usize,
+        processors: Option<Processors>,
+    ) -> Arc<Self> {
+        let (limit, queued_max) = (limit.max(1), queued_max.max(1));
+        let limit_per_canister = limit_per_canister.clamp(1, limit);
         Arc::new(Self {
             limit,
-            limit_per_canister: limit_per_canister.clamp(1, limit),
-            queued_max: queued_max.max(1),
+            limit_per_canister,
+            queued_max,
             queue: Mutex::default(),
-            processors: Some(Processors::of_this_thread()),
+            processors,
         })
     }
 
@@ -313,51 +297,48 @@ impl JobQueue {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, JobError> {
         let (answer, mut answered) = oneshot::channel();
-        let job: Job = Box::new(move || {
+        let job: Job = Box::new(move |turn| {
             // The request may be gone.
-            let _ = answer.send(work());
+            let _ = answer.send(turn.map(|()| work()));
         });
-        let is_crowded_out = Arc::new(AtomicBool::new(false));
-        let failure = || match is_crowded_out.load(Relaxed) {
-            true => JobError::Crowded,
-            false => JobError::Failed,
-        };
-        let queued = QueuedJob { job, is_crowded_out: is_crowded_out.clone() };
-        let ticket = self.submit(canister, queued)?;
+        let ticket = self.submit(canister, job)?;
         if let (Some(ticket), Some(wait)) = (&ticket, wait) {
             match tokio::time::timeout(wait, &mut answered).await {
-                Ok(answer) => return answer.map_err(|_| failure()),
+                Ok(answer) => return answer.unwrap_or(Err(JobError::Failed)),
                 Err(_) if ticket.withdraw() => return Err(JobError::Overdue),
                 // It runs, and ends by bounds of its own.
                 Err(_) => {}
             }
         }
-        answered.await.map_err(|_| failure())
+        answered.await.unwrap_or(Err(JobError::Failed))
     }
 
     fn submit(
         self: &Arc<Self>,
         canister: Principal,
-        queued: QueuedJob,
+        job: Job,
     ) -> Result<Option<Ticket<'_>>, JobError> {
         let mut queue = self.queue();
-        // Dropped after the lock, with everything that it holds.
-        let _crowded_out = match queue.queued() < self.queued_max {
+        let crowded_out = match queue.queued() < self.queued_max {
             true => None,
-            false => queue.make_room(&canister)?,
+            false => Some(queue.make_room(&canister)?),
         };
         let number = queue.next;
         queue.next += 1;
-        queue.line(canister).waiting.insert(number, queued);
+        queue.line(canister).waiting.insert(number, job);
         // Threads end only when nothing is queued that may run, so what is queued either waits for
         // a thread, or for its canister's share.
         let job =
             if queue.running < self.limit { queue.pop_next(self.limit_per_canister) } else { None };
         let line = queue.lines.get(&canister);
         let is_queued = line.is_some_and(|line| line.waiting.contains_key(&number));
+        queue.running += usize::from(job.is_some());
+        // What is refused is dropped after the lock, with everything that it holds.
+        drop(queue);
+        if let Some(refused) = crowded_out {
+            refused(Err(JobError::Crowded));
+        }
         if let Some(job) = job {
-            queue.running += 1;
-            drop(queue);
             let jobs = Arc::clone(self);
             tokio::task::spawn_blocking(move || jobs.run_jobs(job));
         }
@@ -369,7 +350,7 @@ impl JobQueue {
         let mut next = Some(first);
         while let Some((canister, job)) = next {
             let started = Instant::now();
-            if catch_unwind(AssertUnwindSafe(job)).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| job(Ok(())))).is_err() {
                 tracing::error!("work for a request panicked");
             }
             let mut queue = self.queue();
@@ -585,8 +566,7 @@ mod tests {
     fn enqueue(queue: &mut QueueState, canister: Principal) {
         let number = queue.next;
         queue.next += 1;
-        let queued = QueuedJob { job: Box::new(|| {}), is_crowded_out: Arc::default() };
-        queue.line(canister).waiting.insert(number, queued);
+        queue.line(canister).waiting.insert(number, Box::new(|_| {}));
     }
 
     /// How many fresh canisters, of which four always wait, are served before the work of a known

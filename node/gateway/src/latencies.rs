@@ -6,7 +6,7 @@
 //! allocation, the same few KiB whatever the load.
 
 use std::{
-    array, fmt,
+    array,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -76,12 +76,6 @@ impl Latencies {
             query_p50_millis: queries.percentile_millis(50),
             query_p99_millis: queries.percentile_millis(99),
         }
-    }
-}
-
-impl fmt::Debug for Latencies {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Latencies")
     }
 }
 

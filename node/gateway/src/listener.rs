@@ -12,7 +12,7 @@ use std::{
 
 use accounting::Pool;
 use ed25519_dalek::SigningKey;
-use envelope::auth::AuthConfig;
+use envelope::{EnvelopeBounds, auth::AuthConfig};
 use http_server::{
     HttpHandler as _, ListenError, Outgoing, Server, bind, connections::Connections,
 };
@@ -24,8 +24,9 @@ use thiserror::Error;
 
 use crate::{
     Latencies, Node, Waiters,
+    answer::NodeSigner,
     metrics::Metrics,
-    service::{Permits, Service, ServiceParts, permits},
+    service::{Permits, Service, permits},
     web::Web,
 };
 
@@ -176,28 +177,24 @@ impl Gateway {
         let root_key =
             nidkg::public_key_from_der(&config.root_key_der).map_err(GatewayError::RootKey)?;
         let server = Server::default();
-        let permits = Permits::new(
-            &config.limits,
-            &config.queries,
-            config.verify_threads,
-            config.bodies.clone(),
-            config.responses.clone(),
-        );
-        let gauges = permits.gauges(&config.limits, connections, waiters.clone());
+        let permits = Permits::new(&config);
+        let gauges = permits.gauges(&config, connections, waiters.clone());
         let metrics =
             Metrics::new(&mut registry.lock().unwrap_or_else(PoisonError::into_inner), gauges);
         let (grace, local_addr) = (config.shutdown_grace, config.listen);
-        let parts = ServiceParts {
+        let service = Arc::new(Service {
             node,
             waiters,
+            signer: NodeSigner::new(config.node_key.clone(), config.node_id),
             metrics,
             registry: registry.clone(),
             stage: server.stage(),
             auth: AuthConfig::new(root_key, config.ingress_expiry, config.ingress_drift),
+            bounds: EnvelopeBounds::new(&config.limits),
+            root_subnet_id: Principal::self_authenticating(&config.root_key_der),
             permits,
-        };
-        let root_subnet_id = Principal::self_authenticating(&config.root_key_der);
-        let service = Arc::new(Service::new(config, root_subnet_id, parts));
+            config,
+        });
         Ok(GatewayHandle { local_addr, server, service, grace })
     }
 }

@@ -7,7 +7,10 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use accounting::Pool;
-use http_server::{connections::Connections, metrics::MetricsWriter};
+use http_server::{
+    connections::Connections,
+    metrics::{MetricsWriter, register},
+};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet},
@@ -51,70 +54,44 @@ pub(crate) struct Metrics {
 }
 
 /// Pools that are read on each scrape.
+#[derive(Debug)]
 pub(crate) struct Pools {
-    /// Connections of the public interface.
     pub(crate) connections: Connections,
     /// Name, permits, limit.
     pub(crate) permits: Vec<(&'static str, Arc<Semaphore>, usize)>,
     /// Pools of request bodies and responses, by name.
     pub(crate) bytes: Vec<(&'static str, Pool)>,
-    /// Waiting synchronous calls.
     pub(crate) waiters: Waiters,
-}
-
-impl fmt::Debug for Pools {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Pools")
-    }
 }
 
 impl Metrics {
     /// Registers everything under the prefix `gateway_`.
     pub(crate) fn new(registry: &mut Registry, pools: Pools) -> Self {
         let new_histogram: fn() -> Histogram = || Histogram::new(LATENCY_SECONDS);
-        let metrics = Self {
-            requests: Family::default(),
-            latency: Family::new_with_constructor(new_histogram),
-            refusals: Family::default(),
-            connections_evicted: Counter::default(),
-        };
         let registry = registry.sub_registry_with_prefix("gateway");
-        registry.register(
-            "requests",
-            "Requests answered, by route and status",
-            metrics.requests.clone(),
-        );
-        registry.register(
-            "request_seconds",
-            "Time from a request's headers to its answer, by route",
-            metrics.latency.clone(),
-        );
-        registry.register(
-            "refusals",
-            "Requests and connections refused, by reason",
-            metrics.refusals.clone(),
-        );
-        registry.register(
-            "connections_evicted",
-            "Idle connections closed for new ones at the limit",
-            metrics.connections_evicted.clone(),
-        );
+        let help = "Requests answered, by route and status";
+        let requests = register(registry, "requests", help, Family::default());
+        let help = "Time from a request's headers to its answer, by route";
+        let latency = Family::new_with_constructor(new_histogram);
+        let latency = register(registry, "request_seconds", help, latency);
+        let help = "Requests and connections refused, by reason";
+        let refusals = register(registry, "refusals", help, Family::default());
+        let help = "Idle connections closed for new ones at the limit";
+        let connections_evicted =
+            register(registry, "connections_evicted", help, Counter::default());
         registry.register_collector(Box::new(pools));
-        metrics
+        Self { requests, latency, refusals, connections_evicted }
     }
 
-    /// Counts an answered request.
     pub(crate) fn record_response(&self, route: &'static str, status: u16, took: Duration) {
         self.requests.get_or_create(&RequestLabels { route, status }).inc();
         self.latency.get_or_create(&RouteLabels { route }).observe(took.as_secs_f64());
     }
 
-    /// Counts a refusal.
     pub(crate) fn count_refusal(&self, reason: &'static str) {
         self.refusals.get_or_create(&ReasonLabels { reason }).inc();
     }
 
-    /// Counts an idle connection that is closed for a new one.
     pub(crate) fn count_eviction(&self) {
         self.connections_evicted.inc();
     }

@@ -20,66 +20,40 @@ type Path = Vec<Vec<u8>>;
 
 /// The endpoint a read_state came in at.
 pub(crate) struct Scope<'a> {
-    /// The effective id in its URL.
     pub(crate) effective: &'a Effective,
     /// Whether it is the deprecated v2 endpoint.
     pub(crate) v2: bool,
     pub(crate) own_subnet: &'a Principal,
-    /// The root subnet.
     pub(crate) root_subnet: &'a Principal,
     /// Whether the effective canister id is in this subnet's ranges; true for the subnet form.
     pub(crate) hosted: bool,
 }
 
-/// Why a read_state is refused.
+/// Why a read_state is refused: its paths as [`show`] has them, names cut to 64 characters.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum PathError {
-    /// No such form.
     #[error(
         "the path {path} cannot be requested at this endpoint; see \"Request: Read state\" of the \
          interface specification"
     )]
-    NotAPath {
-        /// The path as text, cut (see [`show`]).
-        path: String,
-    },
-    /// The path names a canister other than the effective canister id.
+    NotAPath { path: String },
     #[error("the path {path} concerns another canister than the effective canister id {effective}")]
-    OtherCanister {
-        /// The path as text, cut (see [`show`]).
-        path: String,
-        /// From the URL.
-        effective: Principal,
-    },
-    /// A canister elsewhere.
+    OtherCanister { path: String, effective: Principal },
     #[error("canister {canister_id} is in no canister range of this subnet")]
-    NotHosted {
-        /// The effective canister id of the URL.
-        canister_id: Principal,
-    },
-    /// Several requests at once.
+    NotHosted { canister_id: Principal },
     #[error("paths below /request_status must all name the same request id")]
     SeveralRequests,
-    /// Several subnets at once.
     #[error("paths below /canister_ranges must all name the same subnet")]
     SeveralSubnets,
-    /// A request of another sender, or at another effective id.
     #[error(
         "the status of request {id:?} may only be read by its sender, at the effective id the \
          request was sent to"
     )]
-    NotYourRequest {
-        /// The request whose status was asked for.
-        id: RequestId,
-    },
-    /// A private section.
+    NotYourRequest { id: RequestId },
     #[error(
         "the custom section \"{name}\" is private; only controllers of the canister may read it"
     )]
-    PrivateMetadata {
-        /// Which, cut to 64 characters.
-        name: String,
-    },
+    PrivateMetadata { name: String },
 }
 
 impl PathError {
@@ -272,17 +246,10 @@ impl Scope<'_> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use state::{Height, Time};
 
     struct View(Option<RequestFacts>);
 
     impl CertifiedView for View {
-        fn height(&self) -> Height {
-            Height(1)
-        }
-        fn time(&self) -> Time {
-            Time(1)
-        }
         fn certificate(&self, _: &[Path]) -> Vec<u8> {
             Vec::new()
         }

@@ -9,7 +9,6 @@ use ic_principal::Principal;
 
 use envelope::effective::Effective;
 
-/// The endpoint that a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     /// `GET /api/v2/status`: the status endpoint of the interface specification.
@@ -24,19 +23,21 @@ pub(crate) enum Route {
     HeapProfile,
     /// `GET /dashboard`: the page that draws the status report.
     Dashboard,
+    /// An endpoint that takes an envelope, at the effective id in its URL.
+    Envelope(Operation, Effective),
+}
+
+/// An endpoint that takes an envelope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
     /// `POST /api/v2/canister/<id>/call`: asynchronous.
-    CallAsync(Effective),
+    CallAsync,
     /// `POST /api/{v3,v4}/canister/<id>/call` and `/api/v4/subnet/<id>/call`: synchronous.
-    CallSync(Effective),
+    CallSync,
     /// `POST /api/{v2,v3}/canister/<id>/query` and `/api/v3/subnet/<id>/query`.
-    Query(Effective),
+    Query,
     /// `POST /api/{v2,v3}/{canister,subnet}/<id>/read_state`: a certificate of the paths asked for.
-    ReadState {
-        /// The effective id in the URL.
-        effective: Effective,
-        /// Whether it is the v2 form.
-        v2: bool,
-    },
+    ReadState { v2: bool },
 }
 
 /// Whether a path is for the operator: other web pages may not read it.
@@ -72,22 +73,18 @@ pub(crate) fn find(method: &Method, path: &str) -> RouteMatch {
         }
         _ => (
             "none",
-            Err(ErrorResponse::new(
-                StatusCode::NOT_FOUND,
-                "not_found",
-                format!("there is no endpoint at this path; there are: {ENDPOINTS}"),
-            )),
+            Err(not_found(format!("there is no endpoint at this path; there are: {ENDPOINTS}"))),
         ),
     }
 }
 
 fn version_of(what: &str, version: &str, versions: &str) -> ErrorResponse {
     let version: String = version.chars().take(16).collect();
-    ErrorResponse::new(
-        StatusCode::NOT_FOUND,
-        "not_found",
-        format!("{what} is not served under /api/{version}; use {versions}"),
-    )
+    not_found(format!("{what} is not served under /api/{version}; use {versions}"))
+}
+
+fn not_found(message: String) -> ErrorResponse {
+    ErrorResponse::new(StatusCode::NOT_FOUND, "not_found", message)
 }
 
 fn wrong_method(method: &Method, allow: &'static str) -> ErrorResponse {
@@ -107,13 +104,6 @@ fn get(method: &Method, route: Route) -> Result<Route, ErrorResponse> {
     }
 }
 
-/// A route of an effective id, with the label of its metrics and the version it was asked for.
-struct Operation {
-    label: &'static str,
-    versions: &'static str,
-    route: fn(Effective, &str) -> Option<Route>,
-}
-
 fn operation_of(
     method: &Method,
     version: &str,
@@ -121,63 +111,46 @@ fn operation_of(
     id: &str,
     operation: &str,
 ) -> RouteMatch {
+    use Operation::{CallAsync, CallSync, Query, ReadState};
     let canister = scope == "canister";
-    let operation = match (operation, canister) {
-        ("call", true) => Operation {
-            label: "call",
-            versions: "v2 (asynchronous), v3 or v4 (synchronous)",
-            route: |effective, version| match version {
-                "v2" => Some(Route::CallAsync(effective)),
-                "v3" | "v4" => Some(Route::CallSync(effective)),
+    let if_v2_or_v3 = |operation| matches!(version, "v2" | "v3").then_some(operation);
+    let (label, versions, operation) = match (operation, canister) {
+        ("call", true) => {
+            let call = match version {
+                "v2" => Some(CallAsync),
+                "v3" | "v4" => Some(CallSync),
                 _ => None,
-            },
-        },
-        ("call", false) => Operation {
-            label: "subnet_call",
-            versions: "v4",
-            route: |effective, version| (version == "v4").then_some(Route::CallSync(effective)),
-        },
-        ("query", true) => Operation {
-            label: "query",
-            versions: "v2 or v3",
-            route: |effective, version| {
-                matches!(version, "v2" | "v3").then_some(Route::Query(effective))
-            },
-        },
-        ("query", false) => Operation {
-            label: "subnet_query",
-            versions: "v3",
-            route: |effective, version| (version == "v3").then_some(Route::Query(effective)),
-        },
-        ("read_state", _) => Operation {
-            label: if canister { "read_state" } else { "subnet_read_state" },
-            versions: "v2 or v3",
-            route: |effective, version| {
-                matches!(version, "v2" | "v3")
-                    .then_some(Route::ReadState { effective, v2: version == "v2" })
-            },
-        },
+            };
+            ("call", "v2 (asynchronous), v3 or v4 (synchronous)", call)
+        }
+        ("call", false) => ("subnet_call", "v4", (version == "v4").then_some(CallSync)),
+        ("query", true) => ("query", "v2 or v3", if_v2_or_v3(Query)),
+        ("query", false) => ("subnet_query", "v3", (version == "v3").then_some(Query)),
+        ("read_state", _) => {
+            let label = if canister { "read_state" } else { "subnet_read_state" };
+            (label, "v2 or v3", if_v2_or_v3(ReadState { v2: version == "v2" }))
+        }
         _ => {
             let message = format!(
                 "after the id must come call, query or read_state; the endpoints are: {ENDPOINTS}"
             );
-            return ("none", Err(ErrorResponse::new(StatusCode::NOT_FOUND, "not_found", message)));
+            return ("none", Err(not_found(message)));
         }
     };
     let id = match Principal::from_text(id) {
         Ok(id) => id,
         Err(error) => {
             let message = format!("the id after /{scope}/ is no textual principal: {error}");
-            return (operation.label, Err(ErrorResponse::bad_request("effective_id", message)));
+            return (label, Err(ErrorResponse::bad_request("effective_id", message)));
         }
     };
     let effective = if canister { Effective::Canister(id) } else { Effective::Subnet(id) };
-    let found = match (operation.route)(effective, version) {
-        None => Err(version_of(operation.label, version, operation.versions)),
+    let found = match operation {
+        None => Err(version_of(label, version, versions)),
         Some(_) if *method != Method::POST => Err(wrong_method(method, "POST, OPTIONS")),
-        Some(route) => Ok(route),
+        Some(operation) => Ok(Route::Envelope(operation, effective)),
     };
-    (operation.label, found)
+    (label, found)
 }
 
 #[cfg(test)]
@@ -190,28 +163,25 @@ mod tests {
     #[test]
     fn every_version_of_every_endpoint() {
         let id = Principal::from_text(ID).unwrap();
-        let (canister, subnet) = (Effective::Canister(id), Effective::Subnet(id));
+        let canister = |operation| Some(Route::Envelope(operation, Effective::Canister(id)));
+        let subnet = |operation| Some(Route::Envelope(operation, Effective::Subnet(id)));
         let table = [
-            ("v2/canister", "call", Some(Route::CallAsync(canister))),
-            ("v3/canister", "call", Some(Route::CallSync(canister))),
-            ("v4/canister", "call", Some(Route::CallSync(canister))),
+            ("v2/canister", "call", canister(Operation::CallAsync)),
+            ("v3/canister", "call", canister(Operation::CallSync)),
+            ("v4/canister", "call", canister(Operation::CallSync)),
             ("v5/canister", "call", None),
             ("v2/subnet", "call", None),
             ("v3/subnet", "call", None),
-            ("v4/subnet", "call", Some(Route::CallSync(subnet))),
-            ("v2/canister", "query", Some(Route::Query(canister))),
-            ("v3/canister", "query", Some(Route::Query(canister))),
+            ("v4/subnet", "call", subnet(Operation::CallSync)),
+            ("v2/canister", "query", canister(Operation::Query)),
+            ("v3/canister", "query", canister(Operation::Query)),
             ("v4/canister", "query", None),
             ("v2/subnet", "query", None),
-            ("v3/subnet", "query", Some(Route::Query(subnet))),
-            ("v2/canister", "read_state", Some(Route::ReadState { effective: canister, v2: true })),
-            (
-                "v3/canister",
-                "read_state",
-                Some(Route::ReadState { effective: canister, v2: false }),
-            ),
-            ("v2/subnet", "read_state", Some(Route::ReadState { effective: subnet, v2: true })),
-            ("v3/subnet", "read_state", Some(Route::ReadState { effective: subnet, v2: false })),
+            ("v3/subnet", "query", subnet(Operation::Query)),
+            ("v2/canister", "read_state", canister(Operation::ReadState { v2: true })),
+            ("v3/canister", "read_state", canister(Operation::ReadState { v2: false })),
+            ("v2/subnet", "read_state", subnet(Operation::ReadState { v2: true })),
+            ("v3/subnet", "read_state", subnet(Operation::ReadState { v2: false })),
             ("v4/canister", "read_state", None),
             ("v2/canister", "else", None),
         ];

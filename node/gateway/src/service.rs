@@ -19,15 +19,14 @@
 
 use std::{
     fmt,
-    net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use accounting::{Pool, Reservation};
+use accounting::{PoolFull, Reservation};
 use bytes::Bytes;
 use dashboard::page;
-use envelope::{EnvelopeBounds, auth::AuthConfig};
+use envelope::{EnvelopeBounds, auth::AuthConfig, effective::Effective};
 use http_server::{
     BodyBudget, BodyError, ErrorResponse, HttpHandler, Outgoing, PoolBudget, Stage,
     check_content_type,
@@ -38,18 +37,16 @@ use http_server::{
 };
 use hyper::{Method, Request, Response, StatusCode, body::Incoming};
 use ic_principal::Principal;
-use limits::GatewayLimits;
 use prometheus_client::registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
 
 use crate::{
+    GatewayConfig,
     answer::{self, Body, NodeSigner, Readers},
     api::{CertifiedView, HeapProfileError, Node, RequestKind},
     job_queue::{JobError, JobQueue},
-    latencies::Latencies,
-    listener::QueryConcurrency,
     metrics::{Metrics, Pools},
-    routes::{self, Route},
+    routes::{self, Operation, Route},
     waiters::Waiters,
 };
 
@@ -57,7 +54,6 @@ use crate::{
 const SCRAPES_MAX: usize = 2;
 /// Reports made at once; each is for one page that looks once per second.
 const REPORTS_MAX: usize = 2;
-/// Heap profiles made at once.
 const HEAP_PROFILES_MAX: usize = 1;
 /// Time for one, and for those before it.
 const HEAP_PROFILE_TIME: Duration = Duration::from_secs(10);
@@ -69,68 +65,38 @@ pub(crate) struct Service {
     pub(crate) waiters: Waiters,
     pub(crate) signer: NodeSigner,
     pub(crate) metrics: Metrics,
-    pub(crate) latencies: Latencies,
-    registry: Arc<Mutex<Registry>>,
-    stage: watch::Receiver<Stage>,
+    pub(crate) registry: Arc<Mutex<Registry>>,
+    pub(crate) stage: watch::Receiver<Stage>,
     // Configuration.
-    pub(crate) limits: GatewayLimits,
-    pub(crate) call_bytes: u64,
-    /// How long a query or a call waits for a query worker.
-    pub(crate) query_wait: Duration,
+    pub(crate) config: GatewayConfig,
     pub(crate) auth: AuthConfig,
     pub(crate) bounds: EnvelopeBounds,
-    pub(crate) subnet_id: Principal,
     pub(crate) root_subnet_id: Principal,
-    pub(crate) root_key_der: Vec<u8>,
-    pub(crate) version: String,
-    listen: SocketAddr,
-    /// Names by which operator pages are served.
-    host_names: Vec<String>,
     // Permits.
-    permits: Permits,
-    /// Envelopes verified at once.
-    pub(crate) verify_threads: u64,
+    pub(crate) permits: Permits,
 }
 
-/// The permits and pools requests pass.
 pub(crate) struct Permits {
-    pub(crate) requests: Arc<Semaphore>,
-    pub(crate) queries: Arc<Semaphore>,
-    pub(crate) query_threads: Arc<JobQueue>,
-    pub(crate) inspect_threads: Arc<JobQueue>,
+    requests: Arc<Semaphore>,
+    queries: Arc<Semaphore>,
+    query_threads: Arc<JobQueue>,
+    inspect_threads: Arc<JobQueue>,
     pub(crate) verify_threads: Arc<JobQueue>,
-    pub(crate) scrapes: Arc<JobQueue>,
-    pub(crate) reports: Arc<JobQueue>,
-    pub(crate) heap_profiles: Arc<JobQueue>,
-    pub(crate) bodies: Pool,
-    pub(crate) responses: Pool,
+    scrapes: Arc<JobQueue>,
+    reports: Arc<JobQueue>,
+    heap_profiles: Arc<JobQueue>,
 }
 
-/// A kind of work that takes a thread.
+/// A kind of work that takes a query worker, for this canister.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum JobKind {
-    /// Decoding and authenticating.
-    Verify,
-    /// Inspecting a call of a canister.
     Inspect(Principal),
-    /// Running a query of a canister.
     Query(Principal),
-    /// Encoding the metrics for `/metrics`.
-    Scrape,
-    /// Asking the node how it is.
-    Report,
-    /// Asking the node where its memory went.
-    HeapProfile,
 }
 
 impl Permits {
-    pub(crate) fn new(
-        limits: &GatewayLimits,
-        queries: &QueryConcurrency,
-        verify_threads: u64,
-        bodies: Pool,
-        responses: Pool,
-    ) -> Self {
+    pub(crate) fn new(config: &GatewayConfig) -> Self {
+        let (limits, queries) = (&config.limits, &config.queries);
         let semaphore = |places: u64| Arc::new(Semaphore::new(permits(places)));
         let for_workers = |in_flight: u64| {
             let queued = permits(queued_max(in_flight));
@@ -141,28 +107,27 @@ impl Permits {
             queries: semaphore(limits.queries_in_flight),
             query_threads: for_workers(limits.queries_in_flight),
             inspect_threads: for_workers(limits.requests_in_flight),
-            verify_threads: JobQueue::new(permits(verify_threads)),
+            verify_threads: JobQueue::new(permits(config.verify_threads)),
             scrapes: JobQueue::new(SCRAPES_MAX),
             reports: JobQueue::new(REPORTS_MAX),
             heap_profiles: JobQueue::new(HEAP_PROFILES_MAX),
-            bodies,
-            responses,
         }
     }
 
     pub(crate) fn gauges(
         &self,
-        limits: &GatewayLimits,
+        config: &GatewayConfig,
         connections: Connections,
         waiters: Waiters,
     ) -> Pools {
+        let limits = &config.limits;
         Pools {
             connections,
             permits: vec![
                 ("requests_in_flight", self.requests.clone(), permits(limits.requests_in_flight)),
                 ("queries_in_flight", self.queries.clone(), permits(limits.queries_in_flight)),
             ],
-            bytes: vec![("bodies", self.bodies.clone()), ("responses", self.responses.clone())],
+            bytes: vec![("bodies", config.bodies.clone()), ("responses", config.responses.clone())],
             waiters,
         }
     }
@@ -179,9 +144,8 @@ pub(crate) fn permits(limit: u64) -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS)
 }
 
-fn bodies_full(full: accounting::PoolFull) -> ErrorResponse {
-    let message = format!("{full}; retry in a second");
-    ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "bodies_bytes", message, 1)
+pub(crate) fn pool_full(reason: &'static str, full: PoolFull) -> ErrorResponse {
+    ErrorResponse::unavailable(reason, format!("{full}; retry in a second"))
 }
 
 /// A request body and its share of the pool.
@@ -192,35 +156,6 @@ pub(crate) struct ReceivedBody {
 }
 
 impl Service {
-    pub(crate) fn new(
-        config: crate::GatewayConfig,
-        root_subnet_id: Principal,
-        parts: ServiceParts,
-    ) -> Self {
-        Self {
-            node: parts.node,
-            waiters: parts.waiters,
-            signer: NodeSigner::new(config.node_key, config.node_id),
-            metrics: parts.metrics,
-            latencies: config.latencies,
-            registry: parts.registry,
-            stage: parts.stage,
-            auth: parts.auth,
-            bounds: EnvelopeBounds::new(&config.limits),
-            limits: config.limits,
-            call_bytes: config.call_bytes,
-            query_wait: config.queries.wait,
-            subnet_id: config.subnet_id,
-            root_subnet_id,
-            root_key_der: config.root_key_der,
-            version: config.version,
-            listen: config.listen,
-            host_names: config.host_names,
-            verify_threads: config.verify_threads,
-            permits: parts.permits,
-        }
-    }
-
     /// Completes when the gateway stops serving.
     pub(crate) async fn draining(&self) {
         // An error means that the gateway is gone.
@@ -270,7 +205,7 @@ impl Service {
     /// Refuses a request for an operator page that another web page may have sent.
     fn check_origin(&self, request: &Request<Incoming>) -> Result<(), ErrorResponse> {
         let sent = OriginHeaders::with_links(request);
-        check_origin(sent, self.listen, &self.host_names, false).map_err(|error| {
+        check_origin(sent, self.config.listen, &self.config.host_names, false).map_err(|error| {
             let message = error.message("this page", "host_names (--host-name NAME)");
             ErrorResponse::new(error.status(), error.reason(), message)
         })
@@ -282,59 +217,60 @@ impl Service {
         request: Request<Incoming>,
     ) -> Result<Response<Body>, ErrorResponse> {
         match route {
-            Route::Status => return Ok(self.status()),
-            Route::Health => return Ok(self.health()),
-            Route::Metrics => return self.scrape().await,
-            Route::Report => return self.report().await,
-            Route::HeapProfile => return self.heap_profile().await,
-            Route::Dashboard => return Ok(page::response()),
-            Route::CallAsync(_)
-            | Route::CallSync(_)
-            | Route::Query(_)
-            | Route::ReadState { .. } => {}
+            Route::Status => Ok(self.status()),
+            Route::Health => Ok(self.health()),
+            Route::Metrics => self.scrape().await,
+            Route::Report => self.report().await,
+            Route::HeapProfile => self.heap_profile().await,
+            Route::Dashboard => Ok(page::response()),
+            Route::Envelope(operation, effective) => {
+                self.take_envelope(operation, effective, request).await
+            }
         }
-        let _place = match self.admit(&route, &request) {
+    }
+
+    async fn take_envelope(
+        self: &Arc<Self>,
+        operation: Operation,
+        effective: Effective,
+        request: Request<Incoming>,
+    ) -> Result<Response<Body>, ErrorResponse> {
+        let _place = match self.admit(operation, &request) {
             Ok(place) => place,
             Err(refused) => return Err(with_unread(request, refused).await),
         };
         let body = self.read_body(request.into_body()).await?;
         let read = Instant::now();
-        match route {
-            Route::CallAsync(effective) => self.call(effective, None, body).await,
-            Route::CallSync(effective) => self.call(effective, Some(read), body).await,
-            Route::Query(effective) => {
+        match operation {
+            Operation::CallAsync => self.call(effective, None, body).await,
+            Operation::CallSync => self.call(effective, Some(read), body).await,
+            Operation::Query => {
                 // Not before the body is here: a sender that takes its time for it keeps no place.
                 let _query = self.enter_query()?;
                 let answer = self.query(effective, body).await?;
-                self.latencies.record_query(read.elapsed());
+                self.config.latencies.record_query(read.elapsed());
                 Ok(answer)
             }
-            Route::ReadState { effective, v2 } => self.read_state(effective, v2, body).await,
-            Route::Status
-            | Route::Health
-            | Route::Metrics
-            | Route::Report
-            | Route::HeapProfile
-            | Route::Dashboard => Ok(self.status()),
+            Operation::ReadState { v2 } => self.read_state(effective, v2, body).await,
         }
     }
 
     /// Checks a request before its body is read. Returns its place among those in flight.
     fn admit(
         &self,
-        route: &Route,
+        operation: Operation,
         request: &Request<Incoming>,
     ) -> Result<OwnedSemaphorePermit, ErrorResponse> {
         let place = self.enter(
             &self.permits.requests,
             "requests_in_flight",
             StatusCode::SERVICE_UNAVAILABLE,
-            self.limits.requests_in_flight,
+            self.config.limits.requests_in_flight,
         )?;
-        let kind = match route {
-            Route::CallAsync(_) | Route::CallSync(_) => Some(RequestKind::Call),
-            Route::Query(_) => Some(RequestKind::Query),
-            _ => None,
+        let kind = match operation {
+            Operation::CallAsync | Operation::CallSync => Some(RequestKind::Call),
+            Operation::Query => Some(RequestKind::Query),
+            Operation::ReadState { .. } => None,
         };
         if kind == Some(RequestKind::Query) {
             // Before a body arrives that would not be read.
@@ -362,7 +298,7 @@ impl Service {
             &self.permits.queries,
             "queries_in_flight",
             StatusCode::TOO_MANY_REQUESTS,
-            self.limits.queries_in_flight,
+            self.config.limits.queries_in_flight,
         )
     }
 
@@ -374,25 +310,24 @@ impl Service {
         value: u64,
     ) -> Result<OwnedSemaphorePermit, ErrorResponse> {
         semaphore.clone().try_acquire_owned().map_err(|error| match error {
-            TryAcquireError::NoPermits => ErrorResponse::busy(
-                status,
-                limit,
-                format!(
+            TryAcquireError::NoPermits => {
+                let message = format!(
                     "the node is serving as many requests as its limit {limit} = {value} allows; \
                      retry in a second"
-                ),
-                1,
-            ),
+                );
+                ErrorResponse::busy(status, limit, message, 1)
+            }
             TryAcquireError::Closed => stopping(),
         })
     }
 
     /// Reads the body within its limit, the pool's and the read timeout.
     async fn read_body(&self, body: Incoming) -> Result<ReceivedBody, ErrorResponse> {
-        let room = PoolBudget::new(&self.permits.bodies, |received, _| received);
-        let mut room = room.map_err(|full| bodies_full(full).closing(&body))?;
-        let limit = ("body_bytes", self.limits.body_bytes);
-        let bytes = self.read_body_into(body, &mut room, limit, bodies_full).await?;
+        let full = |full: PoolFull| pool_full("bodies_bytes", full);
+        let room = PoolBudget::new(&self.config.bodies, |received, _| received);
+        let mut room = room.map_err(|none| full(none).closing(&body))?;
+        let limit = ("body_bytes", self.config.limits.body_bytes);
+        let bytes = self.read_body_into(body, &mut room, limit, full).await?;
         Ok(ReceivedBody { bytes, reservation: room.into_reservation() })
     }
 
@@ -415,13 +350,13 @@ impl Service {
                     format!("the body has {bytes} bytes or more; the limit {name} is {limit}");
                 ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, name, message)
             }
-            BodyError::Incomplete(error) => ErrorResponse::bad_request(
-                "body",
-                format!("the body could not be read to its end: {error}"),
-            ),
+            BodyError::Incomplete(error) => {
+                let message = format!("the body could not be read to its end: {error}");
+                ErrorResponse::bad_request("body", message)
+            }
             BodyError::Full(none) => full(none),
             BodyError::TimedOut => {
-                let millis = self.limits.read_timeout_millis;
+                let millis = self.config.limits.read_timeout_millis;
                 let message = format!(
                     "the body did not arrive within the limit read_timeout_millis = {millis}"
                 );
@@ -431,51 +366,35 @@ impl Service {
         Err(refused.closing(&body))
     }
 
-    /// Runs `work` on a blocking thread once there is a place for its kind. The thread does not
-    /// wait until the result is taken, so long results must be in a pool already.
+    /// Runs `work` on a blocking thread once there is a place for its kind, unless the wait for one
+    /// is too long. The thread does not wait until the result is taken, so long results must be in
+    /// a pool already.
     pub(crate) async fn on_thread<T: Send + 'static>(
         &self,
         kind: JobKind,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, ErrorResponse> {
-        let places = match kind {
+        let (permits, limits) = (&self.permits, &self.config.limits);
+        let (places, canister, status, limit) = match kind {
             JobKind::Inspect(canister) => {
-                let places = &self.permits.inspect_threads;
-                let status = StatusCode::SERVICE_UNAVAILABLE;
-                let limit = ("gateway.requests_in_flight", self.limits.requests_in_flight);
-                return self.on_workers(places, canister, (status, limit), work).await;
+                let limit = ("gateway.requests_in_flight", limits.requests_in_flight);
+                (&permits.inspect_threads, canister, StatusCode::SERVICE_UNAVAILABLE, limit)
             }
             JobKind::Query(canister) => {
-                let places = &self.permits.query_threads;
-                let status = StatusCode::TOO_MANY_REQUESTS;
-                let limit = ("gateway.queries_in_flight", self.limits.queries_in_flight);
-                return self.on_workers(places, canister, (status, limit), work).await;
+                let limit = ("gateway.queries_in_flight", limits.queries_in_flight);
+                (&permits.query_threads, canister, StatusCode::TOO_MANY_REQUESTS, limit)
             }
-            JobKind::Verify => &self.permits.verify_threads,
-            JobKind::Scrape => &self.permits.scrapes,
-            JobKind::Report => &self.permits.reports,
-            JobKind::HeapProfile => &self.permits.heap_profiles,
         };
-        self.on_places(places, work).await
-    }
-
-    /// Runs work of a canister that a query worker does, unless the wait for a place is too long.
-    async fn on_workers<T: Send + 'static>(
-        &self,
-        places: &Arc<JobQueue>,
-        canister: Principal,
-        (status, limit): (StatusCode, (&'static str, u64)),
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, ErrorResponse> {
-        let done = places.run_for(canister, Some(self.query_wait), work).await;
+        let wait = self.config.queries.wait;
+        let done = places.run_for(canister, Some(wait), work).await;
         done.map_err(|unfinished| match unfinished {
-            JobError::Overdue => no_query_worker(self.query_wait, status),
+            JobError::Overdue => no_query_worker(wait, status),
             JobError::Crowded => crowded(status, limit),
             JobError::Failed => unfinished_work(),
         })
     }
 
-    /// The same in the given places.
+    /// Runs work that is for no canister in the given places.
     pub(crate) async fn on_places<T: Send + 'static>(
         &self,
         places: &Arc<JobQueue>,
@@ -491,15 +410,8 @@ impl Service {
 
     /// Bytes that are charged to the pool of responses until they are written.
     fn reserve_response(&self, bytes: Vec<u8>) -> Result<Bytes, ErrorResponse> {
-        let reserved = self.permits.responses.try_reserve(bytes.capacity() as u64);
-        let reservation = reserved.map_err(|full| {
-            ErrorResponse::busy(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "responses_bytes",
-                format!("{full}; retry in a second"),
-                1,
-            )
-        })?;
+        let reserved = self.config.responses.try_reserve(bytes.capacity() as u64);
+        let reservation = reserved.map_err(|full| pool_full("responses_bytes", full))?;
         Ok(with_reservation(bytes, reservation))
     }
 
@@ -510,14 +422,15 @@ impl Service {
                 "the node has no certified state yet (it is {}); retry in a second",
                 self.node.health().client_status
             );
-            ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "no_certified_state", message, 1)
+            ErrorResponse::unavailable("no_certified_state", message)
         })
     }
 
     fn status(&self) -> Response<Body> {
         let health = self.node.health();
         let (client_status, height) = (&health.client_status, health.certified_height);
-        let status = answer::status(&self.root_key_der, &self.version, client_status, height);
+        let GatewayConfig { root_key_der, version, .. } = &self.config;
+        let status = answer::status(root_key_der, version, client_status, height);
         answer::cbor(status.into())
     }
 
@@ -527,7 +440,7 @@ impl Service {
             "healthy": health.healthy,
             "status": health.status,
             "certified_height": health.certified_height.0,
-            "version": self.version,
+            "version": self.config.version,
         });
         let status = if health.healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         respond(status, "application/json", Body::from(body.to_string()))
@@ -535,7 +448,7 @@ impl Service {
 
     async fn scrape(&self) -> Result<Response<Body>, ErrorResponse> {
         let registry = self.registry.clone();
-        let text = self.on_thread(JobKind::Scrape, move || {
+        let text = self.on_places(&self.permits.scrapes, move || {
             metrics::encode(&registry.lock().unwrap_or_else(PoisonError::into_inner))
         });
         let text =
@@ -545,24 +458,20 @@ impl Service {
 
     async fn report(self: &Arc<Self>) -> Result<Response<Body>, ErrorResponse> {
         let service = self.clone();
-        let json = self.on_thread(JobKind::Report, move || {
+        let json = self.on_places(&self.permits.reports, move || {
             let json = serde_json::to_vec(&service.node.report())
                 .map_err(|error| internal(format!("the report could not be encoded: {error}")))?;
             service.reserve_response(json)
         });
         Ok(respond(StatusCode::OK, "application/json", Body::new(json.await??)))
     }
-}
 
-impl Service {
     async fn heap_profile(self: &Arc<Self>) -> Result<Response<Body>, ErrorResponse> {
         let service = self.clone();
-        let making = self.on_thread(JobKind::HeapProfile, move || {
+        let making = self.on_places(&self.permits.heap_profiles, move || {
             service.node.heap_profile().map(|profile| service.reserve_response(profile))
         });
-        let busy = |message: String| {
-            ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "heap_profile", message, 1)
-        };
+        let busy = |message: String| ErrorResponse::unavailable("heap_profile", message);
         let made = tokio::time::timeout(HEAP_PROFILE_TIME, making).await.map_err(|_| {
             busy(format!("it was not made within {} s; try again", HEAP_PROFILE_TIME.as_secs()))
         })?;
@@ -585,26 +494,15 @@ impl fmt::Debug for Service {
     }
 }
 
-/// What is made before the service.
-pub(crate) struct ServiceParts {
-    pub(crate) node: Arc<dyn Node>,
-    pub(crate) waiters: Waiters,
-    pub(crate) metrics: Metrics,
-    pub(crate) registry: Arc<Mutex<Registry>>,
-    pub(crate) stage: watch::Receiver<Stage>,
-    pub(crate) auth: AuthConfig,
-    pub(crate) permits: Permits,
-}
-
 impl HttpHandler for Service {
     type ConnectionState = ();
 
     fn read_timeout(&self) -> Duration {
-        Duration::from_millis(self.limits.read_timeout_millis)
+        Duration::from_millis(self.config.limits.read_timeout_millis)
     }
 
     fn connections_limit(&self) -> (&'static str, u64) {
-        ("connections", self.limits.connections)
+        ("connections", self.config.limits.connections)
     }
 
     fn count_refusal(&self, reason: &'static str) {
@@ -631,7 +529,6 @@ fn unfinished_work() -> ErrorResponse {
     internal("the node failed while serving this request; its log says more".to_owned())
 }
 
-/// The refusal of a query, or of a call that is not inspected, after the longest wait.
 /// More queries wait than may, and as many for this canister as for any other.
 fn crowded(status: StatusCode, (limit, value): (&'static str, u64)) -> ErrorResponse {
     let message = format!(
@@ -642,6 +539,7 @@ fn crowded(status: StatusCode, (limit, value): (&'static str, u64)) -> ErrorResp
     ErrorResponse::busy(status, "query_queue", message, 1)
 }
 
+/// The refusal of a query, or of a call that is not inspected, after the longest wait.
 pub(crate) fn no_query_worker(wait: Duration, status: StatusCode) -> ErrorResponse {
     let message = format!(
         "no query worker became free within the limit execution.query_wait_seconds = {}; retry in \

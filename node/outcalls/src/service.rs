@@ -57,8 +57,22 @@ pub trait Transform: Send + Sync {
         &self,
         target: (CanisterId, Height),
         method_name: &str,
-        arg: &[u8],
+        arg: Vec<u8>,
     ) -> Result<Vec<u8>, NotTransformed>;
+}
+
+impl<F> Transform for F
+where
+    F: Fn((CanisterId, Height), &str, Vec<u8>) -> Result<Vec<u8>, NotTransformed> + Send + Sync,
+{
+    fn transform(
+        &self,
+        target: (CanisterId, Height),
+        method_name: &str,
+        arg: Vec<u8>,
+    ) -> Result<Vec<u8>, NotTransformed> {
+        self(target, method_name, arg)
+    }
 }
 
 /// Takes this node's answer, with the memory that it holds.
@@ -328,7 +342,7 @@ impl RequestSlot {
             Ok(ResponseStep::Transform(transform, arg)) => (transform, arg),
             Err(reject) => return Some(Err(reject)),
         };
-        let reply = self.transform(id, outcall, transform, arg.into(), held).await?;
+        let reply = self.transform(id, outcall, transform, arg, held).await?;
         Some(reply.and_then(|reply| reply::transformed(outcall, reply)))
     }
 
@@ -338,7 +352,7 @@ impl RequestSlot {
         id: OutcallId,
         outcall: &Outcall,
         transform: &OutcallTransform,
-        arg: Arc<[u8]>,
+        arg: Vec<u8>,
         held: &mut Reservation,
     ) -> Option<Result<Vec<u8>, Reject>> {
         let (mut backoff, mut deaths) = (Backoff(RETRY_DELAY), 0);
@@ -351,7 +365,7 @@ impl RequestSlot {
             // is back.
             let kept = held.split(held.bytes());
             let ran = spawn_blocking(move || {
-                let run = || runs.transform((canister_id, since), &name, &arg);
+                let run = || runs.transform((canister_id, since), &name, arg);
                 let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
                     Err(NotTransformed::Died("a defect of the node; see its log".into()))
                 });

@@ -16,7 +16,7 @@ impl Transform for FailingTransform {
         &self,
         (_, since): (CanisterId, Height),
         _: &str,
-        _: &[u8],
+        _: Vec<u8>,
     ) -> Result<Vec<u8>, NotTransformed> {
         assert_eq!(since, Height(1));
         self.1.fetch_add(1, Relaxed);
@@ -168,7 +168,7 @@ impl Transform for PanickingTransform {
         &self,
         _: (CanisterId, Height),
         _: &str,
-        _: &[u8],
+        _: Vec<u8>,
     ) -> Result<Vec<u8>, NotTransformed> {
         panic!("as configured")
     }
@@ -181,8 +181,7 @@ async fn a_transform_that_meets_a_defect_is_no_answer_and_keeps_its_memory() {
     let slot = RequestSlot::acquire(service.0.clone(), Arc::default());
     let transform = OutcallTransform { method_name: "t".into(), context: vec![] };
     let mut held = room.try_reserve(100).unwrap();
-    let arg: Arc<[u8]> = vec![].into();
-    let result = slot.transform(OutcallId(1), &outcall(1), &transform, arg, &mut held).await;
+    let result = slot.transform(OutcallId(1), &outcall(1), &transform, vec![], &mut held).await;
     assert_eq!((result, held.bytes(), room.used_bytes()), (None, 100, 100));
 }
 
@@ -195,8 +194,7 @@ async fn a_transform_whose_workers_end_twice_is_no_answer_and_is_not_tried_again
     let slot = RequestSlot::acquire(service.0.clone(), Arc::default());
     let transform = OutcallTransform { method_name: "t".into(), context: vec![] };
     let mut held = room.try_reserve(100).unwrap();
-    let arg: Arc<[u8]> = vec![].into();
-    let result = slot.transform(OutcallId(1), &outcall(1), &transform, arg, &mut held).await;
+    let result = slot.transform(OutcallId(1), &outcall(1), &transform, vec![], &mut held).await;
     assert_eq!((result, failing.1.load(Relaxed)), (None, DEATHS_MAX));
     assert_eq!(held.bytes(), 100);
 }

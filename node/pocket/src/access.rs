@@ -35,7 +35,6 @@ const ALLOW_NETWORK: &str = "THIMBLE_POCKET_ALLOW_NETWORK";
 const ALLOW_REMOTE_GATEWAYS: &str = "THIMBLE_POCKET_ALLOW_REMOTE_GATEWAYS";
 const STATE_DIR_ROOT: &str = "THIMBLE_POCKET_STATE_DIR_ROOT";
 
-/// See the module.
 pub(crate) struct Access {
     /// Names of the server in addition to `localhost`.
     hosts: Vec<String>,
@@ -49,9 +48,6 @@ pub(crate) struct Access {
 
 impl Access {
     /// From the command line and the environment.
-    ///
-    /// # Errors
-    /// When a network or a folder is invalid.
     pub(crate) fn new(cli: &Cli) -> Result<Self> {
         let hosts = or_list(&cli.allow_host, ALLOW_HOST);
         if let Some(host) = hosts.iter().find(|host| host.contains([':', '/', '*'])) {
@@ -70,16 +66,12 @@ impl Access {
         Ok(access)
     }
 
-    /// The server listens at this address.
     pub(crate) fn set_listen(&self, address: SocketAddr) {
         // Set once, at the start.
         let _ = self.listen.set(address);
     }
 
     /// Networks that live instances may connect to.
-    ///
-    /// # Errors
-    /// If a network is invalid.
     pub(crate) fn outcalls(&self) -> Result<AccessPolicy> {
         let parse = |text: &String| {
             let network = text.parse();
@@ -99,9 +91,6 @@ impl Access {
     }
 
     /// Checks the address that an HTTP gateway is to listen at.
-    ///
-    /// # Errors
-    /// When other machines would reach it and that is not allowed.
     pub(crate) fn check_gateway(&self, address: IpAddr) -> Result<()> {
         ensure!(
             self.remote_gateways || address.is_loopback(),
@@ -113,9 +102,6 @@ impl Access {
 
     /// Checks that a request does not come from another web page. Endpoints of the interface
     /// specification (`is_public`) are open to all pages, at the server's own names.
-    ///
-    /// # Errors
-    /// When it does.
     pub(crate) fn check<B>(&self, request: &Request<B>, is_public: bool) -> Result<(), Failure> {
         let mut sent = OriginHeaders::with_links(request);
         if is_public {
@@ -192,9 +178,6 @@ impl Folders {
     }
 
     /// The folder that a client named, without symbolic links. It may be missing.
-    ///
-    /// # Errors
-    /// When it is in none of the folders that are allowed.
     pub(crate) fn admit(&self, path: &Path) -> Result<PathBuf> {
         let admitted =
             self.resolve(path).with_context(|| format!("state_dir {}", path.display()))?;

@@ -13,7 +13,6 @@ use sha2::{Digest, Sha256};
 
 use crate::bounds::{BLOB_BYTES, BLOBS_BYTES, BLOBS_MAX};
 
-/// See the module.
 pub(crate) struct Blobs {
     folder: PathBuf,
     known: Mutex<BlobIndex>,
@@ -59,9 +58,6 @@ pub(crate) struct Incoming<'a> {
 
 impl Blobs {
     /// In a folder, which is made.
-    ///
-    /// # Errors
-    /// When it cannot be made.
     pub(crate) fn in_folder(folder: PathBuf) -> io::Result<Self> {
         fs::create_dir_all(&folder)?;
         Ok(Self { folder, known: Mutex::default() })
@@ -99,10 +95,6 @@ impl Blobs {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).bytes -= bytes;
     }
 
-    /// Begins to write one.
-    ///
-    /// # Errors
-    /// When the disk fails.
     pub(crate) fn begin(&self, is_compressed: bool) -> io::Result<Incoming<'_>> {
         let file = tempfile::NamedTempFile::new_in(&self.folder)?;
         let hash = Sha256::new_with_prefix([u8::from(is_compressed)]);
@@ -110,9 +102,6 @@ impl Blobs {
     }
 
     /// The bytes of a blob, unpacked; none if it is not known.
-    ///
-    /// # Errors
-    /// When it cannot be opened.
     pub(crate) fn open(&self, id: &[u8]) -> io::Result<Option<Box<dyn Read>>> {
         let Ok(id) = <[u8; 32]>::try_from(id) else { return Ok(None) };
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -122,9 +111,6 @@ impl Blobs {
     }
 
     /// A blob as it came, and whether it is compressed.
-    ///
-    /// # Errors
-    /// When it cannot be opened.
     pub(crate) fn raw(&self, id: &[u8]) -> io::Result<Option<(PathBuf, bool)>> {
         let Ok(id) = <[u8; 32]>::try_from(id) else { return Ok(None) };
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -155,9 +141,6 @@ impl Incoming<'_> {
     }
 
     /// All of it was written; its id.
-    ///
-    /// # Errors
-    /// When the disk fails.
     pub(crate) fn finish(mut self) -> Result<[u8; 32], String> {
         let id: [u8; 32] = self.hash.clone().finalize().into();
         let path = self.blobs.path(&id);

@@ -37,11 +37,9 @@ const OUTCALLS_BYTES: u64 = 16 << 20;
 const OUTCALLS_OPEN_BYTES: u64 = 4 << 20;
 /// Operations whose clients were asked to poll for the outcome.
 pub(crate) const STARTED_MAX: usize = 1_024;
-/// One blob.
 pub(crate) const BLOB_BYTES: u64 = 1 << 30;
 /// All blobs, on disk.
 pub(crate) const BLOBS_BYTES: u64 = 4 << 30;
-/// Blobs.
 pub(crate) const BLOBS_MAX: usize = 10_000;
 /// The budget in parts, of which stable memories that are sent whole have some, and outcomes that
 /// clients come back for.
@@ -51,9 +49,7 @@ const ANSWERS_KEPT_PARTS: u64 = 1;
 /// Room that a stable memory takes while it is made an answer, in times of its bytes: as it is, and
 /// in base64.
 pub(crate) const STABLE_ANSWER_TIMES: u64 = 3;
-/// HTTP gateways open at once.
 pub(crate) const GATEWAYS_MAX: usize = 64;
-/// Connections to the server.
 pub(crate) const CONNECTIONS: u64 = 512;
 /// Rounds after which an instance closes what it counted of queries, as PocketIC's own server does:
 /// tests have few rounds.
@@ -80,7 +76,6 @@ impl StatedBudget {
     }
 }
 
-/// See the module.
 pub(crate) struct Bounds {
     /// As stated.
     memory_bytes: u64,
@@ -101,9 +96,6 @@ pub(crate) struct Bounds {
 
 impl Bounds {
     /// By the budget that was stated, and the free space of the disk.
-    ///
-    /// # Errors
-    /// If it is not a size, or too small.
     pub(crate) fn new(stated: Option<StatedBudget>, disk_free_bytes: u64) -> Result<Self> {
         let default =
             || StatedBudget { written: format!("--memory {MEMORY}"), size: MEMORY.into() };
@@ -160,7 +152,6 @@ impl Bounds {
         self.stable_answers.cap_bytes() / STABLE_ANSWER_TIMES
     }
 
-    /// All of it.
     pub(crate) fn budget_bytes(&self) -> u64 {
         let pools = [&self.instances, &self.bodies, &self.stable_answers, &self.outcalls];
         let pools: u64 = pools.iter().map(|pool| pool.cap_bytes()).sum();
@@ -179,7 +170,6 @@ impl Bounds {
         Ok((executions?, compilations?, queries?))
     }
 
-    /// How many instances there may be.
     pub(crate) fn instances_max(&self) -> u64 {
         self.instances.cap_bytes() / INSTANCE_BYTES
     }

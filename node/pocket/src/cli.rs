@@ -18,9 +18,6 @@ pub(crate) struct Client(u16);
 
 impl Client {
     /// By the environment variable: clients start the server, and pass it theirs.
-    ///
-    /// # Errors
-    /// When it names a version that is not served.
     fn from_variable(value: Option<&str>) -> Result<Self> {
         let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(Self(LATEST)) };
         let known = VERSIONS.iter().find(|(major, _)| value.parse() == Ok(*major));
@@ -126,9 +123,6 @@ pub(crate) enum Command {
 impl Cli {
     /// Reads the command line, and the version of the clients. Ends the program where only the
     /// help or the version is asked for, or an option is invalid.
-    ///
-    /// # Errors
-    /// When the version of the clients is not served.
     pub(crate) fn read() -> Result<(Self, Client)> {
         let client = Client::from_variable(std::env::var(CLIENT).ok().as_deref())?;
         let matches = Self::command().version(client.server_version()).get_matches();
@@ -147,10 +141,6 @@ impl Cli {
 }
 
 impl Command {
-    /// Does it.
-    ///
-    /// # Errors
-    /// When a file cannot be written.
     pub(crate) fn run(&self) -> anyhow::Result<()> {
         let Self::Manual { share } = self;
         // Clients know the server by another name; who installs it calls it by that of the file.

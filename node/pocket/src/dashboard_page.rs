@@ -50,13 +50,13 @@ impl Instance {
             page,
             "<h1>Instance</h1><p>Height {}, time {} ns since 1970.</p>",
             executor.height().0,
-            self.replica.shared().now().0
+            self.replica.shared.now().0
         );
         page.push_str(
             "<h2>Subnets</h2><div class=scroll><table><tr><th>Subnet<th>Kind<th class=n>Nodes\
              <th>Canister ids</tr>",
         );
-        self.replica.shared().subnets.with_all(|all| {
+        self.replica.shared.subnets.with_all(|all| {
             for subnet in all {
                 let (id, kind) = (subnet.id, subnet.plan.kind);
                 let nodes = subnet.nodes.len();
@@ -78,7 +78,7 @@ impl Instance {
             if state.len() > CANISTERS_SHOWN as u64 { ", the first 500 are shown" } else { "" }
         );
         for canister in state.canisters().take(CANISTERS_SHOWN) {
-            let subnet = self.replica.shared().subnets.subnet_of(&canister.id);
+            let subnet = self.replica.shared.subnets.subnet_of(&canister.id);
             let subnet = subnet.map_or_else(String::new, |subnet| subnet.to_text());
             row(&mut page, canister, &subnet);
         }

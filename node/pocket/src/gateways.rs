@@ -37,10 +37,6 @@ struct GatewayTable {
 }
 
 impl Gateways {
-    /// Opens one for an instance.
-    ///
-    /// # Errors
-    /// When it is of a kind that is not offered, or cannot listen.
     pub(crate) async fn open(
         &self,
         config: &InstanceHttpGatewayConfig,
@@ -111,7 +107,6 @@ impl Gateways {
         }
     }
 
-    /// Those that are open.
     pub(crate) async fn list(&self) -> Vec<HttpGatewayDetails> {
         let details = |(number, open): (&u64, &OpenGateway)| HttpGatewayDetails {
             instance_id: *number,

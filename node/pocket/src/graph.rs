@@ -31,8 +31,8 @@ enum Operation {
     Done(Outcome),
 }
 
-/// See the module. The oldest outcomes are dropped when there are too many, or when they are too
-/// long together; running operations stay, and are bounded by the queues of the instances.
+/// The oldest outcomes are dropped when there are too many, or when they are too long together;
+/// running operations stay, and are bounded by the queues of the instances.
 pub(crate) struct Graph {
     operations: Mutex<Operations>,
     bytes_max: u64,
@@ -113,7 +113,6 @@ impl Graph {
         }
     }
 
-    /// Looks for the outcome of an operation.
     pub(crate) fn status(&self, number: u64) -> OperationStatus {
         match self.lock().all.get(&number) {
             Some(Operation::Done(outcome)) => OperationStatus::Outcome(outcome.clone()),

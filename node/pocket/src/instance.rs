@@ -36,9 +36,7 @@ const IDLE_ROUND: Duration = Duration::from_millis(500);
 /// The same where a canister has a heartbeat.
 const HEARTBEAT_ROUND: Duration = Duration::from_millis(100);
 
-/// A command to the thread.
 pub(crate) enum Command {
-    /// An operation.
     Do(Box<dyn FnOnce(&mut Instance) + Send>),
     /// A call came: look whether it is to be executed.
     Wake,
@@ -46,7 +44,6 @@ pub(crate) enum Command {
     Close,
 }
 
-/// See the module.
 pub(crate) struct Instance {
     /// Makes its HTTPS outcalls while it makes progress by itself. Given up first.
     live: Option<LiveOutcalls>,
@@ -117,11 +114,11 @@ impl Instance {
     /// If the instance cannot continue; it never does again then.
     pub(crate) fn round(&mut self) -> Result<&RoundResult> {
         // An awaited call executes many rounds: a deleted instance is not waited for that long.
-        let is_closing = self.replica.shared().closing.load(Ordering::Acquire);
+        let is_closing = self.replica.shared.closing.load(Ordering::Acquire);
         ensure!(!is_closing, "the instance is being deleted");
         if self.progress.is_some() {
             let now = machine_time();
-            if now > self.replica.shared().now() {
+            if now > self.replica.shared.now() {
                 self.replica.set_time(now)?;
             }
         }
@@ -138,9 +135,6 @@ impl Instance {
     }
 
     /// Makes progress by itself from now on, with a round at once; or no more.
-    ///
-    /// # Errors
-    /// If the instance cannot continue.
     pub(crate) fn set_progress(&mut self, progress: Option<Duration>) -> Result<()> {
         self.progress = progress;
         self.live = progress.map(|_| {
@@ -173,7 +167,7 @@ impl Instance {
         let since = self.last_at.elapsed();
         let delay = delay.saturating_sub(since);
         let Some(last) = &self.last else { return Some(delay) };
-        let shared = self.replica.shared();
+        let shared = &self.replica.shared;
         let waits = last.more || !shared.waiting.is_empty() || !shared.answers.is_empty();
         if waits {
             return Some(delay);
@@ -223,7 +217,7 @@ impl Instance {
                 Some(Command::Close) => break,
                 Some(Command::Wake) | None => {}
             }
-            if self.replica.shared().closing.load(Ordering::Acquire) {
+            if self.replica.shared.closing.load(Ordering::Acquire) {
                 break;
             }
         }
@@ -234,16 +228,15 @@ impl Instance {
         kept
     }
 
-    /// Keeps the state, if it is to be kept.
     fn keep(&mut self) -> Result<()> {
         let Some(folder) = &self.kept_in else { return Ok(()) };
         if let Some(reason) = &*self.failure.read().unwrap_or_else(PoisonError::into_inner) {
             anyhow::bail!("{} is left as it was: {reason}", folder.path().display());
         }
         let description = Description {
-            root_seed: self.replica.root_seed(),
-            subnets: self.replica.shared().subnets.plans(),
-            time: self.replica.shared().now().0,
+            root_seed: self.replica.root_seed,
+            subnets: self.replica.shared.subnets.plans(),
+            time: self.replica.shared.now().0,
         };
         let packed = self.replica.checkpoint();
         let packed = packed.and_then(|()| folder.pack(self.folder.path(), &description));
@@ -265,17 +258,13 @@ impl Instance {
         }
     }
 
-    /// Starts the thread.
-    ///
-    /// # Errors
-    /// When it cannot be started.
     pub(crate) fn start(
         self,
         root_seed: [u8; 32],
         memory: accounting::Reservation,
     ) -> Result<Handle> {
         let commands = self.commands.clone();
-        let (shared, views) = (self.replica.shared().clone(), self.replica.views());
+        let (shared, views) = (self.replica.shared.clone(), self.replica.views());
         let (makes_progress, failure) = (self.makes_progress.clone(), self.failure.clone());
         let thread = std::thread::Builder::new()
             .name("instance".into())
@@ -324,7 +313,6 @@ impl Drop for Handle {
     }
 }
 
-/// The machine's clock.
 pub(crate) fn machine_time() -> Time {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Time(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))

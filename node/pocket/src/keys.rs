@@ -44,7 +44,6 @@ pub(crate) struct SubnetKeys {
 }
 
 impl SubnetKeys {
-    /// The keys that belong to a seed.
     pub(crate) fn from_seed(subnet_seed: &[u8; 32]) -> Result<Self> {
         let mut random = ChaCha20Rng::from_seed(seed("thimble-pocket-subnet", &[subnet_seed]));
         let (committee, mut shares) = nidkg::deal(1, 1, &mut random)?;
@@ -53,7 +52,6 @@ impl SubnetKeys {
         Ok(Self { committee, share, node })
     }
 
-    /// DER of the subnet's public key.
     pub(crate) fn public_key_der(&self) -> Vec<u8> {
         nidkg::public_key_to_der(&self.committee.public_key)
     }
@@ -68,7 +66,6 @@ impl SubnetKeys {
         genesis::node_id(&self.node.verifying_key())
     }
 
-    /// The subnet's signature on a state root.
     pub(crate) fn sign(&self, root: &[u8; 32]) -> Result<Vec<u8>> {
         let share = self.share.sign(&state_root_message(root));
         let shares = [(self.share.index, share)].into();

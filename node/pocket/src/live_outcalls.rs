@@ -15,10 +15,9 @@ use std::{
 
 use accounting::{Pool, Reservation};
 use anyhow::Result;
-use execution::QueryService;
 use limits::OutcallLimits;
 use outcalls::{AccessPolicy, Client, Service, Transform};
-use state::{CanisterId, Height, NotTransformed, Outcall, OutcallAnswer, OutcallId, StateArc};
+use state::{CanisterId, Height, Outcall, OutcallAnswer, OutcallId, StateArc};
 use tokio::{runtime::Handle, task::JoinHandle};
 
 use crate::{bounds::Bounds, instance::Command, outcalls::Answers, replica::Replica};
@@ -33,9 +32,6 @@ pub(crate) struct OutcallClient {
 
 impl OutcallClient {
     /// To the addresses that are allowed.
-    ///
-    /// # Errors
-    /// When the authorities cannot be read, which would be a defect.
     pub(crate) fn new(bounds: &Bounds, allowed: AccessPolicy) -> Result<Self> {
         let client = Client::new(allowed).map_err(anyhow::Error::msg)?;
         Ok(Self { client, limits: bounds.limits.outcalls.clone(), room: bounds.outcalls.clone() })
@@ -48,9 +44,13 @@ impl OutcallClient {
         replica: &Replica,
         wake: SyncSender<Command>,
     ) -> LiveOutcalls {
-        let answers = InstanceAnswerSink { answers: replica.shared().answers.clone(), wake };
+        let answers = InstanceAnswerSink { answers: replica.shared.answers.clone(), wake };
+        let queries = replica.views().queries;
+        let transform = move |target: (CanisterId, Height), method: &str, arg: Vec<u8>| {
+            queries.transform(target, method, arg)
+        };
         let parts: (Arc<dyn Transform>, Arc<dyn outcalls::AnswerSink>) =
-            (Arc::new(Queries(replica.views().queries)), Arc::new(answers));
+            (Arc::new(transform), Arc::new(answers));
         let bounds = (self.limits.clone(), self.room.clone());
         let service = Service::new(self.client.clone(), parts, bounds, replica.node_id());
         LiveOutcalls { task: runtime.spawn(service.clone().run()), service }
@@ -64,7 +64,6 @@ pub(crate) struct LiveOutcalls {
 }
 
 impl LiveOutcalls {
-    /// These are open after a round.
     pub(crate) fn set_open(&self, open: &BTreeMap<OutcallId, StateArc<Outcall>>) {
         self.service.set_open(open);
     }
@@ -73,19 +72,6 @@ impl LiveOutcalls {
 impl Drop for LiveOutcalls {
     fn drop(&mut self) {
         self.task.abort();
-    }
-}
-
-struct Queries(QueryService);
-
-impl Transform for Queries {
-    fn transform(
-        &self,
-        asked: (CanisterId, Height),
-        method_name: &str,
-        arg: &[u8],
-    ) -> Result<Vec<u8>, NotTransformed> {
-        self.0.transform(asked, method_name, arg)
     }
 }
 

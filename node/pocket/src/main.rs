@@ -53,16 +53,7 @@ mod subnets;
 
 use std::{io::Write, process::ExitCode};
 
-#[global_allocator]
-static ALLOCATOR: memory::Allocator = memory::Allocator;
-
-/// As in the node's processes: few arenas, freed pages go back soon.
-#[unsafe(export_name = "malloc_conf")]
-static MALLOC_CONF: Option<&'static std::ffi::c_char> = {
-    const TEXT: &std::ffi::CStr = c"background_thread:false,narenas:2,tcache_max:4096,retain:false,dirty_decay_ms:1000,muzzy_decay_ms:0";
-    // SAFETY: the pointer is to a constant string that ends in zero.
-    Some(unsafe { &*TEXT.as_ptr() })
-};
+memory::program_allocator!();
 
 fn main() -> ExitCode {
     // Workers and compilers are started by the server itself.

@@ -18,7 +18,6 @@ use crate::{
 /// Seconds after which a client that was refused may ask again.
 const RETRY_AFTER_SECONDS: u64 = 1;
 
-/// See the module.
 pub(crate) struct InstanceNode {
     pub(crate) shared: InstanceContext,
     pub(crate) views: Views,
@@ -86,15 +85,7 @@ impl Node for InstanceNode {
 
     fn health(&self) -> Health {
         let certified_height = self.views.reader.latest().map_or(Height(0), |state| state.height());
-        match self.failure() {
-            Some(status) => {
-                Health { healthy: false, client_status: status.clone(), status, certified_height }
-            }
-            None => {
-                let [status, client_status] = [(); 2].map(|()| "healthy".to_owned());
-                Health { healthy: true, status, client_status, certified_height }
-            }
-        }
+        Health::new(self.failure().map(|why| (why.clone(), why)), certified_height)
     }
 
     fn hosts(&self, canister_id: &CanisterId) -> bool {

@@ -1,6 +1,6 @@
 //! Operations that clients request of an instance, each as one step of its thread.
 
-use std::{io::Read, time::Duration};
+use std::{fmt::Display, io::Read, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
@@ -19,8 +19,8 @@ use crate::{
     keys::seed,
     reject::RejectResponse,
     rest::{
-        Base64, CanisterIdRange, EffectivePrincipal, RawCanisterCall, RawCanisterId, RawCycles,
-        RawIngressStatusArgs, RawMessageId, RawNodeId, RawPrincipalId, RawResult,
+        Base64, CanisterIdRange, EffectivePrincipal, RawAddCycles, RawCanisterCall, RawCanisterId,
+        RawCycles, RawIngressStatusArgs, RawMessageId, RawNodeId, RawPrincipalId, RawResult,
         RawSetStableMemory, RawSubnetBlockmakers, RawSubnetId, RawTickConfigs, RawTime,
         SubnetTopology, Topology,
     },
@@ -39,7 +39,6 @@ const SERVER_WAIT: Duration = Duration::from_millis(100);
 /// The JSON of an answer, or why there is none.
 pub(crate) type Outcome = Result<Bytes, Failure>;
 
-/// An operation that failed.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) status: StatusCode,
@@ -48,8 +47,8 @@ pub(crate) struct Failure {
 
 impl Failure {
     /// A request that cannot be served.
-    pub(crate) fn bad(message: impl Into<String>) -> Self {
-        Self { status: StatusCode::BAD_REQUEST, message: message.into() }
+    pub(crate) fn bad(message: impl Display) -> Self {
+        Self { status: StatusCode::BAD_REQUEST, message: message.to_string() }
     }
 
     /// A feature that this server does not offer.
@@ -66,14 +65,12 @@ impl From<anyhow::Error> for Failure {
 
 impl From<execution::FatalError> for Failure {
     fn from(error: execution::FatalError) -> Self {
-        Self::bad(error.to_string())
+        Self::bad(error)
     }
 }
 
-/// An answer as JSON.
 pub(crate) fn json<T: Serialize + ?Sized>(answer: &T) -> Outcome {
-    let bytes = serde_json::to_vec(answer).map_err(|error| Failure::bad(error.to_string()))?;
-    Ok(bytes.into())
+    Ok(serde_json::to_vec(answer).map_err(Failure::bad)?.into())
 }
 
 fn principal(bytes: &Base64, what: &str) -> Result<Principal, Failure> {
@@ -117,15 +114,15 @@ struct Call {
 
 impl Instance {
     fn client(&self) -> Client {
-        self.replica.shared().client
+        self.replica.shared.client
     }
 
     pub(crate) fn topology(&mut self) -> Outcome {
-        json(&topology(&self.replica.shared().subnets))
+        json(&topology(&self.replica.shared.subnets))
     }
 
     pub(crate) fn get_time(&mut self) -> Outcome {
-        json(&RawTime { nanos_since_epoch: self.replica.shared().now().0 })
+        json(&RawTime { nanos_since_epoch: self.replica.shared.now().0 })
     }
 
     pub(crate) fn set_time(&mut self, time: RawTime, certified: bool) -> Outcome {
@@ -154,11 +151,8 @@ impl Instance {
     /// Whether these are nodes of the subnet. Which of them makes a block makes no difference here.
     fn check_blockmakers(&self, named: &RawSubnetBlockmakers) -> Result<(), Failure> {
         let id = principal(&named.subnet.subnet_id, "subnet_id")?;
-        let nodes = self.replica.shared().subnets.with_all(|all| {
-            let subnet = all.iter().find(|subnet| subnet.id == id);
-            subnet.map(|it| it.nodes.iter().map(|node| node.node_id).collect::<Vec<_>>())
-        });
-        let nodes = nodes.ok_or_else(|| Failure::bad(format!("SubnetNotFound({id})")))?;
+        let ids = |it: &Subnet| it.nodes.iter().map(|node| node.node_id).collect::<Vec<_>>();
+        let nodes = self.of_subnet(&id, ids)?;
         let node = |raw: &RawNodeId| {
             let node = principal(&raw.node_id, "node_id")?;
             let is_known = nodes.contains(&node);
@@ -173,21 +167,25 @@ impl Instance {
         Ok(())
     }
 
-    pub(crate) fn pub_key(&mut self, subnet: &RawSubnetId) -> Outcome {
+    pub(crate) fn pub_key(&mut self, subnet: RawSubnetId) -> Outcome {
         let id = principal(&subnet.subnet_id, "subnet_id")?;
-        let key = self.replica.shared().subnets.with_all(|all| {
-            let subnet = all.iter().find(|subnet| subnet.id == id);
-            subnet.map(|subnet| subnet.public_key_der.clone())
-        });
-        match key {
-            Some(key) => json(&key),
-            None => Err(Failure::bad(format!("SubnetNotFound({id})"))),
-        }
+        json(&self.of_subnet(&id, |subnet| subnet.public_key_der.clone())?)
     }
 
-    pub(crate) fn get_subnet(&mut self, canister: &RawCanisterId) -> Outcome {
+    /// What is read of the subnet with this id.
+    pub(crate) fn of_subnet<T>(
+        &self,
+        id: &Principal,
+        read: impl FnOnce(&Subnet) -> T,
+    ) -> Result<T, Failure> {
+        let subnets = &self.replica.shared.subnets;
+        let found = subnets.with_all(|all| all.iter().find(|subnet| subnet.id == *id).map(read));
+        found.ok_or_else(|| Failure::bad(format!("SubnetNotFound({id})")))
+    }
+
+    pub(crate) fn get_subnet(&mut self, canister: RawCanisterId) -> Outcome {
         let id = principal(&canister.canister_id, "canister_id")?;
-        let subnet = self.replica.shared().subnets.subnet_of(&id);
+        let subnet = self.replica.shared.subnets.subnet_of(&id);
         let exists = self.replica.executor().state().contains(&id);
         json(&subnet.filter(|_| exists).map(|subnet| RawSubnetId { subnet_id: subnet.into() }))
     }
@@ -201,20 +199,20 @@ impl Instance {
         Err(Failure::bad(format!("CanisterNotFound({id})")))
     }
 
-    pub(crate) fn get_cycles(&mut self, canister: &RawCanisterId) -> Outcome {
+    pub(crate) fn get_cycles(&mut self, canister: RawCanisterId) -> Outcome {
         let id = self.existing(&canister.canister_id)?;
         let canister = self.replica.executor().state().get(&id);
         json(&RawCycles { cycles: canister.map_or(0, |canister| canister.cycles) })
     }
 
-    pub(crate) fn add_cycles(&mut self, canister: &Base64, amount: u128) -> Outcome {
-        let id = self.existing(canister)?;
+    pub(crate) fn add_cycles(&mut self, added: RawAddCycles) -> Outcome {
+        let (id, amount) = (self.existing(&added.canister_id)?, added.amount);
         let balance =
             self.replica.change(|executor| Ok(executor.add_cycles(&id, amount).unwrap_or(0)))?;
         json(&RawCycles { cycles: balance })
     }
 
-    pub(crate) fn get_controllers(&mut self, canister: &RawCanisterId) -> Outcome {
+    pub(crate) fn get_controllers(&mut self, canister: RawCanisterId) -> Outcome {
         let id = self.existing(&canister.canister_id)?;
         let canister = self.replica.executor().state().get(&id);
         let controllers: Vec<_> = canister
@@ -281,7 +279,7 @@ impl Instance {
 
     /// Reads a call; queries have no aim.
     fn read_call(&mut self, call: RawCanisterCall, is_query: bool) -> Result<Call, Failure> {
-        let now = self.replica.shared().now();
+        let now = self.replica.shared.now();
         let sender = principal(&call.sender, "sender")?;
         let canister_id = principal(&call.canister_id, "canister_id")?;
         let sender_info = match call.sender_info {
@@ -329,7 +327,7 @@ impl Instance {
 
     /// The subnet that an effective principal names. One is made for a canister id that none hosts.
     fn aim(&self, effective: &EffectivePrincipal) -> Result<Option<Principal>, Failure> {
-        let subnets = &self.replica.shared().subnets;
+        let subnets = &self.replica.shared.subnets;
         match effective {
             EffectivePrincipal::None => Ok(None),
             EffectivePrincipal::SubnetId(id) => {
@@ -353,7 +351,7 @@ impl Instance {
 
     /// The subnet that hosts a canister id. One is made where none does.
     fn host(&self, id: &Principal) -> Result<Option<Principal>, Failure> {
-        let subnets = &self.replica.shared().subnets;
+        let subnets = &self.replica.shared.subnets;
         let hosted = subnets.host(id);
         hosted.map_err(|error| Failure::bad(format!("RequestRoutingError(\"{error:#}\")")))?;
         Ok(subnets.subnet_of(id))
@@ -388,7 +386,7 @@ impl Instance {
             return Ok(RawResult::Err(RejectResponse::new(&reject, false, self.client())));
         }
         let id = ingress.request_id;
-        let shared = self.replica.shared();
+        let shared = &self.replica.shared;
         if let Some(subnet) = aim {
             shared.subnets.aim(id, subnet)?;
         }
@@ -407,7 +405,7 @@ impl Instance {
         }
     }
 
-    pub(crate) fn await_message(&mut self, message: &RawMessageId) -> Outcome {
+    pub(crate) fn await_message(&mut self, message: RawMessageId) -> Outcome {
         let id = request_id(&message.message_id)?;
         self.await_call(&id)
     }
@@ -418,7 +416,7 @@ impl Instance {
             if let Some(outcome) = self.status(id) {
                 return json(&outcome);
             }
-            let shared = self.replica.shared();
+            let shared = &self.replica.shared;
             if self.replica.executor().state().history.get(id).is_none() && !shared.waiting.has(id)
             {
                 let id = hex::encode(id.0);
@@ -433,7 +431,7 @@ impl Instance {
                 )));
             }
             if asks_servers {
-                self.replica.shared().answers.wait(SERVER_WAIT);
+                self.replica.shared.answers.wait(SERVER_WAIT);
             }
             let round = self.round()?;
             let (is_over, is_idle) = (!round.more, round.messages == 0);
@@ -450,7 +448,7 @@ impl Instance {
         }
     }
 
-    pub(crate) fn ingress_status(&mut self, args: &RawIngressStatusArgs) -> Outcome {
+    pub(crate) fn ingress_status(&mut self, args: RawIngressStatusArgs) -> Outcome {
         let id = request_id(&args.raw_message_id.message_id)?;
         if let (Some(caller), Some(entry)) =
             (&args.raw_caller, self.replica.executor().state().history.get(&id))

@@ -137,12 +137,10 @@ impl Answers {
         drop(self.answer_added.wait_timeout_while(self.lock(), time, |waiting| waiting.is_empty()));
     }
 
-    /// Whether the request is answered.
     fn has(&self, id: OutcallId) -> bool {
         self.lock().contains_key(&id)
     }
 
-    /// Whether none waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.lock().is_empty()
     }
@@ -263,9 +261,7 @@ impl Vote {
         }
         Ok(Self { said, threshold: genesis::threshold(nodes) })
     }
-}
 
-impl Vote {
     /// Of the longest response.
     fn response_bytes(&self) -> u64 {
         let bytes = self.said.iter().map(|(response, _)| match response {
@@ -279,7 +275,6 @@ impl Vote {
     }
 }
 
-/// A request that is being answered.
 struct Answering<'a> {
     instance: &'a Instance,
     id: OutcallId,
@@ -339,7 +334,7 @@ impl Answering<'_> {
         let result = match reply::next_step(self.outcall, response) {
             Ok(ResponseStep::Reply(bytes)) => Ok(bytes),
             Ok(ResponseStep::Transform(transform, arg)) => self
-                .transformed(&transform.method_name, &arg)?
+                .transformed(&transform.method_name, arg)?
                 .and_then(|reply| reply::transformed(self.outcall, reply)),
             Err(reject) => Err(reject),
         };
@@ -349,7 +344,7 @@ impl Answering<'_> {
     fn transformed(
         &self,
         method_name: &str,
-        arg: &[u8],
+        arg: Vec<u8>,
     ) -> Result<Result<Vec<u8>, Reject>, Failure> {
         let asked = (self.outcall.caller(), self.outcall.height);
         let queries = self.instance.replica.views().queries;
@@ -377,23 +372,21 @@ fn no_room(pool: &Pool) -> Failure {
 }
 
 impl Instance {
-    /// The subnet of a request.
     fn subnet_of(&self, outcall: &Outcall) -> Option<Principal> {
-        self.replica.shared().subnets.subnet_of(&outcall.caller())
+        self.replica.shared.subnets.subnet_of(&outcall.caller())
     }
 
     /// Requests that wait for an answer of the test.
     pub(crate) fn pending_outcalls(&mut self, room: &Pool) -> Outcome {
         let open = self.replica.open_outcalls();
-        let answers = &self.replica.shared().answers;
+        let answers = &self.replica.shared.answers;
         let pending: Vec<_> = open
             .iter()
             .filter(|(id, _)| !answers.has(**id))
             .filter_map(|(id, outcall)| Some(raw(self.subnet_of(outcall)?, (id, outcall))))
             .collect();
-        let failed = |error: serde_json::Error| Failure::bad(error.to_string());
         let mut length = Length::default();
-        serde_json::to_writer(&mut length, &pending).map_err(failed)?;
+        serde_json::to_writer(&mut length, &pending).map_err(Failure::bad)?;
         let held = room.reserve_within(length.0, ROOM_WAIT).map_err(|_| {
             Failure::bad(format!(
                 "the requests that wait take {} bytes when they are listed, and the pool {} has {} \
@@ -404,19 +397,14 @@ impl Instance {
             ))
         })?;
         let mut bytes = Vec::with_capacity(usize::try_from(length.0).unwrap_or_default());
-        serde_json::to_writer(&mut bytes, &pending).map_err(failed)?;
+        serde_json::to_writer(&mut bytes, &pending).map_err(Failure::bad)?;
         Ok(with_reservation(bytes, held))
     }
 
     /// A subnet that a mock names, and how many nodes it has.
     fn named(&self, subnet: &RawSubnetId) -> Result<(Principal, usize), Failure> {
         let id = subnet.subnet_id.principal().map_err(Failure::bad)?;
-        let nodes = self.replica.shared().subnets.with_all(|all| {
-            let subnet = all.iter().find(|subnet| subnet.id == id);
-            subnet.map(|subnet| subnet.nodes.len())
-        });
-        let nodes = nodes.ok_or_else(|| Failure::bad(format!("SubnetNotFound({id})")))?;
-        Ok((id, nodes))
+        Ok((id, self.of_subnet(&id, |subnet| subnet.nodes.len())?))
     }
 
     /// Answers one. The next round has the answer.
@@ -426,7 +414,7 @@ impl Instance {
         }
         let (subnet, nodes) = self.named(&mock.subnet_id)?;
         let id = OutcallId(mock.request_id);
-        let answers = self.replica.shared().answers.clone();
+        let answers = self.replica.shared.answers.clone();
         let open = self.replica.open_outcalls().get(&id);
         let open = open.filter(|outcall| self.subnet_of(outcall) == Some(subnet));
         let Some(outcall) = open.filter(|_| !answers.has(id)).cloned() else {
@@ -447,7 +435,7 @@ impl Instance {
     }
 
     /// Refuses to answer one that several nodes may answer differently: no canister can make any.
-    pub(crate) fn mock_flexible_outcall(&mut self, mock: &RawFlexibleMock) -> Outcome {
+    pub(crate) fn mock_flexible_outcall(&mut self, mock: RawFlexibleMock) -> Outcome {
         let (subnet, _) = self.named(&mock.subnet_id)?;
         Err(Failure::bad(format!(
             "InvalidCanisterHttpRequestId(({subnet}, {})): no flexible HTTPS outcall of this number \

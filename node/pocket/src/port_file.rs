@@ -15,16 +15,12 @@ use std::{
 /// How long a server that is there may take to accept a connection.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// The file, which is this server's.
 #[derive(Debug)]
 pub(crate) struct PortFile(PathBuf);
 
 impl PortFile {
     /// Takes the file; none if another server has it. One that a server left behind which is gone
     /// is taken over.
-    ///
-    /// # Errors
-    /// When it cannot be made.
     pub(crate) fn take(path: &Path, ip: IpAddr) -> io::Result<Option<Self>> {
         for _ in 0..2 {
             match OpenOptions::new().write(true).create_new(true).open(path) {
@@ -44,10 +40,6 @@ impl PortFile {
         Ok(None)
     }
 
-    /// Writes the port.
-    ///
-    /// # Errors
-    /// If it cannot be written.
     pub(crate) fn write_port(&self, port: u16) -> io::Result<()> {
         // Clients may run as another user than the server.
         disk::replace_file(&self.0, format!("{port}\n").as_bytes(), disk::Readers::All)

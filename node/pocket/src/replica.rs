@@ -80,13 +80,11 @@ impl IngressQueue {
         Ok(true)
     }
 
-    /// Whether a call waits.
     pub(crate) fn has(&self, id: &RequestId) -> bool {
         let waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.calls.iter().any(|call| call.request_id == *id)
     }
 
-    /// Whether none waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).calls.is_empty()
     }
@@ -122,12 +120,10 @@ pub(crate) struct InstanceContext {
     pub(crate) time: Arc<AtomicU64>,
     /// The instance is being deleted: what waits for this machine gives up.
     pub(crate) closing: Arc<AtomicBool>,
-    /// Version of the clients.
     pub(crate) client: Client,
 }
 
 impl InstanceContext {
-    /// The instance's time.
     pub(crate) fn now(&self) -> Time {
         Time(self.time.load(Ordering::Acquire))
     }
@@ -157,13 +153,12 @@ impl RetryPolicy for InstanceRetryPolicy {
     }
 }
 
-/// See the module.
 pub(crate) struct Replica {
     executor: Executor,
     tally: Arc<QueryTally>,
     keys: SubnetKeys,
-    root_seed: [u8; 32],
-    shared: InstanceContext,
+    pub(crate) root_seed: [u8; 32],
+    pub(crate) shared: InstanceContext,
     messages_max: u64,
     bytes_max: u64,
     expiry_seconds: u64,
@@ -183,9 +178,6 @@ pub(crate) struct Views {
 impl Replica {
     /// Opens the state in `folder`, which is empty at first. `root_seed` is what the key is made of
     /// that certifies it.
-    ///
-    /// # Errors
-    /// When what is there cannot be read, or a worker cannot be started.
     pub(crate) fn open(
         folder: &Path,
         root_seed: [u8; 32],
@@ -248,12 +240,10 @@ impl Replica {
         })
     }
 
-    /// Parts that others may read meanwhile.
     pub(crate) fn views(&self) -> Views {
         Views { queries: self.executor.queries(), reader: self.executor.reader() }
     }
 
-    /// The state, for reading.
     pub(crate) fn executor(&self) -> &Executor {
         &self.executor
     }
@@ -263,7 +253,6 @@ impl Replica {
         self.executor.state().paused().next().is_some()
     }
 
-    /// HTTPS outcalls that are not answered.
     pub(crate) fn open_outcalls(&self) -> &BTreeMap<OutcallId, state::StateArc<Outcall>> {
         self.executor.state().subnet.outcalls.open()
     }
@@ -271,16 +260,6 @@ impl Replica {
     /// The node that makes requests alone, when one is to.
     pub(crate) fn node_id(&self) -> Principal {
         self.keys.node_id()
-    }
-
-    /// Seed of its key.
-    pub(crate) fn root_seed(&self) -> [u8; 32] {
-        self.root_seed
-    }
-
-    /// Data shared with its endpoints.
-    pub(crate) fn shared(&self) -> &InstanceContext {
-        &self.shared
     }
 
     /// How far ahead a call expires.
@@ -295,9 +274,6 @@ impl Replica {
     }
 
     /// Sets the time of the instance, which the next round has if it is later than the last round.
-    ///
-    /// # Errors
-    /// When it would go back.
     pub(crate) fn set_time(&mut self, time: Time) -> Result<()> {
         let now = self.shared.now();
         ensure!(
@@ -313,9 +289,6 @@ impl Replica {
 
     /// Executes one round at the instance's time, or a nanosecond after the last round if the time
     /// did not increase since, and shows the state after it.
-    ///
-    /// # Errors
-    /// If the instance cannot continue.
     pub(crate) fn round(&mut self) -> Result<RoundResult> {
         let time = Time(self.shared.now().0.max(self.last_round.0 + 1));
         let height = Height(self.executor.height().0 + 1);
@@ -355,9 +328,6 @@ impl Replica {
     }
 
     /// Changes the state between rounds, and shows what came of it.
-    ///
-    /// # Errors
-    /// When the change fails.
     pub(crate) fn change<T>(
         &mut self,
         change: impl FnOnce(&mut Executor) -> Result<T>,
@@ -369,9 +339,6 @@ impl Replica {
     }
 
     /// Makes all of it durable, so that its folder can be packed.
-    ///
-    /// # Errors
-    /// When the disk fails.
     pub(crate) fn checkpoint(&mut self) -> Result<()> {
         Ok(self.executor.checkpoint()?)
     }

@@ -77,7 +77,6 @@ impl From<Principal> for Base64 {
 }
 
 impl Base64 {
-    /// The principal with these bytes.
     pub(crate) fn principal(&self) -> Result<Principal, String> {
         Principal::try_from_slice(&self.0).map_err(|error| format!("no principal: {error}"))
     }
@@ -93,7 +92,6 @@ pub(crate) struct RawTime {
 const TIME_MAX: u64 = i64::MAX as u64;
 
 impl RawTime {
-    /// In the replica's form.
     pub(crate) fn time(self) -> Result<Time, String> {
         if self.nanos_since_epoch > TIME_MAX {
             return Err(format!(

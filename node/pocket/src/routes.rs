@@ -23,8 +23,8 @@ use hyper::{
     body::{Body as _, Incoming},
     header::{self, HeaderValue},
 };
-use serde::de::DeserializeOwned;
-use tokio::{sync::oneshot, task::JoinError};
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::sync::oneshot;
 
 use crate::{
     bounds::{BODY_BYTES, CONNECTIONS},
@@ -32,11 +32,11 @@ use crate::{
     graph::OperationStatus,
     instance::{Command, Handle, Instance},
     operations::{Failure, Outcome, json, topology},
-    outcalls::{RawFlexibleMock, RawMock},
+    outcalls::RawMock,
     rest::{
         ApiError, AutoProgressConfig, Creation, HttpGatewayBackend, HttpGatewayConfig,
-        InstanceConfig, RawAddCycles, RawCanisterId, RawSetStableMemory, RawTickConfigs,
-        RawVerifyCanisterSig, StartedOperation,
+        InstanceConfig, RawCanisterId, RawSetStableMemory, RawTickConfigs, RawVerifyCanisterSig,
+        StartedOperation,
     },
     server::{Server, mount},
 };
@@ -55,56 +55,37 @@ const PATIENT_WAIT: Duration = Duration::from_secs(3_600);
 /// Time to send a body.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Answer to a request that was not answered by an operation.
-enum Answer {
-    Json(StatusCode, Bytes),
-    Text(StatusCode, String),
-    Page(Bytes),
-    Bytes(Vec<u8>, bool),
+const JSON: &str = "application/json";
+const TEXT: &str = "text/plain";
+
+type RouteResult = Result<Response<Outgoing>, Failure>;
+
+/// A response. Web pages may neither read nor run what is served here.
+fn answer(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Outgoing> {
+    let mut response = respond(status, kind, Outgoing::short(body));
+    let headers = response.headers_mut();
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    let same_origin = HeaderValue::from_static("same-origin");
+    headers.insert("cross-origin-resource-policy", same_origin);
+    let policy = HeaderValue::from_static(dashboard_page::POLICY);
+    headers.insert(header::CONTENT_SECURITY_POLICY, policy);
+    response
 }
 
-impl Answer {
-    fn into_response(self) -> Response<Outgoing> {
-        let (status, kind, body, is_gzip) = match self {
-            Self::Json(status, body) => (status, "application/json", body, false),
-            Self::Text(status, text) => (status, "text/plain", text.into(), false),
-            Self::Page(body) => (StatusCode::OK, "text/html; charset=utf-8", body, false),
-            Self::Bytes(body, gzip) => {
-                (StatusCode::OK, "application/octet-stream", body.into(), gzip)
-            }
-        };
-        let mut response = respond(status, kind, Outgoing::short(body));
-        let headers = response.headers_mut();
-        // Web pages may neither read nor run what is served here.
-        headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-        let same_origin = HeaderValue::from_static("same-origin");
-        headers.insert("cross-origin-resource-policy", same_origin);
-        let policy = HeaderValue::from_static(dashboard_page::POLICY);
-        headers.insert(header::CONTENT_SECURITY_POLICY, policy);
-        if is_gzip {
-            headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-        }
-        response
-    }
+fn in_json<T: Serialize + ?Sized>(status: StatusCode, body: &T) -> RouteResult {
+    Ok(answer(status, JSON, json(body)?))
 }
 
-impl From<Failure> for Answer {
+fn done<T: Serialize + ?Sized>(body: &T) -> RouteResult {
+    in_json(StatusCode::OK, body)
+}
+
+impl From<Failure> for Response<Outgoing> {
     fn from(failure: Failure) -> Self {
         let body = json(&ApiError { message: failure.message }).unwrap_or_default();
-        Self::Json(failure.status, body)
+        answer(failure.status, JSON, body)
     }
 }
-
-impl From<Outcome> for Answer {
-    fn from(outcome: Outcome) -> Self {
-        match outcome {
-            Ok(body) => Self::Json(StatusCode::OK, body),
-            Err(failure) => failure.into(),
-        }
-    }
-}
-
-type RouteResult = Result<Answer, Failure>;
 
 /// The instance that an operation is for, and how long its client waits with the request.
 struct Target {
@@ -133,9 +114,9 @@ fn not_found(what: impl Into<String>) -> Failure {
 }
 
 /// The client is to try again: 409 in the protocol.
-fn busy(what: &str) -> Answer {
-    let body = json(&StartedOperation { state_label: what.to_owned(), op_id: "busy".to_owned() });
-    Answer::Json(StatusCode::CONFLICT, body.unwrap_or_default())
+fn busy(what: &str) -> RouteResult {
+    let body = StartedOperation { state_label: what.to_owned(), op_id: "busy".to_owned() };
+    in_json(StatusCode::CONFLICT, &body)
 }
 
 impl HttpHandler for Server {
@@ -169,11 +150,8 @@ impl HttpHandler for Server {
         let answer = self.respond(request);
         let answer = if deletes { Ok(tokio::spawn(answer)) } else { Err(answer) };
         async {
-            let failed = |error: JoinError| Answer::from(Failure::bad(error.to_string()));
             match answer {
-                Ok(deleting) => {
-                    deleting.await.unwrap_or_else(|error| failed(error).into_response())
-                }
+                Ok(deleting) => deleting.await.unwrap_or_else(|error| Failure::bad(error).into()),
                 Err(answer) => answer.await,
             }
         }
@@ -191,48 +169,48 @@ impl Server {
         };
         let has_body = has_body(&request);
         if let Err(refused) = self.access.check(&request, public.is_some()) {
-            return closing(Answer::from(refused).into_response(), has_body);
+            return closing(refused.into(), has_body);
         }
         if let Some(number) = public {
             return self.api(number, request).await;
         }
         let served = self.serve(&segments, request).await;
-        closing(served.unwrap_or_else(Answer::from).into_response(), has_body)
+        closing(served.unwrap_or_else(Response::from), has_body)
     }
 
     async fn serve(self: &Arc<Self>, path: &[&str], request: Request<Incoming>) -> RouteResult {
         let method = request.method().clone();
         match (method.as_str(), path) {
-            ("GET", ["status"]) => Ok(Answer::Text(StatusCode::OK, String::new())),
+            ("GET", ["status"]) => Ok(answer(StatusCode::OK, TEXT, "")),
             ("POST", ["blobstore"]) => Ok(self.store_blob(request).await),
             ("GET", ["blobstore", id]) => self.fetch_blob(id),
             ("POST", ["verify_signature"]) => {
                 let signed: RawVerifyCanisterSig = self.body(request).await?;
                 let verified = tokio::task::spawn_blocking(move || verify(&signed)).await;
-                let verified = verified.map_err(|error| Failure::bad(error.to_string()))?;
-                Ok(json(&verified).into())
+                let verified = verified.map_err(Failure::bad)?;
+                done(&verified)
             }
             ("GET", ["read_graph", _, number]) => self.read_outcome(number),
             ("DELETE", ["prune_graph", _, number]) => {
                 number.parse().into_iter().for_each(|number| self.graph.forget(number));
-                Ok(json(&()).into())
+                done(&())
             }
-            ("GET", ["instances"]) => Ok(json(&self.list()).into()),
+            ("GET", ["instances"]) => done(&self.list()),
             ("POST", ["instances"]) => self.create_instance(request).await,
             ("DELETE", ["instances", number]) => {
                 let deleted = self.delete(numbered(number)?).await;
                 deleted.ok_or_else(|| no_instance(number))??;
-                Ok(json(&()).into())
+                done(&())
             }
             (_, ["instances", number, rest @ ..]) => {
                 let handle = self.handle(number)?;
                 self.of_instance(&handle, rest, request).await
             }
-            ("GET", ["http_gateway"]) => Ok(json(&self.gateways.list().await).into()),
+            ("GET", ["http_gateway"]) => done(&self.gateways.list().await),
             ("POST", ["http_gateway"]) => self.create_gateway(request).await,
             ("POST", ["http_gateway", number, "stop"]) => {
                 self.gateways.close(numbered(number)?).await;
-                Ok(json(&()).into())
+                done(&())
             }
             _ => Err(not_found(format!("nothing is served for {method} /{}", path.join("/")))),
         }
@@ -246,16 +224,14 @@ impl Server {
     async fn api(self: &Arc<Self>, number: &str, request: Request<Incoming>) -> Response<Outgoing> {
         let handle = match self.handle(number) {
             Ok(handle) => handle,
-            Err(failure) => {
-                return closing(Answer::from(failure).into_response(), has_body(&request));
-            }
+            Err(failure) => return closing(failure.into(), has_body(&request)),
         };
         let endpoints = match handle.endpoints.get() {
             Some(endpoints) => endpoints,
             None => match mount(&handle, self) {
                 // Another request may have mounted them meanwhile; one of the two is used.
                 Ok(mounted) => handle.endpoints.get_or_init(|| mounted),
-                Err(error) => return Answer::from(Failure::from(error)).into_response(),
+                Err(error) => return Failure::from(error).into(),
             },
         };
         let (mut parts, body) = request.into_parts();
@@ -263,7 +239,7 @@ impl Server {
         let from = "/instances/".len() + number.len();
         let rest = parts.uri.path_and_query().and_then(|path| path.as_str().get(from..));
         let Some(Ok(uri)) = rest.map(str::parse::<Uri>) else {
-            return Answer::from(not_found("no such endpoint")).into_response();
+            return not_found("no such endpoint").into();
         };
         parts.uri = uri;
         endpoints.answer(Request::from_parts(parts, body)).await
@@ -277,17 +253,17 @@ impl Server {
     ) -> RouteResult {
         let target = &Target { handle: handle.clone(), wait: wait_of(&request) };
         match (request.method().as_str(), path) {
-            ("GET", ["auto_progress"]) => {
-                Ok(json(&handle.makes_progress.load(Ordering::Acquire)).into())
-            }
-            ("GET", ["_", "topology"]) => Ok(json(&topology(&handle.shared.subnets)).into()),
+            ("GET", ["auto_progress"]) => done(&handle.makes_progress.load(Ordering::Acquire)),
+            ("GET", ["_", "topology"]) => done(&topology(&handle.shared.subnets)),
             ("GET", ["_", "dashboard"]) => {
                 let server = self.clone();
                 let page = move |at: &mut Instance| at.dashboard(&server.bounds);
-                Ok(match self.operate(target, page).await? {
-                    Answer::Json(StatusCode::OK, page) => Answer::Page(page),
-                    other => other,
-                })
+                let mut response = self.operate(target, page).await?;
+                if response.status() == StatusCode::OK {
+                    let html = HeaderValue::from_static("text/html; charset=utf-8");
+                    response.headers_mut().insert(header::CONTENT_TYPE, html);
+                }
+                Ok(response)
             }
             ("POST", ["auto_progress"]) => {
                 let config: AutoProgressConfig = self.body(request).await?;
@@ -334,9 +310,9 @@ impl Server {
         request: Request<Incoming>,
     ) -> RouteResult {
         match what {
-            "query" => self.with(target, request, |instance, call| instance.query(call)).await,
-            "get_cycles" => self.with(target, request, |at, id| at.get_cycles(&id)).await,
-            "get_controllers" => self.with(target, request, |at, id| at.get_controllers(&id)).await,
+            "query" => self.with(target, request, Instance::query).await,
+            "get_cycles" => self.with(target, request, Instance::get_cycles).await,
+            "get_controllers" => self.with(target, request, Instance::get_controllers).await,
             "get_stable_memory" => {
                 let server = self.clone();
                 let get = move |at: &mut Instance, id: RawCanisterId| {
@@ -344,9 +320,9 @@ impl Server {
                 };
                 self.with(target, request, get).await
             }
-            "get_subnet" => self.with(target, request, |at, id| at.get_subnet(&id)).await,
-            "pub_key" => self.with(target, request, |at, id| at.pub_key(&id)).await,
-            "ingress_status" => self.with(target, request, |at, id| at.ingress_status(&id)).await,
+            "get_subnet" => self.with(target, request, Instance::get_subnet).await,
+            "pub_key" => self.with(target, request, Instance::pub_key).await,
+            "ingress_status" => self.with(target, request, Instance::ingress_status).await,
             _ => Err(not_found(format!("there is no read/{what}"))),
         }
     }
@@ -358,30 +334,19 @@ impl Server {
         request: Request<Incoming>,
     ) -> RouteResult {
         match what {
-            "submit_ingress_message" => {
-                self.with(target, request, |at, call| at.submit(call)).await
-            }
-            "await_ingress_message" => {
-                self.with(target, request, |at, id| at.await_message(&id)).await
-            }
-            "execute_ingress_message" => {
-                self.with(target, request, |at, call| at.execute(call)).await
-            }
+            "submit_ingress_message" => self.with(target, request, Instance::submit).await,
+            "await_ingress_message" => self.with(target, request, Instance::await_message).await,
+            "execute_ingress_message" => self.with(target, request, Instance::execute).await,
             "set_time" => self.with(target, request, |at, time| at.set_time(time, false)).await,
             "set_certified_time" => {
                 self.with(target, request, |at, time| at.set_time(time, true)).await
             }
-            "add_cycles" => {
-                let add = |at: &mut Instance, add: RawAddCycles| {
-                    at.add_cycles(&add.canister_id, add.amount)
-                };
-                self.with(target, request, add).await
-            }
+            "add_cycles" => self.with(target, request, Instance::add_cycles).await,
             "set_stable_memory" => {
                 let server = self.clone();
                 let set = move |at: &mut Instance, set: RawSetStableMemory| {
                     let content = server.blobs.open(&set.blob_id.0);
-                    let content = content.map_err(|error| Failure::bad(error.to_string()))?;
+                    let content = content.map_err(Failure::bad)?;
                     at.set_stable_memory(&set, content)
                 };
                 self.with(target, request, set).await
@@ -399,9 +364,7 @@ impl Server {
                 self.with(target, request, mock).await
             }
             "mock_flexible_canister_http" => {
-                let mock =
-                    |at: &mut Instance, mock: RawFlexibleMock| at.mock_flexible_outcall(&mock);
-                self.with(target, request, mock).await
+                self.with(target, request, Instance::mock_flexible_outcall).await
             }
             "canister_snapshot_download" | "canister_snapshot_upload" => {
                 Err(Failure::not_offered("moving a canister snapshot by a folder"))
@@ -418,10 +381,7 @@ impl Server {
         request: Request<Incoming>,
         operation: impl FnOnce(&mut Instance, T) -> Outcome + Send + 'static,
     ) -> RouteResult {
-        let body = match self.read_body(request).await? {
-            Ok(body) => body,
-            Err(answer) => return Ok(answer),
-        };
+        let Some(body) = self.read_body(request).await? else { return busy("bodies") };
         let argument = parse(&body.bytes)?;
         self.operate(target, move |instance| {
             let _room = body;
@@ -435,8 +395,8 @@ impl Server {
         request: Request<Incoming>,
     ) -> Result<T, Failure> {
         match self.read_body(request).await? {
-            Ok(body) => parse(&body.bytes),
-            Err(_) => Err(Failure {
+            Some(body) => parse(&body.bytes),
+            None => Err(Failure {
                 status: StatusCode::SERVICE_UNAVAILABLE,
                 message: "the pool of request bodies is full; try again".to_owned(),
             }),
@@ -461,18 +421,18 @@ impl Server {
         }));
         match handle.commands.try_send(command) {
             Ok(()) => {}
-            Err(TrySendError::Full(_)) => return Ok(busy("operations_waiting")),
+            Err(TrySendError::Full(_)) => return busy("operations_waiting"),
             Err(TrySendError::Disconnected(_)) => {
                 return Err(not_found("the instance was deleted"));
             }
         }
         match tokio::time::timeout(target.wait, &mut outcome_rx).await {
-            Ok(Ok(outcome)) => Ok(outcome.into()),
+            Ok(Ok(outcome)) => Ok(answer(StatusCode::OK, JSON, outcome?)),
             Ok(Err(_)) => Err(Failure::bad("the instance ended before the operation did")),
             Err(_) => {
                 let op_id = self.graph.keep(outcome_rx).to_string();
-                let body = json(&StartedOperation { state_label: "started".to_owned(), op_id })?;
-                Ok(Answer::Json(StatusCode::ACCEPTED, body))
+                let started = StartedOperation { state_label: "started".to_owned(), op_id };
+                in_json(StatusCode::ACCEPTED, &started)
             }
         }
     }
@@ -481,7 +441,7 @@ impl Server {
         let found =
             number.parse().map_or(OperationStatus::Gone, |number| self.graph.status(number));
         match found {
-            OperationStatus::Outcome(outcome) => Ok(outcome.into()),
+            OperationStatus::Outcome(outcome) => Ok(answer(StatusCode::OK, JSON, outcome?)),
             // Clients ask again as long as they are answered 404.
             OperationStatus::Pending => Err(not_found("the operation is still running; ask again")),
             OperationStatus::Gone => Err(Failure::bad(self.graph.gone_message(number))),
@@ -513,76 +473,80 @@ impl Server {
         creation(made)
     }
 
-    async fn store_blob(&self, request: Request<Incoming>) -> Answer {
+    async fn store_blob(&self, request: Request<Incoming>) -> Response<Outgoing> {
+        match self.read_blob(request).await {
+            Ok(id) => answer(StatusCode::OK, TEXT, hex::encode(id)),
+            Err(message) => answer(StatusCode::BAD_REQUEST, TEXT, message),
+        }
+    }
+
+    async fn read_blob(&self, request: Request<Incoming>) -> Result<[u8; 32], String> {
         let encoding = request.headers().get(header::CONTENT_ENCODING);
         let is_compressed = match encoding.map(HeaderValue::as_bytes) {
             None => false,
             Some(b"gzip") => true,
             Some(_) => {
-                let message = "blobs are taken as they are or with the encoding gzip";
-                return Answer::Text(StatusCode::BAD_REQUEST, message.to_owned());
+                return Err("blobs are taken as they are or with the encoding gzip".to_owned());
             }
         };
         let mut body = request.into_body();
-        let stored: Result<[u8; 32], String> = async {
-            let begun = self.blobs.begin(is_compressed);
-            let mut blob = begun.map_err(|error| error.to_string())?;
-            let (mut refusal, mut discarded) = (None, 0);
-            let late = |_| format!("no part of the blob came within {READ_TIMEOUT:?}");
-            while let Some(frame) =
-                tokio::time::timeout(READ_TIMEOUT, body.frame()).await.map_err(late)?
-            {
-                let frame = frame.map_err(|error| error.to_string())?;
-                let Some(bytes) = frame.data_ref() else { continue };
-                match &refusal {
-                    None => refusal = blob.write(bytes).err(),
-                    Some(_) => discarded += bytes.len() as u64,
-                }
-                if discarded > DISCARDED_BODIES * BODY_BYTES {
-                    break;
-                }
+        let begun = self.blobs.begin(is_compressed);
+        let mut blob = begun.map_err(|error| error.to_string())?;
+        let (mut refusal, mut discarded) = (None, 0);
+        let late = |_| format!("no part of the blob came within {READ_TIMEOUT:?}");
+        while let Some(frame) =
+            tokio::time::timeout(READ_TIMEOUT, body.frame()).await.map_err(late)?
+        {
+            let frame = frame.map_err(|error| error.to_string())?;
+            let Some(bytes) = frame.data_ref() else { continue };
+            match &refusal {
+                None => refusal = blob.write(bytes).err(),
+                Some(_) => discarded += bytes.len() as u64,
             }
-            match refusal {
-                None => blob.finish(),
-                Some(refusal) => Err(refusal),
+            if discarded > DISCARDED_BODIES * BODY_BYTES {
+                break;
             }
         }
-        .await;
-        match stored {
-            Ok(id) => Answer::Text(StatusCode::OK, hex::encode(id)),
-            Err(message) => Answer::Text(StatusCode::BAD_REQUEST, message),
+        match refusal {
+            None => blob.finish(),
+            Some(refusal) => Err(refusal),
         }
     }
 
     fn fetch_blob(&self, id: &str) -> RouteResult {
-        let failed = |error: std::io::Error| Failure::bad(error.to_string());
-        let id = hex::decode(id).map_err(|error| Failure::bad(error.to_string()))?;
-        let Some((path, is_compressed)) = self.blobs.raw(&id).map_err(failed)? else {
+        let id = hex::decode(id).map_err(Failure::bad)?;
+        let Some((path, is_compressed)) = self.blobs.raw(&id).map_err(Failure::bad)? else {
             return Err(not_found("no such blob"));
         };
-        let bytes = std::fs::metadata(&path).map_err(failed)?.len();
+        let bytes = std::fs::metadata(&path).map_err(Failure::bad)?.len();
         if bytes > BODY_BYTES {
             return Err(Failure::bad(format!(
                 "the blob has {bytes} bytes, the most that is sent is body_bytes = {BODY_BYTES}"
             )));
         }
-        Ok(Answer::Bytes(std::fs::read(path).map_err(failed)?, is_compressed))
+        let content = std::fs::read(path).map_err(Failure::bad)?;
+        let mut response = answer(StatusCode::OK, "application/octet-stream", content);
+        if is_compressed {
+            let gzip = HeaderValue::from_static("gzip");
+            response.headers_mut().insert(header::CONTENT_ENCODING, gzip);
+        }
+        Ok(response)
     }
 
-    /// Reads a body of JSON. The inner error is the answer when there is no room for it now.
-    async fn read_body(&self, request: Request<Incoming>) -> Result<Result<Body, Answer>, Failure> {
+    /// Reads a body of JSON. None if there is no room for it now.
+    async fn read_body(&self, request: Request<Incoming>) -> Result<Option<Body>, Failure> {
         // Nothing of another type is kept.
         let is_json = check_content_type(request.headers(), "application/json").is_ok();
         let limit = if is_json { BODY_BYTES } else { 0 };
         let mut incoming = request.into_body();
         // Once as it came, once decoded.
         let Ok(mut room) = PoolBudget::new(&self.bounds.bodies, |received, _| 2 * received) else {
-            return Ok(Err(busy("bodies")));
+            return Ok(None);
         };
         let (status, message) = match read_body(&mut incoming, &mut room, limit, READ_TIMEOUT).await
         {
-            Ok(bytes) => return Ok(Ok(Body { bytes, _room: room.into_reservation() })),
-            Err(BodyError::Incomplete(error)) => return Err(Failure::bad(error.to_string())),
+            Ok(bytes) => return Ok(Some(Body { bytes, _room: room.into_reservation() })),
+            Err(BodyError::Incomplete(error)) => return Err(Failure::bad(error)),
             Err(BodyError::TimedOut) => {
                 let message = format!("the body did not arrive within {READ_TIMEOUT:?}");
                 return Err(Failure { status: StatusCode::REQUEST_TIMEOUT, message });
@@ -590,7 +554,7 @@ impl Server {
             Err(BodyError::Full(_)) => {
                 drop(room);
                 discard_refused(&mut incoming).await;
-                return Ok(Err(busy("bodies")));
+                return Ok(None);
             }
             Err(BodyError::TooLarge(_)) if limit == 0 => (
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -633,21 +597,20 @@ fn closing(mut response: Response<Outgoing>, has_body: bool) -> Response<Outgoin
     response
 }
 
-/// A body and its room in the pool.
 struct Body {
     bytes: Bytes,
     _room: accounting::Reservation,
 }
 
 /// The JSON of the created item, or of the reason why there is none.
-fn creation<T: serde::Serialize>(made: anyhow::Result<T>) -> RouteResult {
-    Ok(match made {
-        Ok(made) => Answer::Json(StatusCode::CREATED, json(&Creation::Created(made))?),
+fn creation<T: Serialize>(made: anyhow::Result<T>) -> RouteResult {
+    match made {
+        Ok(made) => in_json(StatusCode::CREATED, &Creation::Created(made)),
         Err(error) => {
-            let message = format!("{error:#}");
-            Answer::Json(StatusCode::BAD_REQUEST, json(&Creation::<()>::Error { message })?)
+            let error = Creation::<()>::Error { message: format!("{error:#}") };
+            in_json(StatusCode::BAD_REQUEST, &error)
         }
-    })
+    }
 }
 
 /// Whether a canister signature is one, by a root key.

@@ -60,10 +60,6 @@ impl ModuleSource for Stores {
 }
 
 impl Sandboxes {
-    /// Opens the cache in `folder`.
-    ///
-    /// # Errors
-    /// When it cannot be opened.
     pub(crate) fn open(folder: &Path, bounds: &Bounds) -> Result<Self> {
         let limits = &bounds.limits;
         let stores = Arc::new(Stores::default());
@@ -92,9 +88,6 @@ impl Sandboxes {
     }
 
     /// Starts the workers of an instance whose modules are in `store`.
-    ///
-    /// # Errors
-    /// When they cannot be started.
     pub(crate) fn for_instance(
         &self,
         store: &Arc<BlobStore>,
@@ -111,7 +104,6 @@ impl Sandboxes {
     }
 }
 
-/// A worker's figures of its allocator.
 pub(crate) fn heap(trim: bool) -> HeapFigures {
     let heap = memory::allocator::heap(trim);
     HeapFigures {

@@ -13,7 +13,6 @@ use std::{
 
 use disk::{Disk, DiskFile, Open, RealDisk, SharedDisk};
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct ScratchDisk(SharedDisk);
 
@@ -21,7 +20,6 @@ pub(crate) struct ScratchDisk(SharedDisk);
 struct ScratchFile<'a>(Box<dyn DiskFile + 'a>);
 
 impl ScratchDisk {
-    /// For the parts of an instance.
     pub(crate) fn shared() -> SharedDisk {
         Arc::new(Self(RealDisk::shared()))
     }

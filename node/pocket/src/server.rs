@@ -51,7 +51,6 @@ const GENESIS: Time = Time(1_620_328_630_000_000_000);
 const IDLE_LOOK: Duration = Duration::from_millis(250);
 /// Time for requests in flight when the server ends.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
-/// Why no instance is made.
 const ABOUT_TO_END: &str = "the server is about to end";
 
 /// When the server was last of use.
@@ -68,12 +67,10 @@ impl Activity {
         Self { pending: AtomicU64::new(0), last: Mutex::new(Instant::now()) }
     }
 
-    /// The server is of use now.
     pub(crate) fn record_use(&self) {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// A request begins.
     pub(crate) fn begin(self: &Arc<Self>) -> ActiveRequest {
         self.pending.fetch_add(1, Ordering::AcqRel);
         ActiveRequest(self.clone())
@@ -95,7 +92,6 @@ impl Drop for ActiveRequest {
     }
 }
 
-/// See the module.
 pub(crate) struct Server {
     pub(crate) bounds: Bounds,
     pub(crate) access: Access,
@@ -146,7 +142,6 @@ impl Drop for UnclaimedInstance {
 struct Instances {
     next: u64,
     all: BTreeMap<u64, Arc<Handle>>,
-    /// The server is about to end.
     is_stopping: bool,
 }
 
@@ -191,7 +186,6 @@ impl Server {
         self.instances.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An instance by its number.
     pub(crate) fn instance(&self, number: u64) -> Option<Arc<Handle>> {
         self.instances().all.get(&number).cloned()
     }
@@ -210,9 +204,6 @@ impl Server {
     }
 
     /// Makes an instance. Blocks as long as that takes.
-    ///
-    /// # Errors
-    /// When it cannot be made, or something is asked for that is not offered.
     fn create(&self, config: &InstanceConfig) -> Result<Handle> {
         let kinds = kinds(config)?;
         self.is_going_on()?;
@@ -292,9 +283,6 @@ impl Server {
     }
 
     /// Makes an instance, with a gateway if requested, as long as the client waits for it.
-    ///
-    /// # Errors
-    /// If it cannot be made, or an unsupported feature is requested.
     pub(crate) async fn make(self: &Arc<Self>, config: InstanceConfig) -> Result<CreatedInstance> {
         let (made_tx, made_rx) = oneshot::channel();
         let (server, under_way) = (self.clone(), self.under_way());
@@ -343,7 +331,6 @@ impl Server {
         Ok(CreatedInstance { instance_id: number, topology, http_gateway_info })
     }
 
-    /// Gives an instance its number.
     fn register(&self, handle: &Arc<Handle>, is_abandoned: bool) -> Result<u64> {
         ensure!(!is_abandoned, "the client is gone");
         let mut instances = self.instances();
@@ -376,7 +363,6 @@ impl Server {
         Some(closed.unwrap_or_else(|error| Err(error.into())))
     }
 
-    /// Makes no instances any more.
     fn stop_making(&self) {
         self.instances().is_stopping = true;
     }
@@ -453,9 +439,6 @@ fn check_spec(spec: &SubnetSpec) -> Result<()> {
 }
 
 /// The endpoints of the interface specification for an instance.
-///
-/// # Errors
-/// When the budget lacks a pool, which would be a defect.
 pub(crate) fn mount(handle: &Arc<Handle>, server: &Server) -> Result<GatewayHandle> {
     let bounds = &server.bounds;
     let limits = &bounds.limits;
@@ -493,9 +476,6 @@ pub(crate) fn mount(handle: &Arc<Handle>, server: &Server) -> Result<GatewayHand
 }
 
 /// Runs the server until it is idle for too long, or stopped.
-///
-/// # Errors
-/// If it cannot start.
 pub(crate) fn run(cli: Cli, client: Client) -> Result<()> {
     disk::restrict_new_files();
     let port_file = match &cli.port_file {
@@ -518,14 +498,7 @@ pub(crate) fn run(cli: Cli, client: Client) -> Result<()> {
         .init();
     raise_descriptor_limit();
     let server = Arc::new(Server::new(&cli, client)?);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .max_blocking_threads(32)
-        .thread_stack_size(1 << 20)
-        .thread_keep_alive(Duration::from_secs(10))
-        .enable_all()
-        .build()
-        .context("starting the HTTP runtime")?;
+    let runtime = http_server::runtime(32).context("starting the HTTP runtime")?;
     runtime.block_on(serve(&cli, &server, port_file))?;
     drop(server);
     runtime.shutdown_timeout(SHUTDOWN_GRACE);

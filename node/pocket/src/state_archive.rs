@@ -58,7 +58,6 @@ const END: u64 = u64::MAX;
 const BUFFER_BYTES: usize = 256 << 10;
 /// Longest piece: longer runs of data are several.
 const PIECE_BYTES_MAX: u64 = 64 << 20;
-/// Longest file.
 const FILE_BYTES_MAX: u64 = 1 << 44;
 
 /// Data of an instance in addition to its state.
@@ -170,7 +169,6 @@ impl Folder {
         &self.path
     }
 
-    /// Whether an instance is kept there.
     pub(crate) fn is_kept(&self) -> Result<bool> {
         Ok(self.path.join(FILE).try_exists()?)
     }

@@ -106,7 +106,6 @@ impl Range {
         self.first <= other.last && other.first <= self.last
     }
 
-    /// Ids of its first and last canister.
     pub(crate) fn ids(self) -> (CanisterId, CanisterId) {
         (ExecutorConfig::canister_id(self.first), ExecutorConfig::canister_id(self.last))
     }
@@ -133,7 +132,6 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// All its ranges.
     pub(crate) fn all_ranges(&self) -> impl Iterator<Item = Range> + '_ {
         self.ranges.iter().copied().chain(self.given)
     }
@@ -143,7 +141,6 @@ impl Plan {
         self.given.or_else(|| self.ranges.first().copied())
     }
 
-    /// Seed of its keys.
     pub(crate) fn seed(&self) -> [u8; 32] {
         let ranges: Vec<u8> = self
             .all_ranges()
@@ -207,7 +204,6 @@ pub(crate) fn root_seed(plans: &[Plan]) -> [u8; 32] {
     root.or(plans.first()).map_or([0; 32], Plan::seed)
 }
 
-/// A subnet with its keys.
 pub(crate) struct Subnet {
     pub(crate) plan: Plan,
     pub(crate) id: Principal,
@@ -267,7 +263,6 @@ impl Subnets {
         self.with_all(|all| all.iter().map(|subnet| subnet.plan.clone()).collect())
     }
 
-    /// Whether this is the id of one of them.
     pub(crate) fn has(&self, id: &Principal) -> bool {
         self.with_all(|all| all.iter().any(|subnet| subnet.id == *id))
     }
@@ -279,9 +274,6 @@ impl Subnets {
     }
 
     /// Whether a subnet hosts the id; one is made for an id of the public network that none does.
-    ///
-    /// # Errors
-    /// When none can be made.
     pub(crate) fn host(&self, id: &CanisterId) -> Result<()> {
         let Some(number) = ExecutorConfig::canister_number(id) else {
             bail!("{id} does not have the form of a canister id")
@@ -300,9 +292,6 @@ impl Subnets {
     }
 
     /// Notes that the call is to make its canister on this subnet.
-    ///
-    /// # Errors
-    /// When too many calls wait.
     pub(crate) fn aim(&self, request: RequestId, subnet: Principal) -> Result<()> {
         let mut known = self.lock();
         if known.aims.len() >= AIMS_MAX {
@@ -312,7 +301,6 @@ impl Subnets {
         Ok(())
     }
 
-    /// The call is over.
     pub(crate) fn forget(&self, request: &RequestId) {
         self.lock().aims.remove(request);
     }

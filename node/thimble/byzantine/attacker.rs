@@ -36,7 +36,6 @@ const GARBAGE_BYTES: usize = 2_000;
 /// Replacement of a message: the recipients, and the bytes.
 pub(crate) type OutgoingMessages = Vec<(Vec<PublicKey>, Vec<u8>)>;
 
-/// See the module.
 pub(crate) struct Attacker {
     pub(crate) plan: Plan,
     namespace: Vec<u8>,

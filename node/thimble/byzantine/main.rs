@@ -30,16 +30,7 @@ use state::Height;
 
 use crate::{attacker::Attacker, plan::Plan, sender::AttackLayer};
 
-#[global_allocator]
-static ALLOCATOR: memory::Allocator = memory::Allocator;
-
-/// As in the node.
-#[unsafe(export_name = "malloc_conf")]
-static MALLOC_CONF: Option<&'static std::ffi::c_char> = {
-    const TEXT: &std::ffi::CStr = c"background_thread:false,narenas:2,tcache_max:4096,retain:false,dirty_decay_ms:1000,muzzy_decay_ms:0";
-    // SAFETY: the pointer is to a constant string that ends in zero.
-    Some(unsafe { &*TEXT.as_ptr() })
-};
+memory::program_allocator!();
 
 fn main() -> ExitCode {
     thimble::main(start)

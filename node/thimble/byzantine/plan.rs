@@ -104,7 +104,6 @@ impl Attack {
     }
 }
 
-/// See the module.
 pub(crate) struct Plan {
     attacks: Vec<Attack>,
     pub(crate) seed: u64,

@@ -16,7 +16,6 @@ use crate::plan::Attack;
 const WRITTEN_MAX: u64 = 20;
 const ONE_IN: u64 = 100;
 
-/// See the module.
 pub(crate) struct Report {
     file: Option<File>,
     made: BTreeMap<(Attack, String), u64>,

@@ -10,7 +10,6 @@ use consensus::{ChannelName, SenderLayer};
 
 use crate::attacker::Attacker;
 
-/// See the module.
 pub(crate) struct AttackLayer(pub(crate) Arc<Attacker>);
 
 impl SenderLayer for AttackLayer {

@@ -36,7 +36,6 @@ const RETRY_AFTER_SECONDS: u64 = 1;
 const MANY_CANISTERS: u64 = 1_000;
 const LISTING_STAYS: Duration = Duration::from_secs(10);
 
-/// See the module.
 pub(crate) struct Adapter {
     pub(crate) pool: Arc<IngressPool>,
     pub(crate) queries: QueryService,
@@ -47,7 +46,8 @@ pub(crate) struct Adapter {
     pub(crate) recovered_at: Height,
     pub(crate) watch: Arc<Watch>,
     pub(crate) rounds: RoundMetrics,
-    pub(crate) identity: Identity,
+    pub(crate) subnet_id: Principal,
+    pub(crate) node_id: Principal,
     pub(crate) delta_capacity_bytes: u64,
     pub(crate) disk: DiskUsage,
     pub(crate) largest: Mutex<LargestCanisters>,
@@ -123,12 +123,6 @@ impl Agreement {
     }
 }
 
-/// Who this node is, for the status report.
-pub(crate) struct Identity {
-    pub(crate) subnet_id: Principal,
-    pub(crate) node_id: Principal,
-}
-
 impl Node for Adapter {
     fn check_load(&self, kind: RequestKind) -> Result<(), Refusal> {
         let (refused_from, what) = match kind {
@@ -200,18 +194,9 @@ impl Node for Adapter {
 
     fn health(&self) -> Health {
         let certified_height = self.reader.latest().map_or(Height(0), |state| state.height());
-        match self.fault(certified_height) {
-            Some(Reason { text, client_text }) => Health {
-                healthy: false,
-                status: text,
-                client_status: self.for_clients(&client_text),
-                certified_height,
-            },
-            None => {
-                let [status, client_status] = [(); 2].map(|()| "healthy".to_owned());
-                Health { healthy: true, status, client_status, certified_height }
-            }
-        }
+        let fault = self.fault(certified_height);
+        let fault = fault.map(|fault| (fault.text, self.for_clients(&fault.client_text)));
+        Health::new(fault, certified_height)
     }
 
     fn hosts(&self, canister_id: &CanisterId) -> bool {
@@ -236,8 +221,8 @@ impl Node for Adapter {
         let (canisters, canisters_total) = self.largest_canisters();
         Report {
             version: env!("CARGO_PKG_VERSION").into(),
-            subnet_id: self.identity.subnet_id.to_text(),
-            node_id: self.identity.node_id.to_text(),
+            subnet_id: self.subnet_id.to_text(),
+            node_id: self.node_id.to_text(),
             unix_millis: memory::unix_millis(),
             uptime_millis: uptime.as_millis() as u64,
             healthy: health.healthy,
@@ -250,11 +235,7 @@ impl Node for Adapter {
                 accounted_bytes: memory.accounted_bytes,
                 unaccounted_bytes: memory.unaccounted_bytes(),
                 group: watch.record.group(),
-                stalled_percent: watch
-                    .record
-                    .stalled()
-                    .0
-                    .map(|hundredths| f64::from(hundredths) / 100.0),
+                stalled_percent: watch.record.stalled().0.map(|part| f64::from(part) / 100.0),
             },
             allocator: watch.record.allocator(),
             pools: dashboard::pools(watch.ledger.snapshot()),
@@ -271,7 +252,7 @@ impl Node for Adapter {
             throttling: watch.record.throttling(),
             canisters,
             canisters_total,
-            canisters_max: self.disk.canisters_max(),
+            canisters_max: self.disk.canisters_max,
             history: watch.record.history(),
         }
     }
@@ -306,7 +287,7 @@ impl Adapter {
     }
 
     fn for_clients(&self, text: &str) -> String {
-        without_paths(text, self.watch.watchdog.data_dir())
+        without_paths(text, &self.watch.watchdog.data_dir)
     }
 }
 

@@ -238,13 +238,8 @@ enum Command {
     ///
     /// Example: thimble status --address 127.0.0.1:8080
     Status {
-        /// Address of the node's public HTTP interface. [default: as in --config, else
-        /// 127.0.0.1:8080]
-        #[arg(long, value_name = "ADDRESS", value_parser = setup::socket_address)]
-        address: Option<SocketAddr>,
-        /// The node's configuration file, for its address.
-        #[arg(long, value_name = "FILE")]
-        config: Option<PathBuf>,
+        #[command(flatten)]
+        node: NodeAddress,
         /// For machines: the report as it is.
         #[arg(long)]
         json: bool,
@@ -260,13 +255,8 @@ enum Command {
     ///
     /// Example: thimble heap --address 127.0.0.1:8080 --svg heap.svg
     Heap {
-        /// Address of the node's public HTTP interface. [default: as in --config, else
-        /// 127.0.0.1:8080]
-        #[arg(long, value_name = "ADDRESS", value_parser = setup::socket_address)]
-        address: Option<SocketAddr>,
-        /// The node's configuration file, for its address.
-        #[arg(long, value_name = "FILE")]
-        config: Option<PathBuf>,
+        #[command(flatten)]
+        node: NodeAddress,
         #[command(flatten)]
         options: heap_profiler::Options,
     },
@@ -292,6 +282,24 @@ enum Command {
         #[arg(long, value_name = "DIR", default_value = "share")]
         share: PathBuf,
     },
+}
+
+/// Where a running node is asked.
+#[derive(Args)]
+struct NodeAddress {
+    /// Address of the node's public HTTP interface. [default: as in --config, else
+    /// 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDRESS", value_parser = setup::socket_address)]
+    address: Option<SocketAddr>,
+    /// The node's configuration file, for its address.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl NodeAddress {
+    fn resolve(&self) -> Result<SocketAddr> {
+        self.address.map_or_else(|| listen_address(self.config.as_deref()), Ok)
+    }
 }
 
 /// Settings of the configuration file and the command line.
@@ -409,19 +417,9 @@ impl Cli {
                 }
                 Ok(())
             }
-            Command::Status { address, config, json } => {
-                let address = match address {
-                    Some(address) => address,
-                    None => listen_address(config.as_deref())?,
-                };
-                status::run(address, json)
-            }
-            Command::Heap { address, config, options } => {
-                let address = || match address {
-                    Some(address) => Ok(address),
-                    None => listen_address(config.as_deref()),
-                };
-                heap_profiler::run(&PROGRAM, address, &options)
+            Command::Status { node, json } => status::run(node.resolve()?, json),
+            Command::Heap { node, options } => {
+                heap_profiler::run(&PROGRAM, || node.resolve(), &options)
             }
             Command::Config { settings, json } => {
                 let config = Config::load(&settings)?;

@@ -29,11 +29,13 @@ use consensus::{
 use state::{Height, Time};
 
 use crate::{
-    keys::{Keys, files::lock},
+    keys::{
+        Keys,
+        files::{self, lock},
+    },
     node, rules,
 };
 
-/// The file in the data folder.
 const FILE: &str = "clock-order.txt";
 /// The file of the last reading at which the wall clock was right.
 const READING_FILE: &str = "clock-reading.txt";
@@ -48,7 +50,7 @@ const FAULT_BEYOND: Duration = Duration::from_secs(60);
 /// the clock is right says of the clock now.
 const ORDER_VALID: Duration = Duration::from_secs(7 * 24 * 3_600);
 
-/// See the module. Clones share it.
+/// Clones share it.
 #[derive(Clone)]
 pub(crate) enum NodeClock {
     /// Of a node alone.
@@ -57,7 +59,6 @@ pub(crate) enum NodeClock {
     Member,
 }
 
-/// The clock of a node alone.
 pub(crate) struct SingleNodeClock {
     clock: Arc<BlockClock<MachineClocks>>,
     data_dir: PathBuf,
@@ -82,7 +83,6 @@ impl NodeClock {
         }))
     }
 
-    /// For consensus.
     pub(crate) fn block_times(&self) -> Arc<dyn WallClock> {
         match self {
             Self::Alone(alone) => alone.clock.clone(),
@@ -151,7 +151,6 @@ impl NodeClock {
 /// A fault of the clock. Shown as the operator reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClockFault {
-    /// As clients read it.
     pub(crate) client_text: String,
     /// Advice for the operator; empty where that follows from the text.
     advice: String,
@@ -170,7 +169,6 @@ pub(crate) struct BlockTimeLog {
     is_logged: bool,
 }
 
-/// The line to log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlockTimeEvent {
     /// Block time is ahead by more than [`FAULT_BEYOND`].
@@ -244,7 +242,6 @@ fn fault(status: &ClockStatus, window: Duration, data_dir: &Path) -> Option<Cloc
     Some(ClockFault { client_text, advice })
 }
 
-/// Contents of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Order {
     /// The block after this height is set back.
@@ -292,11 +289,7 @@ pub(crate) fn ordered_after(data_dir: &Path, newest: Height) -> Result<Option<He
 
 fn ordered_after_at(data_dir: &Path, newest: Height, now_seconds: u64) -> Result<Option<Height>> {
     let path = data_dir.join(FILE);
-    let text = match fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
-    };
+    let Some(text) = files::read_text(&path)? else { return Ok(None) };
     let Some(order) = Order::parse(&text) else {
         bail!(
             "{}: `{}` is not a height and a time in seconds: remove the file, and run thimble \
@@ -321,7 +314,6 @@ fn ordered_after_at(data_dir: &Path, newest: Height, now_seconds: u64) -> Result
     Ok(Some(order.after))
 }
 
-/// Runs `thimble recover-clock`.
 pub(crate) fn recover(data_dir: &Path) -> Result<()> {
     ensure!(data_dir.join("keys").is_dir(), "{} is no data folder of a node", data_dir.display());
     let _lock = lock(data_dir).context("the node must be stopped first")?;
@@ -336,7 +328,7 @@ pub(crate) fn recover(data_dir: &Path) -> Result<()> {
          and stop it",
     )?;
     let window = SingleNode::ingress_window(&config.limits.consensus);
-    let (height, time) = node::last_block(data_dir)?;
+    let (height, time) = rules::last_block(data_dir)?;
     let now = SystemClock.now();
     if let Some(time) = time {
         let ahead = Duration::from_nanos(time.0.saturating_sub(now.0));

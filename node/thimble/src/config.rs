@@ -23,7 +23,6 @@ pub(crate) const HTTP_GATEWAY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr:
 /// Value that disables a listener.
 const OFF: &str = "off";
 
-/// Configuration of the node.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Config {
     pub(crate) memory: String,
@@ -123,7 +122,6 @@ pub(crate) struct OutcallSettings {
 }
 
 impl OutcallSettings {
-    /// The loaded settings.
     pub(crate) fn allowed(&self) -> Result<::outcalls::AccessPolicy> {
         let roots = match &self.extra_roots {
             Some(path) => {
@@ -145,7 +143,6 @@ impl OutcallSettings {
     }
 }
 
-/// Subnet admins that there may be.
 const SUBNET_ADMINS_MAX: usize = 100;
 
 impl Features {
@@ -362,7 +359,6 @@ impl Config {
         Ok(agreed)
     }
 
-    /// As a configuration file.
     pub(crate) fn to_toml(&self) -> Result<String> {
         let mut value = serde_json::to_value(self)?;
         // The budgets are at the top already, in the form a person writes.

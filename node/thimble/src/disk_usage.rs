@@ -19,14 +19,13 @@ use state::CertifiedReader;
 
 use crate::{config::Config, disk_budget};
 
-/// See the module.
 #[derive(Clone)]
 pub(crate) struct DiskUsage {
     data_dir: PathBuf,
     budget_bytes: u64,
     shortage: Option<String>,
     lines: Vec<SheetLine>,
-    canisters_max: u64,
+    pub(crate) canisters_max: u64,
     // Interfaces.
     pages: Arc<PageStore>,
     sandbox: Arc<sandbox::Pool>,
@@ -54,7 +53,6 @@ impl StateHeapBytes {
         self.1.load(Relaxed)
     }
 
-    /// Of the line of this name.
     fn line_bytes(&self, name: &str) -> Option<u64> {
         let line = HEAP_LINES.iter().position(|line| *line == name)?;
         Some(self.0.get(line)?.load(Relaxed))
@@ -99,14 +97,8 @@ impl DiskUsage {
         }
     }
 
-    /// Delta segments on disk.
     pub(crate) fn delta_bytes(&self) -> u64 {
         self.pages.delta_bytes()
-    }
-
-    /// Canisters that may exist.
-    pub(crate) fn canisters_max(&self) -> u64 {
-        self.canisters_max
     }
 
     /// How much of a line is taken; none for what is kept free, or gone in a moment.

@@ -14,6 +14,7 @@ use genesis::{
     DEALING_BYTES_MAX, GENESIS_BYTES_MAX, Genesis, NodeRecord, PLAN_BYTES_MAX, Plan,
     RECORD_BYTES_MAX, SignedDealing, VerifiedGenesis, faulty,
 };
+use nidkg::Engine;
 use rand::rngs::OsRng;
 use serde_json::json;
 use time::OffsetDateTime;
@@ -131,9 +132,7 @@ pub(crate) fn keygen(data: &Path, address: &str, out: Option<&Path>) -> Result<(
 /// Runs `thimble join`: verifies the genesis and takes this node's share out of it, if it has one.
 pub(crate) fn join(data: &Path, genesis: &Path) -> Result<()> {
     let engine = keys::engine()?;
-    let genesis = read_genesis(genesis)?
-        .verify(&engine, &mut OsRng)
-        .with_context(|| format!("verifying {}", genesis.display()))?;
+    let genesis = verified(genesis, &engine)?;
     let joined = keys::join(data, &genesis, &engine)?;
     let how = if joined.before { "had joined before" } else { "joined" };
     match joined.place {
@@ -151,10 +150,7 @@ pub(crate) fn join(data: &Path, genesis: &Path) -> Result<()> {
 }
 
 fn plan(nodes: &[PathBuf], time: Option<u64>, out: &Path) -> Result<()> {
-    let record = |path: &PathBuf| {
-        let bytes = files::read(path, RECORD_BYTES_MAX)?;
-        NodeRecord::from_json(&bytes).with_context(|| format!("in {}", path.display()))
-    };
+    let record = |path: &PathBuf| files::read_as(path, RECORD_BYTES_MAX, NodeRecord::from_json);
     let records = nodes.iter().map(record).collect::<Result<Vec<_>>>()?;
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let plan = Plan::new(records, time.unwrap_or_else(now))?;
@@ -165,7 +161,7 @@ fn plan(nodes: &[PathBuf], time: Option<u64>, out: &Path) -> Result<()> {
 }
 
 fn deal(data: &Path, plan: &Path, out: &Path) -> Result<()> {
-    let plan = read_plan(plan)?;
+    let plan = files::read_as(plan, PLAN_BYTES_MAX, Plan::from_json)?;
     let node = keys::node_of_plan(data, &plan)?;
     let own = genesis::node_id(&node.verifying_key());
     if out.is_file() {
@@ -191,11 +187,10 @@ fn deal(data: &Path, plan: &Path, out: &Path) -> Result<()> {
 }
 
 fn assemble(plan: &Path, dealings: &[PathBuf], out: &Path) -> Result<()> {
-    let plan = read_plan(plan)?;
+    let plan = files::read_as(plan, PLAN_BYTES_MAX, Plan::from_json)?;
     let mut read = Vec::new();
     for path in dealings {
-        let dealing = SignedDealing::from_json(&files::read(path, DEALING_BYTES_MAX)?)
-            .with_context(|| format!("in {}", path.display()))?;
+        let dealing = files::read_as(path, DEALING_BYTES_MAX, SignedDealing::from_json)?;
         dealing.check(&plan).with_context(|| format!("in {}", path.display()))?;
         read.push(dealing);
     }
@@ -218,9 +213,7 @@ fn assemble(plan: &Path, dealings: &[PathBuf], out: &Path) -> Result<()> {
 }
 
 fn verify(path: &Path, json: bool) -> Result<()> {
-    let genesis = read_genesis(path)?
-        .verify(&keys::engine()?, &mut OsRng)
-        .with_context(|| format!("verifying {}", path.display()))?;
+    let genesis = verified(path, &keys::engine()?)?;
     if json {
         println!("{}", serde_json::to_string_pretty(&genesis_json(&genesis))?);
     } else {
@@ -229,14 +222,10 @@ fn verify(path: &Path, json: bool) -> Result<()> {
     Ok(())
 }
 
-fn read_plan(path: &Path) -> Result<Plan> {
-    Plan::from_json(&files::read(path, PLAN_BYTES_MAX)?)
-        .with_context(|| format!("in {}", path.display()))
-}
-
-fn read_genesis(path: &Path) -> Result<Genesis> {
-    Genesis::from_json(&files::read(path, GENESIS_BYTES_MAX)?)
-        .with_context(|| format!("in {}", path.display()))
+fn verified(path: &Path, engine: &Engine) -> Result<VerifiedGenesis> {
+    files::read_as(path, GENESIS_BYTES_MAX, Genesis::from_json)?
+        .verify(engine, &mut OsRng)
+        .with_context(|| format!("verifying {}", path.display()))
 }
 
 fn plan_text(plan: &Plan) -> String {

@@ -38,7 +38,6 @@ const EVICT_EVERY: Duration = Duration::from_secs(5);
 /// Without work for this time, replies of queries are no longer kept.
 const FORGET_REPLIES_AFTER: Duration = Duration::from_secs(30);
 
-/// Everything the thread works with.
 pub(crate) struct GovernorInputs {
     pub(crate) watch: Arc<Watch>,
     pub(crate) pool: Arc<IngressPool>,
@@ -49,7 +48,6 @@ pub(crate) struct GovernorInputs {
     pub(crate) busy: Arc<AtomicBool>,
 }
 
-/// Starts the thread.
 pub(crate) fn start(inputs: GovernorInputs, limits: &Limits) -> Result<GovernorThread> {
     let mut worker = Worker::new(inputs, limits);
     GovernorThread::start(move || worker.step()).context("starting the governor's thread")
@@ -157,8 +155,8 @@ impl Worker {
 
     fn read_counters(&self) -> WorkCounters {
         WorkCounters {
-            rounds: self.inputs.rounds.rounds(),
-            messages: self.inputs.rounds.messages(),
+            rounds: self.inputs.rounds.rounds.get(),
+            messages: self.inputs.rounds.messages.get(),
             queries: self.inputs.watch.queries.load(Relaxed),
         }
     }

@@ -1,7 +1,7 @@
 //! `thimble init`: a commented configuration file for a data folder, and a unit for systemd whose
 //! memory cap is the budget.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Result;
 use limits::Limits;
@@ -19,20 +19,10 @@ const DESCRIPTORS_MIN: u64 = 65_536;
 /// that is there and says something else stays.
 pub(crate) fn run(config: &Config, systemd: bool) -> Result<()> {
     let text = |data: &Path| toml(config, data);
-    let unit = |installation: Installation| {
-        unit(
-            &config.limits,
-            installation.program,
-            installation.file,
-            installation.data,
-            installation.user,
-            installation.group,
-        )
-    };
+    let unit = |installation| unit(&config.limits, installation);
     setup::init("thimble", &config.data_dir, "thimble.toml", text, systemd.then_some(unit))
 }
 
-/// A string of TOML.
 fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }
@@ -143,15 +133,8 @@ heap_profile = {}
     )
 }
 
-/// The unit of a node.
-fn unit(
-    limits: &Limits,
-    program: PathBuf,
-    file: PathBuf,
-    data: PathBuf,
-    user: u32,
-    group: u32,
-) -> Unit<'static> {
+fn unit(limits: &Limits, installation: Installation) -> Unit<'static> {
+    let Installation { program, file, data, user, group } = installation;
     Unit {
         description: "Thimble replica",
         program,
@@ -249,7 +232,8 @@ mod tests {
     fn the_unit_is_capped_at_the_budget() {
         let unit = |limits: &Limits, data: &str| {
             let file = "/var/lib/thimble/thimble.toml".into();
-            unit(limits, "/usr/bin/thimble".into(), file, data.into(), 1, 2).text()
+            let (program, data) = ("/usr/bin/thimble".into(), data.into());
+            unit(limits, Installation { program, file, data, user: 1, group: 2 }).text()
         };
         let limits = Limits::nano().unwrap();
         let text = unit(&limits, "/var/lib/thimble").unwrap();

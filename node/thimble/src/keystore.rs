@@ -15,7 +15,6 @@ use crate::keys::{CHANGE, Shares, files, write_summary};
 /// In the folder of the keys: the newest epoch for which this node obtained its share.
 const VOTED: &str = "voted-epoch";
 
-/// See the module.
 pub(crate) struct KeyFiles {
     keys: PathBuf,
     shares: Shares,
@@ -24,7 +23,6 @@ pub(crate) struct KeyFiles {
 }
 
 impl KeyFiles {
-    /// Of the node with this data folder.
     pub(crate) fn new(data: &Path, arithmetic: EngineConfig) -> Self {
         let keys = data.join("keys");
         Self { shares: Shares::new(&keys, arithmetic), keys, change: data.join(CHANGE) }
@@ -83,15 +81,10 @@ impl KeyStore for KeyFiles {
 
     fn voted(&self) -> Result<Option<u64>, String> {
         let path = self.keys.join(VOTED);
-        match fs::read_to_string(&path) {
-            Ok(text) => text
-                .trim()
-                .parse()
-                .map(Some)
-                .map_err(|error| format!("in {}: {error}", path.display())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(format!("reading {}: {error}", path.display())),
-        }
+        let text = files::read_text(&path).map_err(|error| format!("{error:#}"))?;
+        let Some(text) = text else { return Ok(None) };
+        let epoch = text.trim().parse::<u64>();
+        epoch.map(Some).map_err(|error| format!("in {}: {error}", path.display()))
     }
 
     fn membership_change(&self, summary: &Summary) -> Option<Vec<u8>> {

@@ -130,10 +130,7 @@ fn show(data: &Path, json: bool) -> Result<()> {
 
 fn change(data: &Path, add: &[PathBuf], remove: &[String], out: &Path) -> Result<()> {
     let summary = summary(data)?;
-    let record = |path: &PathBuf| {
-        let bytes = files::read(path, RECORD_BYTES_MAX)?;
-        NodeRecord::from_json(&bytes).with_context(|| format!("in {}", path.display()))
-    };
+    let record = |path: &PathBuf| files::read_as(path, RECORD_BYTES_MAX, NodeRecord::from_json);
     let add = add.iter().map(record).collect::<Result<Vec<_>>>()?;
     let id = |text: &String| {
         let id = Principal::from_text(text).ok().filter(|id| id.to_text() == *text);
@@ -211,8 +208,7 @@ fn complete(summary: &Summary, change: &MembershipChange) -> Result<(), ChangeEr
 }
 
 fn read(path: &Path) -> Result<MembershipChange> {
-    MembershipChange::from_json(&files::read(path, CHANGE_BYTES_MAX)?)
-        .with_context(|| format!("in {}", path.display()))
+    files::read_as(path, CHANGE_BYTES_MAX, MembershipChange::from_json)
 }
 
 fn summary(data: &Path) -> Result<Summary> {

@@ -16,7 +16,7 @@ use std::{
 use consensus::IngressPool;
 use execution::{QueryService, RoundResult};
 use gateway::report::{LONG_STALL_MILLIS, Stall};
-use http_server::metrics::MetricsWriter;
+use http_server::metrics::{MetricsWriter, register};
 use prometheus_client::{
     collector::Collector,
     encoding::DescriptorEncoder,
@@ -32,15 +32,16 @@ const ROUND_SECONDS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 
 /// Counters of the round loop. Clones share them.
 #[derive(Clone)]
 pub(crate) struct RoundMetrics {
-    rounds: Counter,
-    messages: Counter,
+    pub(crate) rounds: Counter,
+    pub(crate) messages: Counter,
     instructions: Counter,
     ingress: Counter,
     verdicts: Counter,
     checkpoints: Counter,
     round_seconds: Histogram,
     checkpoint_seconds: Histogram,
-    skipped: Counter,
+    /// Times execution waited for memory or for the delta log.
+    pub(crate) skipped: Counter,
     height: Arc<AtomicU64>,
     longest_stall_micros: Arc<AtomicU64>,
     long_stall: Arc<Mutex<Option<Stall>>>,
@@ -48,58 +49,31 @@ pub(crate) struct RoundMetrics {
 
 impl RoundMetrics {
     pub(crate) fn new(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            rounds: Counter::default(),
-            messages: Counter::default(),
-            instructions: Counter::default(),
-            ingress: Counter::default(),
-            verdicts: Counter::default(),
-            checkpoints: Counter::default(),
-            round_seconds: Histogram::new(ROUND_SECONDS),
-            checkpoint_seconds: Histogram::new(ROUND_SECONDS),
-            skipped: Counter::default(),
+        let mut counter = |name, help| register(registry, name, help, Counter::default());
+        let rounds = counter("rounds", "Batches executed");
+        let messages = counter("messages_executed", "Canister messages executed");
+        let instructions = counter("instructions_executed", "Instructions of replicated execution");
+        let ingress = counter("ingress_in_blocks", "Ingress messages in blocks");
+        let verdicts = counter("verdicts", "Messages rejected by verdicts of operators");
+        let help = "Times execution waited for memory or for the delta log";
+        let skipped = counter("rounds_skipped", help);
+        let checkpoints = counter("checkpoints", "Checkpoints made");
+        let mut seconds =
+            |name, help| register(registry, name, help, Histogram::new(ROUND_SECONDS));
+        Self {
+            rounds,
+            messages,
+            instructions,
+            ingress,
+            verdicts,
+            checkpoints,
+            round_seconds: seconds("round_seconds", "Time to execute a batch"),
+            checkpoint_seconds: seconds("checkpoint_seconds", "Time to make a checkpoint"),
+            skipped,
             height: Arc::default(),
             longest_stall_micros: Arc::default(),
             long_stall: Arc::default(),
-        };
-        registry.register("rounds", "Batches executed", metrics.rounds.clone());
-        registry.register(
-            "messages_executed",
-            "Canister messages executed",
-            metrics.messages.clone(),
-        );
-        registry.register(
-            "instructions_executed",
-            "Instructions of replicated execution",
-            metrics.instructions.clone(),
-        );
-        registry.register(
-            "ingress_in_blocks",
-            "Ingress messages in blocks",
-            metrics.ingress.clone(),
-        );
-        registry.register(
-            "verdicts",
-            "Messages rejected by verdicts of operators",
-            metrics.verdicts.clone(),
-        );
-        registry.register(
-            "rounds_skipped",
-            "Times execution waited for memory or for the delta log",
-            metrics.skipped.clone(),
-        );
-        registry.register("checkpoints", "Checkpoints made", metrics.checkpoints.clone());
-        registry.register(
-            "round_seconds",
-            "Time to execute a batch",
-            metrics.round_seconds.clone(),
-        );
-        registry.register(
-            "checkpoint_seconds",
-            "Time to make a checkpoint",
-            metrics.checkpoint_seconds.clone(),
-        );
-        metrics
+        }
     }
 
     pub(crate) fn round(&self, batch: &Batch, result: &RoundResult, took: Duration) {
@@ -110,11 +84,6 @@ impl RoundMetrics {
         self.verdicts.inc_by(result.verdicts.len() as u64);
         self.round_seconds.observe(took.as_secs_f64());
         self.height.store(batch.height.0, Ordering::Relaxed);
-    }
-
-    /// Execution waited for memory or for the delta log.
-    pub(crate) fn skipped(&self) {
-        self.skipped.inc();
     }
 
     /// Work waited for this time for a certified round.
@@ -128,17 +97,6 @@ impl RoundMetrics {
         }
     }
 
-    /// Rounds executed since the process started.
-    pub(crate) fn rounds(&self) -> u64 {
-        self.rounds.get()
-    }
-
-    /// Canister messages executed.
-    pub(crate) fn messages(&self) -> u64 {
-        self.messages.get()
-    }
-
-    /// For the status report.
     pub(crate) fn report(&self) -> gateway::report::Rounds {
         gateway::report::Rounds {
             height: self.height.load(Ordering::Relaxed),
@@ -158,7 +116,6 @@ impl RoundMetrics {
     }
 }
 
-/// Sources that are read on a scrape.
 pub(crate) struct Readings {
     pub(crate) watch: Arc<Watch>,
     pub(crate) ingress: Arc<IngressPool>,
@@ -279,7 +236,6 @@ impl Readings {
         Ok(())
     }
 
-    /// Lines of the disk's budget sheet.
     fn disk(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let disk = self.disk.report();
         out.amount("disk_budget_bytes", "The disk budget, 0 without one", disk.budget_bytes)?;
@@ -289,7 +245,7 @@ impl Readings {
         out.amounts("disk_used_bytes", "Taken of the line on disk", used)?;
         let caps = lines().map(|(labels, line)| (labels, line.cap_bytes));
         out.amounts("disk_cap_bytes", "What the line may take on disk", caps)?;
-        out.amount("canisters_max", "Canisters that may exist", self.disk.canisters_max())
+        out.amount("canisters_max", "Canisters that may exist", self.disk.canisters_max)
     }
 
     /// The round under way, stalls, and the node's clock.

@@ -39,7 +39,7 @@ use zeroize::Zeroizing;
 
 use crate::{
     StartSubnet,
-    adapter::{Adapter, Agreement, Identity},
+    adapter::{Adapter, Agreement},
     ahead, allocator,
     clock::{self, NodeClock},
     config::{Config, HTTP_GATEWAY, HttpGateway},
@@ -67,10 +67,7 @@ const WELL_KNOWN_NUMBERS: (u64, u64) = (0, (1 << 28) - 1);
 /// Number of the first canister that asks for no id. The public network's own ids do not come so
 /// far.
 const FIRST_CANISTER: u64 = 0x8000_0000_0010_0000;
-/// The last.
 const LAST_CANISTER: u64 = FIRST_CANISTER + (1 << 20) - 1;
-/// Segment of the block log; a checkpoint deletes whole segments.
-const BLOCK_SEGMENT_BYTES: u64 = 8 << 20;
 /// Time for requests in flight when the node stops.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 /// A round that has not ended by then after the request to stop never may: the process ends without
@@ -163,7 +160,7 @@ fn serve(
         limits.memory_budget_bytes,
         "the kernel may kill workers before a limit of the node is reached",
     )?;
-    let runtime = http_runtime()?;
+    let runtime = http_server::runtime(16).context("starting the HTTP runtime")?;
     let served = serve_on(&runtime, &config, address_file, start, (started, ledger, cgroup, keys));
     // A request that still waits for a worker must not keep the process.
     runtime.shutdown_timeout(SHUTDOWN_GRACE);
@@ -191,7 +188,7 @@ fn serve_on(
     let (stop_tx, stop_rx) = tokio::sync::oneshot::channel();
     let is_serving = Arc::new(AtomicBool::new(false));
     runtime.spawn(take_stop_signal(signals, is_serving.clone(), stop_tx));
-    rules::settle(config, BLOCK_SEGMENT_BYTES, replay)?;
+    rules::settle(config, |config| replay_as(config, Role::Replay))?;
 
     let registry = Arc::new(Mutex::new(Registry::with_prefix("thimble")));
     let opened = open(config, &limits, &ledger, cgroup, keys, &registry, Role::Member(start))?;
@@ -353,25 +350,7 @@ fn open_data_folder(config: &Config) -> Result<Lock> {
     Ok(lock)
 }
 
-/// What HTTP connections and timers run on.
-fn http_runtime() -> Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .max_blocking_threads(16)
-        .thread_stack_size(1 << 20)
-        .thread_keep_alive(Duration::from_secs(10))
-        .enable_all()
-        .build()
-        .context("starting the HTTP runtime")
-}
-
-/// Executes the block log to its end and makes a checkpoint there, by the limits of this
-/// configuration; nothing is served.
-fn replay(config: &Config) -> Result<()> {
-    replay_as(config, Role::Replay)
-}
-
-/// The same in a copy of a data folder, with the given number of threads.
+/// Executes the block log in a copy of a data folder, with the given number of threads.
 pub(crate) fn replay_copy(
     config: &Config,
     threads: u64,
@@ -382,21 +361,8 @@ pub(crate) fn replay_copy(
     replay_as(config, Role::Copy { threads, print, tally: tally.clone() })
 }
 
-/// Height up to which a data folder's batches were executed. The caller holds the folder's lock.
-pub(crate) fn executed_height(data: &Path) -> Result<Height> {
-    rules::executed_height(data, BLOCK_SEGMENT_BYTES)
-}
-
-/// Height of a data folder's newest block, and its time if the block log still has it.
-pub(crate) fn last_block(data: &Path) -> Result<(Height, Option<Time>)> {
-    rules::last_block(data, BLOCK_SEGMENT_BYTES)
-}
-
-/// Heights of the first and the last block above the newest checkpoint of a data folder.
-pub(crate) fn to_be_executed(data: &Path) -> Result<Option<(u64, u64)>> {
-    rules::to_be_executed(data, BLOCK_SEGMENT_BYTES)
-}
-
+/// Executes the block log to its end and makes a checkpoint there, by the limits of this
+/// configuration; nothing is served.
 fn replay_as(config: &Config, role: Role) -> Result<()> {
     let keys = Keys::open_or_create(&config.data_dir.join("keys"))?;
     let limits = Arc::new(config.limits.clone());
@@ -444,7 +410,6 @@ impl ModuleSource for Modules {
 
 type NodeDriver = Driver<Executor, MachineClock, Volume, NodeObserver>;
 
-/// Purpose for which a node is opened.
 enum Role {
     /// To take part: make blocks, alone or with others.
     Member(StartSubnet),
@@ -589,7 +554,8 @@ fn open(
         recovered_at,
         watch: watch.clone(),
         rounds: rounds.clone(),
-        identity: Identity { subnet_id: keys.subnet_id(), node_id: keys.node_id() },
+        subnet_id: keys.subnet_id(),
+        node_id: keys.node_id(),
         disk,
         delta_capacity_bytes: limits.pages.delta_capacity_bytes,
         largest: Mutex::default(),
@@ -671,7 +637,6 @@ fn open_sandbox(
     })?)
 }
 
-/// What the executor knows of its subnet.
 fn executor_config(
     config: &Config,
     limits: &Arc<Limits>,
@@ -718,7 +683,7 @@ fn open_log(data: &Path, executor: &Executor) -> Result<(BlockLog, Height)> {
             "restored the newest checkpoint"
         );
     }
-    let log = BlockLog::open(&data.join("blocks"), BLOCK_SEGMENT_BYTES)?;
+    let log = BlockLog::open(&data.join("blocks"), rules::BLOCK_SEGMENT_BYTES)?;
     let recovered_at = log.last().unwrap_or(height).max(height);
     if recovered_at > height {
         tracing::info!(
@@ -730,7 +695,6 @@ fn open_log(data: &Path, executor: &Executor) -> Result<(BlockLog, Height)> {
     Ok((log, recovered_at))
 }
 
-/// Registers the node's counters and its readings.
 fn register_metrics(
     registry: &Mutex<Registry>,
     watch: &Arc<Watch>,

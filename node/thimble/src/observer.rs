@@ -23,10 +23,8 @@ use crate::{
     watch::Watch, watchdog::Stage,
 };
 
-/// See the module.
 pub(crate) struct NodeObserver {
     pub(crate) watch: Arc<Watch>,
-    /// Set while a checkpoint is made.
     pub(crate) busy: Arc<AtomicBool>,
     pub(crate) waiters: Waiters,
     pub(crate) metrics: RoundMetrics,
@@ -46,7 +44,7 @@ impl Observer<Executor> for NodeObserver {
     }
 
     fn waited_for_memory(&mut self) {
-        self.metrics.skipped();
+        self.metrics.skipped.inc();
     }
 
     fn begins(&mut self, finalised: &FinalisedBatch, ingress_bytes: u64) {
@@ -89,7 +87,7 @@ impl Observer<Executor> for NodeObserver {
         self.busy.store(false, Relaxed);
         if executor.relieved() > self.relieved {
             self.relieved = executor.relieved();
-            self.metrics.skipped();
+            self.metrics.skipped.inc();
         }
         if height.is_some() {
             self.metrics.checkpoint(took);

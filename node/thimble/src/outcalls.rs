@@ -6,17 +6,16 @@ use std::sync::Arc;
 use accounting::{Pool, Reservation};
 use anyhow::{Context as _, Result, bail};
 use consensus::{OpenOutcall, OutcallAnswers};
-use execution::{Executor, QueryService};
+use execution::Executor;
 use ic_principal::Principal;
 use outcalls::{AnswerSink, Client, Service, Transform};
-use state::{CanisterId, Height, NotTransformed, OutcallAnswer, Outcalls};
+use state::{CanisterId, Height, OutcallAnswer, Outcalls};
 
 use crate::config::Config;
 
 /// Copies share everything.
 #[derive(Clone)]
 pub(crate) struct NodeOutcalls {
-    /// Makes requests.
     pub(crate) service: Service,
     /// Brings the members to one answer.
     pub(crate) agreed: Arc<OutcallAnswers>,
@@ -49,8 +48,12 @@ pub(crate) fn open(
     let client = Client::new(config.outcalls.allowed()?).map_err(anyhow::Error::msg);
     let client = client.context("the certificates of outcalls.extra_roots")?;
     let agreed = Arc::new(OutcallAnswers::new(room.clone()));
+    let queries = executor.queries();
+    let transform = move |target: (CanisterId, Height), method: &str, arg: Vec<u8>| {
+        queries.transform(target, method, arg)
+    };
     let parts: (Arc<dyn Transform>, Arc<dyn AnswerSink>) =
-        (Arc::new(Queries(executor.queries())), Arc::new(ToAgreement(agreed.clone())));
+        (Arc::new(transform), Arc::new(ToAgreement(agreed.clone())));
     let service = Service::new(client, parts, (limits.clone(), room), me);
     Ok(Some(NodeOutcalls { service, agreed }))
 }
@@ -63,7 +66,6 @@ pub(crate) fn start(runtime: &tokio::runtime::Runtime, outcalls: Option<&NodeOut
 }
 
 impl NodeOutcalls {
-    /// Sets the outcalls that are open after a round.
     pub(crate) fn set_open(&self, outcalls: &Outcalls) {
         let open = outcalls.open();
         let of_one = |outcall: &state::Outcall| OpenOutcall {
@@ -74,19 +76,6 @@ impl NodeOutcalls {
         let all = open.iter().map(|(id, outcall)| (*id, of_one(outcall)));
         self.agreed.set_open(outcalls.next(), all.collect());
         self.service.set_open(open);
-    }
-}
-
-struct Queries(QueryService);
-
-impl Transform for Queries {
-    fn transform(
-        &self,
-        asked: (CanisterId, Height),
-        method_name: &str,
-        arg: &[u8],
-    ) -> Result<Vec<u8>, NotTransformed> {
-        self.0.transform(asked, method_name, arg)
     }
 }
 

@@ -42,7 +42,6 @@ const REMOVAL_PATIENCE: Duration = Duration::from_secs(3);
 /// Exit status after an interrupt.
 const INTERRUPTED: i32 = 130;
 
-/// Options of `thimble replay`.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) folder: PathBuf,
@@ -52,7 +51,6 @@ pub(crate) struct Options {
     pub(crate) json: bool,
 }
 
-/// One execution of the log.
 #[derive(Debug, Serialize, Deserialize)]
 struct Run {
     threads: u64,
@@ -203,7 +201,7 @@ fn remove_when_interrupted(copy: &Path) {
 fn execute(config: &Config, threads: u64, print: bool) -> Result<Run> {
     let started = Instant::now();
     let copy = &config.data_dir;
-    let Some((first, last)) = node::to_be_executed(copy)? else {
+    let Some((first, last)) = rules::to_be_executed(copy)? else {
         bail!(
             "the log holds no block above the newest checkpoint, so there is nothing to execute \
              again: copy the folder before the node has made a checkpoint, which it does when it \
@@ -212,7 +210,7 @@ fn execute(config: &Config, threads: u64, print: bool) -> Result<Run> {
     };
     let tally = Arc::new(Tally::default());
     let mut reached = None;
-    while let Some((next, _)) = node::to_be_executed(copy)? {
+    while let Some((next, _)) = rules::to_be_executed(copy)? {
         // The round loop may end with a checkpoint before the log does.
         ensure!(
             reached.is_none_or(|reached| next > reached),
@@ -226,7 +224,6 @@ fn execute(config: &Config, threads: u64, print: bool) -> Result<Run> {
     Ok(Run { threads, first, last, compared, seconds: started.elapsed().as_secs_f64() })
 }
 
-/// What was executed so far.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     /// Heights whose root was compared with a recorded one.

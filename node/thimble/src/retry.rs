@@ -15,16 +15,13 @@ use rounds::{DiskProbe, Volume};
 
 /// Wait after the first attempt that failed; it doubles with each further one.
 const FIRST_WAIT: Duration = Duration::from_millis(20);
-/// Longest wait between two attempts.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
 /// A disk with less is full: a page of canister memory and what a file system keeps for itself.
 const FULL_BYTES: u64 = 1 << 20;
 
-/// See the module.
 pub(crate) struct NodeRetryPolicy {
     pool: Arc<IngressPool>,
-    /// Disk of the node's data.
     disk: Box<dyn DiskProbe + Sync>,
     /// Steps that wait now: at most one per thread that executes.
     waiting: Mutex<Vec<LocalFault>>,

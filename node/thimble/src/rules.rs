@@ -30,6 +30,8 @@ use crate::{cli::Settings, config::Config};
 /// Of the rules, which members compare too.
 const VERSION: u32 = execution::RULES_VERSION;
 const KIND: Kind = Kind { name: *b"rules\0\0\0", version: 1, bytes_max: 1 << 20 };
+/// Segment of the block log; a checkpoint deletes whole segments.
+pub(crate) const BLOCK_SEGMENT_BYTES: u64 = 8 << 20;
 /// A small cache is enough to read the height of a checkpoint.
 const CACHE_BYTES: u64 = 1 << 20;
 
@@ -144,11 +146,7 @@ pub(crate) fn recorded_configuration(data_dir: &Path) -> Result<Config> {
 /// configured rules are recorded before anything is executed by them. `replay` executes the log to
 /// its end, under the configuration it is given, and makes a checkpoint there. Nothing of the node
 /// is open meanwhile.
-pub(crate) fn settle(
-    config: &Config,
-    segment_bytes: u64,
-    mut replay: impl FnMut(&Config) -> Result<()>,
-) -> Result<()> {
+pub(crate) fn settle(config: &Config, mut replay: impl FnMut(&Config) -> Result<()>) -> Result<()> {
     let slot = slot(&config.data_dir);
     let configured = Rules::from_config(config)?;
     let write = |rules: &Rules| -> Result<()> { Ok(slot.write(&serde_json::to_vec(rules)?)?) };
@@ -159,7 +157,7 @@ pub(crate) fn settle(
         return if recorded.limits == configured.limits { Ok(()) } else { write(&configured) };
     }
     let differences = recorded.differences(&configured);
-    if let Some((first, last)) = to_be_executed(&config.data_dir, segment_bytes)? {
+    if let Some((first, last)) = to_be_executed(&config.data_dir)? {
         if recorded.version != VERSION {
             bail!(
                 "blocks {first} to {last} were executed by rules of version {} (Thimble {}) and \
@@ -189,7 +187,7 @@ pub(crate) fn settle(
         let mut begun = first;
         replay(&before)?;
         // The round loop may end with a checkpoint before the log does.
-        while let Some((first, last)) = to_be_executed(&config.data_dir, segment_bytes)? {
+        while let Some((first, last)) = to_be_executed(&config.data_dir)? {
             if first <= begun {
                 bail!(
                     "blocks {first} to {last} are still above the newest checkpoint; start the \
@@ -205,25 +203,27 @@ pub(crate) fn settle(
     Ok(())
 }
 
-/// Heights of the first and the last block above the newest checkpoint, if there are any.
-pub(crate) fn to_be_executed(data: &Path, segment_bytes: u64) -> Result<Option<(u64, u64)>> {
-    statesync::complete_install(data)?;
-    let store = StateStore::open(&data.join("state"), CACHE_BYTES)?;
-    let height = store.load()?.map_or(Height(0), |checkpoint| checkpoint.height);
-    let log = BlockLog::open(&data.join("blocks"), segment_bytes)?;
-    Ok(log.last().filter(|last| *last > height).map(|last| (height.0 + 1, last.0)))
-}
-
-/// Height up to which batches were executed: that of the newest checkpoint, or the last one in the
-/// block log with an outcome.
-pub(crate) fn executed_height(data: &Path, segment_bytes: u64) -> Result<Height> {
-    if ["state", "blocks"].iter().all(|folder| !data.join(folder).is_dir()) {
-        return Ok(Height(0));
-    }
+/// The block log of a data folder, and the height of its newest checkpoint.
+fn open_log(data: &Path) -> Result<(BlockLog, Height)> {
     statesync::complete_install(data)?;
     let store = StateStore::open(&data.join("state"), CACHE_BYTES)?;
     let checkpoint = store.load()?.map_or(Height(0), |checkpoint| checkpoint.height);
-    let log = BlockLog::open(&data.join("blocks"), segment_bytes)?;
+    Ok((BlockLog::open(&data.join("blocks"), BLOCK_SEGMENT_BYTES)?, checkpoint))
+}
+
+/// Heights of the first and the last block above the newest checkpoint, if there are any.
+pub(crate) fn to_be_executed(data: &Path) -> Result<Option<(u64, u64)>> {
+    let (log, checkpoint) = open_log(data)?;
+    Ok(log.last().filter(|last| *last > checkpoint).map(|last| (checkpoint.0 + 1, last.0)))
+}
+
+/// Height up to which batches were executed: that of the newest checkpoint, or the last one in the
+/// block log with an outcome. The caller holds the folder's lock.
+pub(crate) fn executed_height(data: &Path) -> Result<Height> {
+    if ["state", "blocks"].iter().all(|folder| !data.join(folder).is_dir()) {
+        return Ok(Height(0));
+    }
+    let (log, checkpoint) = open_log(data)?;
     let mut executed = checkpoint;
     let mut replay = log.read_from(checkpoint);
     while let Some(logged) = replay.next_block()? {
@@ -235,11 +235,8 @@ pub(crate) fn executed_height(data: &Path, segment_bytes: u64) -> Result<Height>
 }
 
 /// Height of the newest block, and its time if the block log still has it.
-pub(crate) fn last_block(data: &Path, segment_bytes: u64) -> Result<(Height, Option<Time>)> {
-    statesync::complete_install(data)?;
-    let store = StateStore::open(&data.join("state"), CACHE_BYTES)?;
-    let checkpoint = store.load()?.map_or(Height(0), |checkpoint| checkpoint.height);
-    let log = BlockLog::open(&data.join("blocks"), segment_bytes)?;
+pub(crate) fn last_block(data: &Path) -> Result<(Height, Option<Time>)> {
+    let (log, checkpoint) = open_log(data)?;
     let Some(last) = log.last().filter(|last| *last >= checkpoint) else {
         return Ok((checkpoint, None));
     };
@@ -263,8 +260,6 @@ mod tests {
     use super::*;
     use crate::cli::Settings;
 
-    const SEGMENT_BYTES: u64 = 1 << 20;
-
     fn config(data: &Path, memory: &str) -> Config {
         let settings = Settings {
             memory: Some(memory.into()),
@@ -275,18 +270,18 @@ mod tests {
     }
 
     fn settled(config: &Config) -> Result<()> {
-        settle(config, SEGMENT_BYTES, |_| panic!("nothing is to be executed"))
+        settle(config, |_| panic!("nothing is to be executed"))
     }
 
     #[test]
     fn heights_with_an_outcome_or_below_a_checkpoint_were_executed() {
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path();
-        let executed = || executed_height(data, SEGMENT_BYTES).unwrap().0;
+        let executed = || executed_height(data).unwrap().0;
         assert_eq!(executed(), 0);
         add_block(data, 1);
         assert_eq!(executed(), 0, "the block waits for its execution");
-        let log = BlockLog::open(&data.join("blocks"), SEGMENT_BYTES);
+        let log = BlockLog::open(&data.join("blocks"), BLOCK_SEGMENT_BYTES);
         log.unwrap().append_outcome(Height(1), [1; 32], &[]).unwrap();
         add_block(data, 2);
         assert_eq!(executed(), 1);
@@ -304,7 +299,10 @@ mod tests {
             agreed: None,
             queries: None,
         };
-        BlockLog::open(&data.join("blocks"), SEGMENT_BYTES).unwrap().append_block(&block).unwrap();
+        BlockLog::open(&data.join("blocks"), BLOCK_SEGMENT_BYTES)
+            .unwrap()
+            .append_block(&block)
+            .unwrap();
     }
 
     /// What executing the log leaves: a checkpoint above it.
@@ -337,16 +335,16 @@ mod tests {
         settled(&large).unwrap();
         // A replay that ends before its checkpoint changes nothing.
         for _ in 0..2 {
-            let ended = settle(&small, SEGMENT_BYTES, |before| {
+            let ended = settle(&small, |before| {
                 assert_eq!(before.limits, large.limits);
                 anyhow::bail!("cut off")
             });
             assert!(ended.is_err());
         }
-        assert!(settle(&small, SEGMENT_BYTES, |_| Ok(())).is_err(), "the blocks are still there");
+        assert!(settle(&small, |_| Ok(())).is_err(), "the blocks are still there");
         // With the checkpoint and without the new rules: the old ones apply, with nothing to
         // execute.
-        let cut = settle(&small, SEGMENT_BYTES, |_| {
+        let cut = settle(&small, |_| {
             checkpoint(data, 1);
             anyhow::bail!("cut off")
         });

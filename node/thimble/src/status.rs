@@ -14,7 +14,6 @@ use gateway::report::{CANISTERS_MAX, Level, Report, Subnet};
 /// Canisters printed; the report itself has more.
 const CANISTERS_SHOWN: usize = 8;
 
-/// Fetches and prints.
 pub(crate) fn run(address: SocketAddr, json: bool) -> Result<()> {
     ask::print(address, "--address", json, text)
 }
@@ -147,7 +146,6 @@ fn rounds(out: &mut String, report: &Report) {
     );
 }
 
-/// Disk usage, line by line.
 fn disk(out: &mut String, report: &Report) {
     let disk = &report.disk;
     let budget = match disk.budget_bytes {

@@ -8,38 +8,30 @@
 //! operator must give the same verdict; otherwise the roots of their nodes differ and the minority
 //! stops. A verdict on a batch that was executed before has no effect.
 
-use std::{collections::BTreeMap, fs, io::ErrorKind, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
 use anyhow::{Context, Result, bail, ensure};
 use ic_principal::Principal;
 use state::{Fault, Height};
 
 use crate::{
-    keys::{self, files::try_lock},
-    node,
+    keys::{self, files},
+    rules,
 };
 
-/// The file in the data folder.
 const FILE: &str = "verdicts.txt";
-/// Verdicts that the file may hold.
 const VERDICTS_MAX: usize = 1024;
 /// Largest ordinal that `thimble reject` takes: each message counts a million instructions, and no
 /// round has as many.
 const ORDINAL_MAX: u64 = 999_999;
 
-/// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verdicts(BTreeMap<Height, Vec<Fault>>);
 
 impl Verdicts {
-    /// Those of a data folder.
     pub(crate) fn read(data_dir: &Path) -> Result<Self> {
         let path = data_dir.join(FILE);
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self::default()),
-            Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
-        };
+        let Some(text) = files::read_text(&path)? else { return Ok(Self::default()) };
         let mut verdicts = Self::default();
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             verdicts
@@ -152,8 +144,8 @@ pub(crate) fn reject(data_dir: &Path, height: u64, canister: &str, ordinal: u64)
 /// Height up to which a folder's batches were executed; `None` where its node runs, or the folder
 /// cannot be read: a verdict must not depend on that.
 fn executed_height(data_dir: &Path) -> Result<Option<Height>> {
-    let Some(_lock) = try_lock(data_dir)? else { return Ok(None) };
-    match node::executed_height(data_dir) {
+    let Some(_lock) = files::try_lock(data_dir)? else { return Ok(None) };
+    match rules::executed_height(data_dir) {
         Ok(height) => Ok(Some(height)),
         Err(error) => {
             eprintln!("thimble: warning: whether the height was executed is not known: {error:#}");
@@ -166,7 +158,7 @@ fn executed_height(data_dir: &Path) -> Result<Option<Height>> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::{fs, os::unix::fs::PermissionsExt as _};
 
     use consensus::{BlockLog, FinalisedBlock};
     use execution::ExecutorConfig;
@@ -210,7 +202,7 @@ mod tests {
         // The block is there and waits for its execution.
         reject(dir.path(), 2, "aaaaa-aa", 0).unwrap();
         // A node that runs knows better.
-        let lock = try_lock(dir.path()).unwrap().unwrap();
+        let lock = files::try_lock(dir.path()).unwrap().unwrap();
         reject(dir.path(), 1, "aaaaa-aa", 0).unwrap();
         drop(lock);
         assert!(reject(dir.path(), 9, "aaaaa-aa", ORDINAL_MAX + 1).is_err());

@@ -22,7 +22,6 @@ use crate::{clock::NodeClock, watchdog::Watchdog};
 /// The role of a compile child, as the report names it.
 const COMPILER: &str = "compiler";
 
-/// See the module.
 pub(crate) struct Watch {
     // Interfaces.
     pub(crate) ledger: Ledger,
@@ -40,7 +39,6 @@ pub(crate) struct Watch {
     program: Mutex<Option<Observation>>,
 }
 
-/// Memory of all processes at a moment.
 pub(crate) struct Reading {
     /// Node, workers, compilers, in this order.
     pub(crate) processes: Vec<report::Process>,

@@ -28,7 +28,6 @@ const SUSPECT_AFTER: Duration = Duration::from_secs(5);
 pub(crate) enum Stage {
     /// Executes a batch and records its outcome.
     Round,
-    /// Makes a checkpoint.
     Checkpoint,
 }
 
@@ -39,21 +38,16 @@ struct Active {
     since: Instant,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Watchdog {
     running: RunningMessages,
-    data_dir: PathBuf,
+    pub(crate) data_dir: PathBuf,
     active: Mutex<Option<Active>>,
 }
 
 impl Watchdog {
     pub(crate) fn new(running: RunningMessages, data_dir: &Path) -> Self {
         Self { running, data_dir: data_dir.to_owned(), active: Mutex::default() }
-    }
-
-    pub(crate) fn data_dir(&self) -> &Path {
-        &self.data_dir
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Active>> {
@@ -68,7 +62,6 @@ impl Watchdog {
         *self.lock() = None;
     }
 
-    /// The current stage and how long it has lasted.
     pub(crate) fn active(&self, now: Instant) -> Option<(Stage, Height, Duration)> {
         let active = (*self.lock())?;
         Some((active.stage, active.height, now.saturating_duration_since(active.since)))
@@ -145,10 +138,8 @@ pub(crate) struct StallLog {
     logged: Option<(Stage, Height, Duration)>,
 }
 
-/// An event to log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StallEvent {
-    /// Not ended yet.
     Lasts(Stall),
     /// One that was logged has ended.
     Ended(Stage, Height),

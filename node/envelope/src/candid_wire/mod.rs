@@ -23,7 +23,7 @@ use ic_principal::Principal;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-pub use table::label;
+pub use table::{Reader, label};
 use walk::Walk;
 
 /// Bytes of the header: magic, type table, types of the arguments.

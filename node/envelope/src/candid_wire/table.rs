@@ -60,11 +60,13 @@ pub(super) struct Fields {
     pub(super) end: usize,
 }
 
-/// Reads bytes in order.
+/// Reads a message from its beginning on.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reader<'a> {
-    pub(super) bytes: &'a [u8],
-    pub(super) at: usize,
+pub struct Reader<'a> {
+    /// The message.
+    pub bytes: &'a [u8],
+    /// Bytes that were read.
+    pub at: usize,
 }
 
 impl<'a> Reader<'a> {
@@ -72,7 +74,11 @@ impl<'a> Reader<'a> {
         Refusal::Invalid { at: self.at, what }
     }
 
-    pub(super) fn take(&mut self, length: u64) -> Result<&'a [u8], Refusal> {
+    /// The next `length` bytes.
+    ///
+    /// # Errors
+    /// When the message has fewer.
+    pub fn take(&mut self, length: u64) -> Result<&'a [u8], Refusal> {
         let end = usize::try_from(length).ok().and_then(|length| self.at.checked_add(length));
         let taken = end.and_then(|end| self.bytes.get(self.at..end));
         let taken = taken.ok_or_else(|| self.invalid(CUT_OFF))?;
@@ -80,7 +86,11 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    pub(super) fn byte(&mut self) -> Result<u8, Refusal> {
+    /// The next byte.
+    ///
+    /// # Errors
+    /// When the message has none.
+    pub fn byte(&mut self) -> Result<u8, Refusal> {
         let byte = self.bytes.get(self.at).copied();
         let byte = byte.ok_or_else(|| self.invalid(CUT_OFF))?;
         self.at += 1;
@@ -88,7 +98,10 @@ impl<'a> Reader<'a> {
     }
 
     /// A length, a count, an index or a label.
-    pub(super) fn unsigned(&mut self) -> Result<u64, Refusal> {
+    ///
+    /// # Errors
+    /// When it has more than 64 bits, or is cut off.
+    pub fn unsigned(&mut self) -> Result<u64, Refusal> {
         let mut number = 0_u64;
         for shift in (0..70).step_by(7) {
             let byte = self.byte()?;
@@ -106,7 +119,10 @@ impl<'a> Reader<'a> {
     }
 
     /// The code or index of a type, which is small.
-    fn signed(&mut self) -> Result<i64, Refusal> {
+    ///
+    /// # Errors
+    /// When it has more than 35 bits, or is cut off.
+    pub fn signed(&mut self) -> Result<i64, Refusal> {
         let mut number = 0_i64;
         for shift in (0..35).step_by(7) {
             let byte = self.byte()?;
@@ -119,7 +135,11 @@ impl<'a> Reader<'a> {
         Err(self.invalid("the code of a type has more than 35 bits"))
     }
 
-    pub(super) fn count(&mut self, most: usize, what: &'static str) -> Result<usize, Refusal> {
+    /// A number of `what`.
+    ///
+    /// # Errors
+    /// When there are more than `most`, or the number cannot be read.
+    pub fn count(&mut self, most: usize, what: &'static str) -> Result<usize, Refusal> {
         let found = self.unsigned()?;
         let most_found = most as u64;
         usize::try_from(found)

@@ -16,11 +16,8 @@ use super::{
     reply::{self, Streaming, Token},
     request::BrowserRequest,
     request_memory::{BodyReservation, ConnectionQuota, ReplyReservation},
-    respond::{self, Head, ResponseGuard},
-    verify::{
-        self, BodyHasher, BodyHashes, CertifiedContent, VerificationContext, VerificationError,
-        VerifiedScope,
-    },
+    respond::{Head, ResponseGuard, guard_response, invalid_response},
+    verify::{self, CertifiedContent, VerificationContext, VerificationError, VerifiedScope},
 };
 use crate::{
     api::{NO_QUERY_WORKER, Outcome, PublicMetadata, QUERY_OVERDUE},
@@ -43,12 +40,10 @@ pub(super) struct Exchange {
     pub(super) quota: Arc<ConnectionQuota>,
     pub(super) target: Target,
     pub(super) request: Arc<BrowserRequest>,
-    /// The room of its body.
     pub(super) body: Option<BodyReservation>,
     pub(super) place: RequestPermit,
 }
 
-/// A canister's response.
 pub(super) struct Reply {
     pub(super) head: Head,
     pub(super) body: Bytes,
@@ -57,14 +52,18 @@ pub(super) struct Reply {
     pub(super) streaming: Option<Streaming>,
 }
 
-/// A piece of one that a callback gives.
+/// A piece of one.
 pub(super) struct Piece {
     pub(super) body: Bytes,
     pub(super) share: Arc<ReplyReservation>,
-    pub(super) next: Option<Token>,
 }
 
-/// A question to the canister.
+impl From<Reply> for Piece {
+    fn from(reply: Reply) -> Self {
+        Self { body: reply.body, share: reply.share }
+    }
+}
+
 #[derive(Clone, Copy)]
 pub(super) enum ReplySource<'a> {
     Request(&'a BrowserRequest),
@@ -73,7 +72,6 @@ pub(super) enum ReplySource<'a> {
     Update(&'a RequestId),
 }
 
-/// How the answer is used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReplyUse {
     /// It is written; this number of bytes is expected, 0 where that is not known.
@@ -86,7 +84,7 @@ impl Exchange {
     /// Asks the canister and makes the response.
     pub(super) async fn run(mut self) -> HttpResult<Response<Outgoing>> {
         let request = self.request.clone();
-        let reply = self.ask(&request, ReplyUse::Written(0)).await?;
+        let reply = self.reply(ReplySource::Request(&request), ReplyUse::Written(0)).await?;
         if reply.upgrade {
             drop((reply, request));
             let reply = self.update().await?;
@@ -114,13 +112,8 @@ impl Exchange {
         let parts = reply.head.parts(verified.as_ref())?;
         reply.share.settle();
         let hold: ResponseGuard = Arc::new((reply.share, self.place));
-        let body = respond::guard_bytes(reply.body, hold.clone());
-        Ok(respond::guard_response(parts, Outgoing::Whole(Full::new(body)), hold))
-    }
-
-    /// Asks the canister as a query.
-    pub(super) async fn ask(&self, request: &BrowserRequest, wants: ReplyUse) -> HttpResult<Reply> {
-        self.reply(ReplySource::Request(request), wants).await
+        let body = with_reservation(reply.body, hold.clone());
+        Ok(guard_response(parts, Outgoing::Whole(Full::new(body)), hold))
     }
 
     /// A response, to whatever was asked.
@@ -132,7 +125,7 @@ impl Exchange {
         let bounds = self.web.header_bounds();
         let (bytes, share, (reply, head)) = self
             .in_room(question, wants, |bytes| {
-                let mut reply = reply::http(bytes, bounds).map_err(respond::invalid_response)?;
+                let mut reply = reply::http(bytes, bounds).map_err(invalid_response)?;
                 let head = Head::new(reply.status, std::mem::take(&mut reply.headers))?;
                 let beside = head.held_bytes();
                 Ok(((reply, head), beside))
@@ -142,20 +135,21 @@ impl Exchange {
         Ok(Reply { head, body, share, upgrade: reply.upgrade, streaming: reply.streaming })
     }
 
-    /// A piece of a response. One that is empty is the last.
+    /// A piece of a response that a callback gives, and the token of the next one. A piece that is
+    /// empty is the last.
     pub(super) async fn piece(
         &self,
         method: &str,
         token: &Token,
         wants: ReplyUse,
-    ) -> HttpResult<Piece> {
+    ) -> HttpResult<(Piece, Option<Token>)> {
         let question = ReplySource::Piece(method, token);
-        let read = |bytes: &[u8]| Ok((reply::chunk(bytes).map_err(respond::invalid_response)?, 0));
+        let read = |bytes: &[u8]| Ok((reply::chunk(bytes).map_err(invalid_response)?, 0));
         let (bytes, share, chunk) = self.in_room(question, wants, read).await?;
         if chunk.body.is_empty() && chunk.token.is_some() {
-            return Err(respond::invalid_response("a piece of it is empty and names a next one"));
+            return Err(invalid_response("a piece of it is empty and names a next one"));
         }
-        Ok(Piece { body: bytes.slice(chunk.body), share, next: chunk.token })
+        Ok((Piece { body: bytes.slice(chunk.body), share }, chunk.token))
     }
 
     /// Asks as soon as there is room. Where there is no room to keep the reply, the reply is
@@ -191,7 +185,7 @@ impl Exchange {
              was no room for it within the limit http_gateway.requests_bytes = {}",
             self.web.limits.requests_bytes
         );
-        Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "http_requests", message, 1))
+        Err(ErrorResponse::unavailable("http_requests", message))
     }
 
     /// The answer, in the room that was taken for it, and what it takes.
@@ -217,7 +211,7 @@ impl Exchange {
         };
         let (node, share, started) = (service.node.clone(), share.clone(), Instant::now());
         let most = self.web.rooms.reply_bytes();
-        let wait = service.query_wait;
+        let wait = service.config.queries.wait;
         let asked = service.on_thread(JobKind::Query(canister), move || {
             let reply = node.query(query).map_err(|reject| not_executed(&reject, wait))?;
             guard_reply(reply, share, most)
@@ -229,11 +223,10 @@ impl Exchange {
             }
             refused
         })?;
-        service.latencies.record_query(started.elapsed());
+        service.config.latencies.record_query(started.elapsed());
         answer
     }
 
-    /// Outcome of an update call.
     fn kept_answer(
         &self,
         id: &RequestId,
@@ -244,7 +237,7 @@ impl Exchange {
                 guard_reply(reply, share.clone(), self.web.rooms.reply_bytes())
             }
             Some(Outcome::Rejected(reject)) => Err(rejected(&reject)),
-            Some(Outcome::Done) | None => Err(respond::invalid_response(format!(
+            Some(Outcome::Done) | None => Err(invalid_response(format!(
                 "the node keeps it no longer, or has no room for it within the limit \
                  subnet.ingress_history_bytes = {}",
                 self.web.ingress_history_bytes
@@ -253,19 +246,16 @@ impl Exchange {
     }
 
     pub(super) fn check_argument(&self, argument: &[u8]) -> HttpResult<()> {
-        let limit = self.web.service.call_bytes;
-        if argument.len() as u64 <= limit {
+        let limit = self.web.service.config.call_bytes;
+        let bytes = argument.len() as u64;
+        if bytes <= limit {
             return Ok(());
         }
-        Err(ErrorResponse::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "message_payload_bytes",
-            format!(
-                "body, URL and headers of the request make an argument of {} bytes, over the limit \
-                 subnet.message_payload_bytes = {limit}",
-                argument.len()
-            ),
-        ))
+        let message = format!(
+            "body, URL and headers of the request make an argument of {bytes} bytes, over the \
+             limit subnet.message_payload_bytes = {limit}"
+        );
+        Err(ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, "message_payload_bytes", message))
     }
 
     /// Looks at the certificate of a response to this request.
@@ -314,33 +304,6 @@ impl Exchange {
         judged.await?.map(Some).map_err(|unverified| self.not_verified(unverified))
     }
 
-    /// The same of a body that was read before.
-    pub(super) fn verify_hashes(
-        &self,
-        certified: &CertifiedContent,
-        hashes: &BodyHashes,
-    ) -> HttpResult<VerifiedScope> {
-        certified.verify_body(hashes).map_err(|unverified| self.not_verified(unverified))
-    }
-
-    /// Hashes a piece.
-    pub(super) async fn hash(
-        &self,
-        mut hasher: BodyHasher,
-        bytes: Bytes,
-    ) -> HttpResult<BodyHasher> {
-        self.on_thread(move || {
-            hasher.update(&bytes);
-            hasher
-        })
-        .await
-    }
-
-    /// The refusal of an update call that was not admitted.
-    pub(super) fn not_executed(&self, reject: &Reject) -> ErrorResponse {
-        not_executed(reject, self.web.service.query_wait)
-    }
-
     /// Runs work in the places where responses are verified.
     pub(super) async fn on_thread<T: Send + 'static>(
         &self,
@@ -349,7 +312,7 @@ impl Exchange {
         self.web.service.on_places(&self.web.verify, work).await
     }
 
-    fn not_verified(&self, unverified: VerificationError) -> ErrorResponse {
+    pub(super) fn not_verified(&self, unverified: VerificationError) -> ErrorResponse {
         let canister = self.target.canister;
         let message = format!(
             "the response of {canister} could not be verified: {unverified}. A canister's \
@@ -381,7 +344,7 @@ fn guard_reply(
 ) -> HttpResult<(Bytes, u64)> {
     let capacity = reply.capacity() as u64;
     if capacity > most {
-        return Err(respond::invalid_response(format!(
+        return Err(invalid_response(format!(
             "it takes {capacity} bytes, and {most} are there for the limit \
              subnet.message_payload_bytes"
         )));
@@ -392,7 +355,7 @@ fn guard_reply(
 /// The answer to an update call is certified as it is: nothing that follows it would be.
 fn refuse_more(reply: &Reply) -> HttpResult<()> {
     if reply.streaming.is_some() || reply.head.status == StatusCode::PARTIAL_CONTENT {
-        return Err(respond::invalid_response(
+        return Err(invalid_response(
             "it answers an update call and continues after the reply, which is not certified",
         ));
     }
@@ -412,14 +375,14 @@ fn has_no_newer(metadata: &PublicMetadata) -> bool {
 }
 
 /// The reject of a query, or of the check of a call.
-fn not_executed(reject: &Reject, wait: Duration) -> ErrorResponse {
+pub(super) fn not_executed(reject: &Reject, wait: Duration) -> ErrorResponse {
     match reject.error_code {
         NO_QUERY_WORKER => no_query_worker(wait, StatusCode::SERVICE_UNAVAILABLE),
         _ => rejected(reject),
     }
 }
 
-pub(super) fn rejected(reject: &Reject) -> ErrorResponse {
+fn rejected(reject: &Reject) -> ErrorResponse {
     let message = format!(
         "the canister did not answer: {} (reject code {}, {})",
         reject.message, reject.code as u64, reject.error_code
@@ -431,9 +394,7 @@ pub(super) fn rejected(reject: &Reject) -> ErrorResponse {
         RejectCode::DestinationInvalid => {
             ErrorResponse::new(StatusCode::NOT_FOUND, "canister_rejects", message)
         }
-        RejectCode::SysTransient => {
-            ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "canister_rejects", message, 1)
-        }
+        RejectCode::SysTransient => ErrorResponse::unavailable("canister_rejects", message),
         _ => ErrorResponse::new(StatusCode::BAD_GATEWAY, "canister_rejects", message),
     }
 }

@@ -12,15 +12,12 @@
 use hyper::{HeaderMap, Method, Uri, header};
 use ic_principal::Principal;
 
-/// The parameter of the query.
 const PARAMETER: &str = "canisterId";
 /// The longest name that the domain name system has.
 const HOST_BYTES_MAX: usize = 253;
 
-/// Target of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// The canister that is asked.
     pub(crate) canister: Principal,
     /// Whether its response is passed on as it is.
     pub(crate) raw: bool,
@@ -37,7 +34,6 @@ pub(crate) enum NoTarget {
     NoId,
 }
 
-/// Finds the canister of a request.
 pub(crate) fn target(uri: &Uri, headers: &HeaderMap) -> Result<Target, NoTarget> {
     let host = host(uri, headers).unwrap_or_default();
     if let Some(target) = of_host(&host) {

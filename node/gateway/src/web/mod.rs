@@ -91,7 +91,6 @@ pub(crate) struct Web {
     ingress_history_bytes: u64,
     // Permits.
     requests: Arc<Semaphore>,
-    /// Long responses.
     streams: Arc<Semaphore>,
     /// Where responses are verified: apart from envelopes, which other clients wait for.
     verify: Arc<JobQueue>,
@@ -105,9 +104,9 @@ impl Web {
     pub(crate) fn new(service: Arc<Service>, config: HttpGatewayConfig) -> Self {
         let HttpGatewayConfig { limits, requests: pool, ingress_history_bytes, .. } = config;
         let requests = Arc::new(Semaphore::new(permits(limits.requests_in_flight)));
-        let rooms = Arc::new(RequestMemory::new(&limits, service.call_bytes, pool));
-        let streams = Arc::new(Semaphore::new(permits(rooms.parts().streams)));
-        let verify = JobQueue::new(permits(service.verify_threads.div_ceil(VERIFY_PART)));
+        let rooms = Arc::new(RequestMemory::new(&limits, service.config.call_bytes, pool));
+        let streams = Arc::new(Semaphore::new(permits(rooms.parts.streams)));
+        let verify = JobQueue::new(permits(service.config.verify_threads.div_ceil(VERIFY_PART)));
         Self {
             service,
             limits,
@@ -181,9 +180,7 @@ impl Web {
 
 /// A request that passed the checks before its body is read.
 enum Admission {
-    /// It was answered by them.
     Answered(Response<Outgoing>),
-    /// It is to be served.
     Served { target: Target, place: OwnedSemaphorePermit, room: BodyReservation },
 }
 
@@ -268,16 +265,11 @@ fn no_worker(target: &Target) -> ErrorResponse {
 fn no_target(none: NoTarget) -> ErrorResponse {
     let how = "open http://<canister id>.localhost:<port>/, or http://localhost:<port>/ with \
                ?canisterId=<canister id>";
-    match none {
-        NoTarget::Unnamed => ErrorResponse::bad_request(
-            "no_canister",
-            format!("the address names no canister; {how}"),
-        ),
-        NoTarget::NoId => ErrorResponse::bad_request(
-            "no_canister",
-            format!("canisterId is no canister's id; {how}"),
-        ),
-    }
+    let why = match none {
+        NoTarget::Unnamed => "the address names no canister",
+        NoTarget::NoId => "canisterId is no canister's id",
+    };
+    ErrorResponse::bad_request("no_canister", format!("{why}; {how}"))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use envelope::candid_wire::label as field;
+use envelope::candid_wire::{self, Refusal, label as field};
 use ic_principal::Principal;
 use thiserror::Error;
 
@@ -47,39 +47,40 @@ const PRINCIPAL: i64 = -24;
 /// Why a reply is invalid. Sent to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(crate) enum BadReply {
-    /// It is cut off, or no Candid at all.
     #[error("it is no Candid message")]
     Malformed,
-    /// Too many types, fields or values, or too deep.
     #[error(
         "it has more than {TYPES_MAX} types, {FIELDS_MAX} fields, {STEPS_MAX} values or {DEPTH_MAX} \
          levels, or a method's name of more than {METHOD_BYTES_MAX} bytes"
     )]
     TooComplex,
-    /// A field of another type than the protocol's.
     #[error("its field `{0}` is missing or of another type than the HTTP gateway protocol says")]
     Field(&'static str),
-    /// More header lines than allowed.
     #[error("it has more header lines than the limit http_gateway.response_headers = {0}")]
     Headers(u64),
-    /// Longer headers than allowed.
     #[error(
         "its headers are longer than the limit http_gateway.response_header_bytes = {0} allows"
     )]
     HeaderBytes(u64),
-    /// A streaming token that is too long to be sent back.
     #[error("its streaming token and the types of it have more than {TOKEN_BYTES_MAX} bytes")]
     Token,
 }
 
-/// Bounds of the headers.
+impl From<Refusal> for BadReply {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::TooMany { .. } => Self::TooComplex,
+            _ => Self::Malformed,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeaderBounds {
     pub(crate) lines: u64,
     pub(crate) bytes: u64,
 }
 
-/// `HttpResponse`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct HttpReply {
     pub(crate) status: u16,
@@ -90,7 +91,6 @@ pub(crate) struct HttpReply {
     pub(crate) streaming: Option<Streaming>,
 }
 
-/// `StreamingStrategy`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Streaming {
     pub(crate) canister: Principal,
@@ -148,7 +148,7 @@ pub(crate) fn http(bytes: &[u8], bounds: HeaderBounds) -> Result<HttpReply, BadR
         let (name, kind) = reader.field(fields, number)?;
         match name {
             STATUS_CODE if kind == NAT16 => {
-                let bytes = reader.take(2)?;
+                let bytes = reader.message.take(2)?;
                 status = bytes.first_chunk().map(|bytes| u16::from_le_bytes(*bytes));
             }
             HEADERS => headers = Some(reader.headers(kind, bounds)?),
@@ -188,10 +188,8 @@ pub(crate) fn chunk(bytes: &[u8]) -> Result<Chunk, BadReply> {
 }
 
 struct Reader<'a> {
-    bytes: &'a [u8],
-    at: usize,
+    message: candid_wire::Reader<'a>,
     types: Vec<Type>,
-    /// Of all types.
     fields: Vec<(u32, i64)>,
     /// Position of the type table.
     table: Range<usize>,
@@ -199,51 +197,50 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Reads the type table.
     fn new(bytes: &'a [u8]) -> Result<Self, BadReply> {
-        let mut reader =
-            Self { bytes, at: 0, types: Vec::new(), fields: Vec::new(), table: 0..0, steps: 0 };
-        if reader.take(4)? != b"DIDL" {
+        let message = candid_wire::Reader { bytes, at: 0 };
+        let (types, fields) = (Vec::new(), Vec::new());
+        let mut reader = Self { message, types, fields, table: 0..0, steps: 0 };
+        if reader.message.take(4)? != b"DIDL" {
             return Err(BadReply::Malformed);
         }
-        let begin = reader.at;
+        let begin = reader.message.at;
         let count = reader.count(TYPES_MAX)?;
         for _ in 0..count {
             let kind = reader.kind()?;
             reader.types.push(kind);
         }
-        reader.table = begin..reader.at;
+        reader.table = begin..reader.message.at;
         Ok(reader)
     }
 
     fn kind(&mut self) -> Result<Type, BadReply> {
-        Ok(match self.signed()? {
-            OPT => Type::Opt(self.signed()?),
-            VEC => Type::Vec(self.signed()?),
+        Ok(match self.message.signed()? {
+            OPT => Type::Opt(self.message.signed()?),
+            VEC => Type::Vec(self.message.signed()?),
             RECORD => Type::Record(self.fields()?),
             VARIANT => Type::Variant(self.fields()?),
             FUNC => {
                 // Arguments, results and annotations, which are single bytes.
                 for _ in 0..2 {
                     for _ in 0..self.count(FIELDS_MAX)? {
-                        self.signed()?;
+                        self.message.signed()?;
                     }
                 }
                 let annotations = self.count(FIELDS_MAX)?;
-                self.take(annotations)?;
+                self.message.take(annotations as u64)?;
                 Type::Func
             }
             SERVICE => {
                 for _ in 0..self.count(FIELDS_MAX)? {
                     let name = self.count(METHOD_BYTES_MAX)?;
-                    self.take(name)?;
-                    self.signed()?;
+                    self.message.take(name as u64)?;
+                    self.message.signed()?;
                 }
                 Type::Service
             }
             future if future < PRINCIPAL => {
-                let length = self.length()?;
-                self.take(length)?;
+                self.bytes()?;
                 Type::Future
             }
             _ => return Err(BadReply::Malformed),
@@ -257,14 +254,13 @@ impl<'a> Reader<'a> {
             return Err(BadReply::TooComplex);
         }
         for _ in 0..count {
-            let name = u32::try_from(self.unsigned()?).map_err(|_| BadReply::Malformed)?;
-            let kind = self.signed()?;
+            let name = u32::try_from(self.message.unsigned()?).map_err(|_| BadReply::Malformed)?;
+            let kind = self.message.signed()?;
             self.fields.push((name, kind));
         }
         Ok(Fields { begin, count })
     }
 
-    /// Name and type of a field.
     fn field(&self, of: Fields, number: usize) -> Result<(u32, i64), BadReply> {
         if number >= of.count {
             return Err(BadReply::Malformed);
@@ -278,7 +274,7 @@ impl<'a> Reader<'a> {
         let values = self.count(FIELDS_MAX)?;
         let mut first = None;
         for _ in 0..values {
-            let kind = self.signed()?;
+            let kind = self.message.signed()?;
             first = first.or(Some(kind));
         }
         match self.type_of(first.ok_or(BadReply::Malformed)?) {
@@ -291,73 +287,28 @@ impl<'a> Reader<'a> {
         self.types.get(usize::try_from(kind).ok()?).copied()
     }
 
-    fn take(&mut self, length: usize) -> Result<&'a [u8], BadReply> {
-        let end = self.at.checked_add(length).ok_or(BadReply::Malformed)?;
-        let taken = self.bytes.get(self.at..end).ok_or(BadReply::Malformed)?;
-        self.at = end;
-        Ok(taken)
-    }
-
-    fn byte(&mut self) -> Result<u8, BadReply> {
-        self.take(1)?.first().copied().ok_or(BadReply::Malformed)
-    }
-
-    fn unsigned(&mut self) -> Result<u64, BadReply> {
-        let mut number = 0_u64;
-        for shift in (0..70).step_by(7) {
-            let byte = self.byte()?;
-            let bits = u64::from(byte & 0x7f);
-            // Of the tenth byte one bit is left.
-            if shift == 63 && bits > 1 {
-                return Err(BadReply::Malformed);
-            }
-            number |= bits << shift;
-            if byte & 0x80 == 0 {
-                return Ok(number);
-            }
-        }
-        Err(BadReply::Malformed)
-    }
-
-    /// Type codes and indexes, which are small.
-    fn signed(&mut self) -> Result<i64, BadReply> {
-        let mut number = 0_i64;
-        for shift in (0..35).step_by(7) {
-            let byte = self.byte()?;
-            number |= i64::from(byte & 0x7f) << shift;
-            if byte & 0x80 == 0 {
-                let unused = 64 - (shift + 7);
-                return Ok(number << unused >> unused);
-            }
-        }
-        Err(BadReply::Malformed)
-    }
-
     /// A number of things that come, each of a byte or more but for values without any.
     fn count(&mut self, most: usize) -> Result<usize, BadReply> {
-        let count = usize::try_from(self.unsigned()?).map_err(|_| BadReply::TooComplex)?;
-        if count > most { Err(BadReply::TooComplex) } else { Ok(count) }
+        Ok(self.message.count(most, "")?)
     }
 
-    /// Bytes that come, no more of them than there are.
-    fn length(&mut self) -> Result<usize, BadReply> {
-        let length = usize::try_from(self.unsigned()?).map_err(|_| BadReply::Malformed)?;
-        if length > self.bytes.len() { Err(BadReply::Malformed) } else { Ok(length) }
+    /// Bytes with their length before them.
+    fn bytes(&mut self) -> Result<&'a [u8], BadReply> {
+        let length = self.message.unsigned()?;
+        Ok(self.message.take(length)?)
     }
 
     fn blob(&mut self, kind: i64, name: &'static str) -> Result<Range<usize>, BadReply> {
         if !matches!(self.type_of(kind), Some(Type::Vec(NAT8))) {
             return Err(BadReply::Field(name));
         }
-        let length = self.length()?;
-        let begin = self.at;
-        self.take(length)?;
-        Ok(begin..self.at)
+        let length = self.bytes()?.len();
+        Ok(self.message.at - length..self.message.at)
     }
 
     fn text(&mut self, most: usize) -> Result<&'a str, BadReply> {
         let length = self.count(most)?;
-        std::str::from_utf8(self.take(length)?).map_err(|_| BadReply::Malformed)
+        std::str::from_utf8(self.message.take(length as u64)?).map_err(|_| BadReply::Malformed)
     }
 
     fn headers(
@@ -367,7 +318,7 @@ impl<'a> Reader<'a> {
     ) -> Result<Vec<(String, String)>, BadReply> {
         let wrong = BadReply::Field("headers");
         let Some(Type::Vec(line)) = self.type_of(kind) else { return Err(wrong) };
-        let count = self.unsigned()?;
+        let count = self.message.unsigned()?;
         if count > bounds.lines {
             return Err(BadReply::Headers(bounds.lines));
         }
@@ -381,8 +332,8 @@ impl<'a> Reader<'a> {
             let (mut name, mut value) = (None, None);
             for number in 0..fields.count {
                 match self.field(fields, number)? {
-                    (0, TEXT) => name = Some(self.text(self.bytes.len())?),
-                    (1, TEXT) => value = Some(self.text(self.bytes.len())?),
+                    (0, TEXT) => name = Some(self.text(self.message.bytes.len())?),
+                    (1, TEXT) => value = Some(self.text(self.message.bytes.len())?),
                     (_, kind) => self.skip(kind, 0)?,
                 }
             }
@@ -402,9 +353,13 @@ impl<'a> Reader<'a> {
             return Ok(None);
         }
         let Some(Type::Opt(inner)) = self.type_of(kind) else { return Ok(Some(kind)) };
-        match self.byte()? {
-            0 => Ok(None),
-            1 => Ok(Some(inner)),
+        Ok(self.flag()?.then_some(inner))
+    }
+
+    fn flag(&mut self) -> Result<bool, BadReply> {
+        match self.message.byte()? {
+            0 => Ok(false),
+            1 => Ok(true),
             _ => Err(BadReply::Malformed),
         }
     }
@@ -412,7 +367,7 @@ impl<'a> Reader<'a> {
     fn upgrade(&mut self, kind: i64) -> Result<bool, BadReply> {
         match self.present(kind)? {
             None => Ok(false),
-            Some(BOOL) => Ok(self.byte()? == 1),
+            Some(BOOL) => Ok(self.message.byte()? == 1),
             Some(_) => Err(BadReply::Field("upgrade")),
         }
     }
@@ -437,15 +392,16 @@ impl<'a> Reader<'a> {
     }
 
     fn principal(&mut self) -> Result<Principal, BadReply> {
-        if self.byte()? != 1 {
+        if self.message.byte()? != 1 {
             return Err(BadReply::Malformed);
         }
         let length = self.count(Principal::MAX_LENGTH_IN_BYTES)?;
-        Principal::try_from_slice(self.take(length)?).map_err(|_| BadReply::Malformed)
+        Principal::try_from_slice(self.message.take(length as u64)?)
+            .map_err(|_| BadReply::Malformed)
     }
 
     fn function(&mut self, kind: i64) -> Result<(Principal, String), BadReply> {
-        if !matches!(self.type_of(kind), Some(Type::Func)) || self.byte()? != 1 {
+        if !matches!(self.type_of(kind), Some(Type::Func)) || self.message.byte()? != 1 {
             return Err(BadReply::Field("callback"));
         }
         let canister = self.principal()?;
@@ -454,9 +410,10 @@ impl<'a> Reader<'a> {
 
     /// A message of one value: the token, with all types of the message that it came in.
     fn token(&mut self, kind: i64) -> Result<Token, BadReply> {
-        let begin = self.at;
+        let begin = self.message.at;
         self.skip(kind, 0)?;
-        let (table, value) = (&self.bytes[self.table.clone()], &self.bytes[begin..self.at]);
+        let candid_wire::Reader { bytes, at } = self.message;
+        let (table, value) = (&bytes[self.table.clone()], &bytes[begin..at]);
         if table.len() + value.len() > TOKEN_BYTES_MAX {
             return Err(BadReply::Token);
         }
@@ -496,23 +453,23 @@ impl<'a> Reader<'a> {
             return Err(BadReply::TooComplex);
         }
         if let Some(size) = Self::size(kind) {
-            return self.take(size).map(drop);
+            self.message.take(size as u64)?;
+            return Ok(());
         }
         match kind {
             NAT | INT => {
-                while self.byte()? & 0x80 != 0 {}
+                while self.message.byte()? & 0x80 != 0 {}
                 return Ok(());
             }
-            TEXT => return self.text(self.bytes.len()).map(drop),
+            TEXT => return self.text(self.message.bytes.len()).map(drop),
             PRINCIPAL => return self.principal().map(drop),
             EMPTY => return Err(BadReply::Malformed),
             _ => {}
         }
         match self.type_of(kind).ok_or(BadReply::Malformed)? {
-            Type::Opt(inner) => match self.byte()? {
-                0 => Ok(()),
-                1 => self.skip(inner, depth + 1),
-                _ => Err(BadReply::Malformed),
+            Type::Opt(inner) => match self.flag()? {
+                true => self.skip(inner, depth + 1),
+                false => Ok(()),
             },
             Type::Vec(inner) => self.skip_list(inner, depth),
             Type::Record(fields) => {
@@ -527,7 +484,7 @@ impl<'a> Reader<'a> {
                 self.skip(kind, depth + 1)
             }
             Type::Func => {
-                if self.byte()? != 1 {
+                if self.message.byte()? != 1 {
                     return Err(BadReply::Malformed);
                 }
                 self.principal()?;
@@ -535,20 +492,23 @@ impl<'a> Reader<'a> {
             }
             Type::Service => self.principal().map(drop),
             Type::Future => {
-                let length = self.length()?;
+                let length = self.message.unsigned()?;
                 // References are opaque.
-                if self.length()? > 0 {
+                if self.message.unsigned()? > 0 {
                     return Err(BadReply::Malformed);
                 }
-                self.take(length).map(drop)
+                self.message.take(length)?;
+                Ok(())
             }
         }
     }
 
     fn skip_list(&mut self, inner: i64, depth: usize) -> Result<(), BadReply> {
-        let count = usize::try_from(self.unsigned()?).map_err(|_| BadReply::TooComplex)?;
+        let count = usize::try_from(self.message.unsigned()?).map_err(|_| BadReply::TooComplex)?;
         if let Some(size) = Self::size(inner) {
-            return self.take(count.checked_mul(size).ok_or(BadReply::Malformed)?).map(drop);
+            let bytes = count.checked_mul(size).ok_or(BadReply::Malformed)?;
+            self.message.take(bytes as u64)?;
+            return Ok(());
         }
         // Values without bytes cost steps, as others do.
         for _ in 0..count {

@@ -63,7 +63,6 @@ impl BrowserRequest {
             .build()
     }
 
-    /// Whether a part of the whole is asked for.
     pub(super) fn has_range(&self) -> bool {
         self.headers.iter().any(|(name, _)| name == header::RANGE.as_str())
     }
@@ -75,7 +74,6 @@ impl BrowserRequest {
         request
     }
 
-    /// The same without its body.
     pub(super) fn without_body(&self) -> Self {
         let (method, url) = (self.method.clone(), self.url.clone());
         Self { method, url, headers: self.headers.clone(), body: Bytes::new() }
@@ -162,10 +160,8 @@ fn lines(headers: &HeaderMap) -> HttpResult<Vec<HeaderField>> {
         .iter()
         .map(|(name, value)| {
             let value = std::str::from_utf8(value.as_bytes()).map_err(|_| {
-                ErrorResponse::bad_request(
-                    "header",
-                    format!("the header {name} is not encoded as UTF-8"),
-                )
+                let message = format!("the header {name} is not encoded as UTF-8");
+                ErrorResponse::bad_request("header", message)
             })?;
             Ok((name.to_string(), value.to_owned()))
         })

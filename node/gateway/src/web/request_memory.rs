@@ -25,7 +25,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::service::permits;
+use crate::service::{permits, pool_full};
 
 /// Permits count in these.
 const UNIT_BYTES: u64 = 1024;
@@ -42,7 +42,6 @@ pub(super) struct Gate {
     bytes: u64,
 }
 
-/// A place in a part.
 #[derive(Debug)]
 pub(super) struct GatePermit(OwnedSemaphorePermit);
 
@@ -80,7 +79,7 @@ impl GatePermit {
 /// All parts. One per gateway.
 pub(super) struct RequestMemory {
     pool: Pool,
-    parts: HttpParts,
+    pub(super) parts: HttpParts,
     reply_bytes: u64,
     bytes_per_connection: u64,
     bodies: Gate,
@@ -111,7 +110,7 @@ impl From<MemoryFull> for ErrorResponse {
         if hopeless {
             return Self::new(StatusCode::PAYLOAD_TOO_LARGE, "http_requests", message);
         }
-        Self::busy(StatusCode::SERVICE_UNAVAILABLE, "http_requests", message, 1)
+        Self::unavailable("http_requests", message)
     }
 }
 
@@ -140,10 +139,6 @@ impl RequestMemory {
         }
     }
 
-    pub(super) fn parts(&self) -> &HttpParts {
-        &self.parts
-    }
-
     pub(super) fn quota(&self) -> ConnectionQuota {
         ConnectionQuota {
             written: Gate::new(self.bytes_per_connection),
@@ -158,10 +153,7 @@ impl RequestMemory {
 
     /// Bytes of the pool, which cannot be full for who has a permit.
     pub(super) fn reserve(&self, bytes: u64) -> Result<Reservation, ErrorResponse> {
-        self.pool.try_reserve(bytes).map_err(|full| {
-            let message = format!("{full}; retry in a second");
-            ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "http_requests", message, 1)
-        })
+        self.pool.try_reserve(bytes).map_err(|full| pool_full("http_requests", full))
     }
 
     fn full(&self, what: &'static str, wanted: u64, part: u64) -> MemoryFull {
@@ -202,7 +194,6 @@ impl RequestMemory {
         Ok(Arc::new(ReplyReservation(Mutex::new(ReservationState { reserved, permit, kept }))))
     }
 
-    /// Bytes that a reply may take.
     pub(super) fn reply_bytes(&self) -> u64 {
         self.reply_bytes.saturating_add(HTTP_REPLY_BESIDE_BYTES)
     }
@@ -255,7 +246,6 @@ struct ReservationState {
     kept: Option<WritePermits>,
 }
 
-/// Places among what is written.
 #[derive(Debug)]
 struct WritePermits {
     bytes: u64,

@@ -111,11 +111,6 @@ impl Head {
     }
 }
 
-/// Bytes that hold something for as long as anybody has a part of them.
-pub(super) fn guard_bytes<H: Send + 'static>(bytes: Bytes, hold: H) -> Bytes {
-    with_reservation(bytes, hold)
-}
-
 /// A response that holds something until it is written: its body does, and since there may be none,
 /// its head.
 pub(super) fn guard_response(
@@ -134,7 +129,7 @@ pub(super) fn guard_response(
 fn guard_head(response: &mut Response<Outgoing>) {
     let Some(hold) = response.extensions_mut().remove::<ResponseGuard>() else { return };
     let Some((_, value)) = response.headers_mut().iter_mut().next() else { return };
-    let bytes = guard_bytes(Bytes::copy_from_slice(value.as_bytes()), hold);
+    let bytes = with_reservation(Bytes::copy_from_slice(value.as_bytes()), hold);
     if let Ok(mut carrying) = HeaderValue::from_maybe_shared(bytes) {
         carrying.set_sensitive(true);
         *value = carrying;

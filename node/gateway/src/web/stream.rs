@@ -7,7 +7,7 @@ use std::{io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use envelope::hash::{Hash, of_bytes};
-use http_server::{ErrorResponse, HttpHandler as _, Outgoing};
+use http_server::{ErrorResponse, HttpHandler as _, Outgoing, with_reservation};
 use hyper::{Response, StatusCode, header};
 use ic_http_certification::CERTIFICATE_EXPRESSION_HEADER_NAME;
 use limits::HTTP_STREAM_BODY_BYTES;
@@ -17,11 +17,10 @@ use tokio::{
 };
 
 use super::{
-    exchange::{Exchange, HttpResult, Reply, ReplyUse, internal},
+    exchange::{Exchange, HttpResult, Piece, Reply, ReplySource, ReplyUse, internal},
     reply::{Streaming, Token},
-    request_memory::ReplyReservation,
-    respond::{self, ContentRange, Head, ResponseGuard},
-    verify::{BodyHashes, CertifiedContent, HeaderField, VerifiedScope},
+    respond::{ContentRange, Head, ResponseGuard, guard_response, invalid_response},
+    verify::{BodyHasher, BodyHashes, CertifiedContent, HeaderField, VerifiedScope},
 };
 
 /// See [`common`].
@@ -33,29 +32,17 @@ type LongPlace = Arc<(OwnedSemaphorePermit, OwnedSemaphorePermit, accounting::Re
 /// Hashes of pieces: `None` where nothing is certified.
 type Digests = Option<Vec<Hash>>;
 
-/// A piece that is there.
-struct StreamPiece {
-    body: Bytes,
-    share: Arc<ReplyReservation>,
-}
-
-impl From<Reply> for StreamPiece {
-    fn from(reply: Reply) -> Self {
-        Self { body: reply.body, share: reply.share }
-    }
-}
-
 impl Exchange {
     /// A place among the long responses. A request that waits for one holds no reply, and asks for
     /// the first piece again; where that cannot be asked for, it cannot wait.
     async fn long_place(
         &self,
-        first: StreamPiece,
+        first: Piece,
         is_query: bool,
-    ) -> HttpResult<(LongPlace, Option<StreamPiece>)> {
+    ) -> HttpResult<(LongPlace, Option<Piece>)> {
         let (limits, body) = (&self.web.limits, self.request.body.len() as u64);
         if body > HTTP_STREAM_BODY_BYTES {
-            return Err(respond::invalid_response(format!(
+            return Err(invalid_response(format!(
                 "it is of several replies, and answers a request with a body of {body} bytes; the \
                  most is {HTTP_STREAM_BODY_BYTES}"
             )));
@@ -74,10 +61,10 @@ impl Exchange {
                 "as many long responses are sent as the limit http_gateway.requests_bytes = {} has \
                  room for: {} at once, {} of one connection; retry in a second",
                 limits.requests_bytes,
-                self.web.rooms.parts().streams,
+                self.web.rooms.parts.streams,
                 self.web.rooms.streams_per_connection(),
             );
-            ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, "http_streams", message, 1)
+            ErrorResponse::unavailable("http_streams", message)
         };
         if !is_query {
             return Err(full());
@@ -99,9 +86,7 @@ impl Exchange {
         let range = range_of(&reply.head, &reply.body)?;
         let common = common(verified.as_ref())?;
         if range.first != 0 {
-            return Err(respond::invalid_response(
-                "it is a range that does not begin at the first byte",
-            ));
+            return Err(invalid_response("it is a range that does not begin at the first byte"));
         }
         let mut parts = reply.head.parts(verified.as_ref())?;
         parts.status = StatusCode::OK;
@@ -111,7 +96,7 @@ impl Exchange {
         let hold: ResponseGuard = place.clone();
         let (sending, pieces) = StreamSender::new(self, place);
         tokio::spawn(sending.run(PieceSource::Ranges(first, range, common)));
-        Ok(respond::guard_response(parts, Outgoing::Pieces(pieces, Some(range.total)), hold))
+        Ok(guard_response(parts, Outgoing::Pieces(pieces, Some(range.total)), hold))
     }
 
     /// A response of which the canister has sent the first piece, and a callback gives the others.
@@ -125,9 +110,7 @@ impl Exchange {
             return Err(internal("a response without a callback has none"));
         };
         if streaming.canister != self.target.canister {
-            return Err(respond::invalid_response(
-                "its streaming callback is another canister's method",
-            ));
+            return Err(invalid_response("its streaming callback is another canister's method"));
         }
         let head = reply.head.clone();
         let (place, mut first) = self.long_place(reply.into(), is_query).await?;
@@ -139,7 +122,8 @@ impl Exchange {
             } else {
                 let reading = self.read_through(&certified, first.take(), &streaming);
                 let read = self.in_time("the response was not verified", reading).await?;
-                verified = Some(self.verify_hashes(&certified, &read.0)?);
+                let judged = certified.verify_body(&read.0);
+                verified = Some(judged.map_err(|unverified| self.not_verified(unverified))?);
                 (digests, total) = (Some(read.1), Some(read.2));
             }
         }
@@ -147,7 +131,7 @@ impl Exchange {
         let hold: ResponseGuard = place.clone();
         let (sending, pieces) = StreamSender::new(self, place);
         tokio::spawn(sending.run(PieceSource::Pieces(first, streaming, digests)));
-        Ok(respond::guard_response(parts, Outgoing::Pieces(pieces, total), hold))
+        Ok(guard_response(parts, Outgoing::Pieces(pieces, total), hold))
     }
 
     /// Reads all pieces of a response and keeps their hashes: of the whole, and of each. Says how many
@@ -155,26 +139,40 @@ impl Exchange {
     async fn read_through(
         &self,
         certified: &CertifiedContent,
-        first: Option<StreamPiece>,
+        first: Option<Piece>,
         streaming: &Streaming,
     ) -> HttpResult<(BodyHashes, Vec<Hash>, u64)> {
         let first = match first {
             Some(first) => first.body,
-            None => self.ask(&self.request, ReplyUse::Read).await?.body,
+            None => self.reply(ReplySource::Request(&self.request), ReplyUse::Read).await?.body,
         };
         let mut total = first.len() as u64;
-        let mut digests = vec![self.digest(&first).await?];
-        let mut hasher = self.hash(certified.hasher(), first).await?;
+        let (mut hasher, digest) = self.hash_piece(certified.hasher(), first).await?;
+        let mut digests = vec![digest];
         let mut token = Some(streaming.token.clone());
         while let Some(next) = token {
             self.check_pieces(digests.len() as u64)?;
-            let piece = self.piece(&streaming.method, &next, ReplyUse::Read).await?;
+            let (piece, next) = self.piece(&streaming.method, &next, ReplyUse::Read).await?;
             total += piece.body.len() as u64;
-            token = piece.next;
-            digests.push(self.digest(&piece.body).await?);
-            hasher = self.hash(hasher, piece.body).await?;
+            token = next;
+            let (hashed, digest) = self.hash_piece(hasher, piece.body).await?;
+            hasher = hashed;
+            digests.push(digest);
         }
         Ok((hasher.finish(), digests, total))
+    }
+
+    /// Adds a piece to the hash of the whole; its own hash, too.
+    async fn hash_piece(
+        &self,
+        mut hasher: BodyHasher,
+        bytes: Bytes,
+    ) -> HttpResult<(BodyHasher, Hash)> {
+        self.on_thread(move || {
+            hasher.update(&bytes);
+            (hasher, of_bytes(&bytes))
+        })
+        .await
     }
 
     async fn digest(&self, bytes: &Bytes) -> HttpResult<Hash> {
@@ -187,7 +185,7 @@ impl Exchange {
         if pieces <= limit {
             return Ok(());
         }
-        Err(respond::invalid_response(format!(
+        Err(invalid_response(format!(
             "it has more pieces than the limit http_gateway.response_chunks = {limit}"
         )))
     }
@@ -199,17 +197,16 @@ impl Exchange {
         if expected == Some(&self.digest(body).await?) {
             return Ok(());
         }
-        Err(respond::invalid_response("a piece of it is another than when it was verified"))
+        Err(invalid_response("a piece of it is another than when it was verified"))
     }
 }
 
 /// Where pieces come from, with the first if it is there.
 enum PieceSource {
-    Ranges(Option<StreamPiece>, ContentRange, CommonHeaders),
-    Pieces(Option<StreamPiece>, Streaming, Digests),
+    Ranges(Option<Piece>, ContentRange, CommonHeaders),
+    Pieces(Option<Piece>, Streaming, Digests),
 }
 
-/// A long response on its way.
 struct StreamSender {
     exchange: Exchange,
     place: LongPlace,
@@ -257,7 +254,7 @@ impl StreamSender {
     /// Sends all ranges, each verified for itself.
     async fn ranges(
         &mut self,
-        mut first: Option<StreamPiece>,
+        mut first: Option<Piece>,
         (range, common): (ContentRange, CommonHeaders),
     ) {
         let mut next = 0;
@@ -285,7 +282,7 @@ impl StreamSender {
         &self,
         next: u64,
         (total, common): (u64, &CommonHeaders),
-    ) -> HttpResult<StreamPiece> {
+    ) -> HttpResult<Piece> {
         let exchange = &self.exchange;
         exchange.check_pieces(self.pieces + 1)?;
         // The first range is what is answered to a request without one.
@@ -293,11 +290,10 @@ impl StreamSender {
             0 => exchange.request.clone(),
             next => Arc::new(exchange.request.with_range_from(next)),
         };
-        let reply = exchange.ask(&request, ReplyUse::Written(self.expected)).await?;
+        let (question, wants) = (ReplySource::Request(&request), ReplyUse::Written(self.expected));
+        let reply = exchange.reply(question, wants).await?;
         if reply.streaming.is_some() || reply.upgrade {
-            return Err(respond::invalid_response(
-                "it is a range, and wants more than a range can be",
-            ));
+            return Err(invalid_response("it is a range, and wants more than a range can be"));
         }
         let certified = match exchange.target.raw {
             true => None,
@@ -305,7 +301,7 @@ impl StreamSender {
         };
         let verified = exchange.verified(certified, &reply.body).await?;
         if self::common(verified.as_ref())? != *common {
-            return Err(respond::invalid_response("its ranges are of different responses"));
+            return Err(invalid_response("its ranges are of different responses"));
         }
         let range = range_of(&reply.head, &reply.body)?;
         if reply.head.status != StatusCode::PARTIAL_CONTENT
@@ -313,16 +309,14 @@ impl StreamSender {
             || range.first > next
             || range.last < next
         {
-            return Err(respond::invalid_response(
-                "a range of it is not the one that was asked for",
-            ));
+            return Err(invalid_response("a range of it is not the one that was asked for"));
         }
         let known = usize::try_from(next - range.first).map_err(internal)?;
-        Ok(StreamPiece { body: reply.body.slice(known..), share: reply.share })
+        Ok(Piece { body: reply.body.slice(known..), share: reply.share })
     }
 
     /// Sends all pieces. With their hashes, only what has them.
-    async fn pieces(&mut self, first: Option<StreamPiece>, streaming: Streaming, digests: Digests) {
+    async fn pieces(&mut self, first: Option<Piece>, streaming: Streaming, digests: Digests) {
         let Some(written) = self.last_is_written().await else { return };
         let first = match first {
             Some(first) => Ok(first),
@@ -354,9 +348,10 @@ impl StreamSender {
     }
 
     /// The first piece, which was forgotten.
-    async fn first_again(&self, digests: &Digests) -> HttpResult<StreamPiece> {
+    async fn first_again(&self, digests: &Digests) -> HttpResult<Piece> {
         let exchange = &self.exchange;
-        let reply = exchange.ask(&exchange.request, ReplyUse::Written(0)).await?;
+        let question = ReplySource::Request(&exchange.request);
+        let reply = exchange.reply(question, ReplyUse::Written(0)).await?;
         exchange.check_digest(&reply.body, 0, digests).await?;
         Ok(reply.into())
     }
@@ -366,11 +361,12 @@ impl StreamSender {
         method: &str,
         token: &Token,
         digests: &Digests,
-    ) -> HttpResult<(StreamPiece, Option<Token>)> {
+    ) -> HttpResult<(Piece, Option<Token>)> {
         self.exchange.check_pieces(self.pieces)?;
-        let piece = self.exchange.piece(method, token, ReplyUse::Written(self.expected)).await?;
+        let wants = ReplyUse::Written(self.expected);
+        let (piece, next) = self.exchange.piece(method, token, wants).await?;
         self.exchange.check_digest(&piece.body, self.pieces, digests).await?;
-        Ok((StreamPiece { body: piece.body, share: piece.share }, piece.next))
+        Ok((piece, next))
     }
 
     /// Waits until the last piece is written; `None` when the next is not wanted.
@@ -382,8 +378,8 @@ impl StreamSender {
         Some(written)
     }
 
-    async fn send(&mut self, made: StreamPiece, written: OwnedSemaphorePermit) {
-        let StreamPiece { body, share } = made;
+    async fn send(&mut self, made: Piece, written: OwnedSemaphorePermit) {
+        let Piece { body, share } = made;
         share.settle();
         if body.is_empty() {
             return;
@@ -391,7 +387,7 @@ impl StreamSender {
         self.expected = share.kept_bytes();
         let hold = (share, written, self.place.clone(), self.exchange.place.clone());
         // On an error the receiver is gone.
-        let _ = self.sender.send(Ok(respond::guard_bytes(body, hold))).await;
+        let _ = self.sender.send(Ok(with_reservation(body, hold))).await;
     }
 
     /// The connection ends: what was sent so far is a part of what was announced.
@@ -407,7 +403,7 @@ fn common(verified: Option<&VerifiedScope>) -> HttpResult<CommonHeaders> {
     let headers = match verified {
         None | Some(VerifiedScope::Nothing) => return Ok(None),
         Some(VerifiedScope::Body) => {
-            return Err(respond::invalid_response(
+            return Err(invalid_response(
                 "it is a range, and version 1 of the certification does not say which",
             ));
         }
@@ -416,7 +412,7 @@ fn common(verified: Option<&VerifiedScope>) -> HttpResult<CommonHeaders> {
     let is = |name: &str, other: &str| name.eq_ignore_ascii_case(other);
     let range = header::CONTENT_RANGE.as_str();
     if !headers.iter().any(|(name, _)| is(name, range)) {
-        return Err(respond::invalid_response(
+        return Err(invalid_response(
             "it is a range, and its header content-range is not certified",
         ));
     }
@@ -433,5 +429,5 @@ fn range_of(head: &Head, body: &Bytes) -> HttpResult<ContentRange> {
     let range = head.single_value(&header::CONTENT_RANGE).and_then(ContentRange::read);
     range
         .filter(|range| range.bytes() == body.len() as u64)
-        .ok_or_else(|| respond::invalid_response("its header content-range does not fit its body"))
+        .ok_or_else(|| invalid_response("its header content-range does not fit its body"))
 }

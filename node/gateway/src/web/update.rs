@@ -14,7 +14,7 @@ use hyper::StatusCode;
 use ic_principal::Principal;
 use state::{RequestId, SignedIngress};
 
-use super::exchange::{Exchange, HttpResult, Reply, ReplySource, ReplyUse, internal};
+use super::exchange::{Exchange, HttpResult, Reply, ReplySource, ReplyUse, internal, not_executed};
 use crate::{
     api::RequestKind,
     endpoints::{auth_error, envelope_error},
@@ -42,11 +42,8 @@ impl Exchange {
                      = {}; the call may still be executed",
                     wait.as_millis()
                 );
-                return Err(ErrorResponse::new(
-                    StatusCode::GATEWAY_TIMEOUT,
-                    "update_wait",
-                    message,
-                ));
+                let status = StatusCode::GATEWAY_TIMEOUT;
+                return Err(ErrorResponse::new(status, "update_wait", message));
             }
             tokio::select! {
                 () = certified(&mut waiter) => waiter = None,
@@ -54,7 +51,7 @@ impl Exchange {
                 () = service.draining() => return Err(stopping()),
             }
         }
-        service.latencies.record_update(started.elapsed());
+        service.config.latencies.record_update(started.elapsed());
         self.reply(ReplySource::Update(&id), ReplyUse::Written(0)).await
     }
 
@@ -89,13 +86,13 @@ impl Exchange {
         let node = service.node.clone();
         let inspect = move || node.inspect(&ingress).map(|()| ingress);
         let inspected = service.on_thread(JobKind::Inspect(self.target.canister), inspect).await?;
-        let ingress = inspected.map_err(|reject| self.not_executed(&reject))?;
+        let wait = service.config.queries.wait;
+        let ingress = inspected.map_err(|reject| not_executed(&reject, wait))?;
         let waiter = service.waiters.register(id);
         service.node.submit(ingress, signed, validity)?;
         Ok((id, waiter))
     }
 
-    /// An unsigned call.
     fn update_envelope(&self, argument: &[u8], wait: Duration) -> Vec<u8> {
         let service = &self.web.service;
         let ahead = service.auth.ingress_expiry.min(wait + EXPIRY_MORE);

@@ -40,7 +40,6 @@ use thiserror::Error;
 
 use super::expression::{self, Expression};
 
-/// A header's name and value.
 pub(crate) type HeaderField = (String, String);
 
 /// Bytes that a compressed body may unpack to, where the hash of those is certified (version 1).
@@ -49,7 +48,6 @@ const UNPACKED_BYTES_MAX: u64 = 64 << 20;
 const AGE_NANOS_MAX: u64 = 300_000_000_000;
 /// Label of the expressions in a canister's tree.
 const PREFIX: &str = "http_expr";
-/// The newest version there is.
 pub(crate) const VERSION: u16 = 2;
 
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -62,66 +60,50 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// Why a response is not passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(crate) enum VerificationError {
-    /// No certificate.
     #[error("it has no header {CERTIFICATE_HEADER_NAME}")]
     NoCertificate,
-    /// A header that does not decode.
     #[error("its header {0} is not formed as the HTTP gateway protocol says")]
     Malformed(&'static str),
-    /// A tree or a path beyond the bounds.
     #[error(
         "its header {CERTIFICATE_HEADER_NAME} has a tree or a path that is deeper than {DEPTH_MAX} \
          levels or has more than {ITEMS_MAX} items"
     )]
     TooLarge,
-    /// An unknown version.
     #[error("its certification has the version {0}; versions 1 and 2 are verified")]
     Version(u16),
-    /// Not signed, or not for this canister.
     #[error(
         "its certificate is not signed by this subnet for this canister, or is deeper than \
          {DEPTH_MAX} levels or has more than {ITEMS_MAX} items"
     )]
     Certificate,
-    /// Too old, or from the future.
     #[error("its certificate is more than five minutes away from the node's clock")]
     Time,
-    /// The tree is another than the canister certified.
     #[error("its tree is not the one that the canister certified")]
     Tree,
-    /// The path of the expression is not the most specific one for the URL.
     #[error("its expression path does not fit the URL")]
     Path,
-    /// The hash of the expression, the request or the response is not in the tree.
     #[error("neither it nor a response like it is in the tree that the canister certified")]
     Response,
-    /// The body is not the certified one.
     #[error("its body is not the one that the canister certified for this URL")]
     Body,
-    /// What it unpacks to is not hashed to its end.
     #[error(
         "its body is certified unpacked, if at all, and unpacks to more than {UNPACKED_BYTES_MAX} \
          bytes"
     )]
     Unpacked,
-    /// A redirect in version 1, which certifies neither status nor headers.
     #[error("it is a redirect, which version 1 of the certification cannot certify")]
     Redirect,
-    /// Version 1 from a canister that says it has version 2, or does not say publicly.
     #[error(
         "it has version 1 of the certification, and its canister's metadata \
          `supported_certificate_versions` names a newer one, or is private"
     )]
     Downgrade,
-    /// The request cannot be hashed.
     #[error("its request cannot be certified: the URL is malformed")]
     Url,
 }
 
-/// What was verified.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum VerifiedScope {
-    /// The body only.
     Body,
     /// Status, body and these headers.
     Response(Vec<HeaderField>),
@@ -138,21 +120,15 @@ pub(crate) struct BodyHasher {
 enum BodyDecoder {
     Gzip(GzDecoder<HashSink>),
     Deflate(DeflateDecoder<HashSink>),
-    /// Not compressed, or not well.
-    None,
-    TooMuch,
+    /// Not compressed, not well, or to more than [`UNPACKED_BYTES_MAX`].
+    Failed(io::ErrorKind),
 }
 
-/// The hashes of a whole body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BodyHashes {
     raw: Hash,
-    unpacked: Result<Option<Hash>, TooMuch>,
+    unpacked: Result<Hash, io::ErrorKind>,
 }
-
-/// A body unpacks to more than [`UNPACKED_BYTES_MAX`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct TooMuch;
 
 struct HashSink {
     hash: Sha256,
@@ -172,42 +148,27 @@ impl Write for HashSink {
     }
 }
 
-impl BodyDecoder {
-    /// Result of an error of a decoder.
-    fn after(error: &io::Error) -> Self {
-        if error.kind() == io::ErrorKind::FileTooLarge { Self::TooMuch } else { Self::None }
-    }
-}
-
 impl BodyHasher {
-    /// Takes the next piece.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.raw.update(bytes);
         let unpacked = match &mut self.unpacked {
             BodyDecoder::Gzip(decoder) => decoder.write_all(bytes),
             BodyDecoder::Deflate(decoder) => decoder.write_all(bytes),
-            BodyDecoder::None | BodyDecoder::TooMuch => return,
+            BodyDecoder::Failed(_) => return,
         };
         if let Err(error) = unpacked {
-            self.unpacked = BodyDecoder::after(&error);
+            self.unpacked = BodyDecoder::Failed(error.kind());
         }
     }
 
-    /// All pieces were there.
     pub(crate) fn finish(self) -> BodyHashes {
-        let finished = match self.unpacked {
+        let unpacked = match self.unpacked {
             BodyDecoder::Gzip(decoder) => decoder.finish(),
             BodyDecoder::Deflate(decoder) => decoder.finish(),
-            BodyDecoder::None => Err(io::Error::from(io::ErrorKind::InvalidData)),
-            BodyDecoder::TooMuch => Err(io::Error::from(io::ErrorKind::FileTooLarge)),
+            BodyDecoder::Failed(kind) => Err(io::Error::from(kind)),
         };
-        let unpacked = match finished {
-            Ok(sink) => Ok(Some(sink.hash.finalize().into())),
-            Err(error) => match BodyDecoder::after(&error) {
-                BodyDecoder::TooMuch => Err(TooMuch),
-                _ => Ok(None),
-            },
-        };
+        let unpacked = unpacked.map(|sink| sink.hash.finalize().into());
+        let unpacked = unpacked.map_err(|error| error.kind());
         BodyHashes { raw: self.raw.finalize().into(), unpacked }
     }
 }
@@ -249,7 +210,6 @@ fn header<'h>(headers: &'h [HeaderField], name: &str) -> Option<&'h str> {
     found.next().map(|(_, value)| value.as_str())
 }
 
-/// Whom a response is verified for.
 pub(crate) struct VerificationContext<'a> {
     pub(crate) auth: &'a AuthConfig,
     pub(crate) now: Time,
@@ -322,7 +282,6 @@ pub(crate) fn check_certificate(
     }
 }
 
-/// Reads a tree or a path.
 fn read(bytes: &[u8]) -> Result<CborItem<'_>, VerificationError> {
     CborItem::read(bytes).map_err(|error| match error {
         CborError::TooDeep { .. } | CborError::TooManyItems { .. } => VerificationError::TooLarge,
@@ -399,7 +358,6 @@ impl CertifiedContent {
         matches!(self, Self::Nothing)
     }
 
-    /// For the body.
     pub(crate) fn hasher(&self) -> BodyHasher {
         let sink = || HashSink { hash: Sha256::new(), left: UNPACKED_BYTES_MAX };
         // Version 2 certifies bodies as they are.
@@ -410,7 +368,7 @@ impl CertifiedContent {
         let unpacked = match encoding {
             Some("gzip") => BodyDecoder::Gzip(GzDecoder::new(sink())),
             Some("deflate") => BodyDecoder::Deflate(DeflateDecoder::new(sink())),
-            _ => BodyDecoder::None,
+            _ => BodyDecoder::Failed(io::ErrorKind::InvalidData),
         };
         BodyHasher { raw: Sha256::new(), unpacked }
     }
@@ -427,9 +385,9 @@ impl CertifiedContent {
             Self::Nothing => Ok(VerifiedScope::Nothing),
             Self::First { hash, .. } if hash[..] == body.raw => Ok(VerifiedScope::Body),
             Self::First { hash, .. } => match body.unpacked {
-                Ok(Some(unpacked)) if hash[..] == unpacked => Ok(VerifiedScope::Body),
-                Ok(_) => Err(VerificationError::Body),
-                Err(TooMuch) => Err(VerificationError::Unpacked),
+                Ok(unpacked) if hash[..] == unpacked => Ok(VerifiedScope::Body),
+                Err(io::ErrorKind::FileTooLarge) => Err(VerificationError::Unpacked),
+                _ => Err(VerificationError::Body),
             },
             Self::Second { tree, below, headers_hash, headers } => {
                 let encoded = read(tree)?;

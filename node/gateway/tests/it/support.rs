@@ -205,12 +205,6 @@ pub fn reject() -> Reject {
 struct LazyView(Arc<Script>, BTreeMap<RequestId, RequestFacts>);
 
 impl CertifiedView for LazyView {
-    fn height(&self) -> Height {
-        Height(5)
-    }
-    fn time(&self) -> Time {
-        now()
-    }
     fn certificate(&self, _: &[Vec<Vec<u8>>]) -> Vec<u8> {
         self.0.key.certificate(&self.0.state_tree(), None)
     }

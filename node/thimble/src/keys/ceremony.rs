@@ -11,15 +11,13 @@ use anyhow::{Context, Result, bail, ensure};
 use ed25519_dalek::SigningKey;
 use genesis::{GENESIS_EPOCH, NodeRecord, Plan, RECORD_BYTES_MAX, Summary, VerifiedGenesis};
 use ic_principal::Principal;
-use nidkg::{
-    EncryptionSecretKey, Engine, EngineConfig, Epoch, NodeIndex, SecretShare, generate_key_pair,
-};
+use nidkg::{Engine, EngineConfig, NodeIndex, SecretShare, generate_key_pair};
 use rand::rngs::OsRng;
 
 use super::{
     ENCRYPTION_KEY, Member, NODE_KEY, Origin, RECORD, SHARE_KEY, SUBNET,
     files::{self, Readers},
-    read_encryption_key, read_node_key, read_share, shares,
+    move_key_past, read_encryption_key, read_node_key, read_share, shares,
     subnet::Subnet,
     summary, write_node_key, write_share,
 };
@@ -94,8 +92,7 @@ fn read_record(folder: &Path) -> Result<Option<NodeRecord>> {
     if !path.exists() {
         return Ok(None);
     }
-    let record = NodeRecord::from_json(&files::read(&path, RECORD_BYTES_MAX)?);
-    record.with_context(|| format!("in {}", path.display())).map(Some)
+    files::read_as(&path, RECORD_BYTES_MAX, NodeRecord::from_json).map(Some)
 }
 
 /// The record that was made before, checked against the keys in the same folder.
@@ -149,7 +146,6 @@ fn refuse_state_without_keys(data: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The node key of this data folder.
 pub(crate) fn node_key(data: &Path) -> Result<SigningKey> {
     let folder = data.join("keys");
     read_node_key(&folder)?.with_context(|| {
@@ -185,7 +181,6 @@ pub(crate) fn node_of_plan(data: &Path, plan: &Plan) -> Result<SigningKey> {
     Ok(node)
 }
 
-/// Result of joining.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct JoinOutcome {
     /// This node's place among the first members; none if it has to be admitted.
@@ -257,7 +252,7 @@ fn take_share(
     index: NodeIndex,
 ) -> Result<()> {
     let folder = data.join("keys");
-    let mut key = read_encryption_key(&folder)?.with_context(|| lost_encryption_key(&folder))?;
+    let key = read_encryption_key(&folder)?.with_context(|| lost_encryption_key(&folder))?;
     key.check(genesis.plan().nodes()[index.0 as usize].encryption_key()).with_context(|| {
         format!(
             "{} is not the key that the genesis has for this node",
@@ -276,21 +271,11 @@ fn take_share(
             write_share(&folder, &share)?;
         }
     }
-    move_past_genesis(&folder, &mut key)
+    move_key_past(&folder, key, GENESIS_EPOCH).map(drop)
 }
 
 fn is_share(genesis: &VerifiedGenesis, index: NodeIndex, share: &SecretShare) -> bool {
     genesis.committee().shares.get(index.0 as usize) == Some(&share.public_key())
-}
-
-/// A key stolen later opens nothing of this ceremony: the dealings are public for ever.
-fn move_past_genesis(folder: &Path, key: &mut EncryptionSecretKey) -> Result<()> {
-    let next = Epoch(GENESIS_EPOCH.0 + 1);
-    if key.epoch() >= next {
-        return Ok(());
-    }
-    key.update_to(next, &mut OsRng)?;
-    files::replace_secret(&folder.join(ENCRYPTION_KEY), &key.to_bytes())
 }
 
 fn subnet(
@@ -321,6 +306,7 @@ pub(super) mod tests {
     use std::path::PathBuf;
 
     use genesis::{Genesis, SignedDealing};
+    use nidkg::Epoch;
 
     use super::*;
     use crate::keys::{Keys, read_summary, write_summary};

@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    io::Read,
+    io::{self, Read},
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -27,7 +27,6 @@ pub(crate) fn create_folder(folder: &Path, fill: impl FnOnce(&Path) -> Result<()
     sync_folder_of(folder)
 }
 
-/// See [`disk::replace_file`].
 pub(crate) fn write(path: &Path, bytes: &[u8], readers: Readers) -> Result<()> {
     write_on(&RealDisk, path, bytes, readers)
 }
@@ -83,7 +82,28 @@ pub(crate) fn read(path: &Path, bytes_max: usize) -> Result<Vec<u8>> {
     read_into(path, bytes_max, Vec::new())
 }
 
-/// The same for a secret; none when there is no such file.
+/// The same, decoded.
+pub(crate) fn read_as<T, E>(
+    path: &Path,
+    bytes_max: usize,
+    decode: impl FnOnce(&[u8]) -> Result<T, E>,
+) -> Result<T>
+where
+    Result<T, E>: Context<T, E>,
+{
+    decode(&read(path, bytes_max)?).with_context(|| format!("in {}", path.display()))
+}
+
+/// The text of a file; none when there is no such file.
+pub(crate) fn read_text(path: &Path) -> Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("reading {}", path.display())),
+    }
+}
+
+/// Like [`read`], for a secret; none when there is no such file.
 pub(crate) fn read_secret(path: &Path, bytes_max: usize) -> Result<Option<Zeroizing<Vec<u8>>>> {
     if !path.exists() {
         return Ok(None);

@@ -28,7 +28,7 @@ use anyhow::{Context, Result, bail, ensure};
 use ed25519_dalek::{SigningKey, VerifyingKey};
 use genesis::Summary;
 use ic_principal::Principal;
-use nidkg::{Committee, EncryptionSecretKey, NodeIndex, SecretShare};
+use nidkg::{Committee, EncryptionSecretKey, Epoch, NodeIndex, SecretShare};
 use rand::rngs::OsRng;
 use state::NodeInfo;
 use zeroize::Zeroizing;
@@ -69,13 +69,11 @@ pub(crate) struct Keys {
     pub(crate) origin: Option<Origin>,
 }
 
-/// One node of the subnet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     /// Its place in the committee.
     pub(crate) index: u32,
     pub(crate) node_id: Principal,
-    /// Ed25519 public key.
     pub(crate) node_key: [u8; 32],
     /// HOST:PORT, where its peers reach it.
     pub(crate) address: String,
@@ -292,6 +290,18 @@ fn read_share(folder: &Path, index: NodeIndex) -> Result<Option<SecretShare>> {
     SecretShare::from_bytes(index, &bytes)
         .with_context(|| format!("in {}", path.display()))
         .map(Some)
+}
+
+/// Moves the encryption key past an epoch, whose dealings are public for ever: a key stolen later
+/// opens nothing of it. Whether it had to move.
+fn move_key_past(folder: &Path, mut key: EncryptionSecretKey, epoch: Epoch) -> Result<bool> {
+    let past = Epoch(epoch.0.saturating_add(1));
+    if key.epoch() >= past {
+        return Ok(false);
+    }
+    key.update_to(past, &mut OsRng)?;
+    files::replace_secret(&folder.join(ENCRYPTION_KEY), &key.to_bytes())?;
+    Ok(true)
 }
 
 fn read_encryption_key(folder: &Path) -> Result<Option<EncryptionSecretKey>> {

@@ -27,18 +27,16 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use genesis::{GENESIS_EPOCH, Summary};
 use nidkg::{Engine, EngineConfig, Epoch, NodeIndex, SecretShare};
-use rand::rngs::OsRng;
 use zeroize::Zeroizing;
 
 use super::{
     ENCRYPTION_KEY, NODE_KEY, SHARE_KEY,
     files::{self, Readers},
-    read_encryption_key, read_node_key,
+    move_key_past, read_encryption_key, read_node_key,
 };
 
 const SHARES: &str = "shares";
 
-/// The shares in a folder of keys.
 pub(crate) struct Shares {
     folder: PathBuf,
     arithmetic: EngineConfig,
@@ -179,7 +177,7 @@ impl Shares {
 
     /// Whether the encryption key had to move.
     fn move_past(&self, epoch: Epoch) -> Result<bool> {
-        let Some(mut key) = read_encryption_key(&self.folder)? else {
+        let Some(key) = read_encryption_key(&self.folder)? else {
             tracing::warn!(
                 "{} is missing: the node signs with the share it has, but cannot open the next \
                  one; restore it",
@@ -187,13 +185,7 @@ impl Shares {
             );
             return Ok(false);
         };
-        let past = Epoch(epoch.0.saturating_add(1));
-        if key.epoch() >= past {
-            return Ok(false);
-        }
-        key.update_to(past, &mut OsRng)?;
-        files::replace_secret(&self.folder.join(ENCRYPTION_KEY), &key.to_bytes())?;
-        Ok(true)
+        move_key_past(&self.folder, key, epoch)
     }
 
     /// Files of shares of earlier epochs than this, oldest first.
@@ -240,6 +232,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use genesis::MembershipChange;
+    use rand::rngs::OsRng;
 
     use super::*;
     use crate::keys::{

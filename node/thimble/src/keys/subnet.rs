@@ -21,7 +21,6 @@ use super::{
 /// Four times the size of a file with 64 members.
 const BYTES_MAX: usize = 256 << 10;
 
-/// `subnet.json` as it is stored.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -64,7 +63,6 @@ struct MemberEntry {
     address: String,
 }
 
-/// Public data of a subnet.
 pub(crate) struct Subnet {
     pub(crate) committee: Committee,
     /// None for a node that joined later.

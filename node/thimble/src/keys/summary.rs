@@ -35,7 +35,6 @@ pub(super) fn write_genesis(folder: &Path, summary: &Summary) -> Result<()> {
     write(&folder.join(GENESIS), &summary.to_bytes())
 }
 
-/// The first summary.
 pub(super) fn read_genesis(folder: &Path) -> Result<Summary> {
     read(&folder.join(GENESIS))
 }
