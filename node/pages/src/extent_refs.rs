@@ -40,11 +40,6 @@ impl ExtentRefs {
         self.change(pages, |counts| counts.current += 1);
     }
 
-    /// Withdraws a reference that was added and never was in an index or a layout.
-    pub(crate) fn cancel(&mut self, pages: &Range<u64>) {
-        self.change(pages, |counts| counts.current = less(counts.current));
-    }
-
     /// The newest version of a memory does not reference these pages any more.
     pub(crate) fn retire(&mut self, pages: &Range<u64>) {
         self.change(pages, |counts| {
@@ -94,11 +89,6 @@ impl ExtentRefs {
     /// Those of these pages that only one reference still covers, which ended.
     pub(crate) fn last(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
         self.matching(pages, RefCounts::is_last)
-    }
-
-    /// Those of these pages that only one reference covers.
-    pub(crate) fn sole(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
-        self.matching(pages, RefCounts::is_sole)
     }
 
     /// Those of these pages that are not referenced.
@@ -191,7 +181,7 @@ impl ExtentRefs {
 /// A count that is wrong must not wrap around: pages that look referenced for ever cost disk, and
 /// others' pages.
 fn less(count: u32) -> u32 {
-    debug_assert!(count > 0, "a claim ends that never was");
+    debug_assert!(count > 0, "a reference ends that never was");
     count.saturating_sub(1)
 }
 
@@ -219,7 +209,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn operations_match_a_table_of_counts(steps in proptest::collection::vec((0..PAGES, 1..12u64, 0..6u8), 1..60)) {
+        fn operations_match_a_table_of_counts(steps in proptest::collection::vec((0..PAGES, 1..12u64, 0..5u8), 1..60)) {
             let mut refs = ExtentRefs::default();
             let mut table = vec![RefCounts::default(); PAGES as usize];
             for (start, pages, kind) in steps {
@@ -237,19 +227,15 @@ mod tests {
                         refs.drop_ref(&range, false);
                         part.iter_mut().for_each(|counts| counts.retired -= 1);
                     }
-                    4 if part.iter().all(|counts| counts.retired > 0) => {
+                    3 if part.iter().all(|counts| counts.retired > 0) => {
                         refs.pin(&range);
                         part.iter_mut().for_each(|counts| {
                             (counts.retired, counts.pinned) = (counts.retired - 1, counts.pinned + 1);
                         });
                     }
-                    5 if part.iter().all(|counts| counts.pinned > 0) => {
+                    4 if part.iter().all(|counts| counts.pinned > 0) => {
                         refs.drop_ref(&range, true);
                         part.iter_mut().for_each(|counts| counts.pinned -= 1);
-                    }
-                    3 if part.iter().all(|counts| counts.current > 0) => {
-                        refs.cancel(&range);
-                        part.iter_mut().for_each(|counts| counts.current -= 1);
                     }
                     _ => {
                         refs.add(&range);
@@ -278,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn sole_and_last_return_pages_with_one_reference() {
+    fn last_returns_pages_with_one_reference_that_ended() {
         let mut refs = ExtentRefs::default();
         refs.add(&(0..10));
         refs.add(&(4..6));
@@ -289,7 +275,7 @@ mod tests {
         assert_eq!(refs.counts(4, 10), (counts(1, 1, 0), 6));
         refs.pin(&(4..5));
         assert_eq!(refs.last(&(0..10)), []);
-        assert_eq!(refs.sole(&(2..10)), [2..4, 6..10]);
+        assert_eq!(refs.not_sole(4, &(2..10)), 4..6);
         refs.drop_ref(&(4..5), true);
         refs.drop_ref(&(5..6), false);
         assert_eq!(refs.counts(0, 20), (counts(1, 0, 0), 10));

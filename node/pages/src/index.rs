@@ -38,21 +38,6 @@ impl RunIndex {
         at.or_else(|| self.extents.range(page..).next()).map(|(&start, extent)| run(start, extent))
     }
 
-    /// Whether some page of a run is what the index says.
-    pub(crate) fn has_some(&self, of: Run) -> bool {
-        let (mut page, end) = (of.start_page, of.start_page + of.pages);
-        while let Some(found) = self.next_run(page).filter(|found| found.start_page < end) {
-            // Where both would begin in the segment if extended backwards.
-            let is_same = found.segment == of.segment
-                && found.offset_page + of.start_page == of.offset_page + found.start_page;
-            if is_same {
-                return true;
-            }
-            page = found.start_page + found.pages;
-        }
-        false
-    }
-
     /// Lays `new` over what is there. `freed(segment, pages)` hears of every page that it replaces.
     pub(crate) fn insert(&mut self, new: Run, mut freed: impl FnMut(SegmentId, u64)) {
         assert!(new.pages > 0, "an empty run at page {}", new.start_page);

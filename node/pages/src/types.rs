@@ -188,7 +188,7 @@ pub struct Pin {
 const CUT_OFF: u64 = u64::MAX;
 
 impl Pin {
-    fn is_cut_off(&self) -> bool {
+    pub(crate) fn is_cut_off(&self) -> bool {
         self.holders.load(SeqCst) == CUT_OFF
     }
 
