@@ -114,7 +114,7 @@ impl PageStore {
     fn data_of(&self, memory: &Memory) -> Vec<Range<u64>> {
         let mut ranges = Ranges::default();
         let mut open: Vec<(Name, Source)> = Vec::new();
-        for (file, pages) in memory.sharing.iter().flat_map(|sharing| sharing.parts()) {
+        for (pages, file) in memory.sharing.iter().flat_map(|sharing| sharing.parts()) {
             if !open.iter().any(|(name, _)| *name == file.name)
                 && let Ok(source) = Source::open_named(&self.dir, file.name)
             {

@@ -49,31 +49,34 @@ impl Memory {
         }
         let mut unsynced: Vec<_> = self.take_unsynced_base(accounts).into_iter().collect();
         unsynced.extend(self.seal(accounts, generation));
-        let file = |of: &Self| shared.file(Name::own_base(of.id), of.base_bytes);
-        if self.sharing.is_none() {
-            let sharing = Sharing::new(self.id, file(self));
-            sharing.add_refs(0..self.base_pages());
-            self.sharing = Some(Box::new(sharing));
+        let (is_first, all, behind) =
+            (self.sharing.is_none(), 0..self.base_pages(), pages..copy.base_pages());
+        let sharing = self.sharing(shared);
+        if is_first {
+            sharing.add_refs(all);
         }
-        let mut copied = Sharing::new(copy.id, file(&copy));
-        let behind = pages..copy.base_pages();
-        if let Some(sharing) = &self.sharing {
-            for (file, range) in sharing.extents(0..pages) {
-                copied.append(range, &file);
-            }
-            copied.add_refs(0..pages);
-            match sharing.place_behind(&behind) {
-                Some(file) => {
-                    // It was cleared, maybe since the last checkpoint.
-                    unsynced.insert(0, SyncFile::base(file.name, None));
-                    copied.append(behind, &file);
-                }
-                None => copied.add_refs(behind),
-            }
+        let copied = copy.sharing(shared);
+        for (file, range) in sharing.extents(0..pages) {
+            copied.place(range, &file);
         }
-        copy.sharing = Some(Box::new(copied));
+        copied.add_refs(0..pages);
+        match sharing.place_behind(&behind) {
+            Some(file) => {
+                // It was cleared, maybe since the last checkpoint.
+                unsynced.insert(0, SyncFile::base(file.name, None));
+                copied.place(behind, &file);
+            }
+            None => copied.add_refs(behind),
+        }
         self.share_segments(&mut copy, pages, shared, accounts, generation);
         (copy, unsynced)
+    }
+
+    /// The files of its pages. Of a memory that shared none, no page is referenced yet.
+    pub(crate) fn sharing(&mut self, shared: &SharedFiles) -> &mut Sharing {
+        let (id, bytes) = (self.id, self.base_bytes);
+        let new = || Box::new(Sharing::new(id, shared.file(Name::own_base(id), bytes)));
+        self.sharing.get_or_insert_with(new)
     }
 
     fn share_segments(

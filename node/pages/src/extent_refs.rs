@@ -1,8 +1,9 @@
-//! Reference counts on the pages of one base file: an ordered map of disjoint ranges with three
-//! counts each. Unreferenced ranges are not in the map, and neighbours with equal counts are
-//! merged. This module knows nothing of files or memories.
+//! Reference counts on the pages of one file: ranges of pages with three counts each. This module
+//! knows nothing of files or memories.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::ops::Range;
+
+use crate::range_map::{PageValue, RangeMap};
 
 /// The references to a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,10 +29,16 @@ impl RefCounts {
     }
 }
 
+impl PageValue for RefCounts {
+    fn after(&self, _: u64) -> Self {
+        *self
+    }
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct ExtentRefs {
-    ranges: BTreeMap<u64, (u64, RefCounts)>,
+    ranges: RangeMap<RefCounts>,
 }
 
 impl ExtentRefs {
@@ -91,6 +98,11 @@ impl ExtentRefs {
         self.matching(pages, RefCounts::is_last)
     }
 
+    /// Whether the newest version of a memory references each of these pages.
+    pub(crate) fn is_current(&self, pages: &Range<u64>) -> bool {
+        self.matching(pages, |counts| counts.current == 0).is_empty()
+    }
+
     /// Those of these pages that are not referenced.
     pub(crate) fn gaps(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
         self.matching(pages, |counts| counts == RefCounts::default())
@@ -98,7 +110,7 @@ impl ExtentRefs {
 
     /// Number of referenced pages.
     pub(crate) fn pages(&self) -> u64 {
-        self.ranges.iter().map(|(start, (end, _))| end - start).sum()
+        self.ranges.iter().map(|(pages, _)| pages.end - pages.start).sum()
     }
 
     fn matching(&self, pages: &Range<u64>, is_one: impl Fn(RefCounts) -> bool) -> Vec<Range<u64>> {
@@ -116,14 +128,11 @@ impl ExtentRefs {
         found
     }
 
-    /// The numbers of a page, and to where they hold, at most to `end`.
+    /// The counts of a page, and to where they hold, at most to `end`.
     pub(crate) fn counts(&self, page: u64, end: u64) -> (RefCounts, u64) {
-        match self.ranges.range(..=page).next_back() {
-            Some((_, &(until, counts))) if until > page => (counts, until.min(end)),
-            _ => {
-                let next = self.ranges.range(page..).next();
-                (RefCounts::default(), next.map_or(end, |(&start, _)| start.min(end)))
-            }
+        match self.ranges.next(page) {
+            Some((pages, counts)) if pages.start <= page => (*counts, pages.end.min(end)),
+            next => (RefCounts::default(), next.map_or(end, |(pages, _)| pages.start.min(end))),
         }
     }
 
@@ -132,48 +141,12 @@ impl ExtentRefs {
         while at < pages.end {
             let (mut counts, until) = self.counts(at, pages.end);
             change(&mut counts);
-            self.put(at..until, counts);
+            if counts == RefCounts::default() {
+                self.ranges.remove(&(at..until), |_, _| true);
+            } else {
+                self.ranges.insert(at..until, counts, |_, _| ());
+            }
             at = until;
-        }
-        self.join(pages.start);
-        self.join(pages.end);
-    }
-
-    /// Replaces the numbers of pages that have all the same.
-    fn put(&mut self, pages: Range<u64>, counts: RefCounts) {
-        debug_assert!(!pages.is_empty(), "no page in {pages:?}");
-        debug_assert_eq!(
-            self.counts(pages.start, pages.end).1,
-            pages.end,
-            "the end of what has the numbers of page {}",
-            pages.start
-        );
-        if let Some((&start, &(end, old))) = self.ranges.range(..=pages.start).next_back()
-            && end > pages.start
-        {
-            self.ranges.remove(&start);
-            if start < pages.start {
-                self.ranges.insert(start, (pages.start, old));
-            }
-            if end > pages.end {
-                self.ranges.insert(pages.end, (end, old));
-            }
-        }
-        if counts != RefCounts::default() {
-            self.ranges.insert(pages.start, (pages.end, counts));
-            self.join(pages.start);
-        }
-    }
-
-    /// Merges the two ranges that meet at a page, if their counts are equal.
-    fn join(&mut self, page: u64) {
-        let Some(&(end, right)) = self.ranges.get(&page) else { return };
-        if let Some((_, (left_end, left))) = self.ranges.range_mut(..page).next_back()
-            && *left_end == page
-            && *left == right
-        {
-            *left_end = end;
-            self.ranges.remove(&page);
         }
     }
 }
@@ -196,7 +169,7 @@ mod tests {
     fn expand(refs: &ExtentRefs) -> Vec<RefCounts> {
         let mut table = vec![RefCounts::default(); PAGES as usize];
         let mut last = (0, RefCounts::default());
-        for (&start, &(end, counts)) in &refs.ranges {
+        for (Range { start, end }, &counts) in refs.ranges.iter() {
             assert!(start < end && start >= last.0 && counts != RefCounts::default());
             assert!(start > last.0 || counts != last.1, "neighbours that say the same are one");
             last = (end, counts);

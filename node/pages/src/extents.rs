@@ -28,6 +28,7 @@ use crate::{
     BaseId, MemoryId, PAGE_BYTES, Pin, Result, SegmentId,
     extent_refs::ExtentRefs,
     files::{Dir, Name},
+    range_map::PageValue,
     store::lock,
 };
 
@@ -40,6 +41,19 @@ pub(crate) struct SharedFile {
     refs: Mutex<ExtentRefs>,
     /// Of a base file: memories whose newest version may reference pages of it.
     users: Mutex<BTreeSet<MemoryId>>,
+}
+
+impl PartialEq for SharedFile {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+/// The file that holds a page at the same offset.
+impl PageValue for Arc<SharedFile> {
+    fn after(&self, _: u64) -> Self {
+        Self::clone(self)
+    }
 }
 
 impl SharedFile {

@@ -473,6 +473,9 @@ impl Memory {
             let sealed = segment.seal.map_or(0, |seal| seal.version);
             assert!(sealed <= self.version, "segment {id:?} is of version {sealed}");
         }
+        if let Some(sharing) = &self.sharing {
+            sharing.check(self.base_pages());
+        }
         assert!(self.older.is_sorted_by_key(|(version, _)| *version), "versions that are read");
         if let Some(initial) = &self.initial {
             assert!(are_apart(&initial.pages), "pages that the memory was created with");

@@ -50,7 +50,7 @@ impl SyncFile {
 /// What to release once no durable index needs it.
 #[derive(Debug)]
 pub(crate) struct PendingDelete {
-    released: Released,
+    target: ReleaseTarget,
     /// Delta that goes with the file; 0 for a base.
     pub(crate) delta_bytes: u64,
     /// The file as layouts name it, if one does.
@@ -58,7 +58,7 @@ pub(crate) struct PendingDelete {
 }
 
 #[derive(Debug)]
-enum Released {
+enum ReleaseTarget {
     /// A file that no other memory names.
     File(Name),
     /// References to a file that other memories may name too.
@@ -68,30 +68,30 @@ enum Released {
 impl PendingDelete {
     /// References to pages, which wait for their possible readers.
     pub(crate) fn pages(retired: RetiredRefs) -> Self {
-        Self { released: Released::Refs(retired), delta_bytes: 0, file: Weak::new() }
+        Self { target: ReleaseTarget::Refs(retired), delta_bytes: 0, file: Weak::new() }
     }
 
     /// The base file of a memory that is removed and was never shared.
     pub(crate) fn base(memory: MemoryId, file: Weak<PageFile>) -> Self {
-        Self { released: Released::File(Name::own_base(memory)), delta_bytes: 0, file }
+        Self { target: ReleaseTarget::File(Name::own_base(memory)), delta_bytes: 0, file }
     }
 
     /// A segment that a memory does not name any more.
     pub(crate) fn segment(memory: MemoryId, id: SegmentId, segment: Segment) -> Self {
         let retire = |file| RetiredRefs::new(&file, vec![file.whole()], Vec::new());
-        let released = match segment.shared {
-            Some(file) => Released::Refs(retire(file)),
-            None => Released::File(Name::Segment(memory, id)),
+        let target = match segment.shared {
+            Some(file) => ReleaseTarget::Refs(retire(file)),
+            None => ReleaseTarget::File(Name::Segment(memory, id)),
         };
-        Self { released, delta_bytes: segment.used_pages * PAGE_BYTES, file: segment.read }
+        Self { target, delta_bytes: segment.used_pages * PAGE_BYTES, file: segment.read }
     }
 
     /// The name of a file that goes for certain.
     pub(crate) fn last_name(&self) -> Option<Name> {
-        match &self.released {
-            Released::File(name) => Some(*name),
+        match &self.target {
+            ReleaseTarget::File(name) => Some(*name),
             // Of a base file it would take long to find out.
-            Released::Refs(retired) => match retired.name() {
+            ReleaseTarget::Refs(retired) => match retired.name() {
                 name @ Name::Segment(..) if retired.is_last() => Some(name),
                 _ => None,
             },
@@ -107,16 +107,16 @@ impl PendingDelete {
         shared: &SharedFiles,
         given_up: bool,
     ) -> Result<Option<bool>> {
-        match &mut self.released {
-            Released::Refs(retired) if retired.is_read() => {
+        match &mut self.target {
+            ReleaseTarget::Refs(retired) if retired.is_read() => {
                 retired.pin();
                 Ok(None)
             }
-            Released::Refs(retired) => {
+            ReleaseTarget::Refs(retired) => {
                 hold_open(&self.file, given_up)?;
                 shared.release(dir, retired).map(Some)
             }
-            Released::File(name) => {
+            ReleaseTarget::File(name) => {
                 hold_open(&self.file, given_up)?;
                 dir.unlink(&dir.path_of(*name)).map(|()| Some(true))
             }

@@ -12,12 +12,11 @@ use disk::{RealDisk, SharedDisk};
 use limits::PagesLimits;
 
 use crate::{
-    BaseId, BorrowedSegment, IndexFault, MemoryId, MemoryIndex, PAGE_BYTES, PagesError, Result,
-    SegmentId,
+    BaseId, BaseRun, BorrowedSegment, IndexFault, MemoryId, MemoryIndex, PAGE_BYTES, PagesError,
+    Result, SegmentId,
     extents::SharedFiles,
     files::{self, Dir, Name},
     memory::{Accounts, Memory, subtract},
-    sharing::Sharing,
     state_heap,
     store::{Memories, PageStore},
 };
@@ -122,39 +121,32 @@ fn share_bases(
     sharers: &Sharers,
 ) -> Result<()> {
     let _here = state_heap::enter();
-    // Memories of which a base file is named, and the greatest number among those.
-    let mut owners: BTreeMap<MemoryId, u64> = BTreeMap::new();
-    for (&id, sharer) in sharers.iter().filter(|(_, sharer)| !sharer.parts.is_empty()) {
-        owners.entry(id).or_default();
-        for part in &sharer.parts {
-            let BaseId { memory, number } = part.base;
-            let greatest = owners.entry(memory).or_default();
-            *greatest = number.max(*greatest);
-            let name = Name::Base(part.base);
-            if shared.known(name).is_none() {
-                let path = dir.path_of(name);
-                shared.file(name, files::len(&dir.open_read(&path)?, &path)?);
+    for (&id, sharer) in sharers {
+        for &BaseRun { start_page, pages, base } in &sharer.parts {
+            if let Some(owner) = known(memories, base.memory) {
+                owner.sharing(shared).next_file_from(base.number.saturating_add(1));
+            }
+            let (name, path) = (Name::Base(base), dir.path_of(Name::Base(base)));
+            let file = match shared.known(name) {
+                Some(file) => file,
+                None => shared.file(name, files::len(&dir.open_read(&path)?, &path)?),
+            };
+            if let Some(memory) = known(memories, id) {
+                memory.sharing(shared).place(start_page..start_page + pages, &file);
             }
         }
     }
-    for (id, number) in owners {
-        let Some(memory) = known(memories, id) else { continue };
-        let own = shared.file(Name::own_base(id), memory.base_bytes);
-        let mut sharing = Sharing::new(id, own);
-        sharing.next_file_from(number.saturating_add(1));
-        for part in sharers.get(&id).iter().flat_map(|sharer| &sharer.parts) {
-            if let Some(file) = shared.known(Name::Base(part.base)) {
-                sharing.append(part.start_page..part.start_page + part.pages, &file);
-            }
+    for memory in memories.values_mut() {
+        let memory = memory.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sharing) = &memory.sharing {
+            sharing.add_refs(0..memory.base_pages());
         }
-        sharing.add_refs(0..memory.base_pages());
-        memory.sharing = Some(Box::new(sharing));
     }
     Ok(())
 }
 
-/// Adds references to segments that other memories than their owners name. Returns the bytes that are counted more than
-/// once.
+/// Adds references to segments that other memories than their owners name. Returns the bytes that
+/// are counted more than once.
 fn share_segments(shared: &SharedFiles, memories: &mut Memories, sharers: &Sharers) -> u64 {
     let _here = state_heap::enter();
     // The memories that name a file, with their names for it.
@@ -216,7 +208,7 @@ fn verify(dir: &Dir, memory: &Memory) -> Result<()> {
     };
     long_enough(&dir.base_path(memory.id), memory.base_bytes)?;
     let mut ends: BTreeMap<Name, u64> = BTreeMap::new();
-    for (file, pages) in memory.sharing.iter().flat_map(|sharing| sharing.parts()) {
+    for (pages, file) in memory.sharing.iter().flat_map(|sharing| sharing.parts()) {
         // The last part of a file reaches farthest.
         ends.insert(file.name, pages.end);
     }

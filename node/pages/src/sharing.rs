@@ -17,6 +17,7 @@ use crate::{
     BaseId, BasePart, BaseRun, MemoryId, PageFile, Pin,
     extents::{RetiredRefs, SharedFile},
     files::{Name, ReaderDir},
+    range_map::RangeMap,
 };
 
 /// Number of base files from which on a memory takes places in those that its copies reference
@@ -47,13 +48,6 @@ pub(crate) struct Move {
     pub(crate) to: Arc<SharedFile>,
 }
 
-/// Pages that are in another file than the own.
-#[derive(Debug)]
-struct Part {
-    pages: Range<u64>,
-    file: Arc<SharedFile>,
-}
-
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Sharing {
@@ -61,8 +55,8 @@ pub(crate) struct Sharing {
     own: Arc<SharedFile>,
     /// Those of parts, each once.
     others: Vec<Arc<SharedFile>>,
-    /// Disjoint, ordered.
-    parts: Vec<Part>,
+    /// Files that hold pages instead of the own.
+    parts: RangeMap<Arc<SharedFile>>,
     /// Number of the next file that is made.
     next_file: u64,
     /// References that ended since the last checkpoint was begun.
@@ -74,14 +68,21 @@ impl Sharing {
     pub(crate) fn new(memory: MemoryId, own: Arc<SharedFile>) -> Self {
         own.users().insert(memory);
         own.refs().add(&own.whole());
-        let (others, parts, retired) = (Vec::new(), Vec::new(), Vec::new());
+        let (others, parts, retired) = (Vec::new(), RangeMap::default(), Vec::new());
         Self { memory, own, others, parts, next_file: 1, retired }
     }
 
-    /// Adds a part behind the others, without references.
-    pub(crate) fn append(&mut self, pages: Range<u64>, file: &Arc<SharedFile>) {
-        append(&mut self.parts, pages, file);
-        self.use_file(file);
+    /// These pages are in that file of the memory or another; adds no reference.
+    pub(crate) fn place(&mut self, pages: Range<u64>, file: &Arc<SharedFile>) {
+        if *file == self.own {
+            self.parts.remove(&pages, |_, _| true);
+            return;
+        }
+        if !self.others.contains(file) {
+            file.users().insert(self.memory);
+            self.others.push(Arc::clone(file));
+        }
+        self.parts.insert(pages, Arc::clone(file), |_, _| ());
     }
 
     /// References these pages where they are.
@@ -91,17 +92,14 @@ impl Sharing {
         }
     }
 
-    pub(crate) fn parts(&self) -> impl ExactSizeIterator<Item = (&Arc<SharedFile>, Range<u64>)> {
-        self.parts.iter().map(|part| (&part.file, part.pages.clone()))
+    pub(crate) fn parts(&self) -> impl ExactSizeIterator<Item = (Range<u64>, &Arc<SharedFile>)> {
+        self.parts.iter()
     }
 
     /// The parts as an index names them.
     pub(crate) fn base_runs(&self) -> Vec<BaseRun> {
-        let run = |part: &Part| match part.file.name {
-            Name::Base(base) => {
-                let Range { start, end } = part.pages;
-                Some(BaseRun { start_page: start, pages: end - start, base })
-            }
+        let run = |(Range { start, end }, file): (_, &Arc<SharedFile>)| match file.name {
+            Name::Base(base) => Some(BaseRun { start_page: start, pages: end - start, base }),
             Name::Segment(..) => None,
         };
         self.parts.iter().filter_map(run).collect()
@@ -120,23 +118,12 @@ impl Sharing {
         self.next_file = self.next_file.max(number);
     }
 
-    fn use_file(&mut self, file: &Arc<SharedFile>) {
-        if !self.files().any(|known| Arc::ptr_eq(known, file)) {
-            file.users().insert(self.memory);
-            self.others.push(Arc::clone(file));
-        }
-    }
-
     /// The file that holds a page, and the pages around it that are there without a gap, of `pages`
     /// in all.
     pub(crate) fn extent(&self, page: u64, pages: u64) -> (&Arc<SharedFile>, Range<u64>) {
-        let next = self.parts.partition_point(|part| part.pages.end <= page);
-        let before = next.checked_sub(1).and_then(|before| self.parts.get(before));
-        let start = before.map_or(0, |part| part.pages.end);
-        match self.parts.get(next) {
-            Some(part) if part.pages.start <= page => (&part.file, part.pages.clone()),
-            Some(part) => (&self.own, start..part.pages.start),
-            None => (&self.own, start..pages),
+        match self.parts.next(page) {
+            Some((part, file)) if part.start <= page => (file, part),
+            _ => (&self.own, self.parts.gap(page, pages)),
         }
     }
 
@@ -189,19 +176,18 @@ impl Sharing {
     pub(crate) fn moved(&mut self, moves: &[Move], readers: &[Weak<Pin>]) {
         let mut left: Vec<(&Arc<SharedFile>, Vec<Range<u64>>)> = Vec::new();
         for Move { pages, from, to } in moves {
-            match left.iter_mut().find(|(file, _)| Arc::ptr_eq(file, from)) {
+            match left.iter_mut().find(|(file, _)| *file == from) {
                 Some((_, ranges)) => ranges.push(pages.clone()),
                 None => left.push((from, vec![pages.clone()])),
             }
-            self.use_file(to);
-            self.lay(pages, to);
+            self.place(pages.clone(), to);
         }
         let retired = left.into_iter();
         let retired = retired.map(|(file, pages)| RetiredRefs::new(file, pages, readers.to_vec()));
         self.retired.extend(retired);
         let Self { memory, others, parts, .. } = self;
         others.retain(|file| {
-            let is_used = parts.iter().any(|part| Arc::ptr_eq(&part.file, file));
+            let is_used = parts.iter().any(|(_, used)| used == file);
             if !is_used {
                 file.users().remove(memory);
             }
@@ -209,38 +195,28 @@ impl Sharing {
         });
     }
 
-    fn lay(&mut self, pages: &Range<u64>, file: &Arc<SharedFile>) {
-        let mut parts: Vec<Part> = Vec::with_capacity(self.parts.len() + 2);
-        let mut put = |start: u64, end: u64, file: &Arc<SharedFile>| {
-            if !Arc::ptr_eq(file, &self.own) {
-                append(&mut parts, start..end, file);
-            }
-        };
-        let mut is_laid = false;
-        for Part { pages: Range { start, end }, file: before } in &self.parts {
-            put(*start, *end.min(&pages.start), before);
-            if !is_laid && *end > pages.start {
-                put(pages.start, pages.end, file);
-                is_laid = true;
-            }
-            put(*start.max(&pages.end), *end, before);
-        }
-        if !is_laid {
-            put(pages.start, pages.end, file);
-        }
-        self.parts = parts;
-    }
-
     /// The parts as a new layout names them.
     pub(crate) fn base_parts(&self, dir: &Arc<ReaderDir>) -> Arc<[BasePart]> {
         let handle = |file: &Arc<SharedFile>| Arc::new(PageFile::new(dir, file.name));
         let handles: Vec<_> = self.others.iter().map(|file| (file, handle(file))).collect();
-        let named = self.parts.iter().filter_map(|part| {
-            let (_, file) = handles.iter().find(|(file, _)| Arc::ptr_eq(file, &part.file))?;
-            let Range { start, end } = part.pages;
-            Some(BasePart { start_page: start, pages: end - start, file: Arc::clone(file) })
+        let named = self.parts.iter().filter_map(|(Range { start, end }, file)| {
+            let (_, handle) = handles.iter().find(|(of, _)| *of == file)?;
+            Some(BasePart { start_page: start, pages: end - start, file: Arc::clone(handle) })
         });
         named.collect()
+    }
+
+    /// Checks that the memory, of `pages` pages, references each page where it is.
+    pub(crate) fn check(&self, pages: u64) {
+        for (file, range) in self.extents(0..pages) {
+            assert!(file.refs().is_current(&range), "{range:?} of {:?} is in use", file.name);
+        }
+        assert!(
+            self.others.iter().all(|file| self.parts.iter().any(|(_, part)| part == file)),
+            "memory {} has {} files and no page in one of them",
+            self.memory.0,
+            self.others.len()
+        );
     }
 
     /// References that ended, to be released once a checkpoint is durable.
@@ -255,27 +231,11 @@ impl Sharing {
         extents.push((Arc::clone(&self.own), self.own.whole()));
         for file in self.files() {
             file.users().remove(&self.memory);
-            let here = extents.iter().filter(|(of, _)| Arc::ptr_eq(of, file));
+            let here = extents.iter().filter(|(of, _)| of == file);
             let pages = here.map(|(_, range)| range.clone()).collect();
             retired.push(RetiredRefs::new(file, pages, readers.to_vec()));
         }
         retired
-    }
-}
-
-/// Adds a part behind others.
-fn append(parts: &mut Vec<Part>, pages: Range<u64>, file: &Arc<SharedFile>) {
-    debug_assert!(
-        pages.is_empty() || parts.last().is_none_or(|last| last.pages.end <= pages.start),
-        "{pages:?} is not behind the last of {} parts",
-        parts.len()
-    );
-    match parts.last_mut() {
-        _ if pages.is_empty() => {}
-        Some(last) if Arc::ptr_eq(&last.file, file) && last.pages.end == pages.start => {
-            last.pages.end = pages.end;
-        }
-        _ => parts.push(Part { pages, file: Arc::clone(file) }),
     }
 }
 
@@ -306,12 +266,11 @@ mod tests {
             for (start, pages, number) in steps {
                 let range = start..(start + pages).min(PAGES);
                 table[range.start as usize..range.end as usize].fill(number);
-                sharing.use_file(&files[number as usize]);
-                sharing.lay(&range, &files[number as usize]);
+                sharing.place(range, &files[number as usize]);
                 let mut found = Vec::new();
                 for (file, range) in sharing.extents(0..PAGES) {
                     prop_assert_eq!(range.start, found.len() as u64);
-                    let number = files.iter().position(|known| Arc::ptr_eq(known, &file)).unwrap_or(9);
+                    let number = files.iter().position(|known| *known == file).unwrap_or(9);
                     found.resize(range.end as usize, number as u64);
                 }
                 prop_assert_eq!(&found, &table);
