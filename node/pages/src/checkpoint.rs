@@ -101,17 +101,10 @@ impl Pending {
     }
 
     /// A memory was taken out of the store.
-    pub(crate) fn removed(&mut self, memory: &mut Memory, segments: Vec<PendingDelete>) {
+    pub(crate) fn removed(&mut self, memory: &Memory, released: Vec<PendingDelete>) {
         let before = self.removed.insert(memory.id, memory.base_bytes);
         debug_assert!(before.is_none(), "memory {} was removed twice", memory.id.0);
-        match memory.sharing.take() {
-            Some(mut sharing) => {
-                let retired = sharing.retire_all(memory.base_pages(), &memory.readers());
-                self.next_deletes.extend(retired.into_iter().map(PendingDelete::pages));
-            }
-            None => self.next_deletes.push(PendingDelete::base(memory.id, memory.base_in_use())),
-        }
-        self.next_deletes.extend(segments);
+        self.next_deletes.extend(released);
     }
 
     /// Has the next ticket sync what a copy references.
@@ -159,11 +152,7 @@ impl PageStore {
                 debug_assert!(are_apart(&pages), "written pages of memory {}", id.0);
                 written.push((id, pages));
             }
-            pending.deletes.extend(memory.take_releasable());
-            if let Some(sharing) = &mut memory.sharing {
-                let retired = sharing.take_retired();
-                pending.deletes.extend(retired.into_iter().map(PendingDelete::pages));
-            }
+            pending.deletes.extend(memory.take_released());
             changed.push((id, Some(memory.index()), memory.base_bytes));
         }
         // Of memories that were to be written and were not, nothing stays open. The files are in no

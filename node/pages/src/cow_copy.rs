@@ -51,11 +51,11 @@ impl Memory {
         unsynced.extend(self.seal(accounts, generation));
         let (is_first, all, behind) =
             (self.sharing.is_none(), 0..self.base_pages(), pages..copy.base_pages());
-        let sharing = self.sharing(shared);
+        let sharing = self.start_sharing(shared);
         if is_first {
             sharing.add_refs(all);
         }
-        let copied = copy.sharing(shared);
+        let copied = copy.start_sharing(shared);
         for (file, range) in sharing.extents(0..pages) {
             copied.place(range, &file);
         }
@@ -72,8 +72,8 @@ impl Memory {
         (copy, unsynced)
     }
 
-    /// The files of its pages. Of a memory that shared none, no page is referenced yet.
-    pub(crate) fn sharing(&mut self, shared: &SharedFiles) -> &mut Sharing {
+    /// Registers its base file unless it is. No page of a file that was not is referenced yet.
+    pub(crate) fn start_sharing(&mut self, shared: &SharedFiles) -> &mut Sharing {
         let (id, bytes) = (self.id, self.base_bytes);
         let new = || Box::new(Sharing::new(id, shared.file(Name::own_base(id), bytes)));
         self.sharing.get_or_insert_with(new)

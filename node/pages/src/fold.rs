@@ -339,3 +339,44 @@ impl FoldQueue {
 fn pages(runs: &[(Run, Name)]) -> u64 {
     runs.iter().map(|(run, _)| run.pages).sum()
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use limits::Limits;
+
+    use super::*;
+
+    fn checkpoint(store: &PageStore) {
+        let ticket = store.begin_checkpoint().unwrap();
+        ticket.sync().unwrap();
+        store.finish_checkpoint(ticket);
+    }
+
+    #[test]
+    fn pages_of_a_removed_memory_are_released_after_the_fold_that_writes_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = PageStore::open(dir.path(), &Limits::nano().unwrap().pages, []).unwrap();
+        let (id, copy, bytes) = (MemoryId(1), MemoryId(2), 128 * PAGE_BYTES);
+        store.create(id, bytes).unwrap();
+        store.write_bytes(id, 0, &[1; 4 * PAGE_BYTES as usize]).unwrap();
+        store.create_copy(copy, bytes, &store.layout(id).unwrap(), bytes).unwrap();
+        store.write_bytes(id, 70 * PAGE_BYTES, &[2]).unwrap();
+        checkpoint(&store);
+        // Pages that both memories find in the same segment are written in place.
+        let work = store.plan(id, 100, Readers::Respected, &mut BTreeSet::new()).unwrap();
+        let FoldWork::Plan(plan) = work else { panic!("there is nothing to fold") };
+        let in_place = plan.runs.iter().filter(|(_, base)| *base == Name::own_base(id));
+        assert_eq!((in_place.count(), pages(&plan.runs), plan.moves.len()), (1, 5, 1));
+        store.remove(id);
+        store.remove(copy);
+        checkpoint(&store);
+        let own = dir.path().join("1.base");
+        assert!(own.exists() && !dir.path().join("2.base").exists());
+        store.give_back(&plan.moves);
+        drop(plan);
+        store.check_room().unwrap();
+        let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}

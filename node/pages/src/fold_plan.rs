@@ -92,16 +92,9 @@ impl Memory {
         if context.readers == Readers::CutOff {
             context.store.accounts.cut_off.fetch_add(self.cut_off_readers(), Relaxed);
         }
-        let oldest_read = self.oldest_read();
-        let ready = |segment: &Segment| segment.durable && segment.live_pages > 0;
-        let candidates: Vec<SegmentId> = self
-            .segments
-            .iter()
-            .filter(|(_, segment)| {
-                ready(segment) && segment.seal.is_some_and(|seal| seal.version <= oldest_read)
-            })
-            .map(|(&id, _)| id)
-            .collect();
+        let ready = |segment: &Segment| segment.live_pages > 0 && self.is_settled(segment);
+        let candidates = self.segments.iter().filter(|(_, segment)| ready(segment));
+        let candidates: Vec<SegmentId> = candidates.map(|(&id, _)| id).collect();
         if candidates.is_empty() {
             return Ok(if self.has_durable_delta() { FoldWork::Blocked } else { FoldWork::None });
         }

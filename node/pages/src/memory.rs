@@ -154,9 +154,9 @@ pub(crate) struct Memory {
     pub(crate) base_unsynced: bool,
     /// The pages it was created with, until a checkpoint that names them is durable.
     pub(crate) initial: Option<InitialPages>,
-    /// Rewritten segments that could not be kept for their readers: the next checkpoint deletes
-    /// them.
-    orphans: Vec<PendingDelete>,
+    /// Places that moved pages left, and rewritten segments that could not be kept for their
+    /// readers: the next checkpoint releases them.
+    released: Vec<PendingDelete>,
 }
 
 /// Pages that a memory had in its base when it was created.
@@ -194,7 +194,7 @@ impl Memory {
             older: Vec::new(),
             base_unsynced: false,
             initial: None,
-            orphans: Vec::new(),
+            released: Vec::new(),
         }
     }
 
@@ -421,10 +421,16 @@ impl Memory {
     }
 
     /// The oldest version that is being read and was not cut off.
-    pub(crate) fn oldest_read(&self) -> u64 {
+    fn oldest_read(&self) -> u64 {
         let is_read = |pin: &Weak<Pin>| pin.upgrade().is_some_and(|pin| !pin.is_cut_off());
         let oldest = self.older.iter().find(|(_, pin)| is_read(pin));
         oldest.map_or(self.version, |(version, _)| *version)
+    }
+
+    /// Whether no durable index and no reader of this memory reads below the pages of a segment that
+    /// the newest version finds there.
+    pub(crate) fn is_settled(&self, segment: &Segment) -> bool {
+        segment.durable && segment.seal.is_some_and(|seal| seal.version <= self.oldest_read())
     }
 
     /// Cuts off the readers of older versions that block a fold and are not held. Returns the
@@ -569,7 +575,7 @@ impl Memory {
             let orphan = PendingDelete::segment(self.id, old, segment);
             accounts.delta.fetch_add(orphan.delta_bytes, Relaxed);
             accounts.releasable.fetch_add(orphan.delta_bytes, Relaxed);
-            self.orphans.push(orphan);
+            self.released.push(orphan);
         }
         subtract(&accounts.delta, dead_pages * PAGE_BYTES);
         subtract(&accounts.open, dead_pages * PAGE_BYTES);
@@ -744,33 +750,25 @@ impl Memory {
         Some(file)
     }
 
-    /// Forgets the segments that the index being checkpointed does not name, for deletion once it
-    /// is durable.
-    pub(crate) fn take_releasable(&mut self) -> Vec<PendingDelete> {
-        let memory = self.id;
+    /// Forgets what the index being checkpointed does not name, for release once it is durable.
+    pub(crate) fn take_released(&mut self) -> Vec<PendingDelete> {
+        let (memory, mut released) = (self.id, std::mem::take(&mut self.released));
         let dead = self
             .segments
             .extract_if(.., |_, segment| segment.seal.is_some() && segment.live_pages == 0);
-        let mut dropped: Vec<_> =
-            dead.map(|(id, segment)| PendingDelete::segment(memory, id, segment)).collect();
-        dropped.append(&mut self.orphans);
+        released.extend(dead.map(|(id, segment)| PendingDelete::segment(memory, id, segment)));
         self.shrink();
-        dropped
+        released
     }
 
-    /// Its base file as layouts name it, if one does.
-    pub(crate) fn base_in_use(&self) -> Weak<PageFile> {
-        self.view.base.clone()
-    }
-
-    /// Forgets every segment, because the memory is removed.
+    /// Forgets every file, because the memory is removed.
     pub(crate) fn take_all(&mut self, accounts: &Accounts) -> Vec<PendingDelete> {
         let open = self.open.take().and_then(|open| open.file);
         subtract(&accounts.open_files, open.iter().len() as u64);
         self.take_initial_file(accounts);
         subtract(&accounts.runs, self.runs_len());
-        let orphans = std::mem::take(&mut self.orphans);
-        let all = std::mem::take(&mut self.segments).into_iter().map(|(id, segment)| {
+        let mut released = std::mem::take(&mut self.released);
+        for (id, segment) in std::mem::take(&mut self.segments) {
             let bytes = segment.used_pages * PAGE_BYTES;
             if segment.seal.is_none() {
                 subtract(&accounts.open, bytes);
@@ -778,9 +776,16 @@ impl Memory {
             if segment.seal.is_none() || segment.live_pages > 0 {
                 accounts.releasable.fetch_add(bytes, Relaxed);
             }
-            PendingDelete::segment(self.id, id, segment)
-        });
-        all.chain(orphans).collect()
+            released.push(PendingDelete::segment(self.id, id, segment));
+        }
+        match self.sharing.take() {
+            Some(sharing) => {
+                let retired = sharing.retire_all(self.base_pages(), &self.readers());
+                released.extend(retired.into_iter().map(PendingDelete::pages));
+            }
+            None => released.push(PendingDelete::base(self.id, self.view.base.clone())),
+        }
+        released
     }
 
     /// The checkpoint `generation` is durable. Returns whether there is something to fold now.
@@ -820,9 +825,8 @@ impl Memory {
         self.view.runs = None;
         if !moves.is_empty() {
             let readers = self.readers();
-            if let Some(sharing) = &mut self.sharing {
-                sharing.moved(moves, &readers);
-            }
+            let left = self.sharing.as_mut().map(|sharing| sharing.moved(moves, &readers));
+            self.released.extend(left.into_iter().flatten().map(PendingDelete::pages));
             self.view.parts = None;
             self.outdate_layouts();
         }

@@ -124,7 +124,7 @@ fn share_bases(
     for (&id, sharer) in sharers {
         for &BaseRun { start_page, pages, base } in &sharer.parts {
             if let Some(owner) = known(memories, base.memory) {
-                owner.sharing(shared).next_file_from(base.number.saturating_add(1));
+                owner.start_sharing(shared).next_file_from(base.number.saturating_add(1));
             }
             let (name, path) = (Name::Base(base), dir.path_of(Name::Base(base)));
             let file = match shared.known(name) {
@@ -132,7 +132,7 @@ fn share_bases(
                 None => shared.file(name, files::len(&dir.open_read(&path)?, &path)?),
             };
             if let Some(memory) = known(memories, id) {
-                memory.sharing(shared).place(start_page..start_page + pages, &file);
+                memory.start_sharing(shared).place(start_page..start_page + pages, &file);
             }
         }
     }

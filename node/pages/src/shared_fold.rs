@@ -111,9 +111,7 @@ impl Memory {
             // No version of it ever read below the segments it was created with.
             let owner = segment.shared.as_ref().map(|shared| shared.name);
             let is_borrowed = matches!(owner, Some(Name::Segment(owner, _)) if owner != self.id);
-            let is_settled = segment.durable
-                && segment.seal.is_some_and(|seal| seal.version <= self.oldest_read());
-            is_borrowed || is_settled
+            is_borrowed || self.is_settled(segment)
         };
         self.segments.get(&segment).is_some_and(is_ready)
     }

@@ -59,8 +59,6 @@ pub(crate) struct Sharing {
     parts: RangeMap<Arc<SharedFile>>,
     /// Number of the next file that is made.
     next_file: u64,
-    /// References that ended since the last checkpoint was begun.
-    retired: Vec<RetiredRefs>,
 }
 
 impl Sharing {
@@ -68,8 +66,7 @@ impl Sharing {
     pub(crate) fn new(memory: MemoryId, own: Arc<SharedFile>) -> Self {
         own.users().insert(memory);
         own.refs().add(&own.whole());
-        let (others, parts, retired) = (Vec::new(), RangeMap::default(), Vec::new());
-        Self { memory, own, others, parts, next_file: 1, retired }
+        Self { memory, own, others: Vec::new(), parts: RangeMap::default(), next_file: 1 }
     }
 
     /// These pages are in that file of the memory or another; adds no reference.
@@ -172,8 +169,8 @@ impl Sharing {
     }
 
     /// Pages were moved, and are durable where they are now. Layouts with the pins `readers` find
-    /// them where they were.
-    pub(crate) fn moved(&mut self, moves: &[Move], readers: &[Weak<Pin>]) {
+    /// them where they were. Returns the references to the places that they left.
+    pub(crate) fn moved(&mut self, moves: &[Move], readers: &[Weak<Pin>]) -> Vec<RetiredRefs> {
         let mut left: Vec<(&Arc<SharedFile>, Vec<Range<u64>>)> = Vec::new();
         for Move { pages, from, to } in moves {
             match left.iter_mut().find(|(file, _)| *file == from) {
@@ -182,9 +179,6 @@ impl Sharing {
             }
             self.place(pages.clone(), to);
         }
-        let retired = left.into_iter();
-        let retired = retired.map(|(file, pages)| RetiredRefs::new(file, pages, readers.to_vec()));
-        self.retired.extend(retired);
         let Self { memory, others, parts, .. } = self;
         others.retain(|file| {
             let is_used = parts.iter().any(|(_, used)| used == file);
@@ -193,6 +187,8 @@ impl Sharing {
             }
             is_used
         });
+        let retire = |(file, pages)| RetiredRefs::new(file, pages, readers.to_vec());
+        left.into_iter().map(retire).collect()
     }
 
     /// The parts as a new layout names them.
@@ -219,23 +215,17 @@ impl Sharing {
         );
     }
 
-    /// References that ended, to be released once a checkpoint is durable.
-    pub(crate) fn take_retired(&mut self) -> Vec<RetiredRefs> {
-        std::mem::take(&mut self.retired)
-    }
-
     /// Ends all references of a memory of `pages` pages, which is removed.
-    pub(crate) fn retire_all(&mut self, pages: u64, readers: &[Weak<Pin>]) -> Vec<RetiredRefs> {
-        let mut retired = self.take_retired();
+    pub(crate) fn retire_all(&self, pages: u64, readers: &[Weak<Pin>]) -> Vec<RetiredRefs> {
         let mut extents = self.extents(0..pages);
         extents.push((Arc::clone(&self.own), self.own.whole()));
-        for file in self.files() {
+        let retire = |file: &Arc<SharedFile>| {
             file.users().remove(&self.memory);
             let here = extents.iter().filter(|(of, _)| of == file);
             let pages = here.map(|(_, range)| range.clone()).collect();
-            retired.push(RetiredRefs::new(file, pages, readers.to_vec()));
-        }
-        retired
+            RetiredRefs::new(file, pages, readers.to_vec())
+        };
+        self.files().map(retire).collect()
     }
 }
 

@@ -188,8 +188,8 @@ impl PageStore {
         let mut memories = self.memories.write().unwrap_or_else(PoisonError::into_inner);
         let Some(memory) = memories.remove(&id) else { return };
         let mut memory = memory.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let segments = memory.take_all(&self.accounts);
-        lock(&self.checkpoint).removed(&mut memory, segments);
+        let released = memory.take_all(&self.accounts);
+        lock(&self.checkpoint).removed(&memory, released);
         lock(&self.opened).remove(&id);
         lock(&self.changed).insert(id);
         lock(&self.fold_queue).ids.remove(&id);
