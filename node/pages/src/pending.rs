@@ -100,7 +100,7 @@ impl PendingDelete {
 
     /// Unlinks a file, or drops references. Layouts that name a file keep it, open; if that is not
     /// possible and the readers are `given_up`, they lose it. Returns whether a file is gone, and
-    /// not only this reference to it; none if it waits for readers.
+    /// not only this reference to it; `None` if it waits for readers.
     pub(crate) fn delete(
         &mut self,
         dir: &Dir,

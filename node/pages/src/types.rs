@@ -125,8 +125,8 @@ pub struct MemoryLayout {
     pub segments: Arc<[(SegmentId, Arc<PageFile>)]>,
     /// Disjoint, ordered by `start_page`.
     pub runs: Arc<[Run]>,
-    /// Shared by all layouts of this version; a fold waits until the pins of older versions are
-    /// gone, or cuts them off.
+    /// Shared by the layouts of this version that name the same base pages; a fold waits until the
+    /// pins of older versions are gone, or cuts them off.
     pub pin: Arc<Pin>,
 }
 
