@@ -8,21 +8,18 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    fs::File,
     ops::Range,
-    path::Path,
     sync::{
-        Arc, PoisonError, Weak,
+        Arc, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
 
 use crate::{
-    BaseId, MemoryId, MemoryIndex, PageFile, PagesError, Result,
-    cow_copy::UnsyncedFiles,
+    MemoryId, MemoryIndex, PagesError, Result,
     files::{self, Dir, Name},
-    memory::{DroppedSegment, Memory, SealedSegment, are_apart, subtract},
-    shared::{RetiredRefs, SharedSegment},
+    memory::{Memory, are_apart, subtract},
+    pending::{PendingDelete, SyncFile},
     store::{PageStore, lock},
 };
 
@@ -66,128 +63,6 @@ impl Progress {
     }
 }
 
-/// A file to make durable.
-#[derive(Clone, Debug)]
-struct SyncFile {
-    name: Name,
-    /// Held since the first write, so that an error of the kernel's own writeback is not missed.
-    /// None of a new base that holds no data, and of a file that was closed meanwhile.
-    file: Option<Arc<File>>,
-    /// It was not open all the time: an error may have passed unseen.
-    was_closed: bool,
-    /// Of a segment: the length it must have.
-    segment_bytes: Option<u64>,
-}
-
-impl SyncFile {
-    /// The base of a memory that was created, and its file if it was written; or one of which only
-    /// what was cleared is to be synced.
-    fn base(id: BaseId, file: Option<Arc<File>>) -> Self {
-        Self { name: Name::Base(id), file, was_closed: false, segment_bytes: None }
-    }
-
-    fn segment(id: MemoryId, sealed: SealedSegment) -> Self {
-        Self {
-            name: Name::Segment(id, sealed.id),
-            file: sealed.file,
-            was_closed: sealed.was_closed,
-            segment_bytes: Some(sealed.bytes),
-        }
-    }
-
-    fn open(&self, path: &Path, dir: &Dir) -> Result<Arc<File>> {
-        match &self.file {
-            Some(file) => Ok(Arc::clone(file)),
-            None if self.segment_bytes.is_some() => Ok(Arc::new(dir.open_write(path)?)),
-            // Only its length, its name and holes are to be synced: any descriptor does.
-            None => Ok(Arc::new(dir.open_read(path)?)),
-        }
-    }
-}
-
-/// Files to delete once no durable index names them.
-#[derive(Debug)]
-enum PendingDelete {
-    /// A file to delete.
-    File {
-        name: Name,
-        /// Delta that goes with it; 0 for a base.
-        delta_bytes: u64,
-        /// As layouts name it, if one does.
-        file: Weak<PageFile>,
-        /// Set if other memories may name it too; and the memory that does no more.
-        shared: Option<(Arc<SharedSegment>, MemoryId)>,
-    },
-    /// Pages of a base file.
-    Pages(RetiredRefs),
-}
-
-/// Outcome of a deletion.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Deletion {
-    Done {
-        /// A segment's file is gone, not only the name that a memory had for it.
-        frees_delta: bool,
-    },
-    /// Blocked by readers that still hold the file.
-    Waits,
-    Failed,
-}
-
-impl PendingDelete {
-    /// The name of a file that goes for certain.
-    fn last_name(&self) -> Option<Name> {
-        match self {
-            Self::File { name, shared, .. } => {
-                let stays = shared.as_ref().is_some_and(|(shared, _)| shared.has_others());
-                (!stays).then_some(*name)
-            }
-            Self::Pages(_) => None,
-        }
-    }
-
-    /// Unlinks a file, or returns pages. Layouts that name a file keep it, open; if that is not
-    /// possible and the readers are `given_up`, they lose it. Pages wait for their possible
-    /// readers.
-    fn delete(&mut self, store: &PageStore, given_up: bool) -> Deletion {
-        let PageStore { dir, shared: files, .. } = store;
-        let stays = match self {
-            Self::Pages(retired) if retired.is_read() => {
-                retired.pin();
-                return Deletion::Waits;
-            }
-            Self::Pages(retired) => files.release(dir, retired).map(|()| true),
-            Self::File { name, file, shared, .. } => {
-                hold_open(file, given_up).and_then(|()| match shared {
-                    Some((shared, memory)) => files.leave_segment(dir, shared, *memory),
-                    None => dir.unlink(&dir.path_of(*name)).map(|()| false),
-                })
-            }
-        };
-        stays.map_or(Deletion::Failed, |stays| Deletion::Done { frees_delta: !stays })
-    }
-
-    fn delta_bytes(&self) -> u64 {
-        match self {
-            Self::File { delta_bytes, .. } => *delta_bytes,
-            Self::Pages(_) => 0,
-        }
-    }
-}
-
-fn hold_open(file: &Weak<PageFile>, given_up: bool) -> Result<()> {
-    let Some(file) = file.upgrade() else { return Ok(()) };
-    match file.hold_open() {
-        // The file is unreadable already.
-        Err(PagesError::Gone { .. } | PagesError::MissingFile { .. }) => Ok(()),
-        Err(_) if given_up => {
-            file.mark_gone();
-            Ok(())
-        }
-        kept => kept,
-    }
-}
-
 /// A checkpoint under way. Call [`CheckpointTicket::sync`] (on any thread), make
 /// [`CheckpointTicket::changed`] durable, then [`PageStore::finish_checkpoint`]. Dropping it
 /// instead gives the checkpoint up.
@@ -220,59 +95,26 @@ impl Pending {
             if excess == 0 {
                 return;
             }
-            (file.file, file.was_closed) = (None, true);
+            file.close();
             excess -= 1;
         }
     }
 
     /// A memory was taken out of the store.
-    pub(crate) fn removed(&mut self, memory: &mut Memory, segments: Vec<DroppedSegment>) {
+    pub(crate) fn removed(&mut self, memory: &Memory, released: Vec<PendingDelete>) {
         let before = self.removed.insert(memory.id, memory.base_bytes);
         debug_assert!(before.is_none(), "memory {} was removed twice", memory.id.0);
-        let pages = memory.base_pages();
-        match memory.sharing.take() {
-            Some(mut sharing) => {
-                let retired = sharing.retire_all(pages);
-                self.next_deletes.extend(retired.into_iter().map(PendingDelete::Pages));
-            }
-            None => {
-                let (name, file) = (Name::Base(BaseId::initial(memory.id)), memory.base_in_use());
-                self.next_deletes.push(PendingDelete::File {
-                    name,
-                    delta_bytes: 0,
-                    file,
-                    shared: None,
-                });
-            }
-        }
-        self.next_deletes.extend(pending_deletes(memory.id, segments));
+        self.next_deletes.extend(released);
     }
 
     /// Has the next ticket sync what a copy references.
-    pub(crate) fn sync_early(&mut self, unsynced: UnsyncedFiles) {
-        let UnsyncedFiles { owner, base, segment, cleared } = unsynced;
-        self.early.extend(cleared.map(|base| SyncFile::base(base, None)));
-        if let Some(file) = base {
-            self.early.push(SyncFile::base(BaseId::initial(owner), file));
-        }
-        self.early.extend(segment.map(|sealed| SyncFile::segment(owner, sealed)));
+    pub(crate) fn sync_early(&mut self, files: Vec<SyncFile>) {
+        self.early.extend(files);
         let open = self.early.iter().filter(|file| file.file.is_some()).count();
         if let Some(last) = self.early.last_mut().filter(|_| open > EARLY_OPEN_MAX) {
-            (last.file, last.was_closed) = (None, true);
+            last.close();
         }
     }
-}
-
-fn pending_deletes(
-    id: MemoryId,
-    segments: impl IntoIterator<Item = DroppedSegment>,
-) -> impl Iterator<Item = PendingDelete> {
-    segments.into_iter().map(move |segment| PendingDelete::File {
-        name: segment.shared.as_ref().map_or(Name::Segment(id, segment.id), |of| of.name()),
-        delta_bytes: segment.bytes,
-        file: segment.file,
-        shared: segment.shared.map(|shared| (shared, id)),
-    })
 }
 
 impl PageStore {
@@ -294,9 +136,7 @@ impl PageStore {
         let generation = self.progress.generation.fetch_add(1, Relaxed) + 1;
         pending.changed.append(&mut newly_changed);
         pending.deletes.append(&mut pending.next_deletes);
-        let sealed: u64 = pending.early.iter().filter_map(|file| file.segment_bytes).sum();
-        subtract(&self.accounts.open, sealed);
-        pending.files.append(&mut pending.early);
+        let mut files = std::mem::take(&mut pending.early);
         let mut changed = Vec::with_capacity(pending.changed.len());
         let mut written = Vec::new();
         for &id in &pending.changed {
@@ -305,26 +145,14 @@ impl PageStore {
                 continue;
             };
             let mut memory = lock(memory);
-            if std::mem::take(&mut memory.base_unsynced) {
-                let file = memory.take_initial_file(&self.accounts);
-                pending.files.push(SyncFile::base(BaseId::initial(id), file));
-            }
-            if let Some(sealed) = memory.seal(&self.accounts, generation) {
-                subtract(&self.accounts.open, sealed.bytes);
-                pending.files.push(SyncFile::segment(id, sealed));
-            }
+            files.extend(memory.take_unsynced_base(&self.accounts));
+            files.extend(memory.seal(&self.accounts, generation));
             let pages = memory.written_pages();
             if !pages.is_empty() {
                 debug_assert!(are_apart(&pages), "written pages of memory {}", id.0);
                 written.push((id, pages));
             }
-            let dead = memory.take_releasable();
-            pending.deletes.extend(pending_deletes(id, dead));
-            if let Some(sharing) = &mut memory.sharing {
-                pending
-                    .deletes
-                    .extend(sharing.take_retired().into_iter().map(PendingDelete::Pages));
-            }
+            pending.deletes.extend(memory.take_released());
             changed.push((id, Some(memory.index()), memory.base_bytes));
         }
         // Of memories that were to be written and were not, nothing stays open. The files are in no
@@ -332,9 +160,11 @@ impl PageStore {
         lock(&self.opened).retain(|id| {
             let Some(memory) = memories.get(id) else { return false };
             let mut memory = lock(memory);
-            pending.deletes.extend(pending_deletes(*id, memory.take_empty(&self.accounts)));
+            pending.deletes.extend(memory.take_empty(&self.accounts));
             memory.is_open()
         });
+        subtract(&self.accounts.open, files.iter().filter_map(|file| file.segment_bytes).sum());
+        pending.files.append(&mut files);
         let deleted_names: BTreeSet<Name> =
             pending.deletes.iter().filter_map(PendingDelete::last_name).collect();
         pending.files.retain(|file| !deleted_names.contains(&file.name));
@@ -398,13 +228,13 @@ impl PageStore {
         for _ in 0..count {
             let next = lock(&self.checkpoint).deferred.pop_front();
             let Some(mut pending) = next else { break };
-            let deletion = pending.delete(self, given_up);
-            if let Deletion::Done { frees_delta } = deletion {
-                let bytes = pending.delta_bytes();
+            let deleted = pending.delete(&self.dir, &self.shared, given_up);
+            if let Ok(Some(frees_delta)) = deleted {
+                let bytes = pending.delta_bytes;
                 subtract(&self.accounts.delta, if frees_delta { bytes } else { 0 });
                 subtract(&self.accounts.releasable, bytes);
             } else {
-                failed += u64::from(deletion == Deletion::Failed);
+                failed += u64::from(deleted.is_err());
                 lock(&self.checkpoint).deferred.push_back(pending);
             }
         }

@@ -16,17 +16,16 @@ use std::{
     ops::Range,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
+    sync::{Arc, atomic::Ordering::Relaxed},
 };
 
 use disk::DiskFile;
 
 use crate::{
-    BaseId, MemoryId, MemoryLayout, PAGE_BYTES, PageFile, PagesError, Result, Run,
+    MemoryId, MemoryLayout, PAGE_BYTES, PageFile, PagesError, Result, Run,
     files::{self, Dir, Name, NamedFile},
     memory::{self, InitialPages, Memory},
     read::{pages_of, read_pages, segment_of},
-    state_heap,
     store::{PageStore, lock},
 };
 
@@ -67,18 +66,12 @@ impl PageStore {
             Ok(None) => self.copied((id, base_bytes), (file, &path), from, most / PAGE_BYTES),
             Err(error) => Err(error),
         };
-        let mut memory = made.inspect_err(|_| {
+        let memory = made.inspect_err(|_| {
             // The first error is the one that matters; if the removal fails as well, the next start
             // removes the file, and another attempt fails because the file exists.
             let _ = self.dir.unlink(&path);
         })?;
-        memory.base_unsynced = true;
-        let layout = memory.layout(&self.dir);
-        let mut memories = self.memories.write().unwrap_or_else(PoisonError::into_inner);
-        let before = state_heap::within(|| memories.insert(id, Mutex::new(memory)));
-        assert!(before.is_none(), "memory {} was created twice", id.0);
-        lock(&self.changed).insert(id);
-        Ok(layout)
+        Ok(self.admit(memory))
     }
 
     /// A memory that references what the newest version of another does, if `from` is that.
@@ -120,16 +113,15 @@ impl PageStore {
     /// Pages of a memory's parts that may hold data; all pages if this cannot be determined.
     fn data_of(&self, memory: &Memory) -> Vec<Range<u64>> {
         let mut ranges = Ranges::default();
-        let parts = memory.sharing.as_ref().map_or(&[][..], |sharing| sharing.parts());
-        let mut open: Vec<(BaseId, Source)> = Vec::new();
-        for part in parts {
-            let pages = part.start_page..part.start_page + part.pages;
-            if !open.iter().any(|(base, _)| *base == part.base)
-                && let Ok(source) = Source::open_base(&self.dir, part.base)
+        let mut open: Vec<(Name, Source)> = Vec::new();
+        for (pages, file) in memory.sharing.iter().flat_map(|sharing| sharing.parts()) {
+            if !open.iter().any(|(name, _)| *name == file.name)
+                && let Ok(source) = Source::open_named(&self.dir, file.name)
             {
-                open.push((part.base, source));
+                open.push((file.name, source));
             }
-            let source = open.iter().find(|(base, _)| *base == part.base).map(|(_, source)| source);
+            let source = open.iter().find(|(name, _)| *name == file.name);
+            let source = source.map(|(_, source)| source);
             let found = source.map(|source| {
                 source.data(pages.clone(), |range| {
                     ranges.add(range);
@@ -225,9 +217,8 @@ impl Source {
         Ok(Self { file: file.open()?, path: file.path() })
     }
 
-    /// A base file.
-    pub(crate) fn open_base(dir: &Dir, base: BaseId) -> Result<Self> {
-        let path = dir.path_of(Name::Base(base));
+    pub(crate) fn open_named(dir: &Dir, name: Name) -> Result<Self> {
+        let path = dir.path_of(name);
         Ok(Self { file: Arc::new(dir.open_read(&path)?), path })
     }
 

@@ -8,14 +8,15 @@
 
 use std::{
     collections::BTreeMap,
-    fs::File,
     sync::{Arc, Weak, atomic::Ordering::Relaxed},
 };
 
 use crate::{
-    BaseId, MemoryId, PAGE_BYTES, Run, SegmentId,
-    memory::{Accounts, Memory, Seal, SealedSegment, Segment},
-    shared::SharedFiles,
+    PAGE_BYTES, Run, SegmentId,
+    extents::SharedFiles,
+    files::Name,
+    memory::{Accounts, Memory, Seal, Segment},
+    pending::SyncFile,
     sharing::Sharing,
 };
 
@@ -25,28 +26,16 @@ const BASES_MAX: usize = 32;
 /// Segments likewise.
 const SEGMENTS_MAX: usize = 48;
 
-/// Files of the old memory that are to be durable when the new one is, whatever becomes of the old.
-pub(crate) struct UnsyncedFiles {
-    /// The old memory.
-    pub(crate) owner: MemoryId,
-    /// Set if its base was created since the last checkpoint; the file if it was written.
-    pub(crate) base: Option<Option<Arc<File>>>,
-    /// Its segment that was open.
-    pub(crate) segment: Option<SealedSegment>,
-    /// A file in which the new memory has a place that was cleared, maybe since the last
-    /// checkpoint.
-    pub(crate) cleared: Option<BaseId>,
-}
-
 impl Memory {
     /// Whether [`Memory::share_pages`] may be called.
     pub(crate) fn can_share_pages(&self) -> bool {
-        let bases = self.sharing.as_ref().map_or(1, |sharing| sharing.files().len());
+        let bases = self.sharing.as_ref().map_or(1, |sharing| sharing.files_len());
         !self.is_busy() && self.segments.len() < SEGMENTS_MAX && bases < BASES_MAX
     }
 
     /// Turns `copy`, which is new, into a memory that holds the first `pages` pages of this one.
-    /// The data of both is durable with the checkpoint `generation`.
+    /// The data of both is durable with the checkpoint `generation`. Also returns files that are to
+    /// be durable when the copy is, whatever becomes of this memory.
     pub(crate) fn share_pages(
         &mut self,
         mut copy: Self,
@@ -54,35 +43,40 @@ impl Memory {
         shared: &SharedFiles,
         accounts: &Accounts,
         generation: u64,
-    ) -> (Self, UnsyncedFiles) {
-        let mut unsynced =
-            UnsyncedFiles { owner: self.id, base: None, segment: None, cleared: None };
+    ) -> (Self, Vec<SyncFile>) {
         if pages == 0 {
-            return (copy, unsynced);
+            return (copy, Vec::new());
         }
-        unsynced.segment = self.seal(accounts, generation);
-        if std::mem::take(&mut self.base_unsynced) {
-            unsynced.base = Some(self.take_initial_file(accounts));
+        let mut unsynced: Vec<_> = self.take_unsynced_base(accounts).into_iter().collect();
+        unsynced.extend(self.seal(accounts, generation));
+        let (is_first, all, behind) =
+            (self.sharing.is_none(), 0..self.base_pages(), pages..copy.base_pages());
+        let sharing = self.start_sharing(shared);
+        if is_first {
+            sharing.add_refs(all);
         }
-        let (handle, all) = (self.base_in_use(), 0..self.base_pages());
-        let (own, bytes) = (BaseId::initial(self.id), self.base_bytes);
-        let sharing = self.sharing.get_or_insert_with(|| {
-            let base = shared.base(own, bytes, |refs| refs.add(&all));
-            Box::new(Sharing::new(base, handle))
-        });
-        let base = shared.base(BaseId::initial(copy.id), copy.base_bytes, |_| ());
-        let mut parts = sharing.extents(0..pages);
-        let behind = pages..copy.base_pages();
-        let place = sharing.place_behind(&behind);
-        unsynced.cleared = place.as_ref().map(|file| file.id);
-        parts.extend(place.iter().map(|file| (Arc::clone(file), behind.clone())));
-        copy.sharing = Some(Box::new(Sharing::of_parts(base, parts, copy.base_pages())));
-        if let Some(file) = place {
-            // That it was reserved: the copy has its own reference by now.
-            file.refs().cancel(&behind);
+        let copied = copy.start_sharing(shared);
+        for (file, range) in sharing.extents(0..pages) {
+            copied.place(range, &file);
+        }
+        copied.add_refs(0..pages);
+        match sharing.place_behind(&behind) {
+            Some(file) => {
+                // It was cleared, maybe since the last checkpoint.
+                unsynced.insert(0, SyncFile::base(file.name, None));
+                copied.place(behind, &file);
+            }
+            None => copied.add_refs(behind),
         }
         self.share_segments(&mut copy, pages, shared, accounts, generation);
         (copy, unsynced)
+    }
+
+    /// Registers its base file unless it is. No page of a file that was not is referenced yet.
+    pub(crate) fn start_sharing(&mut self, shared: &SharedFiles) -> &mut Sharing {
+        let (id, bytes) = (self.id, self.base_bytes);
+        let new = || Box::new(Sharing::new(id, shared.file(Name::own_base(id), bytes)));
+        self.sharing.get_or_insert_with(new)
     }
 
     fn share_segments(
@@ -105,16 +99,16 @@ impl Memory {
         copy.next_segment = names.len() as u64;
         accounts.runs.fetch_add(copy.runs_len(), Relaxed);
         for (old, (new, live_pages)) in names {
-            let (id, copy_id) = (self.id, copy.id);
+            let id = self.id;
             debug_assert!(self.segments.contains_key(&old), "no segment {old:?} to share");
             let Some(segment) = self.segments.get_mut(&old) else { continue };
             let bytes = segment.used_pages * PAGE_BYTES;
             let shared = segment.shared.get_or_insert_with(|| {
-                let shared = shared.segment(id, old, bytes);
-                shared.join(id, old);
+                let shared = shared.file(Name::Segment(id, old), bytes);
+                shared.refs().add(&shared.whole());
                 shared
             });
-            shared.join(copy_id, new);
+            shared.refs().add(&shared.whole());
             debug_assert!(
                 segment.seal.is_some() && live_pages <= segment.live_pages,
                 "{live_pages} of {} live pages of segment {old:?} are shared",

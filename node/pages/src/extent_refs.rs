@@ -1,8 +1,9 @@
-//! Reference counts on the pages of one base file: an ordered map of disjoint ranges with three
-//! counts each. Unreferenced ranges are not in the map, and neighbours with equal counts are
-//! merged. This module knows nothing of files or memories.
+//! Reference counts on the pages of one file: ranges of pages with three counts each. This module
+//! knows nothing of files or memories.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::ops::Range;
+
+use crate::range_map::{PageValue, RangeMap};
 
 /// The references to a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,21 +29,22 @@ impl RefCounts {
     }
 }
 
+impl PageValue for RefCounts {
+    fn after(&self, _: u64) -> Self {
+        *self
+    }
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct ExtentRefs {
-    ranges: BTreeMap<u64, (u64, RefCounts)>,
+    ranges: RangeMap<RefCounts>,
 }
 
 impl ExtentRefs {
     /// A memory references these pages from now on.
     pub(crate) fn add(&mut self, pages: &Range<u64>) {
         self.change(pages, |counts| counts.current += 1);
-    }
-
-    /// Withdraws a reference that was added and never was in an index or a layout.
-    pub(crate) fn cancel(&mut self, pages: &Range<u64>) {
-        self.change(pages, |counts| counts.current = less(counts.current));
     }
 
     /// The newest version of a memory does not reference these pages any more.
@@ -96,9 +98,9 @@ impl ExtentRefs {
         self.matching(pages, RefCounts::is_last)
     }
 
-    /// Those of these pages that only one reference covers.
-    pub(crate) fn sole(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
-        self.matching(pages, RefCounts::is_sole)
+    /// Whether the newest version of a memory references each of these pages.
+    pub(crate) fn is_current(&self, pages: &Range<u64>) -> bool {
+        self.matching(pages, |counts| counts.current == 0).is_empty()
     }
 
     /// Those of these pages that are not referenced.
@@ -108,7 +110,7 @@ impl ExtentRefs {
 
     /// Number of referenced pages.
     pub(crate) fn pages(&self) -> u64 {
-        self.ranges.iter().map(|(start, (end, _))| end - start).sum()
+        self.ranges.iter().map(|(pages, _)| pages.end - pages.start).sum()
     }
 
     fn matching(&self, pages: &Range<u64>, is_one: impl Fn(RefCounts) -> bool) -> Vec<Range<u64>> {
@@ -126,14 +128,11 @@ impl ExtentRefs {
         found
     }
 
-    /// The numbers of a page, and to where they hold, at most to `end`.
+    /// The counts of a page, and to where they hold, at most to `end`.
     pub(crate) fn counts(&self, page: u64, end: u64) -> (RefCounts, u64) {
-        match self.ranges.range(..=page).next_back() {
-            Some((_, &(until, counts))) if until > page => (counts, until.min(end)),
-            _ => {
-                let next = self.ranges.range(page..).next();
-                (RefCounts::default(), next.map_or(end, |(&start, _)| start.min(end)))
-            }
+        match self.ranges.next(page) {
+            Some((pages, counts)) if pages.start <= page => (*counts, pages.end.min(end)),
+            next => (RefCounts::default(), next.map_or(end, |(pages, _)| pages.start.min(end))),
         }
     }
 
@@ -142,48 +141,12 @@ impl ExtentRefs {
         while at < pages.end {
             let (mut counts, until) = self.counts(at, pages.end);
             change(&mut counts);
-            self.put(at..until, counts);
+            if counts == RefCounts::default() {
+                self.ranges.remove(&(at..until), |_, _| true);
+            } else {
+                self.ranges.insert(at..until, counts, |_, _| ());
+            }
             at = until;
-        }
-        self.join(pages.start);
-        self.join(pages.end);
-    }
-
-    /// Replaces the numbers of pages that have all the same.
-    fn put(&mut self, pages: Range<u64>, counts: RefCounts) {
-        debug_assert!(!pages.is_empty(), "no page in {pages:?}");
-        debug_assert_eq!(
-            self.counts(pages.start, pages.end).1,
-            pages.end,
-            "the end of what has the numbers of page {}",
-            pages.start
-        );
-        if let Some((&start, &(end, old))) = self.ranges.range(..=pages.start).next_back()
-            && end > pages.start
-        {
-            self.ranges.remove(&start);
-            if start < pages.start {
-                self.ranges.insert(start, (pages.start, old));
-            }
-            if end > pages.end {
-                self.ranges.insert(pages.end, (end, old));
-            }
-        }
-        if counts != RefCounts::default() {
-            self.ranges.insert(pages.start, (pages.end, counts));
-            self.join(pages.start);
-        }
-    }
-
-    /// Merges the two ranges that meet at a page, if their counts are equal.
-    fn join(&mut self, page: u64) {
-        let Some(&(end, right)) = self.ranges.get(&page) else { return };
-        if let Some((_, (left_end, left))) = self.ranges.range_mut(..page).next_back()
-            && *left_end == page
-            && *left == right
-        {
-            *left_end = end;
-            self.ranges.remove(&page);
         }
     }
 }
@@ -191,7 +154,7 @@ impl ExtentRefs {
 /// A count that is wrong must not wrap around: pages that look referenced for ever cost disk, and
 /// others' pages.
 fn less(count: u32) -> u32 {
-    debug_assert!(count > 0, "a claim ends that never was");
+    debug_assert!(count > 0, "a reference ends that never was");
     count.saturating_sub(1)
 }
 
@@ -206,7 +169,7 @@ mod tests {
     fn expand(refs: &ExtentRefs) -> Vec<RefCounts> {
         let mut table = vec![RefCounts::default(); PAGES as usize];
         let mut last = (0, RefCounts::default());
-        for (&start, &(end, counts)) in &refs.ranges {
+        for (Range { start, end }, &counts) in refs.ranges.iter() {
             assert!(start < end && start >= last.0 && counts != RefCounts::default());
             assert!(start > last.0 || counts != last.1, "neighbours that say the same are one");
             last = (end, counts);
@@ -219,7 +182,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn operations_match_a_table_of_counts(steps in proptest::collection::vec((0..PAGES, 1..12u64, 0..6u8), 1..60)) {
+        fn operations_match_a_table_of_counts(steps in proptest::collection::vec((0..PAGES, 1..12u64, 0..5u8), 1..60)) {
             let mut refs = ExtentRefs::default();
             let mut table = vec![RefCounts::default(); PAGES as usize];
             for (start, pages, kind) in steps {
@@ -237,19 +200,15 @@ mod tests {
                         refs.drop_ref(&range, false);
                         part.iter_mut().for_each(|counts| counts.retired -= 1);
                     }
-                    4 if part.iter().all(|counts| counts.retired > 0) => {
+                    3 if part.iter().all(|counts| counts.retired > 0) => {
                         refs.pin(&range);
                         part.iter_mut().for_each(|counts| {
                             (counts.retired, counts.pinned) = (counts.retired - 1, counts.pinned + 1);
                         });
                     }
-                    5 if part.iter().all(|counts| counts.pinned > 0) => {
+                    4 if part.iter().all(|counts| counts.pinned > 0) => {
                         refs.drop_ref(&range, true);
                         part.iter_mut().for_each(|counts| counts.pinned -= 1);
-                    }
-                    3 if part.iter().all(|counts| counts.current > 0) => {
-                        refs.cancel(&range);
-                        part.iter_mut().for_each(|counts| counts.current -= 1);
                     }
                     _ => {
                         refs.add(&range);
@@ -278,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn sole_and_last_return_pages_with_one_reference() {
+    fn last_returns_pages_with_one_reference_that_ended() {
         let mut refs = ExtentRefs::default();
         refs.add(&(0..10));
         refs.add(&(4..6));
@@ -289,7 +248,7 @@ mod tests {
         assert_eq!(refs.counts(4, 10), (counts(1, 1, 0), 6));
         refs.pin(&(4..5));
         assert_eq!(refs.last(&(0..10)), []);
-        assert_eq!(refs.sole(&(2..10)), [2..4, 6..10]);
+        assert_eq!(refs.not_sole(4, &(2..10)), 4..6);
         refs.drop_ref(&(4..5), true);
         refs.drop_ref(&(5..6), false);
         assert_eq!(refs.counts(0, 20), (counts(1, 0, 0), 10));

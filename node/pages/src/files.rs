@@ -40,6 +40,11 @@ pub(crate) enum Name {
 }
 
 impl Name {
+    /// The base file that a memory is created with.
+    pub(crate) fn own_base(memory: MemoryId) -> Self {
+        Self::Base(BaseId::initial(memory))
+    }
+
     /// `None` for a name that this crate does not write; such files are left alone.
     pub(crate) fn parse(name: &str) -> Option<Self> {
         let (id, kind) = name.split_once('.')?;
@@ -152,7 +157,7 @@ impl Dir {
     }
 
     pub(crate) fn base_path(&self, id: MemoryId) -> PathBuf {
-        self.path_of(Name::Base(BaseId::initial(id)))
+        self.path_of(Name::own_base(id))
     }
 
     pub(crate) fn segment_path(&self, id: MemoryId, segment: SegmentId) -> PathBuf {

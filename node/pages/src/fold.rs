@@ -3,7 +3,7 @@
 //! that is safe.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fs::File,
     ops::Bound::{Excluded, Unbounded},
     path::PathBuf,
@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    BaseId, MemoryId, PAGE_BYTES, PagesError, Result, Run, SegmentId,
+    MemoryId, PAGE_BYTES, PagesError, Result, Run,
     copy::{Copier, Source},
     files::{self, Dir, Name, NamedFile},
     fold_plan::{FoldContext, FoldPlan, FoldSource, FoldWork, Readers},
@@ -58,24 +58,24 @@ struct UnsyncedFold {
 
 /// A base file that was written to.
 struct OpenBase {
-    id: BaseId,
+    name: Name,
     path: PathBuf,
     file: File,
 }
 
 impl OpenBase {
     /// The file of this name among those that are open, opened if it is not.
-    fn find_or_open<'a>(open: &'a mut Vec<Self>, dir: &Dir, id: BaseId) -> Result<&'a Self> {
-        let at = match open.iter().position(|file| file.id == id) {
+    fn find_or_open<'a>(open: &'a mut Vec<Self>, dir: &Dir, name: Name) -> Result<&'a Self> {
+        let at = match open.iter().position(|file| file.name == name) {
             Some(at) => at,
             None => {
-                let path = dir.path_of(Name::Base(id));
+                let path = dir.path_of(name);
                 let file = dir.open_write(&path)?;
-                open.push(Self { id, path, file });
+                open.push(Self { name, path, file });
                 open.len() - 1
             }
         };
-        open.get(at).ok_or_else(|| PagesError::MissingFile { path: dir.path_of(Name::Base(id)) })
+        open.get(at).ok_or_else(|| PagesError::MissingFile { path: dir.path_of(name) })
     }
 }
 
@@ -165,7 +165,7 @@ impl PageStore {
                 // The runs stay in the index, so they are copied anew: nothing depends on what the
                 // kernel kept of this attempt.
                 Err(e) => {
-                    self.release_plan(&part.plan, true);
+                    self.give_back(&part.plan.moves);
                     result = Err(e);
                 }
             }
@@ -181,23 +181,22 @@ impl PageStore {
         id: MemoryId,
         pages_max: u64,
         readers: Readers,
-        taken: &mut BTreeSet<BaseId>,
+        taken: &mut BTreeSet<Name>,
     ) -> Result<FoldWork> {
         let memories = &*self.read();
         // Removed meanwhile.
         let Some(memory) = memories.get(&id) else { return Ok(FoldWork::None) };
         let _here = state_heap::enter();
         let mut memory = lock(memory);
-        if memory.shared_bases().any(|base| taken.contains(&base)) {
+        if memory.shared_bases().any(|base| taken.contains(&base.name)) {
             return Ok(FoldWork::Later);
         }
-        let (dir, shared, accounts) = (&self.dir, &self.shared, &self.accounts);
-        let context = FoldContext { dir, shared, accounts, memories, readers };
+        let context = FoldContext { store: self, memories, readers };
         let work = memory.plan_fold(context, pages_max)?;
         if matches!(work, FoldWork::Plan(_)) {
             // Its own too: it may be shared before it is written.
-            taken.insert(BaseId::initial(id));
-            taken.extend(memory.shared_bases());
+            taken.insert(Name::own_base(id));
+            taken.extend(memory.shared_bases().map(|base| base.name));
         }
         Ok(work)
     }
@@ -215,7 +214,7 @@ impl PageStore {
         match copied {
             Ok(moved_bytes) => Ok(UnsyncedFold { id, bases, plan, moved_bytes }),
             Err(error) => {
-                self.release_plan(&plan, true);
+                self.give_back(&plan.moves);
                 Err(error)
             }
         }
@@ -225,8 +224,8 @@ impl PageStore {
     fn copy_moves(&self, moves: &[Move], bases: &mut Vec<OpenBase>) -> Result<u64> {
         let mut moved_bytes = 0;
         for Move { pages, from, to } in moves {
-            let from = Source::open_base(&self.dir, from.id)?;
-            let OpenBase { path, file, .. } = OpenBase::find_or_open(bases, &self.dir, to.id)?;
+            let from = Source::open_named(&self.dir, from.name)?;
+            let OpenBase { path, file, .. } = OpenBase::find_or_open(bases, &self.dir, to.name)?;
             // Removes remains of an attempt before a crash.
             self.dir.clear(path, file, slice::from_ref(pages))?;
             let to = self.dir.on_disk(path, file);
@@ -239,7 +238,7 @@ impl PageStore {
 
     fn write_runs(
         &self,
-        runs: &[(Run, BaseId)],
+        runs: &[(Run, Name)],
         segments: &[FoldSource],
         bases: &mut Vec<OpenBase>,
         buf: &mut [u8],
@@ -270,16 +269,22 @@ impl PageStore {
         progress.copied_bytes += bytes;
         progress.moved_bytes += moved_bytes;
         // While the places are reserved for the memory itself, whatever became of that.
-        for (other, names) in sharers(id, &plan) {
-            self.fold_in(other, |memory| memory.apply_shared_fold(&self.accounts, &plan, &names));
+        if plan.segments.iter().any(|source| source.shared.is_some()) {
+            let users = plan.shared_bases.iter().flat_map(|base| base.users().clone());
+            let others: BTreeSet<MemoryId> = users.filter(|other| *other != id).collect();
+            for other in others {
+                self.fold_in(other, |memory| memory.apply_shared_fold(&self.accounts, &plan));
+            }
         }
         let runs: Vec<_> = plan.runs.iter().map(|(run, _)| *run).collect();
         let is_there = self.fold_in(id, |memory| {
             memory.folded(&self.accounts, &runs, &plan.moves);
             true
         });
-        // A memory that was removed meanwhile has no index any more.
-        self.release_plan(&plan, !is_there);
+        if !is_there {
+            // A memory that was removed meanwhile has no index any more.
+            self.give_back(&plan.moves);
+        }
     }
 
     /// Changes a memory by what was folded. Whether it was changed.
@@ -297,13 +302,10 @@ impl PageStore {
         changed.unwrap_or(false)
     }
 
-    /// Returns the places that a plan wrote to, and those of moves if they were not carried out.
-    fn release_plan(&self, plan: &FoldPlan, also_moves: bool) {
-        let moves = plan.moves.iter().filter(|_| also_moves);
-        let moves = moves.map(|moved| (&moved.to, slice::from_ref(&moved.pages)));
-        let in_place = plan.in_place.iter().map(|(file, pages)| (file, pages.as_slice()));
-        for (file, pages) in in_place.chain(moves) {
-            if self.shared.cancel_refs(&self.dir, file, pages).is_err() {
+    /// Returns the places of moves that were not made.
+    fn give_back(&self, moves: &[Move]) {
+        for Move { pages, to, .. } in moves {
+            if self.shared.give_back(&self.dir, to, pages).is_err() {
                 // The next start finds what is left.
                 self.accounts.unlink_failures.fetch_add(1, Relaxed);
             }
@@ -334,18 +336,47 @@ impl FoldQueue {
     }
 }
 
-/// The memories that name segments of a plan for another, and how they call them.
-fn sharers(id: MemoryId, plan: &FoldPlan) -> BTreeMap<MemoryId, BTreeMap<SegmentId, SegmentId>> {
-    let mut sharers: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
-    for FoldSource { id: segment, shared, .. } in &plan.segments {
-        let named = shared.iter().flat_map(|shared| shared.sharers());
-        for (other, name) in named.filter(|(other, _)| *other != id) {
-            sharers.entry(other).or_default().insert(*segment, name);
-        }
-    }
-    sharers
+fn pages(runs: &[(Run, Name)]) -> u64 {
+    runs.iter().map(|(run, _)| run.pages).sum()
 }
 
-fn pages(runs: &[(Run, BaseId)]) -> u64 {
-    runs.iter().map(|(run, _)| run.pages).sum()
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use limits::Limits;
+
+    use super::*;
+
+    fn checkpoint(store: &PageStore) {
+        let ticket = store.begin_checkpoint().unwrap();
+        ticket.sync().unwrap();
+        store.finish_checkpoint(ticket);
+    }
+
+    #[test]
+    fn pages_of_a_removed_memory_are_released_after_the_fold_that_writes_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = PageStore::open(dir.path(), &Limits::nano().unwrap().pages, []).unwrap();
+        let (id, copy, bytes) = (MemoryId(1), MemoryId(2), 128 * PAGE_BYTES);
+        store.create(id, bytes).unwrap();
+        store.write_bytes(id, 0, &[1; 4 * PAGE_BYTES as usize]).unwrap();
+        store.create_copy(copy, bytes, &store.layout(id).unwrap(), bytes).unwrap();
+        store.write_bytes(id, 70 * PAGE_BYTES, &[2]).unwrap();
+        checkpoint(&store);
+        // Pages that both memories find in the same segment are written in place.
+        let work = store.plan(id, 100, Readers::Respected, &mut BTreeSet::new()).unwrap();
+        let FoldWork::Plan(plan) = work else { panic!("there is nothing to fold") };
+        let in_place = plan.runs.iter().filter(|(_, base)| *base == Name::own_base(id));
+        assert_eq!((in_place.count(), pages(&plan.runs), plan.moves.len()), (1, 5, 1));
+        store.remove(id);
+        store.remove(copy);
+        checkpoint(&store);
+        let own = dir.path().join("1.base");
+        assert!(own.exists() && !dir.path().join("2.base").exists());
+        store.give_back(&plan.moves);
+        drop(plan);
+        store.check_room().unwrap();
+        let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
 }

@@ -4,19 +4,18 @@
 //! the pages around them. The crate's documentation explains why each case is safe.
 
 use std::{
-    ops::Range,
     path::PathBuf,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
 use crate::{
-    BaseId, Result, Run, SegmentId,
-    files::Dir,
-    memory::{Accounts, Memory, Segment},
-    shared::{BaseFile, SharedFiles, SharedSegment},
-    shared_fold::CoReferrers,
+    Pin, Result, Run, SegmentId,
+    extents::SharedFile,
+    files::Name,
+    memory::{Memory, Segment},
+    shared_fold::{CoReferrers, DeltaPage},
     sharing::Move,
-    store::Memories,
+    store::{Memories, PageStore},
 };
 
 /// Pages that one step moves in one memory, unless more have to go at once.
@@ -36,9 +35,7 @@ pub(crate) enum Readers {
 /// Input of a plan.
 #[derive(Clone, Copy)]
 pub(crate) struct FoldContext<'a> {
-    pub(crate) dir: &'a Arc<Dir>,
-    pub(crate) shared: &'a SharedFiles,
-    pub(crate) accounts: &'a Accounts,
+    pub(crate) store: &'a PageStore,
     /// All memories. That which is folded is locked.
     pub(crate) memories: &'a Memories,
     pub(crate) readers: Readers,
@@ -47,13 +44,15 @@ pub(crate) struct FoldContext<'a> {
 /// Pages to fold and where they are.
 pub(crate) struct FoldPlan {
     /// Each within one base file.
-    pub(crate) runs: Vec<(Run, BaseId)>,
+    pub(crate) runs: Vec<(Run, Name)>,
     /// To be done before.
     pub(crate) moves: Vec<Move>,
-    /// Pages written in place in files that others may reference: reserved, so that the place is
-    /// not allocated again before it is written, even if the memory is removed.
-    pub(crate) in_place: Vec<(Arc<BaseFile>, Vec<Range<u64>>)>,
     pub(crate) segments: Vec<FoldSource>,
+    /// The files that the memory shares.
+    pub(crate) shared_bases: Vec<Arc<SharedFile>>,
+    /// Until the pages are written, the fold is a reader of the memory: if that is removed, no page
+    /// is released and referenced anew meanwhile.
+    pub(crate) _pin: Arc<Pin>,
 }
 
 /// A segment that is folded.
@@ -62,7 +61,7 @@ pub(crate) struct FoldSource {
     pub(crate) path: PathBuf,
     pub(crate) file: Arc<std::fs::File>,
     /// Set if other memories may name it too.
-    pub(crate) shared: Option<Arc<SharedSegment>>,
+    pub(crate) shared: Option<Arc<SharedFile>>,
 }
 
 /// Work of a fold.
@@ -79,7 +78,7 @@ pub(crate) enum FoldWork {
 
 /// Where a page goes, and to which page the same holds.
 enum Target {
-    To(BaseId, u64),
+    To(Name, u64),
     /// It has to wait.
     Waits(u64),
     /// As much is moved as one step may.
@@ -87,45 +86,27 @@ enum Target {
 }
 
 impl Memory {
-    /// Cuts off the readers of older versions that block a fold and are not held. Returns the
-    /// number of versions.
-    pub(crate) fn cut_off_readers(&mut self) -> u64 {
-        self.older.retain(|(_, pin)| pin.strong_count() > 0);
-        let ready = |segment: &&Segment| segment.durable && segment.live_pages > 0;
-        let sealed = self.segments.values().filter(ready).filter_map(|segment| segment.seal);
-        let Some(newest) = sealed.map(|seal| seal.version).max() else { return 0 };
-        let before = self.older.len();
-        self.older.retain(|(version, pin)| {
-            pin.upgrade().is_some_and(|pin| *version >= newest || !pin.cut_off())
-        });
-        (before - self.older.len()) as u64
-    }
-
     /// Up to `pages_max` pages that may be copied into base files now. Places that are written to
     /// are reserved.
     pub(crate) fn plan_fold(&mut self, context: FoldContext, pages_max: u64) -> Result<FoldWork> {
         if context.readers == Readers::CutOff {
-            context.accounts.cut_off.fetch_add(self.cut_off_readers(), Relaxed);
+            context.store.accounts.cut_off.fetch_add(self.cut_off_readers(), Relaxed);
         }
-        self.older.retain(|(_, pin)| pin.strong_count() > 0);
-        let oldest_read =
-            self.older.iter().map(|&(version, _)| version).min().unwrap_or(self.version);
-        let ready = |segment: &Segment| segment.durable && segment.live_pages > 0;
-        let candidates: Vec<SegmentId> = self
-            .segments
-            .iter()
-            .filter(|(_, segment)| {
-                ready(segment) && segment.seal.is_some_and(|seal| seal.version <= oldest_read)
-            })
-            .map(|(&id, _)| id)
-            .collect();
+        let ready = |segment: &Segment| segment.live_pages > 0 && self.is_settled(segment);
+        let candidates = self.segments.iter().filter(|(_, segment)| ready(segment));
+        let candidates: Vec<SegmentId> = candidates.map(|(&id, _)| id).collect();
         if candidates.is_empty() {
             return Ok(if self.has_durable_delta() { FoldWork::Blocked } else { FoldWork::None });
         }
         let open = |&id: &SegmentId| {
-            let path = context.dir.path_of(self.segment_name(id));
+            let path = context.store.dir.path_of(self.segment_name(id));
             let shared = self.segments.get(&id).and_then(|segment| segment.shared.clone());
-            Ok(FoldSource { id, path, file: self.segment_handle(context.dir, id).open()?, shared })
+            Ok(FoldSource {
+                id,
+                path,
+                file: self.segment_handle(&context.store.dir, id).open()?,
+                shared,
+            })
         };
         let segments = candidates.iter().map(open).collect::<Result<_>>()?;
         let mut moves = Vec::new();
@@ -137,8 +118,7 @@ impl Memory {
             Err(error) => {
                 for Move { pages, to, .. } in &moves {
                     // The error that matters is the first one; what is left is found at the start.
-                    let pages = std::slice::from_ref(pages);
-                    let _ = context.shared.cancel_refs(context.dir, to, pages);
+                    let _ = context.store.shared.give_back(&context.store.dir, to, pages);
                 }
                 return Err(error);
             }
@@ -151,49 +131,20 @@ impl Memory {
             let first = runs.partition_point(|(run, _)| run.start_page < pages.start);
             let within = runs.iter_mut().skip(first);
             let within = within.take_while(|(run, _)| run.start_page < pages.end);
-            within.filter(|(_, base)| *base == from.id).for_each(|(_, base)| *base = to.id);
+            within.filter(|(_, base)| *base == from.name).for_each(|(_, base)| *base = to.name);
         }
         debug_assert!(
             moves.is_sorted_by(|one, next| one.pages.end <= next.pages.start),
             "{} moves are out of order or overlap",
             moves.len()
         );
-        let in_place = self.reserve_in_place(&runs, &moves);
-        Ok(FoldWork::Plan(FoldPlan { runs, moves, in_place, segments }))
-    }
-
-    /// Reserves pages that are written and were not moved, in files that others may reference.
-    fn reserve_in_place(
-        &self,
-        runs: &[(Run, BaseId)],
-        moves: &[Move],
-    ) -> Vec<(Arc<BaseFile>, Vec<Range<u64>>)> {
-        let mut in_place: Vec<(Arc<BaseFile>, Vec<Range<u64>>)> = Vec::new();
-        let Some(sharing) = &self.sharing else { return in_place };
-        let is_moved = |page: u64| {
-            let next = moves.partition_point(|moved| moved.pages.end <= page);
-            moves.get(next).is_some_and(|moved| moved.pages.start <= page)
-        };
-        for (run, base) in runs.iter().filter(|(run, _)| !is_moved(run.start_page)) {
-            let pages = run.start_page..run.start_page + run.pages;
-            match in_place.iter_mut().find(|(file, _)| file.id == *base) {
-                Some((_, ranges)) => ranges.push(pages),
-                None => {
-                    let file = sharing.file(*base).cloned();
-                    in_place.extend(file.map(|file| (file, vec![pages])));
-                }
-            }
-        }
-        for (file, ranges) in &in_place {
-            let mut refs = file.refs();
-            ranges.iter().for_each(|pages| refs.add(pages));
-        }
-        in_place
+        let shared_bases = self.shared_bases().cloned().collect();
+        Ok(FoldWork::Plan(FoldPlan { runs, moves, segments, shared_bases, _pin: self.pin() }))
     }
 
     /// The base files that it references and that others may reference.
-    pub(crate) fn shared_bases(&self) -> impl Iterator<Item = BaseId> {
-        self.sharing.iter().flat_map(|sharing| sharing.files().map(|file| file.id))
+    pub(crate) fn shared_bases(&self) -> impl Iterator<Item = &Arc<SharedFile>> {
+        self.sharing.iter().flat_map(|sharing| sharing.files())
     }
 
     /// Runs of these segments, cut where their targets change, of at most `pages_max` pages in
@@ -203,7 +154,7 @@ impl Memory {
         candidates: &[SegmentId],
         pages_max: u64,
         mut target: impl FnMut(&mut Self, Run) -> Result<Target>,
-    ) -> Result<Vec<(Run, BaseId)>> {
+    ) -> Result<Vec<(Run, Name)>> {
         let (mut left, mut found) = (pages_max, Vec::new());
         let mut next = 0;
         // Not all runs: with a budget for few pages, few are visited.
@@ -240,34 +191,36 @@ impl Memory {
 
     /// Where the first page of this run goes.
     fn target(&mut self, context: FoldContext, run: Run, moves: &mut Vec<Move>) -> Result<Target> {
-        let (page, end, own) =
-            (run.start_page, run.start_page + run.pages, BaseId::initial(self.id));
+        let (page, end) = (run.start_page, run.start_page + run.pages);
         let (id, memory_pages, base_bytes) = (self.id, self.base_pages(), self.base_bytes);
-        let Some(sharing) = self.sharing.as_mut() else { return Ok(Target::To(own, end)) };
-        if let Some(last) = moves.last().filter(|last| last.pages.contains(&page)) {
-            return Ok(Target::To(last.to.id, last.pages.end.min(end)));
-        }
-        let Some((file, extent)) = sharing.extent(page, memory_pages) else {
-            return Ok(Target::Waits(end));
+        let Some(sharing) = self.sharing.as_mut() else {
+            return Ok(Target::To(Name::own_base(id), end));
         };
+        if let Some(last) = moves.last().filter(|last| last.pages.contains(&page)) {
+            return Ok(Target::To(last.to.name, last.pages.end.min(end)));
+        }
+        let (file, extent) = sharing.extent(page, memory_pages);
         let file = Arc::clone(file);
         let (counts, until) = file.refs().counts(page, end.min(extent.end));
         if counts.is_sole() {
-            return Ok(Target::To(file.id, until));
+            return Ok(Target::To(file.name, until));
         }
         let unit = sharing.unit_of(page, &extent);
         // At most up to where the rest would move with it, if it has to move.
         let pages = page..until.min(unit.end);
-        let segment = self.segments.get(&run.segment).and_then(|of| of.shared.as_deref());
-        let co_referrers = match counts.current {
-            0 | 1 => CoReferrers { count: 0, is_ready: true, until: pages.end },
-            _ => context.co_referrers(id, segment, run.offset_page, &pages, file.id),
+        let segment = self.segments.get(&run.segment).and_then(|of| of.shared.as_ref());
+        let co_referrers = match segment {
+            Some(segment) if counts.current > 1 => {
+                let above = DeltaPage { segment, offset_page: run.offset_page };
+                context.co_referrers(id, above, &pages, &file)
+            }
+            _ => CoReferrers { count: 0, is_ready: true, until: pages.end },
         };
         if co_referrers.count + 1 >= counts.current {
             // No memory's newest version will reference other data here.
             let is_ready = co_referrers.is_ready && counts.pinned == 0;
             match (counts.retired, is_ready, context.readers) {
-                (0, true, _) => return Ok(Target::To(file.id, co_referrers.until)),
+                (0, true, _) => return Ok(Target::To(file.name, co_referrers.until)),
                 (0, false, Readers::CutOff) => {}
                 _ => return Ok(Target::Waits(co_referrers.until)),
             }
@@ -278,19 +231,16 @@ impl Memory {
         if moved > 0 && moved + (unit.end - unit.start) > MOVED_PAGES_MAX {
             return Ok(Target::Full);
         }
-        let to = match sharing.place_for(&unit) {
+        // A file of a move that is planned is used by the memory only once the move is made.
+        let planned = || moves.iter().map(|moved| &moved.to).find(|to| to.reserve(&unit)).cloned();
+        let to = match sharing.place_for(&unit).or_else(planned) {
             Some(to) => to,
-            // One of those planned already may have it: it is used by the memory only once they are
-            // made.
-            None => match moves.iter().map(|moved| &moved.to).find(|to| to.take_free(&unit)) {
-                Some(to) => Arc::clone(to),
-                None => {
-                    let base = sharing.next_base();
-                    context.shared.create_base(context.dir, base, base_bytes, &unit)?
-                }
-            },
+            None => {
+                let base = sharing.next_base();
+                context.store.shared.create_base(&context.store.dir, base, base_bytes, &unit)?
+            }
         };
-        let target = Target::To(to.id, unit.end.min(end));
+        let target = Target::To(to.name, unit.end.min(end));
         moves.push(Move { pages: unit, from: file, to });
         Ok(target)
     }

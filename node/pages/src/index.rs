@@ -1,176 +1,77 @@
-//! The delta index of one memory: the segment of each page. An ordered map from first page to
-//! extent, disjoint; neighbours are merged if they are neighbours in the segment too. Inserting a
-//! run costs the logarithm of the map plus what it overwrites; no list is copied. The index knows
-//! nothing of files; a callback reports pages that are removed.
+//! The delta index of one memory: the segment of each page. Runs are disjoint; neighbours are merged
+//! if they are neighbours in the segment too, because every run costs its mapper a mapping. The
+//! index knows nothing of files; a callback reports pages that are removed.
 
-use std::collections::{BTreeMap, btree_map};
+use std::ops::Range;
 
-use crate::{Run, SegmentId};
+use crate::{
+    Run, SegmentId,
+    range_map::{PageValue, RangeMap},
+};
 
+/// A page of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Extent {
-    pages: u64,
+struct SegmentPage {
     segment: SegmentId,
     offset_page: u64,
+}
+
+impl PageValue for SegmentPage {
+    fn after(&self, pages: u64) -> Self {
+        Self { offset_page: self.offset_page + pages, ..*self }
+    }
 }
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RunIndex {
-    extents: BTreeMap<u64, Extent>,
+    runs: RangeMap<SegmentPage>,
 }
 
 impl RunIndex {
     /// Number of runs.
     pub(crate) fn len(&self) -> usize {
-        self.extents.len()
+        self.runs.len()
     }
 
     /// All runs, ordered by first page.
     pub(crate) fn runs(&self) -> impl ExactSizeIterator<Item = Run> {
-        self.extents.iter().map(|(&start_page, extent)| run(start_page, extent))
+        self.runs.iter().map(|(pages, of)| run(pages, of))
     }
 
     /// The first run that ends behind a page, whole.
     pub(crate) fn next_run(&self, page: u64) -> Option<Run> {
-        let at = self.extents.range(..=page).next_back();
-        let at = at.filter(|(start, extent)| **start + extent.pages > page);
-        at.or_else(|| self.extents.range(page..).next()).map(|(&start, extent)| run(start, extent))
-    }
-
-    /// Whether some page of a run is what the index says.
-    pub(crate) fn has_some(&self, of: Run) -> bool {
-        let (mut page, end) = (of.start_page, of.start_page + of.pages);
-        while let Some(found) = self.next_run(page).filter(|found| found.start_page < end) {
-            // Where both would begin in the segment if extended backwards.
-            let is_same = found.segment == of.segment
-                && found.offset_page + of.start_page == of.offset_page + found.start_page;
-            if is_same {
-                return true;
-            }
-            page = found.start_page + found.pages;
-        }
-        false
+        self.runs.next(page).map(|(pages, of)| run(pages, of))
     }
 
     /// Lays `new` over what is there. `freed(segment, pages)` hears of every page that it replaces.
     pub(crate) fn insert(&mut self, new: Run, mut freed: impl FnMut(SegmentId, u64)) {
         assert!(new.pages > 0, "an empty run at page {}", new.start_page);
-        let extent =
-            Extent { pages: new.pages, segment: new.segment, offset_page: new.offset_page };
-        // A hot page is written again and again as the same run: replace it in place.
-        match self.extents.get_mut(&new.start_page) {
-            Some(old) if old.pages == new.pages => {
-                freed(old.segment, old.pages);
-                *old = extent;
-            }
-            _ => {
-                self.cut(new.start_page, new.start_page + new.pages, |_, old| {
-                    freed(old.segment, old.pages);
-                    true
-                });
-                self.extents.insert(new.start_page, extent);
-            }
-        }
-        let (start, end) = (new.start_page, new.start_page + new.pages);
-        debug_assert!(
-            self.extents.range(start + 1..).next().is_none_or(|(next, _)| *next >= end),
-            "the run behind page {start} begins before page {end}"
-        );
-        debug_assert!(
-            self.extents.range(..start).next_back().is_none_or(|(at, of)| at + of.pages <= start),
-            "the run before page {start} reaches beyond it"
-        );
-        self.merge(new.start_page);
+        let (pages, of) = parts(new);
+        self.runs.insert(pages, of, |piece, old| freed(old.segment, piece.end - piece.start));
     }
 
     /// Takes `old` out wherever it is still what the index says, and leaves what was overwritten
     /// since. Calls `freed` for what it took.
     pub(crate) fn remove(&mut self, old: Run, mut freed: impl FnMut(SegmentId, u64)) {
-        self.cut(old.start_page, old.start_page + old.pages, |start_page, piece| {
-            let same = piece.segment == old.segment
-                && piece.offset_page == old.offset_page + (start_page - old.start_page);
-            if same {
-                freed(piece.segment, piece.pages);
+        let (pages, of) = parts(old);
+        self.runs.remove(&pages, |piece, found| {
+            let is_same = found == of.after(piece.start - pages.start);
+            if is_same {
+                freed(found.segment, piece.end - piece.start);
             }
-            same
+            is_same
         });
-    }
-
-    /// Passes every piece of an extent in `[start, end)` to `take(start of piece, piece)` and
-    /// removes those for which it returns true.
-    fn cut(&mut self, start: u64, end: u64, mut take: impl FnMut(u64, Extent) -> bool) {
-        let mut next = match self.extents.range(..start).next_back() {
-            Some((&before, extent)) if before + extent.pages > start => before,
-            _ => start,
-        };
-        while next < end
-            && let Some((&at, &extent)) = self.extents.range(next..end).next()
-        {
-            let extent_end = at + extent.pages;
-            next = extent_end;
-            let (from, to) = (at.max(start), extent_end.min(end));
-            debug_assert!(from < to, "the run at page {at} has no page in {start}..{end}");
-            let piece = Extent {
-                pages: to - from,
-                segment: extent.segment,
-                offset_page: extent.offset_page + (from - at),
-            };
-            if !take(from, piece) {
-                continue;
-            }
-            if at < from {
-                if let btree_map::Entry::Occupied(mut head) = self.extents.entry(at) {
-                    head.get_mut().pages = from - at;
-                }
-            } else {
-                self.extents.remove(&at);
-            }
-            if to < extent_end {
-                let tail = Extent {
-                    pages: extent_end - to,
-                    segment: extent.segment,
-                    offset_page: extent.offset_page + (to - at),
-                };
-                self.extents.insert(to, tail);
-            }
-        }
-    }
-
-    /// Joins the extent at `start` with its neighbours where the segment continues too: every run
-    /// costs its mapper a mapping.
-    fn merge(&mut self, start: u64) {
-        let Some(&extent) = self.extents.get(&start) else { return };
-        let continues = |left: (u64, Extent), right: (u64, Extent)| {
-            left.0 + left.1.pages == right.0
-                && left.1.segment == right.1.segment
-                && left.1.offset_page + left.1.pages == right.1.offset_page
-        };
-        let mut extent = extent;
-        let after = start + extent.pages;
-        if let Some(&right) = self.extents.get(&after)
-            && continues((start, extent), (after, right))
-        {
-            self.extents.remove(&after);
-            extent.pages += right.pages;
-            self.extents.insert(start, extent);
-        }
-        if let Some((&before, left)) = self.extents.range_mut(..start).next_back()
-            && continues((before, *left), (start, extent))
-        {
-            left.pages += extent.pages;
-            self.extents.remove(&start);
-        }
     }
 }
 
-fn run(start_page: u64, extent: &Extent) -> Run {
-    Run {
-        start_page,
-        pages: extent.pages,
-        segment: extent.segment,
-        offset_page: extent.offset_page,
-    }
+fn run(pages: Range<u64>, &SegmentPage { segment, offset_page }: &SegmentPage) -> Run {
+    Run { start_page: pages.start, pages: pages.end - pages.start, segment, offset_page }
+}
+
+fn parts(run: Run) -> (Range<u64>, SegmentPage) {
+    let Run { start_page, pages, segment, offset_page } = run;
+    (start_page..start_page + pages, SegmentPage { segment, offset_page })
 }
 
 #[cfg(test)]

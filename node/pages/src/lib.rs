@@ -54,11 +54,10 @@
 //!
 //! A memory may begin as a copy of the newest version of another ([`PageStore::create_copy`]).
 //! Nothing is copied: both reference the same base pages, and the copy's index names the segments
-//! of the other ([`BorrowedSegment`]), of which the open one is sealed. Each base file keeps, for
-//! ranges of its pages, how many memories reference them (its *references*): newest versions, those
-//! that a durable index still needs, and those that only a reader does. References are not stored:
-//! they are counted from the durable indexes when the store is opened. The references to a page
-//! determine how it is folded:
+//! of the other ([`BorrowedSegment`]), of which the open one is sealed. The references to ranges of
+//! pages of a file are counted (`extents.rs`): those of newest versions, those that a durable index
+//! still needs, and those that only a reader does. They are not stored, but counted from the
+//! durable indexes when the store is opened. The references to a page determine how it is folded:
 //!
 //! - one memory references it, and no other may: it is overwritten in place, as above;
 //! - the newest versions of several memories do, and all of them find the same page of the same
@@ -91,14 +90,14 @@
 //! - A page that is referenced more than once is written only where every reference belongs to a
 //!   newest version, and every version of those memories that is being read, and every durable
 //!   index, finds the written data above it.
-//! - A place is reserved before it is written and remains reserved until it is; an unreferenced
-//!   place holds no data. The data is durable with the first checkpoint that names the place: pages
-//!   that are moved there are synced, and a place behind the end of a copy is synced with that
-//!   checkpoint.
+//! - A place is reserved before data is moved there and stays reserved until it is; an unreferenced
+//!   place holds no data. The data is durable with the first checkpoint that names the place: moved
+//!   pages are synced, and a place behind the end of a copy is synced with that checkpoint.
+//! - A fold is a reader of the memory that it writes: if that is removed meanwhile, its pages are
+//!   released, and may be given to another, only after the last write.
 //! - Of the memories that reference one base file only one is folded per step, so the state that a
 //!   plan relies on does not change until it is carried out.
-//! - Ending a reference, or dropping the name of a segment, and deciding whether it was the last,
-//!   happen under one lock.
+//! - Ending a reference and deciding whether it was the last happen under one lock.
 //!
 //! Pages move in units of some hundred KiB, not whole memories: otherwise one page could cause a
 //! canister of 100 GiB that has a snapshot to be copied whole, while its delta waits. The price is
@@ -166,15 +165,17 @@ mod copy;
 mod cow_copy;
 mod error;
 mod extent_refs;
+mod extents;
 mod files;
 mod fold;
 mod fold_plan;
 mod index;
 mod lazy;
 mod memory;
+mod pending;
+mod range_map;
 mod read;
 mod recover;
-mod shared;
 mod shared_fold;
 mod sharing;
 mod staging;

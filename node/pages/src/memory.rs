@@ -21,11 +21,12 @@ use std::{
 };
 
 use crate::{
-    AppendTarget, BaseId, BasePart, BorrowedSegment, IndexFault, MemoryId, MemoryIndex,
-    MemoryLayout, PAGE_BYTES, PageFile, PagesError, Pin, Result, Run, RunFault, SegmentId,
+    AppendTarget, BasePart, BorrowedSegment, IndexFault, MemoryId, MemoryIndex, MemoryLayout,
+    PAGE_BYTES, PageFile, PagesError, Pin, Result, Run, RunFault, SegmentId,
+    extents::SharedFile,
     files::{self, Dir, FILE_BYTES_MAX, FILE_PAGES_MAX, Name, NamedFile},
     index::RunIndex,
-    shared::SharedSegment,
+    pending::{PendingDelete, SyncFile},
     sharing::{Move, Sharing},
     state_heap,
 };
@@ -80,7 +81,7 @@ pub(crate) struct Segment {
     /// A durable index names it.
     pub(crate) durable: bool,
     /// Set if other memories name it too, or did, or if it was theirs.
-    pub(crate) shared: Option<Arc<SharedSegment>>,
+    pub(crate) shared: Option<Arc<SharedFile>>,
     pub(crate) read: Weak<PageFile>,
 }
 
@@ -126,7 +127,6 @@ struct View {
     runs: Option<Weak<[Run]>>,
     segments: Option<Weak<SegmentFiles>>,
     parts: Option<Weak<[BasePart]>>,
-    /// Of a memory that shares no base file.
     base: Weak<PageFile>,
     pin: Weak<Pin>,
 }
@@ -146,16 +146,17 @@ pub(crate) struct Memory {
     /// The files of its pages, if it is a copy or was copied; otherwise all are in the file it was
     /// created with.
     pub(crate) sharing: Option<Box<Sharing>>,
-    /// Pins of superseded versions that may still be read, oldest first. Pruned at every commit,
-    /// so as long as the list of versions being read.
-    pub(crate) older: Vec<(u64, Weak<Pin>)>,
+    /// Pins of superseded versions, and of the newest from before pages were moved, that may still
+    /// be read, oldest first. Pruned at every commit, so as long as the list of versions being
+    /// read.
+    older: Vec<(u64, Weak<Pin>)>,
     /// The base file was created since the last checkpoint.
     pub(crate) base_unsynced: bool,
     /// The pages it was created with, until a checkpoint that names them is durable.
     pub(crate) initial: Option<InitialPages>,
-    /// Rewritten segments that could not be kept for their readers: the next checkpoint deletes
-    /// them.
-    orphans: Vec<DroppedSegment>,
+    /// Places that moved pages left, and rewritten segments that could not be kept for their
+    /// readers: the next checkpoint releases them.
+    released: Vec<PendingDelete>,
 }
 
 /// Pages that a memory had in its base when it was created.
@@ -176,35 +177,6 @@ impl InitialPages {
     }
 }
 
-/// A segment that nothing is written to any more, and has to be synced.
-pub(crate) struct SealedSegment {
-    pub(crate) id: SegmentId,
-    /// None if it is closed.
-    pub(crate) file: Option<Arc<File>>,
-    /// It was, at some time since it was created.
-    pub(crate) was_closed: bool,
-    /// Its length.
-    pub(crate) bytes: u64,
-}
-
-/// A segment that is to be deleted.
-#[derive(Debug)]
-pub(crate) struct DroppedSegment {
-    pub(crate) id: SegmentId,
-    /// Its length.
-    pub(crate) bytes: u64,
-    /// As layouts name it, if one does.
-    pub(crate) file: Weak<PageFile>,
-    pub(crate) shared: Option<Arc<SharedSegment>>,
-}
-
-impl DroppedSegment {
-    fn new(id: SegmentId, segment: Segment) -> Self {
-        let bytes = segment.used_pages * PAGE_BYTES;
-        Self { id, bytes, file: segment.read, shared: segment.shared }
-    }
-}
-
 impl Memory {
     /// A memory of zeros.
     pub(crate) fn new(id: MemoryId, base_bytes: u64) -> Self {
@@ -222,7 +194,7 @@ impl Memory {
             older: Vec::new(),
             base_unsynced: false,
             initial: None,
-            orphans: Vec::new(),
+            released: Vec::new(),
         }
     }
 
@@ -269,7 +241,7 @@ impl Memory {
     /// The file of a segment.
     pub(crate) fn segment_name(&self, id: SegmentId) -> Name {
         let shared = self.segments.get(&id).and_then(|segment| segment.shared.as_ref());
-        shared.map_or(Name::Segment(self.id, id), |shared| shared.name())
+        shared.map_or(Name::Segment(self.id, id), |shared| shared.name)
     }
 
     pub(crate) fn base_pages(&self) -> u64 {
@@ -287,12 +259,16 @@ impl Memory {
     pub(crate) fn index(&self) -> MemoryIndex {
         let borrowed = |(&segment, of): (&SegmentId, &Segment)| {
             let shared = of.shared.as_ref().filter(|_| of.live_pages > 0)?;
-            let is_own = (shared.owner, shared.id) == (self.id, segment);
-            (!is_own).then(|| BorrowedSegment { segment, owner: shared.owner, id: shared.id })
+            match shared.name {
+                Name::Segment(owner, id) if (owner, id) != (self.id, segment) => {
+                    Some(BorrowedSegment { segment, owner, id })
+                }
+                _ => None,
+            }
         };
         MemoryIndex {
             runs: self.index.runs().collect(),
-            parts: self.sharing.as_ref().map_or_else(Vec::new, |sharing| sharing.parts().to_vec()),
+            parts: self.sharing.as_ref().map_or_else(Vec::new, |sharing| sharing.base_runs()),
             borrowed: self.segments.iter().filter_map(borrowed).collect(),
         }
     }
@@ -404,10 +380,7 @@ impl Memory {
             segment.used_pages = end_page;
         }
         self.lay(accounts, runs);
-        if self.view.pin.strong_count() > 0 {
-            self.older.push((self.version, std::mem::take(&mut self.view.pin)));
-        }
-        self.older.retain(|(_, pin)| pin.strong_count() > 0);
+        self.outdate_layouts();
         self.version += 1;
         debug_assert!(
             self.older.last().is_none_or(|(older, _)| *older < self.version),
@@ -424,6 +397,51 @@ impl Memory {
         accounts.committed.fetch_add(bytes, Relaxed);
         accounts.commits.fetch_add(1, Relaxed);
         Ok(self.version)
+    }
+
+    /// Gives the next layouts a pin of their own.
+    fn outdate_layouts(&mut self) {
+        if self.view.pin.strong_count() > 0 {
+            self.older.push((self.version, std::mem::take(&mut self.view.pin)));
+        }
+        self.older.retain(|(_, pin)| pin.strong_count() > 0);
+    }
+
+    /// The pin of layouts of the newest version.
+    pub(crate) fn pin(&mut self) -> Arc<Pin> {
+        let pin = self.view.pin.upgrade().unwrap_or_default();
+        self.view.pin = Arc::downgrade(&pin);
+        pin
+    }
+
+    /// The pins of all layouts.
+    pub(crate) fn readers(&self) -> Vec<Weak<Pin>> {
+        let all = self.older.iter().map(|(_, pin)| pin).chain([&self.view.pin]);
+        all.filter(|pin| pin.strong_count() > 0).cloned().collect()
+    }
+
+    /// The oldest version that is being read and was not cut off.
+    fn oldest_read(&self) -> u64 {
+        let is_read = |pin: &Weak<Pin>| pin.upgrade().is_some_and(|pin| !pin.is_cut_off());
+        let oldest = self.older.iter().find(|(_, pin)| is_read(pin));
+        oldest.map_or(self.version, |(version, _)| *version)
+    }
+
+    /// Whether no durable index and no reader of this memory reads below the pages of a segment that
+    /// the newest version finds there.
+    pub(crate) fn is_settled(&self, segment: &Segment) -> bool {
+        segment.durable && segment.seal.is_some_and(|seal| seal.version <= self.oldest_read())
+    }
+
+    /// Cuts off the readers of older versions that block a fold and are not held. Returns the
+    /// number of versions.
+    pub(crate) fn cut_off_readers(&self) -> u64 {
+        let ready = |segment: &&Segment| segment.durable && segment.live_pages > 0;
+        let sealed = self.segments.values().filter(ready).filter_map(|segment| segment.seal);
+        let Some(newest) = sealed.map(|seal| seal.version).max() else { return 0 };
+        let blocking = self.older.iter().filter(|(version, _)| *version < newest);
+        let blocking = blocking.filter_map(|(_, pin)| pin.upgrade());
+        blocking.filter(|pin| !pin.is_cut_off() && pin.cut_off()).count() as u64
     }
 
     /// Checks the invariants between versions: the index names pages that its segments have, each
@@ -460,6 +478,9 @@ impl Memory {
             assert!(!segment.durable || !is_open, "segment {id:?} is open and durable");
             let sealed = segment.seal.map_or(0, |seal| seal.version);
             assert!(sealed <= self.version, "segment {id:?} is of version {sealed}");
+        }
+        if let Some(sharing) = &self.sharing {
+            sharing.check(self.base_pages());
         }
         assert!(self.older.is_sorted_by_key(|(version, _)| *version), "versions that are read");
         if let Some(initial) = &self.initial {
@@ -551,10 +572,10 @@ impl Memory {
         if !is_read || old_handle.hold_open().is_ok() {
             self.unlink_quietly(dir, accounts, old);
         } else if let Some(segment) = old_segment {
-            let orphan = DroppedSegment::new(old, segment);
-            accounts.delta.fetch_add(orphan.bytes, Relaxed);
-            accounts.releasable.fetch_add(orphan.bytes, Relaxed);
-            self.orphans.push(orphan);
+            let orphan = PendingDelete::segment(self.id, old, segment);
+            accounts.delta.fetch_add(orphan.delta_bytes, Relaxed);
+            accounts.releasable.fetch_add(orphan.delta_bytes, Relaxed);
+            self.released.push(orphan);
         }
         subtract(&accounts.delta, dead_pages * PAGE_BYTES);
         subtract(&accounts.open, dead_pages * PAGE_BYTES);
@@ -591,7 +612,7 @@ impl Memory {
         let base = self.base_handle(dir);
         let known = self.view.parts.as_ref().and_then(Weak::upgrade);
         let parts = known.unwrap_or_else(|| {
-            let sharing = self.sharing.as_mut();
+            let sharing = self.sharing.as_ref();
             sharing.map_or_else(Arc::default, |sharing| sharing.base_parts(&dir.reader_dir))
         });
         let wanted = || {
@@ -612,11 +633,10 @@ impl Memory {
             .as_ref()
             .and_then(Weak::upgrade)
             .unwrap_or_else(|| self.index.runs().collect());
-        let pin = self.view.pin.upgrade().unwrap_or_default();
+        let pin = self.pin();
         self.view.parts = Some(Arc::downgrade(&parts));
         self.view.segments = Some(Arc::downgrade(&segments));
         self.view.runs = Some(Arc::downgrade(&runs));
-        self.view.pin = Arc::downgrade(&pin);
         MemoryLayout {
             id: self.id,
             version: self.version,
@@ -631,12 +651,8 @@ impl Memory {
     }
 
     fn base_handle(&mut self, dir: &Arc<Dir>) -> Arc<PageFile> {
-        if let Some(sharing) = &mut self.sharing {
-            return sharing.own_handle(&dir.reader_dir);
-        }
         self.view.base.upgrade().unwrap_or_else(|| {
-            let base =
-                Arc::new(PageFile::new(&dir.reader_dir, Name::Base(BaseId::initial(self.id))));
+            let base = Arc::new(PageFile::new(&dir.reader_dir, Name::own_base(self.id)));
             self.view.base = Arc::downgrade(&base);
             base
         })
@@ -656,7 +672,7 @@ impl Memory {
 
     /// Removes the open segment if it is empty and no target is out, so that a memory that was only
     /// prepared for writing leaves nothing behind.
-    pub(crate) fn take_empty(&mut self, accounts: &Accounts) -> Option<DroppedSegment> {
+    pub(crate) fn take_empty(&mut self, accounts: &Accounts) -> Option<PendingDelete> {
         let segments = &self.segments;
         let is_empty =
             |id| segments.get(&id).is_some_and(|segment: &Segment| segment.used_pages == 0);
@@ -664,7 +680,7 @@ impl Memory {
         subtract(&accounts.open_files, open.file.iter().len() as u64);
         let segment = self.segments.remove(&open.segment)?;
         self.shrink();
-        Some(DroppedSegment::new(open.segment, segment))
+        Some(PendingDelete::segment(self.id, open.segment, segment))
     }
 
     /// Whether it has a segment that may be written.
@@ -687,7 +703,7 @@ impl Memory {
 
     /// Closes the open segment if it holds anything, and returns what has to be synced. It counts
     /// as open until a checkpoint is begun.
-    pub(crate) fn seal(&mut self, accounts: &Accounts, generation: u64) -> Option<SealedSegment> {
+    pub(crate) fn seal(&mut self, accounts: &Accounts, generation: u64) -> Option<SyncFile> {
         let open = self.open.take_if(|open| {
             self.segments.get(&open.segment).is_some_and(|segment| segment.used_pages > 0)
         })?;
@@ -699,8 +715,9 @@ impl Memory {
         if segment.live_pages == 0 {
             accounts.releasable.fetch_add(bytes, Relaxed);
         }
-        let Open { segment: id, file, was_closed } = open;
-        Some(SealedSegment { id, file, was_closed, bytes })
+        let Open { segment, file, was_closed } = open;
+        let name = Name::Segment(self.id, segment);
+        Some(SyncFile { name, file, was_closed, segment_bytes: Some(bytes) })
     }
 
     /// Pages that the newest version finds in segments no durable index names, and those it was
@@ -720,39 +737,38 @@ impl Memory {
         }
     }
 
+    /// The base if it was created since the last checkpoint and no ticket has it yet.
+    pub(crate) fn take_unsynced_base(&mut self, accounts: &Accounts) -> Option<SyncFile> {
+        std::mem::take(&mut self.base_unsynced)
+            .then(|| SyncFile::base(Name::own_base(self.id), self.take_initial_file(accounts)))
+    }
+
     /// The file of the base, if it was written and no ticket has it yet.
-    pub(crate) fn take_initial_file(&mut self, accounts: &Accounts) -> Option<Arc<File>> {
+    fn take_initial_file(&mut self, accounts: &Accounts) -> Option<Arc<File>> {
         let file = self.initial.as_mut()?.file.take()?;
         subtract(&accounts.open_files, 1);
         Some(file)
     }
 
-    /// Forgets the segments that the index being checkpointed does not name, for deletion once it
-    /// is durable.
-    pub(crate) fn take_releasable(&mut self) -> Vec<DroppedSegment> {
+    /// Forgets what the index being checkpointed does not name, for release once it is durable.
+    pub(crate) fn take_released(&mut self) -> Vec<PendingDelete> {
+        let (memory, mut released) = (self.id, std::mem::take(&mut self.released));
         let dead = self
             .segments
             .extract_if(.., |_, segment| segment.seal.is_some() && segment.live_pages == 0);
-        let mut dropped: Vec<_> =
-            dead.map(|(id, segment)| DroppedSegment::new(id, segment)).collect();
-        dropped.append(&mut self.orphans);
+        released.extend(dead.map(|(id, segment)| PendingDelete::segment(memory, id, segment)));
         self.shrink();
-        dropped
+        released
     }
 
-    /// Its base file as layouts name it, if one does.
-    pub(crate) fn base_in_use(&self) -> Weak<PageFile> {
-        self.view.base.clone()
-    }
-
-    /// Forgets every segment, because the memory is removed.
-    pub(crate) fn take_all(&mut self, accounts: &Accounts) -> Vec<DroppedSegment> {
+    /// Forgets every file, because the memory is removed.
+    pub(crate) fn take_all(&mut self, accounts: &Accounts) -> Vec<PendingDelete> {
         let open = self.open.take().and_then(|open| open.file);
         subtract(&accounts.open_files, open.iter().len() as u64);
         self.take_initial_file(accounts);
         subtract(&accounts.runs, self.runs_len());
-        let orphans = std::mem::take(&mut self.orphans);
-        let all = std::mem::take(&mut self.segments).into_iter().map(|(id, segment)| {
+        let mut released = std::mem::take(&mut self.released);
+        for (id, segment) in std::mem::take(&mut self.segments) {
             let bytes = segment.used_pages * PAGE_BYTES;
             if segment.seal.is_none() {
                 subtract(&accounts.open, bytes);
@@ -760,9 +776,16 @@ impl Memory {
             if segment.seal.is_none() || segment.live_pages > 0 {
                 accounts.releasable.fetch_add(bytes, Relaxed);
             }
-            DroppedSegment::new(id, segment)
-        });
-        all.chain(orphans).collect()
+            released.push(PendingDelete::segment(self.id, id, segment));
+        }
+        match self.sharing.take() {
+            Some(sharing) => {
+                let retired = sharing.retire_all(self.base_pages(), &self.readers());
+                released.extend(retired.into_iter().map(PendingDelete::pages));
+            }
+            None => released.push(PendingDelete::base(self.id, self.view.base.clone())),
+        }
+        released
     }
 
     /// The checkpoint `generation` is durable. Returns whether there is something to fold now.
@@ -780,17 +803,32 @@ impl Memory {
     }
 
     /// The base now holds the data of these runs, at the place that `moves` state: removes the runs
-    /// that were not overwritten meanwhile.
-    pub(crate) fn folded(&mut self, accounts: &Accounts, runs: &[Run], moves: &[Move]) {
+    /// that were not overwritten meanwhile. Returns whether it changed anything.
+    pub(crate) fn folded(&mut self, accounts: &Accounts, runs: &[Run], moves: &[Move]) -> bool {
         let before = self.runs_len();
-        let Self { index, segments, sharing, view, .. } = self;
+        let mut folded = Vec::new();
+        let Self { index, segments, .. } = self;
         for &run in runs {
-            index.remove(run, |segment, pages| release(segments, accounts, segment, pages));
+            let mut is_found = false;
+            index.remove(run, |segment, pages| {
+                is_found = true;
+                release(segments, accounts, segment, pages);
+            });
+            folded.extend(is_found.then(|| run.start_page..run.start_page + run.pages));
         }
-        view.runs = None;
-        if let Some(sharing) = sharing.as_mut().filter(|_| !moves.is_empty()) {
-            sharing.moved(moves);
-            view.parts = None;
+        if folded.is_empty() && moves.is_empty() {
+            return false;
+        }
+        if let Some(initial) = &mut self.initial {
+            initial.add(folded);
+        }
+        self.view.runs = None;
+        if !moves.is_empty() {
+            let readers = self.readers();
+            let left = self.sharing.as_mut().map(|sharing| sharing.moved(moves, &readers));
+            self.released.extend(left.into_iter().flatten().map(PendingDelete::pages));
+            self.view.parts = None;
+            self.outdate_layouts();
         }
         self.epoch += 1;
         self.count_runs(accounts, before);
@@ -798,6 +836,7 @@ impl Memory {
         if cfg!(debug_assertions) {
             self.check();
         }
+        true
     }
 }
 

@@ -14,10 +14,9 @@ use limits::PagesLimits;
 use crate::{
     BaseId, BaseRun, BorrowedSegment, IndexFault, MemoryId, MemoryIndex, PAGE_BYTES, PagesError,
     Result, SegmentId,
+    extents::SharedFiles,
     files::{self, Dir, Name},
     memory::{Accounts, Memory, subtract},
-    shared::SharedFiles,
-    sharing::Sharing,
     state_heap,
     store::{Memories, PageStore},
 };
@@ -49,13 +48,14 @@ impl PageStore {
         let accounts = Accounts::default();
         let mut memories: Memories = BTreeMap::new();
         let mut fold_queue = BTreeSet::new();
-        let mut sharers: BTreeMap<MemoryId, Sharer> = BTreeMap::new();
+        let mut sharers = Sharers::new();
         for (id, index, base_bytes) in index {
             let _here = state_heap::enter();
             let bad = |fault| PagesError::BadIndex { id, fault };
             let memory = Memory::recovered(id, &index, base_bytes).map_err(bad)?;
             if !index.parts.is_empty() || !index.borrowed.is_empty() {
-                sharers.insert(id, Sharer::new(id, index, &memory).map_err(bad)?);
+                check_sharer(id, &index, memory.base_pages()).map_err(bad)?;
+                sharers.insert(id, MemoryIndex { runs: Vec::new(), ..index });
             }
             if memory.has_durable_delta() {
                 fold_queue.insert(id);
@@ -82,37 +82,35 @@ impl PageStore {
     }
 }
 
-/// A memory that references files of others.
-struct Sharer {
-    parts: Vec<BaseRun>,
-    borrowed: Vec<BorrowedSegment>,
+/// Memories that reference files of others: their indexes, without runs.
+type Sharers = BTreeMap<MemoryId, MemoryIndex>;
+
+fn check_sharer(
+    id: MemoryId,
+    MemoryIndex { parts, borrowed, .. }: &MemoryIndex,
+    pages: u64,
+) -> std::result::Result<(), IndexFault> {
+    let mut free_page = 0;
+    for part in parts {
+        let end = part.start_page.checked_add(part.pages);
+        let is_possible = part.pages > 0
+            && part.start_page >= free_page
+            && part.base != BaseId::initial(id)
+            && end.is_some_and(|end| end <= pages);
+        free_page = end.filter(|_| is_possible).ok_or(IndexFault::BadParts)?;
+    }
+    let mut free = SegmentId(0);
+    for BorrowedSegment { segment, owner, .. } in borrowed {
+        if *segment < free || *owner == id {
+            return Err(IndexFault::BadBorrowed);
+        }
+        free = SegmentId(segment.0.checked_add(1).ok_or(IndexFault::BadBorrowed)?);
+    }
+    Ok(())
 }
 
-impl Sharer {
-    fn new(
-        id: MemoryId,
-        index: MemoryIndex,
-        memory: &Memory,
-    ) -> std::result::Result<Self, IndexFault> {
-        let MemoryIndex { parts, borrowed, .. } = index;
-        let mut free_page = 0;
-        for part in &parts {
-            let end = part.start_page.checked_add(part.pages);
-            let is_possible = part.pages > 0
-                && part.start_page >= free_page
-                && part.base != BaseId::initial(id)
-                && end.is_some_and(|end| end <= memory.base_pages());
-            free_page = end.filter(|_| is_possible).ok_or(IndexFault::BadParts)?;
-        }
-        let mut free = SegmentId(0);
-        for BorrowedSegment { segment, owner, .. } in &borrowed {
-            if *segment < free || *owner == id {
-                return Err(IndexFault::BadBorrowed);
-            }
-            free = SegmentId(segment.0.checked_add(1).ok_or(IndexFault::BadBorrowed)?);
-        }
-        Ok(Self { parts, borrowed })
-    }
+fn known(memories: &mut Memories, id: MemoryId) -> Option<&mut Memory> {
+    memories.get_mut(&id).map(|memory| memory.get_mut().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Adds references to the pages of base files that some memory shares.
@@ -120,49 +118,36 @@ fn share_bases(
     dir: &Dir,
     shared: &SharedFiles,
     memories: &mut Memories,
-    sharers: &BTreeMap<MemoryId, Sharer>,
+    sharers: &Sharers,
 ) -> Result<()> {
     let _here = state_heap::enter();
-    // Memories of which a base file is named, and the greatest number among those.
-    let mut owners: BTreeMap<MemoryId, u64> = BTreeMap::new();
-    for (&id, sharer) in sharers.iter().filter(|(_, sharer)| !sharer.parts.is_empty()) {
-        owners.entry(id).or_default();
-        for part in &sharer.parts {
-            let BaseId { memory, number } = part.base;
-            let greatest = owners.entry(memory).or_default();
-            *greatest = number.max(*greatest);
-            if shared.known_base(part.base).is_none() {
-                let path = dir.path_of(Name::Base(part.base));
-                let bytes = files::len(&dir.open_read(&path)?, &path)?;
-                let base = shared.base(part.base, bytes, |_| ());
-                if !memories.contains_key(&memory) {
-                    base.disown();
-                }
+    for (&id, sharer) in sharers {
+        for &BaseRun { start_page, pages, base } in &sharer.parts {
+            if let Some(owner) = known(memories, base.memory) {
+                owner.start_sharing(shared).next_file_from(base.number.saturating_add(1));
+            }
+            let (name, path) = (Name::Base(base), dir.path_of(Name::Base(base)));
+            let file = match shared.known(name) {
+                Some(file) => file,
+                None => shared.file(name, files::len(&dir.open_read(&path)?, &path)?),
+            };
+            if let Some(memory) = known(memories, id) {
+                memory.start_sharing(shared).place(start_page..start_page + pages, &file);
             }
         }
     }
-    for (id, number) in owners {
-        let Some(memory) = memories.get_mut(&id) else { continue };
+    for memory in memories.values_mut() {
         let memory = memory.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let own = shared.base(BaseId::initial(id), memory.base_bytes, |_| ());
-        let parts =
-            sharers.get(&id).map_or(&[][..], |sharer| &sharer.parts).iter().filter_map(|part| {
-                Some((shared.known_base(part.base)?, part.start_page..part.start_page + part.pages))
-            });
-        let mut sharing = Sharing::of_parts(own, parts, memory.base_pages());
-        sharing.next_file_from(number.saturating_add(1));
-        memory.sharing = Some(Box::new(sharing));
+        if let Some(sharing) = &memory.sharing {
+            sharing.add_refs(0..memory.base_pages());
+        }
     }
     Ok(())
 }
 
-/// Registers all memories that name a segment with it. Returns the bytes that are counted more than
-/// once.
-fn share_segments(
-    shared: &SharedFiles,
-    memories: &mut Memories,
-    sharers: &BTreeMap<MemoryId, Sharer>,
-) -> u64 {
+/// Adds references to segments that other memories than their owners name. Returns the bytes that
+/// are counted more than once.
+fn share_segments(shared: &SharedFiles, memories: &mut Memories, sharers: &Sharers) -> u64 {
     let _here = state_heap::enter();
     // The memories that name a file, with their names for it.
     let mut files: BTreeMap<(MemoryId, SegmentId), Vec<(MemoryId, SegmentId)>> = BTreeMap::new();
@@ -173,9 +158,8 @@ fn share_segments(
     }
     let mut duplicates = 0;
     for ((owner, id), mut names) in files {
-        if let Some(memory) = memories.get_mut(&owner) {
+        if let Some(memory) = known(memories, owner) {
             // Also where it needs none of it any more: the name is taken.
-            let memory = memory.get_mut().unwrap_or_else(PoisonError::into_inner);
             memory.next_segment = memory.next_segment.max(id.0.saturating_add(1));
         }
         // The owner's own, unless it borrowed one by that name.
@@ -187,28 +171,23 @@ fn share_segments(
         }
         let mut longest = 0;
         names.retain(|(memory, segment)| {
-            let used = memories.get_mut(memory).and_then(|memory| {
-                let memory = memory.get_mut().unwrap_or_else(PoisonError::into_inner);
-                Some(memory.segments.get(segment)?.used_pages)
-            });
-            longest = longest.max(used.unwrap_or(0));
-            used.is_some()
+            let found = known(memories, *memory).and_then(|memory| memory.segments.get(segment));
+            longest = longest.max(found.map_or(0, |segment| segment.used_pages));
+            found.is_some()
         });
         if names.is_empty() {
             continue;
         }
-        let file = shared.segment(owner, id, longest * PAGE_BYTES);
-        for (number, (id, segment)) in names.iter().enumerate() {
-            file.join(*id, *segment);
-            let Some(memory) = memories.get_mut(id) else { continue };
-            let memory = memory.get_mut().unwrap_or_else(PoisonError::into_inner);
-            if let Some(segment) = memory.segments.get_mut(segment) {
-                segment.shared = Some(Arc::clone(&file));
-                segment.used_pages = longest;
-            }
-            if number > 0 {
-                duplicates += longest * PAGE_BYTES;
-            }
+        let file = shared.file(Name::Segment(owner, id), longest * PAGE_BYTES);
+        duplicates += (names.len() as u64 - 1) * file.bytes;
+        for (id, segment) in names {
+            let memory = known(memories, id);
+            let Some(segment) = memory.and_then(|memory| memory.segments.get_mut(&segment)) else {
+                continue;
+            };
+            file.refs().add(&file.whole());
+            segment.shared = Some(Arc::clone(&file));
+            segment.used_pages = longest;
         }
     }
     duplicates
@@ -228,13 +207,13 @@ fn verify(dir: &Dir, memory: &Memory) -> Result<()> {
         Ok(())
     };
     long_enough(&dir.base_path(memory.id), memory.base_bytes)?;
-    let mut ends: BTreeMap<BaseId, u64> = BTreeMap::new();
-    for part in memory.sharing.iter().flat_map(|sharing| sharing.parts()) {
+    let mut ends: BTreeMap<Name, u64> = BTreeMap::new();
+    for (pages, file) in memory.sharing.iter().flat_map(|sharing| sharing.parts()) {
         // The last part of a file reaches farthest.
-        ends.insert(part.base, part.start_page + part.pages);
+        ends.insert(file.name, pages.end);
     }
-    for (base, end) in ends {
-        long_enough(&dir.path_of(Name::Base(base)), end * PAGE_BYTES)?;
+    for (name, end) in ends {
+        long_enough(&dir.path_of(name), end * PAGE_BYTES)?;
     }
     for (id, segment) in memory.segments() {
         let path = dir.path_of(memory.segment_name(id));
@@ -271,16 +250,15 @@ fn tidy(dir: &Dir, shared: &SharedFiles, memories: &mut Memories) -> Result<()> 
 /// The length that a file should have; none if it should not be there.
 fn wanted_bytes(name: Name, shared: &SharedFiles, memories: &mut Memories) -> Option<u64> {
     let (Name::Base(BaseId { memory, .. }) | Name::Segment(memory, _)) = name;
-    let memory = memories.get_mut(&memory);
-    let memory = memory.map(|memory| &*memory.get_mut().unwrap_or_else(PoisonError::into_inner));
-    let base_bytes = memory.map(|memory| memory.base_bytes);
+    let memory = known(memories, memory);
+    let base_bytes = memory.as_ref().map(|memory| memory.base_bytes);
     match name {
-        Name::Base(base) => match shared.known_base(base) {
+        Name::Base(base) => match shared.known(name) {
             // Others may reference pages behind the end of the memory that made it.
             Some(known) => Some(known.bytes.max(base_bytes.unwrap_or(0))),
             None => base_bytes.filter(|_| base.number == 0),
         },
-        Name::Segment(owner, id) => match shared.known_segment(owner, id) {
+        Name::Segment(_, id) => match shared.known(name) {
             Some(known) => Some(known.bytes),
             None => memory
                 .and_then(|memory| memory.segments.get(&id))

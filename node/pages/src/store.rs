@@ -24,9 +24,9 @@ use limits::PagesLimits;
 use crate::{
     AppendTarget, MemoryId, MemoryLayout, PAGE_BYTES, PagesError, Result, Run,
     checkpoint::{Pending, Progress},
+    extents::SharedFiles,
     files::{self, Dir},
     memory::{self, Accounts, Memory},
-    shared::SharedFiles,
     state_heap,
 };
 
@@ -158,14 +158,19 @@ impl PageStore {
         self.check_new(id)?;
         let path = self.dir.base_path(id);
         self.dir.create(&path, base_bytes)?;
-        let mut memory = Memory::new(id, base_bytes);
+        Ok(self.admit(Memory::new(id, base_bytes)))
+    }
+
+    /// Adds a memory whose files were made. One creation at a time.
+    pub(crate) fn admit(&self, mut memory: Memory) -> MemoryLayout {
+        let id = memory.id;
         memory.base_unsynced = true;
         let layout = memory.layout(&self.dir);
         let mut memories = self.memories.write().unwrap_or_else(PoisonError::into_inner);
         let before = state_heap::within(|| memories.insert(id, Mutex::new(memory)));
         assert!(before.is_none(), "memory {} was created twice", id.0);
         lock(&self.changed).insert(id);
-        Ok(layout)
+        layout
     }
 
     /// Whether a memory of this name may be created.
@@ -183,8 +188,8 @@ impl PageStore {
         let mut memories = self.memories.write().unwrap_or_else(PoisonError::into_inner);
         let Some(memory) = memories.remove(&id) else { return };
         let mut memory = memory.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let segments = memory.take_all(&self.accounts);
-        lock(&self.checkpoint).removed(&mut memory, segments);
+        let released = memory.take_all(&self.accounts);
+        lock(&self.checkpoint).removed(&memory, released);
         lock(&self.opened).remove(&id);
         lock(&self.changed).insert(id);
         lock(&self.fold_queue).ids.remove(&id);

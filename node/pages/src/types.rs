@@ -125,8 +125,8 @@ pub struct MemoryLayout {
     pub segments: Arc<[(SegmentId, Arc<PageFile>)]>,
     /// Disjoint, ordered by `start_page`.
     pub runs: Arc<[Run]>,
-    /// Shared by all layouts of this version; a fold waits until the pins of older versions are
-    /// gone, or cuts them off.
+    /// Shared by the layouts of this version that name the same base pages; a fold waits until the
+    /// pins of older versions are gone, or cuts them off.
     pub pin: Arc<Pin>,
 }
 
@@ -188,7 +188,7 @@ pub struct Pin {
 const CUT_OFF: u64 = u64::MAX;
 
 impl Pin {
-    fn is_cut_off(&self) -> bool {
+    pub(crate) fn is_cut_off(&self) -> bool {
         self.holders.load(SeqCst) == CUT_OFF
     }
 
