@@ -96,7 +96,7 @@ impl Ready {
     }
 
     pub(crate) fn ready(&self, about: &IdentifyMessage) {
-        self.state_tx.send_replace(Ok(about.clone()));
+        self.state_tx.send_modify(|state| *state = Ok(about.clone()));
     }
 
     /// Kept only while it was not ready yet.
