@@ -86,6 +86,14 @@ pub(crate) struct StoreClient {
     pub(crate) node: usize,
 }
 
+/// What ends a wait of the client.
+enum StoreEvent {
+    Tick,
+    Lookup(Option<StoreLookup>),
+    /// Phase, duration in nanoseconds, status code and entries.
+    Answer(usize, u64, u32, usize),
+}
+
 impl StoreClient {
     /// Runs until all requesters are gone. A connection that ends is reestablished. The node's
     /// identify message shows whether it has a store.
@@ -117,11 +125,6 @@ impl StoreClient {
         let mut tick = interval(period);
         tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut flying = FuturesUnordered::new();
-        enum StoreEvent {
-            Tick,
-            Lookup(Option<StoreLookup>),
-            Answer(usize, u64, u32, usize),
-        }
         loop {
             let queries = serves && rate > 0.0;
             let next = async {
