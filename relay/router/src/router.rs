@@ -174,16 +174,6 @@ impl<M: Clone> Router<M> {
         }
     }
 
-    /// Topics this node subscribed to.
-    pub fn subscriptions(&self) -> impl Iterator<Item = Shard> + '_ {
-        self.meshes.keys().copied()
-    }
-
-    /// Whether this node subscribed to a topic.
-    pub fn is_subscribed(&self, shard: Shard) -> bool {
-        self.meshes.contains_key(&shard)
-    }
-
     // Peers.
 
     /// A peer that speaks the protocol is connected: `name` is what it is called across
