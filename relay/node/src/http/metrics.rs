@@ -14,10 +14,11 @@ use http_server::{
 };
 use hyper::{Response, StatusCode};
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Registry};
+use store::Status;
 
 use super::{
     answer,
-    report::{OutcomeCounts, Report, StoreFigures},
+    report::{OutcomeCounts, Report},
     service::Service,
 };
 use crate::{governor::Level, latencies::Latencies};
@@ -70,7 +71,7 @@ impl Collector for Readings {
         self.governor(out)?;
         self.latencies(out)?;
         self.own_gossip(out)?;
-        own_store(out, &self.report.store)?;
+        own_store(out, &self.report.store.status)?;
         self.own_http(out)
     }
 }
@@ -79,6 +80,7 @@ impl Readings {
     /// Relay, peers and process under the names of reference dashboards.
     fn reference(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let Report { messages, gossip, peers, process, .. } = &self.report;
+        let counts = &gossip.counters;
         out.gauges(
             "waku_version",
             "Version of the node",
@@ -105,16 +107,16 @@ impl Readings {
         out.gauge("libp2p_pubsub_topics", "Topics subscribed to", self.topics.len() as f64)?;
         let valid = messages.relay.accepted;
         out.counter("libp2p_pubsub_validation_success", "Messages found valid", valid)?;
-        out.counter("libp2p_pubsub_validation_failure", "Messages found invalid", gossip.rejected)?;
+        out.counter("libp2p_pubsub_validation_failure", "Messages found invalid", counts.rejected)?;
         let lost: u64 = messages.relay.refused.values().sum();
         let repeated = messages.relay.refused.get("duplicate").copied().unwrap_or(0);
-        let ignored = lost.saturating_sub(repeated).saturating_sub(gossip.rejected);
+        let ignored = lost.saturating_sub(repeated).saturating_sub(counts.rejected);
         out.counter("libp2p_pubsub_validation_ignore", "Messages not taken", ignored)?;
-        out.counter("libp2p_gossipsub_duplicate", "Messages received again", gossip.duplicates)?;
+        out.counter("libp2p_gossipsub_duplicate", "Messages received again", counts.duplicates)?;
         out.counter(
             "libp2p_gossipsub_received",
             "Messages received the first time",
-            gossip.accepted,
+            counts.accepted,
         )?;
         let shards = || self.topics.iter().zip(gossip.by_shard.values());
         out.gauges(
@@ -139,6 +141,7 @@ impl Readings {
     /// Light push, filter and store under the names of reference dashboards.
     fn reference_services(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let Report { messages, pushes, requests, store, .. } = &self.report;
+        let store = &store.status;
         let total =
             |counted: &OutcomeCounts| counted.accepted + counted.refused.values().sum::<u64>();
         let client = &messages.client;
@@ -353,19 +356,20 @@ impl Readings {
         ] {
             out.gauge(&format!("thimble_relay_gossip_{name}"), help, value as f64)?;
         }
+        let counts = &gossip.counters;
         for (name, help, value) in [
-            ("accepted", "Messages accepted", gossip.accepted),
-            ("duplicates", "Messages seen before", gossip.duplicates),
-            ("rejected", "Messages that break the protocol", gossip.rejected),
-            ("refused", "Messages not looked at", gossip.refused),
-            ("queued", "References put into queues of peers", gossip.queued),
-            ("dropped", "References that left a full queue", gossip.dropped),
-            ("fetched", "References sent because a peer fetched them", gossip.fetched),
-            ("without_peer", "Messages of clients that no peer got", gossip.without_peer),
-            ("broken_promises", "Promises that peers broke", gossip.broken_promises),
-            ("grafts_refused", "Grafts refused", gossip.grafts_refused),
-            ("seen_cut_short", "Message ids forgotten early", gossip.seen_cut_short),
-            ("history_dropped", "History that left early", gossip.history_dropped),
+            ("accepted", "Messages accepted", counts.accepted),
+            ("duplicates", "Messages seen before", counts.duplicates),
+            ("rejected", "Messages that break the protocol", counts.rejected),
+            ("refused", "Messages not looked at", counts.refused),
+            ("queued", "References put into queues of peers", counts.queued),
+            ("dropped", "References that left a full queue", counts.dropped),
+            ("fetched", "References sent because a peer fetched them", counts.fetched),
+            ("without_peer", "Messages of clients that no peer got", counts.without_peer),
+            ("broken_promises", "Promises that peers broke", counts.broken_promises),
+            ("grafts_refused", "Grafts refused", counts.grafts_refused),
+            ("seen_cut_short", "Message ids forgotten early", counts.seen_cut_short),
+            ("history_dropped", "History that left early", counts.history_dropped),
         ] {
             out.counter(&format!("thimble_relay_gossip_{name}"), help, value)?;
         }
@@ -389,7 +393,7 @@ impl Readings {
     }
 }
 
-fn own_store(out: &mut MetricsWriter<'_, '_>, store: &StoreFigures) -> fmt::Result {
+fn own_store(out: &mut MetricsWriter<'_, '_>, store: &Status) -> fmt::Result {
     for (name, help, value) in [
         ("messages", "Messages kept", store.messages),
         ("partitions", "Partitions in service", store.partitions as u64),

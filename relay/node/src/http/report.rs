@@ -135,18 +135,8 @@ pub(crate) struct Requests {
 /// Counters of the gossip router since the start, and its contents.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Gossip {
-    pub(crate) accepted: u64,
-    pub(crate) duplicates: u64,
-    pub(crate) rejected: u64,
-    pub(crate) refused: u64,
-    pub(crate) queued: u64,
-    pub(crate) dropped: u64,
-    pub(crate) fetched: u64,
-    pub(crate) without_peer: u64,
-    pub(crate) broken_promises: u64,
-    pub(crate) grafts_refused: u64,
-    pub(crate) seen_cut_short: u64,
-    pub(crate) history_dropped: u64,
+    #[serde(flatten)]
+    pub(crate) counters: router::Counters,
     pub(crate) seen: usize,
     pub(crate) history: usize,
     pub(crate) waiting: usize,
@@ -197,28 +187,8 @@ pub(crate) struct PeerFigures {
 pub(crate) struct StoreFigures {
     /// Whether messages are kept for queries.
     pub(crate) enabled: bool,
-    pub(crate) messages: u64,
-    pub(crate) partitions: usize,
-    pub(crate) damaged_partitions: usize,
-    pub(crate) disk_bytes: u64,
-    pub(crate) disk_free_bytes: Option<u64>,
-    pub(crate) oldest_ns: Option<i64>,
-    pub(crate) newest_ns: Option<i64>,
-    pub(crate) append_queue_messages: usize,
-    pub(crate) append_queue_bytes: u64,
-    pub(crate) queries: usize,
-    pub(crate) appended_messages: u64,
-    pub(crate) appended_bytes: u64,
-    pub(crate) index_lag_messages: u64,
-    pub(crate) transit_bytes: u64,
-    pub(crate) damaged_segments: u64,
-    pub(crate) rebuilt_indexes: u64,
-    pub(crate) dropped_partitions: u64,
-    pub(crate) disk_full_refusals: u64,
-    pub(crate) write_errors: u64,
-    pub(crate) sync_errors: u64,
-    pub(crate) unsynced_bytes: u64,
-    pub(crate) sync_age_seconds: f64,
+    #[serde(flatten)]
+    pub(crate) status: store::Status,
 }
 
 /// Subscriptions, refusals and answers of the HTTP interface.
@@ -377,7 +347,7 @@ impl Service {
             },
             gossip,
             peers,
-            store: store(node),
+            store: StoreFigures { enabled: node.settings.store, status: node.store.status() },
             http: HttpFigures {
                 subscriptions: self.subscribed().count(),
                 dropped: node.subscribers.dropped.load(Relaxed),
@@ -425,18 +395,7 @@ impl Service {
             }
         }
         let gossip = Gossip {
-            accepted: counters.accepted,
-            duplicates: counters.duplicates,
-            rejected: counters.rejected,
-            refused: counters.refused,
-            queued: counters.queued,
-            dropped: counters.dropped,
-            fetched: counters.fetched,
-            without_peer: counters.without_peer,
-            broken_promises: counters.broken_promises,
-            grafts_refused: counters.grafts_refused,
-            seen_cut_short: counters.seen_cut_short,
-            history_dropped: counters.history_dropped,
+            counters,
             seen: held.seen,
             history: held.history,
             waiting: held.waiting,
@@ -475,35 +434,6 @@ impl Service {
             some: some.collect(),
         };
         (gossip, peers)
-    }
-}
-
-fn store(node: &Node) -> StoreFigures {
-    let status = node.store.status();
-    StoreFigures {
-        enabled: node.settings.store,
-        messages: status.messages,
-        partitions: status.partitions,
-        damaged_partitions: status.damaged_partitions,
-        disk_bytes: status.disk_bytes,
-        disk_free_bytes: status.disk_free_bytes,
-        oldest_ns: status.oldest_ns,
-        newest_ns: status.newest_ns,
-        append_queue_messages: status.append_queue_messages,
-        append_queue_bytes: status.append_queue_bytes,
-        queries: status.queries,
-        appended_messages: status.appended_messages,
-        appended_bytes: status.appended_bytes,
-        index_lag_messages: status.index_lag_messages,
-        transit_bytes: status.transit_bytes,
-        damaged_segments: status.damaged_segments,
-        rebuilt_indexes: status.rebuilt_indexes,
-        dropped_partitions: status.dropped_partitions,
-        disk_full_refusals: status.disk_full_refusals,
-        write_errors: status.write_errors,
-        sync_errors: status.sync_errors,
-        unsynced_bytes: status.unsynced_bytes,
-        sync_age_seconds: status.sync_age.as_secs_f64(),
     }
 }
 
