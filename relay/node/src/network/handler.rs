@@ -258,10 +258,7 @@ impl ConnectionHandler for Handler {
         cx: &mut Context<'_>,
     ) -> Poll<ConnectionHandlerEvent<Protocols, Purpose, HandlerEvent>> {
         while let Poll::Ready(Some(served)) = self.served.poll_next_unpin(cx) {
-            match served {
-                ServeOutcome::Done => {}
-                ServeOutcome::Close(why) => self.events.push_back(HandlerEvent::Close(why)),
-            }
+            self.events.extend(served.err().map(HandlerEvent::Close));
         }
         if self.activity.take_overrun() {
             self.events

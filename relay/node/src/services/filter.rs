@@ -32,11 +32,8 @@ use crate::{
 
 /// Serves a request.
 pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
-    let Frame { body, held: _held } = match request(&node, &mut stream, REQUEST_BYTES_MAX).await {
-        Ok(Some(frame)) => frame,
-        Ok(None) => return ServeOutcome::Done,
-        Err(served) => return served,
-    };
+    let frame = request(&node, &mut stream, REQUEST_BYTES_MAX).await?;
+    let Some(Frame { body, held: _held }) = frame else { return Ok(()) };
     node.counters.filter_requests.fetch_add(1, Relaxed);
     let answer = match Request::decode(body.clone()) {
         Ok(asked) => {

@@ -35,23 +35,16 @@ pub(crate) async fn receive(node: Arc<Node>, peer: Peer, mut stream: Stream) -> 
     }
     loop {
         let receiving = &node.pools.receiving;
-        match read_frame(&mut stream, node.settings.frame_bytes, receiving, GOSSIP_TIMEOUT).await {
-            Ok(Some(frame)) => match take(&node, peer, frame).await {
-                Ok(()) => {}
-                Err(why) => {
-                    node.router().misbehaved(peer);
-                    return ServeOutcome::Close(why);
-                }
-            },
+        let read = read_frame(&mut stream, node.settings.frame_bytes, receiving, GOSSIP_TIMEOUT);
+        let taken = match read.await {
+            Ok(Some(frame)) => take(&node, peer, frame).await,
             // A peer may open another stream.
             Ok(None) | Err(ReadError::Io(_) | ReadError::Torn | ReadError::Full(_)) => {
-                return ServeOutcome::Done;
+                return Ok(());
             }
-            Err(error) => {
-                node.router().misbehaved(peer);
-                return ServeOutcome::Close(error.to_string());
-            }
-        }
+            Err(error) => Err(error.to_string()),
+        };
+        taken.inspect_err(|_| node.router().misbehaved(peer))?;
     }
 }
 

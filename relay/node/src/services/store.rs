@@ -31,11 +31,8 @@ use crate::{
 
 /// Serves a query.
 pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
-    let Frame { body, held: _held } = match request(&node, &mut stream, REQUEST_BYTES_MAX).await {
-        Ok(Some(frame)) => frame,
-        Ok(None) => return ServeOutcome::Done,
-        Err(served) => return served,
-    };
+    let frame = request(&node, &mut stream, REQUEST_BYTES_MAX).await?;
+    let Some(Frame { body, held: _held }) = frame else { return Ok(()) };
     node.counters.store_queries.fetch_add(1, Relaxed);
     let refuse = |status, reason, why: String| {
         node.counters.store_refused.add(reason);
@@ -61,8 +58,8 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
                     shorten(&mut page, asked.forward, node.settings.page_bytes);
                     let sending = send(&node, &mut stream, &asked, &page);
                     return match tokio::time::timeout(SEND_TIME * 3, sending).await {
-                        Ok(_) => ServeOutcome::Done,
-                        Err(_) => ServeOutcome::Close("a store reply was not taken in time".into()),
+                        Ok(_) => Ok(()),
+                        Err(_) => Err("a store reply was not taken in time".into()),
                     };
                 }
                 Err(error) => {
