@@ -19,7 +19,7 @@ use router::{Offer, Peer, Shard};
 use store::{AppendError, AppendOutcome, Arrival};
 use thiserror::Error;
 
-use crate::{counters::Reason, node::Node};
+use crate::{counters::Reason, node::Node, settings::count};
 
 /// How long a client's message is held back at most before it is refused.
 const HOLD_BACK: Duration = Duration::from_secs(5);
@@ -260,7 +260,7 @@ impl Node {
 
     /// This node may take less than the network does; a sender of more is not at fault.
     fn check_size(&self, bytes: &Bytes) -> Result<(), RejectReason> {
-        let (bytes, most) = (bytes.len(), self.settings.message_bytes);
+        let (bytes, most) = (bytes.len(), count(self.settings.limits.messages.message_bytes));
         // A message too large for the network is refused where it is decoded, and counts against
         // its peer.
         if bytes > most && bytes <= protocol::message::MESSAGE_BYTES_MAX {

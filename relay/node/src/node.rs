@@ -146,7 +146,8 @@ impl Node {
 
     /// Records of other nodes for a peer that asks, at most `most`.
     pub(crate) fn known_records(&self, asking: &PeerId, most: usize) -> Vec<Bytes> {
-        self.peers().records(asking, most.min(self.settings.peer_exchange_peers))
+        let answered_max = count(self.settings.limits.peers.peer_exchange_peers);
+        self.peers().records(asking, most.min(answered_max))
     }
 
     /// Takes note of a node, if it can be a peer; returns whether it is new.
@@ -263,8 +264,8 @@ impl Node {
             places: StreamSlots::new(
                 pool(&ledger, pool::STREAMS)?,
                 relay_limits::STREAM_BYTES,
-                settings.connections,
-                settings.streams_per_connection,
+                count(limits.connections.connections),
+                count(limits.connections.streams_per_connection),
             ),
             ledger,
             store,
@@ -366,10 +367,11 @@ impl Network {
             },
         );
         let handshake = Duration::from_secs(limits.connections.handshake_seconds);
+        let streams = count(limits.connections.streams_per_connection);
         let transport = transport(
             keys,
-            node.settings.streams_per_connection,
-            node.settings.socket_buffer,
+            streams,
+            count(limits.connections.socket_buffer_bytes),
             handshake,
             &meters,
             tls,
@@ -386,9 +388,7 @@ impl Network {
         };
         let swarm_config = swarm::Config::with_tokio_executor()
             .with_substream_upgrade_protocol_override(libp2p::core::upgrade::Version::V1Lazy)
-            .with_max_negotiating_inbound_streams(
-                NEGOTIATING.min(node.settings.streams_per_connection),
-            );
+            .with_max_negotiating_inbound_streams(NEGOTIATING.min(streams));
         let mut swarm = Swarm::new(transport, behaviour, keys.public().to_peer_id(), swarm_config);
         for address in &config.listen {
             swarm.listen_on(address.clone()).with_context(|| format!("listening on {address}"))?;
@@ -523,9 +523,10 @@ impl Network {
         let outbound =
             self.swarm.behaviour().waku.open().filter(|open| open.gossips && open.outbound).count();
         let mut short = Topics::default();
+        let least = count(self.node.settings.limits.gossip.d_low);
         let router = self.node.router();
         for shard in self.node.shards.iter() {
-            if router.reachable(shard, self.node.now()) < self.node.settings.relay_peers_low {
+            if router.reachable(shard, self.node.now()) < least {
                 short.insert(shard);
             }
         }

@@ -275,7 +275,7 @@ impl Samples {
 }
 
 fn counted(accepted: &AtomicU64, refused: &ByReason) -> OutcomeCounts {
-    let refused = refused.each().map(|(reason, count)| (reason.name().to_owned(), count));
+    let refused = refused.each().map(|(reason, count)| (reason.to_owned(), count));
     OutcomeCounts { accepted: accepted.load(Relaxed), refused: refused.collect() }
 }
 

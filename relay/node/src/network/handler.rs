@@ -34,6 +34,7 @@ use super::stream_slots::{Activity, SlotStream};
 use crate::{
     node::Node,
     services::{self, ServeOutcome},
+    settings::count,
 };
 
 /// A choice of protocols; the output is the negotiated one.
@@ -286,7 +287,8 @@ impl ConnectionHandler for Handler {
         if std::mem::take(&mut self.wants_peers) {
             return Poll::Ready(self.open(protocol::peer_exchange::PROTOCOL, Purpose::Peers));
         }
-        if self.pushes.len() + self.pushes_opening < self.node.settings.pushes_per_receiver
+        let pushes_max = count(self.node.settings.limits.filter.pushes_in_flight_per_receiver);
+        if self.pushes.len() + self.pushes_opening < pushes_max
             && let Poll::Ready((shard, message)) = self.node.filter.poll_next(&self.peer, cx)
         {
             self.pushes_opening += 1;

@@ -18,6 +18,7 @@ use crate::{
         streams::{REQUEST_TIMEOUT, read_frame, write_small},
     },
     node::Node,
+    settings::count,
 };
 
 /// A peer answers within this time.
@@ -54,7 +55,7 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
 
 /// Asks a peer, and takes note of the nodes it names.
 pub(crate) async fn request_peers(node: Arc<Node>, mut stream: libp2p::Stream) -> ServeOutcome {
-    let most = node.settings.peer_exchange_peers;
+    let most = count(node.settings.limits.peers.peer_exchange_peers);
     let asking = async {
         let asked = Request { peers: most as u64 }.encode();
         write_small(&mut stream, &asked).await.ok()?;

@@ -16,6 +16,7 @@ use crate::{
         },
     },
     node::Node,
+    settings::count,
 };
 
 /// Control messages are sent in frames of at most this.
@@ -33,9 +34,10 @@ pub(crate) async fn receive(node: Arc<Node>, peer: Peer, mut stream: Stream) -> 
     while node.router().score(peer, node.now()).is_none() && tokio::time::Instant::now() < known {
         tokio::time::sleep(KNOWN_RETRY).await;
     }
+    let frame_bytes = count(node.settings.limits.messages.frame_bytes);
     loop {
         let receiving = &node.pools.receiving;
-        let read = read_frame(&mut stream, node.settings.frame_bytes, receiving, GOSSIP_TIMEOUT);
+        let read = read_frame(&mut stream, frame_bytes, receiving, GOSSIP_TIMEOUT);
         let taken = match read.await {
             Ok(Some(frame)) => take(&node, peer, frame).await,
             // A peer may open another stream.
@@ -147,10 +149,8 @@ async fn write(
             Ok(())
         }
         Outgoing::Message(shard, message) => {
-            let chunk = node.settings.sending_chunk;
             let frame = publish_frame(&node.topic(shard), message.len());
-            write_message(stream, &node.pools.sending, chunk, &frame.head, &message, &frame.tail)
-                .await
+            write_message(stream, node, &frame.head, &message, &frame.tail).await
         }
     }
 }

@@ -27,6 +27,7 @@ use crate::{
         streams::{Frame, SEND_TIME, write_message},
     },
     node::Node,
+    settings::count,
 };
 
 /// Serves a query.
@@ -55,7 +56,7 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
             }
             Ok(()) => match found(&node, &asked).await {
                 Ok(mut page) => {
-                    shorten(&mut page, asked.forward, node.settings.page_bytes);
+                    shorten(&mut page, asked.forward, count(node.settings.limits.store.page_bytes));
                     let sending = send(&node, &mut stream, &asked, &page);
                     return match tokio::time::timeout(SEND_TIME * 3, sending).await {
                         Ok(_) => Ok(()),
@@ -81,7 +82,8 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
 /// The page, and how long it took noted.
 async fn found(node: &Node, asked: &Request) -> Result<Page, QueryError> {
     let began = Instant::now();
-    let page = node.store.query(query(asked, node.settings.page_messages)).await;
+    let most = count(node.settings.limits.store.page_messages_max);
+    let page = node.store.query(query(asked, most)).await;
     latencies::observe_since(&node.latencies.store_query, began);
     page
 }
@@ -155,8 +157,7 @@ async fn send(node: &Node, stream: &mut Stream, asked: &Request, page: &Page) ->
     for found in &page.messages {
         let parts = entry_parts(&MessageHash(found.hash), data(found), topic(found).as_deref());
         if asked.include_data {
-            let (sending, chunk) = (&node.pools.sending, node.settings.sending_chunk);
-            write_message(stream, sending, chunk, &parts.head, &found.message, &parts.tail).await?;
+            write_message(stream, node, &parts.head, &found.message, &parts.tail).await?;
         } else {
             stream.write_all(&parts.head).await?;
         }
