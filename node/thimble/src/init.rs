@@ -1,11 +1,11 @@
 //! `thimble init`: a commented configuration file for a data folder, and a unit for systemd whose
 //! memory cap is the budget.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Result;
 use limits::Limits;
-use setup::{Installation, Unit};
+use setup::Unit;
 
 use crate::{
     config::{Config, HTTP_GATEWAY},
@@ -19,17 +19,8 @@ const DESCRIPTORS_MIN: u64 = 65_536;
 /// that is there and says something else stays.
 pub(crate) fn run(config: &Config, systemd: bool) -> Result<()> {
     let text = |data: &Path| toml(config, data);
-    let unit = |installation: Installation| {
-        unit(
-            &config.limits,
-            installation.program,
-            installation.file,
-            installation.data,
-            installation.user,
-            installation.group,
-        )
-    };
-    setup::init("thimble", &config.data_dir, "thimble.toml", text, systemd.then_some(unit))
+    let unit = systemd.then(|| unit(&config.limits));
+    setup::init("thimble", &config.data_dir, "thimble.toml", text, unit)
 }
 
 /// A string of TOML.
@@ -144,21 +135,9 @@ heap_profile = {}
 }
 
 /// The unit of a node.
-fn unit(
-    limits: &Limits,
-    program: PathBuf,
-    file: PathBuf,
-    data: PathBuf,
-    user: u32,
-    group: u32,
-) -> Unit<'static> {
+fn unit(limits: &Limits) -> Unit<'static> {
     Unit {
         description: "Thimble replica",
-        program,
-        file,
-        data,
-        user,
-        group,
         memory_bytes: limits.memory_budget_bytes,
         descriptors: descriptors_needed(limits).max(DESCRIPTORS_MIN),
         stop: "# A clean stop finishes requests and makes a checkpoint. Only the node is told; \
@@ -248,8 +227,13 @@ mod tests {
     #[test]
     fn the_unit_is_capped_at_the_budget() {
         let unit = |limits: &Limits, data: &str| {
-            let file = "/var/lib/thimble/thimble.toml".into();
-            unit(limits, "/usr/bin/thimble".into(), file, data.into(), 1, 2).text()
+            unit(limits).text(&setup::Installation {
+                program: "/usr/bin/thimble".into(),
+                file: "/var/lib/thimble/thimble.toml".into(),
+                data: data.into(),
+                user: 1,
+                group: 2,
+            })
         };
         let limits = Limits::nano().unwrap();
         let text = unit(&limits, "/var/lib/thimble").unwrap();
