@@ -135,12 +135,6 @@ impl RecordError {
     pub fn can_heal(&self) -> bool {
         matches!(self, Self::Io { .. } | Self::SyncLost { .. })
     }
-
-    /// No space, no quota, or a limit on file sizes.
-    pub fn is_disk_full(&self) -> bool {
-        matches!(self, Self::Io { source, .. } if matches!(source.kind(),
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge))
-    }
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {

@@ -68,6 +68,14 @@ impl Origin {
     }
 }
 
+/// The peer that an address names.
+pub(crate) fn named_peer(address: &Multiaddr) -> Option<PeerId> {
+    address.iter().find_map(|part| match part {
+        Protocol::P2p(peer) => Some(peer),
+        _ => None,
+    })
+}
+
 /// The peer that a dial is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Target {
@@ -214,10 +222,7 @@ impl KnownPeers {
         if self.statics.len() >= self.bounds.statics {
             return false;
         }
-        let peer = address.iter().find_map(|part| match part {
-            Protocol::P2p(peer) => Some(peer),
-            _ => None,
-        });
+        let peer = named_peer(&address);
         let attempts = self.attempts_of(peer.as_ref());
         self.statics.push(Static { address, peer, attempts });
         true

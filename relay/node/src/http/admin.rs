@@ -9,7 +9,7 @@ use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
 use http_server::{ErrorResponse, Outgoing, Pieces};
 use hyper::{Response, StatusCode};
-use libp2p::{Multiaddr, PeerId, multiaddr::Protocol};
+use libp2p::{Multiaddr, PeerId};
 use router::{Peer, PeerView, SHARDS, Shard};
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
@@ -20,7 +20,7 @@ use super::{
     service::{ReceivedBody, Service},
 };
 use crate::{
-    discovery::known::{KnownPeer, Origin},
+    discovery::known::{KnownPeer, Origin, named_peer},
     node::{ConnectedPeer, Node, SwarmRequest},
 };
 
@@ -174,15 +174,11 @@ fn absent(known: &KnownPeer) -> WakuPeer {
 }
 
 fn with_peer(address: &Multiaddr, peer: PeerId) -> String {
-    if peer_of(address).is_some() { address.to_string() } else { format!("{address}/p2p/{peer}") }
-}
-
-/// The peer that an address names.
-fn peer_of(address: &Multiaddr) -> Option<PeerId> {
-    address.iter().find_map(|part| match part {
-        Protocol::P2p(peer) => Some(peer),
-        _ => None,
-    })
+    if named_peer(address).is_some() {
+        address.to_string()
+    } else {
+        format!("{address}/p2p/{peer}")
+    }
 }
 
 impl Service {
@@ -345,7 +341,7 @@ impl Service {
                 let address: Multiaddr = name.0.parse().map_err(|error| {
                     answer::bad(format!("`{}` is no multiaddress: {error}", name.0))
                 })?;
-                let Some(peer) = peer_of(&address) else {
+                let Some(peer) = named_peer(&address) else {
                     let why = format!("{address} names no peer: add its id, /p2p/<peer id>");
                     return Err(answer::bad(why));
                 };

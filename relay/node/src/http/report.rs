@@ -366,13 +366,12 @@ impl Service {
         let memory = process::memory(pid).unwrap_or_default();
         let anonymous_bytes = memory.anonymous_bytes + memory.shared_bytes;
         let accounted_bytes = self.node.ledger.used_bytes();
-        let difference = unaccounted(anonymous_bytes, accounted_bytes);
         let figures = Memory {
             budget_bytes: self.memory_budget_bytes,
             anonymous_bytes,
             file_bytes: memory.file_bytes,
             accounted_bytes,
-            unaccounted_bytes: difference.unaccounted_bytes,
+            unaccounted_bytes: unaccounted(anonymous_bytes, accounted_bytes),
             group: record.group(),
             stalled_percent: record.stalled().0.map(|hundredths| f64::from(hundredths) / 100.0),
         };
