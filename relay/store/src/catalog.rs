@@ -3,14 +3,14 @@
 use std::{
     collections::BTreeMap,
     io,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
 };
 
-use disk::Disk;
+use disk::{Disk, if_there};
 
 use crate::message::Segment;
 
@@ -139,32 +139,18 @@ impl Partition {
     /// Removes a segment without messages.
     pub(crate) fn forget_empty(&self, disk: &dyn Disk, segment: &Segment) -> io::Result<()> {
         self.take_segment(segment.number);
-        remove_if_there(disk, &segment.path)
+        if_there(disk.remove(&segment.path))
     }
 
     /// Removes its files. Segments with references stay readable.
     pub(crate) fn remove(&self, disk: &dyn Disk) -> io::Result<()> {
         self.dropped.store(true, Ordering::Release);
         for segment in self.segments() {
-            match segment.pin() {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                pinned => pinned?,
-            }
-            remove_if_there(disk, &segment.path)?;
+            if_there(segment.pin())?;
+            if_there(disk.remove(&segment.path))?;
             self.take_segment(segment.number);
         }
-        match disk.remove_folder(&self.folder) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
-    }
-}
-
-/// Removes a file, which may be gone already.
-pub(crate) fn remove_if_there(disk: &dyn Disk, path: &Path) -> io::Result<()> {
-    match disk.remove(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+        if_there(disk.remove_folder(&self.folder))
     }
 }
 

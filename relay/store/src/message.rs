@@ -15,7 +15,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use disk::{DiskFile, Open, SharedDisk};
+use disk::{DiskFile, Open, SharedDisk, read_exact};
 
 use crate::segment::{HASH_AT, HEAD_BYTES};
 
@@ -148,18 +148,9 @@ impl Segment {
         files: Arc<Files>,
         path: PathBuf,
         number: u32,
-    ) -> Arc<Self> {
-        Arc::new(Self::with_spare(disk, files, path, number, false))
-    }
-
-    pub(crate) fn with_spare(
-        disk: SharedDisk,
-        files: Arc<Files>,
-        path: PathBuf,
-        number: u32,
         spare: bool,
-    ) -> Self {
-        Self {
+    ) -> Arc<Self> {
+        Arc::new(Self {
             number,
             path,
             disk,
@@ -173,7 +164,7 @@ impl Segment {
             checked: AtomicBool::new(false),
             newest_arrival_ns: AtomicI64::new(0),
             spare,
-        }
+        })
     }
 
     pub(crate) fn length(&self) -> u64 {
@@ -267,18 +258,4 @@ impl Files {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.iter().filter(|segment| segment.strong_count() > 0).count()
     }
-}
-
-/// Fills the buffer.
-pub(crate) fn read_exact(file: &dyn DiskFile, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-    let mut done = 0;
-    while done < buffer.len() {
-        match file.read_at(&mut buffer[done..], offset + done as u64) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(read) => done += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }

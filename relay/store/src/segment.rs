@@ -23,12 +23,12 @@ use std::{
 
 use bytes::Bytes;
 use disk::{
-    Disk, DiskFile, Open, SharedDisk,
-    records::{End, Kind, Reader, RecordError, RecordFile},
+    Disk, DiskFile, Open, SharedDisk, read_exact,
+    records::{End, Head, Kind, Reader, RecordError, RecordFile},
 };
 
 use crate::{
-    message::{Files, RecordPosition, Segment, read_exact},
+    message::{Files, RecordPosition, Segment},
     spare::SPARE_BYTES,
     store::Arrival,
 };
@@ -114,7 +114,7 @@ impl SegmentWriter {
         let file = disk.open(&path, Open::Write)?;
         let mut salt = [0; 8];
         read_exact(file.as_ref(), &mut salt, SALT_AT)?;
-        let segment = Segment::new(disk.clone(), files.clone(), path, number);
+        let segment = Segment::new(disk.clone(), files.clone(), path, number, false);
         segment.length.store(length, Ordering::Release);
         segment.synced.store(length, Ordering::Release);
         segment.checked.store(true, Ordering::Release);
@@ -129,8 +129,7 @@ impl SegmentWriter {
         number: u32,
     ) -> io::Result<Self> {
         let file = disk.open(&path, Open::Write)?;
-        let segment =
-            Arc::new(Segment::with_spare(disk.clone(), files.clone(), path, number, true));
+        let segment = Segment::new(disk.clone(), files.clone(), path, number, true);
         Ok(Self::begin(segment, file, 0, 0, SPARE_BYTES))
     }
 
@@ -192,15 +191,8 @@ impl SegmentWriter {
         hasher.update(&message);
         let (length, checksum) = ((header_bytes + message.len()) as u32, hasher.finalize());
         let synced = self.segment.synced.load(Ordering::Acquire);
-        let mut covered = [0; 32];
-        covered[..8].copy_from_slice(&self.salt.to_le_bytes());
-        covered[8..16].copy_from_slice(&record.to_le_bytes());
-        covered[16..20].copy_from_slice(&length.to_le_bytes());
-        covered[20..24].copy_from_slice(&checksum.to_le_bytes());
-        covered[24..].copy_from_slice(&synced.to_le_bytes());
-        let head = &mut self.buffer[head_at..payload_at];
-        head[..16].copy_from_slice(&covered[16..]);
-        head[16..].copy_from_slice(&crc32fast::hash(&covered).to_le_bytes());
+        let head = Head { length, payload: checksum, synced };
+        head.encode(self.salt, record, &mut self.buffer[head_at..payload_at]);
         self.pending += HEAD_BYTES as usize + length as usize;
         debug_assert_eq!(
             self.bytes(),

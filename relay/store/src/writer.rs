@@ -434,7 +434,8 @@ mod tests {
 
     #[test]
     fn what_arrived_lately_takes_no_more_memory_after_hours() {
-        let segment = Segment::new(disk::RealDisk::shared(), Files::new(1), "none".into(), 1);
+        let segment =
+            Segment::new(disk::RealDisk::shared(), Files::new(1), "none".into(), 1, false);
         let message = Message::new(segment, RecordPosition { record: 0, start: 0, length: 0 });
         let mut arrival = Arrival {
             hash: [0; 32],
