@@ -208,30 +208,17 @@ impl Node {
         let mut router = Router::new(settings::gossip(limits), seed);
         settings.shards.iter().for_each(|shard| router.subscribe(shard, Duration::ZERO));
         let peers = count(limits.connections.connections) * 2;
+        let rate = |what, per_second, burst| Rate::new(what, per_second, burst, peers);
+        let (push, filter) = (&limits.light_push, &limits.filter);
+        let (query, exchange) = (&limits.store, &limits.peers);
         let rates = Rates {
-            light_push: Rate::new(
-                "light push",
-                limits.light_push.messages_per_second,
-                limits.light_push.messages_burst,
-                peers,
-            ),
-            filter: Rate::new(
-                "filter requests",
-                limits.filter.requests_per_second,
-                limits.filter.requests_burst,
-                peers,
-            ),
-            store: Rate::new(
-                "store queries",
-                limits.store.requests_per_second,
-                limits.store.requests_burst,
-                peers,
-            ),
-            peer_exchange: Rate::new(
+            light_push: rate("light push", push.messages_per_second, push.messages_burst),
+            filter: rate("filter requests", filter.requests_per_second, filter.requests_burst),
+            store: rate("store queries", query.requests_per_second, query.requests_burst),
+            peer_exchange: rate(
                 "peer exchange requests",
-                limits.peers.requests_per_second,
-                limits.peers.requests_burst,
-                peers,
+                exchange.requests_per_second,
+                exchange.requests_burst,
             ),
         };
         let terms = PeerCriteria {
@@ -397,7 +384,7 @@ impl Network {
             swarm.add_external_address(address.clone());
         }
         let (requests_tx, requests_rx) = mpsc::channel(SWARM_REQUESTS);
-        let observed = ObservedPools::new(&node.ledger)?;
+        let observed = ObservedPools::new(&node)?;
         let network = Self {
             node,
             swarm,
