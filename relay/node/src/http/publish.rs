@@ -58,23 +58,8 @@ impl Service {
         body: ReceivedBody,
     ) -> Result<Response<Outgoing>, ErrorResponse> {
         let parts = self.encode_relayed(pubsub_topic.is_none(), &body).await;
-        match self.publish(pubsub_topic.map(str::to_owned), parts, body).await {
-            Ok(_) => Ok(answer::text("OK")),
-            Err(PublishError::Refused(refused)) => Err(refused),
-            Err(PublishError::Rejected(rejected)) => {
-                let message = format!("not published: {rejected}");
-                Err(match status_of(&rejected) {
-                    Status::TooManyRequests => answer::busy(StatusCode::TOO_MANY_REQUESTS, message),
-                    Status::PayloadTooLarge => {
-                        answer::refusal(StatusCode::PAYLOAD_TOO_LARGE, message)
-                    }
-                    Status::NoPeers | Status::ServiceUnavailable => {
-                        answer::busy(StatusCode::SERVICE_UNAVAILABLE, message)
-                    }
-                    _ => answer::bad(message),
-                })
-            }
-        }
+        let published = self.publish(pubsub_topic.map(str::to_owned), parts, body).await;
+        text_answer(published, "not published", StatusCode::PAYLOAD_TOO_LARGE)
     }
 
     /// `POST /lightpush/v3/message`. Refusals are JSON too, under the protocol's own status codes.
@@ -119,20 +104,8 @@ impl Service {
         body: ReceivedBody,
     ) -> Result<Response<Outgoing>, ErrorResponse> {
         let (topic, parts) = self.encode_pushed(&body).await;
-        match self.publish(topic, parts, body).await {
-            Ok(_) => Ok(answer::text("OK")),
-            Err(PublishError::Refused(refused)) => Err(refused),
-            Err(PublishError::Rejected(rejected)) => {
-                let message = format!("not pushed: {rejected}");
-                Err(match status_of(&rejected) {
-                    Status::TooManyRequests => answer::busy(StatusCode::TOO_MANY_REQUESTS, message),
-                    Status::NoPeers | Status::ServiceUnavailable => {
-                        answer::busy(StatusCode::SERVICE_UNAVAILABLE, message)
-                    }
-                    _ => answer::bad(message),
-                })
-            }
-        }
+        let published = self.publish(topic, parts, body).await;
+        text_answer(published, "not pushed", StatusCode::BAD_REQUEST)
     }
 
     async fn encode_relayed(
@@ -200,6 +173,28 @@ impl Service {
             WakuMessage::decode(bytes.clone()).map_err(|error| self.node.refused(error.into()))?;
         Ok(self.node.publish(shard, message, bytes, held).await?)
     }
+}
+
+/// The answer as text. `too_large` is the status for a message that is larger than is relayed.
+fn text_answer(
+    published: Result<AcceptedMessage, PublishError>,
+    failed: &str,
+    too_large: StatusCode,
+) -> Result<Response<Outgoing>, ErrorResponse> {
+    let rejected = match published {
+        Ok(_) => return Ok(answer::text("OK")),
+        Err(PublishError::Refused(refused)) => return Err(refused),
+        Err(PublishError::Rejected(rejected)) => rejected,
+    };
+    let message = format!("{failed}: {rejected}");
+    Err(match status_of(&rejected) {
+        Status::TooManyRequests => answer::busy(StatusCode::TOO_MANY_REQUESTS, message),
+        Status::PayloadTooLarge => answer::refusal(too_large, message),
+        Status::NoPeers | Status::ServiceUnavailable => {
+            answer::busy(StatusCode::SERVICE_UNAVAILABLE, message)
+        }
+        _ => answer::bad(message),
+    })
 }
 
 /// A message ready to be published.

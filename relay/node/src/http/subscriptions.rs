@@ -175,17 +175,12 @@ impl Service {
         body: Result<ReceivedBody, ErrorResponse>,
         serve: impl FnOnce(&FilterRequest<'_>) -> Result<(), ErrorResponse>,
     ) -> Response<Outgoing> {
-        let body = match body {
-            Ok(body) => body,
-            Err(refused) => return filter_answer("", Err(refused)),
-        };
-        match body.json::<FilterRequest<'_>>() {
-            Ok(request) => match known_length(&request.request_id.0) {
-                Ok(()) => filter_answer(&request.request_id.0, serve(&request)),
-                Err(refused) => filter_answer("", Err(refused)),
-            },
-            Err(refused) => filter_answer("", Err(refused)),
-        }
+        let answered = body.and_then(|body| {
+            let request: FilterRequest<'_> = body.json()?;
+            known_length(&request.request_id.0)?;
+            Ok(filter_answer(&request.request_id.0, serve(&request)))
+        });
+        answered.unwrap_or_else(|refused| filter_answer("", Err(refused)))
     }
 
     fn filter_topics(&self, request: &FilterRequest<'_>) -> Result<HashSet<Topic>, ErrorResponse> {
