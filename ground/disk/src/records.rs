@@ -53,7 +53,6 @@ use crate::{Disk, DiskFile, Open, SharedDisk, if_there, read_full};
 pub const HEADER_BYTES: u64 = 32;
 /// Bytes of a record in addition to its payload.
 pub const HEAD_BYTES: u64 = 20;
-/// Bytes read at once.
 const BUFFER_BYTES: usize = 256 << 10;
 const _: () = assert!(HEADER_BYTES == 8 + 8 + 4 + 8 + 4, "magic, name, version, salt, checksum");
 const _: () = assert!(HEAD_BYTES == 4 + 4 + 8 + 4, "length, sum, synced, checksum");

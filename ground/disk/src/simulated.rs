@@ -724,7 +724,6 @@ impl State {
     }
 }
 
-/// A file of a [`SimulatedDisk`].
 #[derive(Debug)]
 struct SimulatedFile<F> {
     disk: SimulatedDisk,

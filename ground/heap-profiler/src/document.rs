@@ -23,7 +23,6 @@ use anyhow::{Context, Result, bail, ensure};
 use flate2::read::GzDecoder;
 use serde::{Deserialize, Serialize};
 
-/// Version of the form.
 const VERSION: u32 = 1;
 /// Longest line: a stack of [`FRAMES_MAX`] addresses, a path.
 pub const LINE_BYTES_MAX: usize = 8 << 10;

@@ -184,7 +184,6 @@ fn file(profile: &Profile) -> File {
     }
 }
 
-/// The whole file, compressed.
 pub(crate) fn encode(profile: &Profile) -> Result<Vec<u8>> {
     let mut packed = GzEncoder::new(Vec::new(), Compression::default());
     packed.write_all(&file(profile).encode_to_vec())?;

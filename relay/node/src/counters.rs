@@ -36,7 +36,6 @@ const NAMES: [&str; 10] = [
 ];
 const _: () = assert!(Reason::Memory as usize + 1 == NAMES.len(), "each reason has a name");
 
-/// A number for each reason.
 #[derive(Debug, Default)]
 pub(crate) struct ByReason([AtomicU64; NAMES.len()]);
 
@@ -53,7 +52,6 @@ impl ByReason {
     }
 }
 
-/// The node's counters.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) client_messages: AtomicU64,

@@ -26,7 +26,6 @@ const HOLD_BACK: Duration = Duration::from_secs(5);
 /// Between two looks whether there is room.
 const RETRY: Duration = Duration::from_millis(2);
 
-/// Where a message came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// A client of this node: light push or HTTP.
@@ -35,7 +34,6 @@ pub(crate) enum Source {
     Relay(Peer),
 }
 
-/// Result of an accepted message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AcceptedMessage {
     /// Its deterministic hash.
@@ -46,7 +44,6 @@ pub(crate) struct AcceptedMessage {
     pub(crate) known: bool,
 }
 
-/// Why a message was not taken.
 #[derive(Clone, Debug, Error)]
 pub(crate) enum RejectReason {
     #[error(transparent)]

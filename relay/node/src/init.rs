@@ -19,7 +19,6 @@ pub(crate) fn run(config: &Config, systemd: bool) -> Result<()> {
     setup::init("thimble-relay", &config.data_dir, "relay.toml", text, unit)
 }
 
-/// A value of TOML.
 fn value(value: impl Into<toml::Value>) -> String {
     value.into().to_string()
 }

@@ -27,7 +27,6 @@ impl Default for Latencies {
     }
 }
 
-/// Records the time since `began`.
 pub(crate) fn observe_since(histogram: &Histogram, began: Instant) {
     histogram.observe(began.elapsed().as_secs_f64());
 }

@@ -72,7 +72,6 @@ pub(crate) struct Pools {
     pub(crate) sending: Pool,
 }
 
-/// State shared by all parts.
 pub(crate) struct Node {
     pub(crate) settings: Settings,
     pub(crate) shards: Topics,
@@ -115,7 +114,6 @@ impl Node {
         self.router.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Time since the start.
     pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
     }
@@ -161,7 +159,6 @@ impl Node {
         }
     }
 
-    /// This node's record.
     pub(crate) fn own_record(&self) -> Option<NodeRecord> {
         self.own_record.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -175,7 +172,6 @@ impl Node {
     }
 }
 
-/// The pool of this name.
 pub(crate) fn pool(ledger: &Ledger, name: &'static str) -> Result<Pool> {
     ledger.pool(name).with_context(|| format!("the budget sheet has no pool `{name}`"))
 }
@@ -279,7 +275,6 @@ impl Node {
     }
 }
 
-/// The protocols that run on every connection.
 #[derive(NetworkBehaviour)]
 struct All {
     waku: Behaviour,
@@ -297,7 +292,6 @@ pub(crate) enum SwarmRequest {
     Addresses(oneshot::Sender<Vec<Multiaddr>>),
 }
 
-/// A peer that is connected.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectedPeer {
     /// As the router knows it.
@@ -402,7 +396,6 @@ impl Network {
         Ok((network, requests_tx))
     }
 
-    /// Runs until `stop` ends.
     pub(crate) async fn run(mut self, ready: oneshot::Sender<Vec<Multiaddr>>, stop: impl Future) {
         let mut ready = Some(ready);
         let mut stop = std::pin::pin!(stop);
@@ -556,7 +549,6 @@ impl Network {
     }
 }
 
-/// Whether an address is reached on this machine only.
 fn is_loopback(address: &Multiaddr) -> bool {
     match address.iter().next() {
         Some(Protocol::Ip4(ip)) => ip.is_loopback(),

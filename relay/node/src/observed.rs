@@ -33,7 +33,6 @@ impl ObservedPools {
         Ok(Self { _program: program, observations: observations.collect::<Result<_>>()? })
     }
 
-    /// Updates all of them.
     pub(crate) fn update(&mut self, node: &Node) {
         for (observation, (_, bytes)) in self.observations.iter_mut().zip(sizes(node)) {
             observation.set(bytes);

@@ -6,7 +6,6 @@ use std::{num::NonZeroU16, time::Duration};
 use relay_limits::Limits;
 use router::Topics;
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) cluster: u16,
@@ -19,7 +18,6 @@ pub(crate) struct Settings {
     pub(crate) limits: Limits,
 }
 
-/// A count of the table.
 pub(crate) fn count(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
@@ -48,7 +46,6 @@ impl Settings {
     }
 }
 
-/// Parameters of the gossip.
 pub(crate) fn gossip(limits: &Limits) -> router::Config {
     let gossip = &limits.gossip;
     let peers = count(gossip.peers);
@@ -85,7 +82,6 @@ pub(crate) fn gossip(limits: &Limits) -> router::Config {
     }
 }
 
-/// Bounds of filter subscriptions.
 pub(crate) fn filter(limits: &Limits) -> crate::filter::Bounds {
     let filter = &limits.filter;
     let queues = filter.queues_bytes / relay_limits::REFERENCE_BYTES / filter.receivers.max(1);
@@ -107,7 +103,6 @@ pub(crate) fn floor(limits: &Limits) -> crate::pace::Floor {
     }
 }
 
-/// Settings of the store.
 pub(crate) fn store(limits: &Limits, folder: std::path::PathBuf) -> store::Config {
     let (store, messages) = (&limits.store, &limits.messages);
     store::Config {

@@ -18,7 +18,6 @@ use crate::{
 /// Peers printed; the report itself has more.
 const PEERS_SHOWN: usize = 8;
 
-/// Fetches and prints.
 pub(crate) fn run(address: SocketAddr, json: bool) -> Result<()> {
     ask::print(address, "--http", json, text)
 }

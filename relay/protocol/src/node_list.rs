@@ -168,7 +168,6 @@ pub struct ListRoot {
 }
 
 impl ListRoot {
-    /// The signed text.
     fn signed_text(&self) -> String {
         format!("{ROOT_PREFIX}e={} l={} seq={}", self.records, self.links, self.sequence)
     }

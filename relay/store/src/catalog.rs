@@ -14,7 +14,6 @@ use disk::{Disk, if_there};
 
 use crate::message::Segment;
 
-/// File name of a partition's index.
 const INDEX: &str = "index.sqlite";
 /// Ending of files that were set aside.
 pub(crate) const ASIDE: &str = "damaged";
@@ -113,7 +112,6 @@ impl Partition {
             + self.aside_bytes.load(Ordering::Relaxed)
     }
 
-    /// Looks how long the index is.
     pub(crate) fn measure_index(&self) {
         let length = |path: &PathBuf| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
         self.index_bytes.store(self.index_files().iter().map(length).sum(), Ordering::Relaxed);

@@ -96,7 +96,6 @@ impl fmt::Debug for Message {
     }
 }
 
-/// Position of a message in its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordPosition {
     pub(crate) record: u32,
@@ -111,7 +110,6 @@ impl RecordPosition {
     }
 }
 
-/// One segment file.
 pub(crate) struct Segment {
     pub(crate) number: u32,
     pub(crate) path: PathBuf,
@@ -175,7 +173,6 @@ impl Segment {
         self.handle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The open file.
     pub(crate) fn file(self: &Arc<Self>) -> io::Result<Arc<dyn DiskFile>> {
         self.used.store(self.files.clock.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
         if let Handle::Open(file) | Handle::Pinned(file) = &*self.handle() {
@@ -253,7 +250,6 @@ impl Files {
         Ok(file)
     }
 
-    /// Segments that are open for reading.
     pub(crate) fn count(&self) -> usize {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.iter().filter(|segment| segment.strong_count() > 0).count()

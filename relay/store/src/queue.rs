@@ -32,7 +32,6 @@ impl<T> State<T> {
     }
 }
 
-/// Why an item was not taken.
 pub(crate) enum PushError {
     Full { count: usize, bytes: u64 },
     Closed,
@@ -101,7 +100,6 @@ impl<T> Queue<T> {
         self.wake(&state);
     }
 
-    /// Checks the bounds after an item was added.
     fn check(&self, state: &State<T>) {
         let (count, bytes) = (state.items.len(), state.bytes);
         debug_assert!(

@@ -116,7 +116,6 @@ fn bytes_in(shared: &StoreState, folder: &Path) -> u64 {
     files.iter().map(|path| std::fs::metadata(path).map_or(0, |metadata| metadata.len())).sum()
 }
 
-/// Why a partition cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PartitionError {
     #[error("{0}")]

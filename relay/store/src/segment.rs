@@ -58,25 +58,21 @@ const _: () = assert!(SPARE_BYTES <= u32::MAX as u64, "positions in a spare segm
 /// Where a record file has its salt.
 const SALT_AT: u64 = 20;
 
-/// Of a segment's records.
 pub(crate) const KIND: Kind = Kind {
     name: *b"messages",
     version: 1,
     bytes_max: (FIXED_BYTES + 2 * TOPIC_BYTES_MAX + MESSAGE_BYTES_MAX) as u32,
 };
 
-/// Bytes of the record of a message.
 pub(crate) fn record_bytes(arrival: &Arrival, message: &[u8]) -> u64 {
     let topics = arrival.pubsub_topic.len() + arrival.content_topic.len();
     HEAD_BYTES + (FIXED_BYTES + topics + message.len()) as u64
 }
 
-/// File name of a segment.
 pub(crate) fn file_name(number: u32) -> String {
     format!("{number:010}.segment")
 }
 
-/// Number of a segment with this file name.
 pub(crate) fn number_of(path: &Path) -> Option<u32> {
     let name = path.file_name()?.to_str()?.strip_suffix(".segment")?;
     name.parse().ok()
@@ -159,7 +155,6 @@ impl SegmentWriter {
         self.pending
     }
 
-    /// It must take nothing more.
     pub(crate) fn is_broken(&self) -> bool {
         self.broken || self.segment.sync_lost.load(Ordering::Acquire)
     }
@@ -285,7 +280,6 @@ impl<'a> Header<'a> {
     }
 }
 
-/// Why a segment was not read through.
 pub(crate) enum ScanError<E> {
     Records(RecordError),
     Sink(E),

@@ -68,7 +68,6 @@ pub struct AppendOutcome {
     pub kept: bool,
 }
 
-/// State shared by the threads.
 pub(crate) struct StoreState {
     // Configuration and interfaces passed in.
     pub(crate) config: Config,

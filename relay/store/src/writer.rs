@@ -34,7 +34,6 @@ const TRANSIT_RESERVE_OF: u64 = 4;
 /// How long a message that arrived is remembered.
 const RECENT_NS: i64 = 120 * 1_000_000_000;
 
-/// A message waiting to be written.
 pub(crate) struct Pending {
     pub(crate) arrival: Arrival,
     pub(crate) message: Bytes,
@@ -355,7 +354,6 @@ impl Lane {
     }
 }
 
-/// Messages that arrived recently.
 struct Recent {
     /// Entries at most.
     max: usize,

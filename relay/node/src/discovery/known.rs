@@ -103,7 +103,6 @@ pub(crate) struct Connections {
     pub(crate) short: Topics,
 }
 
-/// State of the attempts to reach a peer.
 #[derive(Clone, Copy, Debug, Default)]
 struct Attempts {
     dialling: Option<Duration>,
@@ -187,7 +186,6 @@ pub(crate) struct Counts {
     pub(crate) evicted: u64,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct KnownPeers {
     bounds: Bounds,
@@ -260,7 +258,6 @@ impl KnownPeers {
         Attempts { connected, ..Attempts::default() }
     }
 
-    /// Makes room for one.
     fn evict(&mut self) -> bool {
         let idle = |known: &FoundPeer| {
             known.attempts.connected.is_none() && known.attempts.dialling.is_none()
@@ -275,7 +272,6 @@ impl KnownPeers {
         true
     }
 
-    /// The dials to begin now.
     pub(crate) fn dials(&mut self, now: Duration, connections: &Connections) -> Vec<Dial> {
         self.lose_dials(now);
         let mut places = self.bounds.dials.saturating_sub(self.dialling());
@@ -355,7 +351,6 @@ impl KnownPeers {
         }
     }
 
-    /// A dial failed.
     pub(crate) fn failed(&mut self, target: Target, now: Duration) {
         self.counts.dials_failed += 1;
         let jitter = self.random.gen_range(0.0..1.0);
@@ -441,7 +436,6 @@ impl KnownPeers {
         self.found.get(peer).map(|known| known.origin)
     }
 
-    /// Peers that are not connected.
     pub(crate) fn not_connected(&self) -> Vec<KnownPeer> {
         let statics = self.statics.iter().filter(|known| known.attempts.connected.is_none());
         let statics = statics.filter_map(|known| {

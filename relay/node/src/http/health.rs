@@ -19,7 +19,6 @@ struct HealthReport {
     protocols_health: Vec<Map<String, Value>>,
 }
 
-/// Ready, or why not.
 enum Health {
     Ready,
     NotReady(String),

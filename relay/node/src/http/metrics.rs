@@ -24,7 +24,6 @@ use super::{
 use crate::{governor::Level, latencies::Latencies};
 
 impl Service {
-    /// Reads everything and encodes it.
     pub(crate) async fn metrics(&self) -> Result<Response<Outgoing>, ErrorResponse> {
         let topics = self.node.shards.iter().map(|shard| self.node.topic_name(shard)).collect();
         let report = Readings {

@@ -36,7 +36,6 @@ struct PushRequest<'a> {
     message: MessageJson<'a>,
 }
 
-/// Why a message was not published.
 enum PublishError {
     /// No message could be read.
     Refused(ErrorResponse),
@@ -197,7 +196,6 @@ fn text_answer(
     })
 }
 
-/// A message ready to be published.
 struct EncodedMessage {
     content_topic: String,
     bytes: Vec<u8>,

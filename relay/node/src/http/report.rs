@@ -36,7 +36,6 @@ const WINDOW: usize = 11;
 /// Status codes counted one by one; others together.
 const CODES: [u16; 14] = [200, 400, 403, 404, 405, 408, 412, 413, 420, 421, 429, 500, 503, 505];
 
-/// How the node is.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Report {
     pub(crate) version: String,
@@ -75,7 +74,6 @@ pub(crate) struct ProcessFigures {
     pub(crate) cpu_seconds: f64,
 }
 
-/// Rates per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Rates {
     pub(crate) window_seconds: f64,
@@ -103,7 +101,6 @@ pub(crate) struct Messages {
     pub(crate) not_kept: BTreeMap<String, u64>,
 }
 
-/// Filter subscriptions, and pushes to their receivers.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Pushes {
     pub(crate) receivers: usize,
@@ -119,7 +116,6 @@ pub(crate) struct Pushes {
     pub(crate) held_back: u64,
 }
 
-/// Requests of filter and store.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Requests {
     pub(crate) filter: OutcomeCounts,
@@ -144,14 +140,12 @@ pub(crate) struct Gossip {
     pub(crate) by_shard: BTreeMap<u16, ShardPeers>,
 }
 
-/// Peers of a shard.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ShardPeers {
     pub(crate) subscribed: usize,
     pub(crate) mesh: usize,
 }
 
-/// Connected peers.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Peers {
     pub(crate) connections: u64,
@@ -170,7 +164,6 @@ pub(crate) struct Peers {
     pub(crate) some: Vec<PeerFigures>,
 }
 
-/// One connected peer.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PeerFigures {
     pub(crate) peer: String,
@@ -204,7 +197,6 @@ pub(crate) struct HttpFigures {
     pub(crate) answers: BTreeMap<u16, u64>,
 }
 
-/// Answers counted by status code.
 #[derive(Debug, Default)]
 pub(crate) struct ResponseCounters {
     codes: [AtomicU64; CODES.len()],

@@ -28,7 +28,6 @@ use crate::{
 const ENTRY_BYTES_MAX: usize = 160;
 
 impl Service {
-    /// Answers a query.
     pub(crate) async fn store_query(
         &self,
         query: &str,

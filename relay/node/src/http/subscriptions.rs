@@ -50,7 +50,6 @@ impl ClientTopics {
     }
 }
 
-/// Under which name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Under {
     Relay,
@@ -335,7 +334,6 @@ fn filter_answer(request_id: &str, outcome: Result<(), ErrorResponse>) -> Respon
     }
 }
 
-/// Where a list is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Before,

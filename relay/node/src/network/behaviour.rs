@@ -36,7 +36,6 @@ use crate::{governor::WorkKind, node::Node, settings::count};
 /// give way.
 const FREE_OF: usize = 16;
 
-/// Why a connection was not taken.
 #[derive(Clone, Debug, Error)]
 pub(crate) enum ConnectionRefusal {
     #[error("{0}")]
@@ -51,7 +50,6 @@ pub(crate) enum ConnectionRefusal {
     PerAddress(usize),
 }
 
-/// A connection that is open.
 #[derive(Debug)]
 pub(crate) struct Open {
     /// As the router knows it.
@@ -72,7 +70,6 @@ pub(crate) struct Open {
     _held: Reservation,
 }
 
-/// See the module.
 pub(crate) struct Behaviour {
     node: Arc<Node>,
     open: BTreeMap<ConnectionId, Open>,
@@ -97,7 +94,6 @@ impl Behaviour {
         }
     }
 
-    /// Connections that are open.
     pub(crate) fn open(&self) -> impl Iterator<Item = &Open> {
         self.open.values()
     }

@@ -77,7 +77,6 @@ impl OutboundUpgrade<Stream> for Protocols {
     }
 }
 
-/// Purpose of a stream that this node opens.
 #[derive(Debug)]
 pub(crate) enum Purpose {
     Gossip,
@@ -108,7 +107,6 @@ pub(crate) enum HandlerCommand {
     AskPeers,
 }
 
-/// The gossip stream to the peer.
 enum Gossip {
     Off,
     Wanted,
@@ -116,7 +114,6 @@ enum Gossip {
     Open(BoxFuture<'static, ()>),
 }
 
-/// See the module.
 pub(crate) struct Handler {
     node: Arc<Node>,
     peer: PeerId,

@@ -164,7 +164,6 @@ impl Meters {
     }
 }
 
-/// One connection's count.
 struct Meter {
     pool: Pool,
     reads: Reads,

@@ -31,7 +31,6 @@ pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same for gossip, which is retried whenever there is memory.
 pub(crate) const GOSSIP_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// Why there is no frame.
 #[derive(Debug, Error)]
 pub(crate) enum ReadError {
     #[error("reading: {0}")]

@@ -29,7 +29,6 @@ const MPLEX_FRAMES: usize = 1024;
 /// A multiplexer that meets its own limit closes the whole connection: streams are refused one by
 /// one, well before.
 const STREAMS_FACTOR: usize = 4;
-/// Largest WebSocket message of a client.
 const WEBSOCKET_BYTES: usize = 512 << 10;
 
 /// Certificate and key of the secure WebSocket, as DER.
@@ -85,7 +84,6 @@ fn bounded(socket: tcp::tokio::TcpStream, bytes: usize) -> tcp::tokio::TcpStream
     socket
 }
 
-/// Both multiplexers, metered.
 #[derive(Clone)]
 struct Multiplexers {
     yamux: yamux::Config,

@@ -31,7 +31,6 @@ use crate::{
     settings::count,
 };
 
-/// Serves a request.
 pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
     let frame = request(&node, &mut stream, REQUEST_BYTES_MAX).await?;
     let Some(Frame { body, held: _held }) = frame else { return Ok(()) };

@@ -19,7 +19,6 @@ use crate::{
     node::Node,
 };
 
-/// Serves version 3.
 pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
     let frame = request(&node, &mut stream, REQUEST_BYTES_MAX).await?;
     let Some(Frame { body, held }) = frame else { return Ok(()) };
@@ -47,7 +46,6 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
     reply(&mut stream, &answer.encode()).await
 }
 
-/// Serves version 2.
 pub(crate) async fn serve_v2(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
     let frame = request(&node, &mut stream, REQUEST_BYTES_MAX).await?;
     let Some(Frame { body, held }) = frame else { return Ok(()) };

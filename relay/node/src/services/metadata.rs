@@ -29,7 +29,6 @@ fn check_cluster(node: &Node, theirs: &Metadata) -> ServeOutcome {
     }
 }
 
-/// Serves a request.
 pub(crate) async fn serve(node: Arc<Node>, mut stream: Stream) -> ServeOutcome {
     let Some(frame) = request(&node, &mut stream, MESSAGE_BYTES_MAX).await? else {
         return Ok(());
@@ -39,7 +38,6 @@ pub(crate) async fn serve(node: Arc<Node>, mut stream: Stream) -> ServeOutcome {
     check_cluster(&node, &theirs)
 }
 
-/// Asks a peer.
 pub(crate) async fn request_metadata(node: Arc<Node>, mut stream: libp2p::Stream) -> ServeOutcome {
     let asking = async {
         write_small(&mut stream, &own(&node)).await.ok()?;

@@ -24,7 +24,6 @@ use crate::{
 /// A peer answers within this time.
 const ANSWER_TIME: Duration = Duration::from_secs(20);
 
-/// Serves a request.
 pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
     let Some(frame) = request(&node, &mut stream, REQUEST_BYTES_MAX).await? else {
         return Ok(());

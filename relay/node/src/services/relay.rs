@@ -27,7 +27,6 @@ const FLUSH_TIME: Duration = SEND_TIME;
 const KNOWN_TIME: Duration = Duration::from_secs(5);
 const KNOWN_RETRY: Duration = Duration::from_millis(5);
 
-/// Receives a peer's gossip.
 pub(crate) async fn receive(node: Arc<Node>, peer: Peer, mut stream: Stream) -> ServeOutcome {
     // A peer sends its subscriptions once, and perhaps before this node knows that it gossips.
     let known = tokio::time::Instant::now() + KNOWN_TIME;

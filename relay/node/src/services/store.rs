@@ -30,7 +30,6 @@ use crate::{
     settings::count,
 };
 
-/// Serves a query.
 pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
     let frame = request(&node, &mut stream, REQUEST_BYTES_MAX).await?;
     let Some(Frame { body, held: _held }) = frame else { return Ok(()) };
@@ -88,7 +87,6 @@ async fn found(node: &Node, asked: &Request) -> Result<Page, QueryError> {
     page
 }
 
-/// As the store takes it.
 fn query(asked: &Request, most: usize) -> Query {
     let limit = asked.limit.filter(|limit| *limit > 0).unwrap_or(PAGE_DEFAULT);
     Query {
