@@ -66,7 +66,7 @@ impl Request {
 }
 
 /// A reply of version 3.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
     /// That of the request.
     pub request_id: Text,
@@ -81,12 +81,7 @@ pub struct Reply {
 impl Reply {
     /// Reads a reply without its length prefix. Errors: damaged, a text that is too long.
     pub fn decode(input: Bytes) -> Result<Self, DecodeError> {
-        let mut reply = Self {
-            request_id: Text::default(),
-            status: StatusCode::Other(0),
-            status_text: None,
-            relay_peer_count: None,
-        };
+        let mut reply = Self::default();
         for_each_field!(field in &input, {
             1 => reply.request_id = text::read_request_id(&input, &field)?,
             10 => reply.status = field.uint32()?.into(),

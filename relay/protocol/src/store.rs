@@ -151,7 +151,7 @@ impl Entry {
 }
 
 /// A page of entries, in ascending order of (timestamp, hash).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
     /// That of the query.
     pub request_id: Text,
@@ -169,13 +169,7 @@ impl Reply {
     /// Reads a reply without its length prefix. Errors: damaged, too many entries, an entry
     /// without a hash, a text that is too long.
     pub fn decode(input: Bytes) -> Result<Self, DecodeError> {
-        let mut reply = Self {
-            request_id: Text::default(),
-            status: StatusCode::Other(0),
-            status_text: None,
-            entries: Vec::new(),
-            cursor: None,
-        };
+        let mut reply = Self::default();
         for_each_field!(field in &input, {
             1 => reply.request_id = text::read_request_id(&input, &field)?,
             10 => reply.status = field.uint32()?.into(),
