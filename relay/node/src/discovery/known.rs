@@ -25,6 +25,7 @@ use libp2p::{Multiaddr, PeerId, multiaddr::Protocol};
 use rand::{Rng, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 use router::Topics;
+use serde::{Deserialize, Serialize};
 
 use super::candidate::Candidate;
 
@@ -178,11 +179,11 @@ pub(crate) struct KnownPeer {
 }
 
 /// Counted since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counts {
     pub(crate) dials: u64,
     pub(crate) dials_failed: u64,
-    /// Peers that left because there were too many.
+    /// Found peers that left because there were too many.
     pub(crate) evicted: u64,
 }
 

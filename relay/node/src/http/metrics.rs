@@ -337,17 +337,13 @@ impl Readings {
         )?;
         let table = peers.discovery_table as f64;
         out.gauge("thimble_relay_discovery_table", "Records in the discovery table", table)?;
-        out.counter("thimble_relay_dials", "Dials begun", peers.dials)?;
-        out.counter(
-            "thimble_relay_dials_failed",
-            "Dials that did not succeed",
-            peers.dials_failed,
-        )?;
-        out.counter(
-            "thimble_relay_peers_evicted",
-            "Found peers that left a full store",
-            peers.evicted,
-        )?;
+        for (name, help, value) in [
+            ("dials", "Dials begun", peers.counts.dials),
+            ("dials_failed", "Dials that did not succeed", peers.counts.dials_failed),
+            ("peers_evicted", "Found peers that left a full store", peers.counts.evicted),
+        ] {
+            out.counter(&format!("thimble_relay_{name}"), help, value)?;
+        }
         for (name, help, value) in [
             ("seen", "Message ids remembered", gossip.seen),
             ("history", "References peers may fetch", gossip.history),

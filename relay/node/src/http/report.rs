@@ -25,6 +25,7 @@ use super::{
 };
 use crate::{
     counters::ByReason,
+    discovery::known::Counts,
     governor::{Level, Sample},
     node::{ConnectedPeer, Node, SwarmRequest},
 };
@@ -156,10 +157,8 @@ pub(crate) struct Peers {
     pub(crate) known: usize,
     /// Records in the table of the discovery protocol.
     pub(crate) discovery_table: u64,
-    pub(crate) dials: u64,
-    pub(crate) dials_failed: u64,
-    /// Found peers that left because there were too many.
-    pub(crate) evicted: u64,
+    #[serde(flatten)]
+    pub(crate) counts: Counts,
     /// The first of them.
     pub(crate) some: Vec<PeerFigures>,
 }
@@ -419,9 +418,7 @@ impl Service {
             relay_outbound: relay(true),
             known,
             discovery_table: node.discovery_table.load(Relaxed),
-            dials: counts.dials,
-            dials_failed: counts.dials_failed,
-            evicted: counts.evicted,
+            counts,
             some: some.collect(),
         };
         (gossip, peers)

@@ -376,9 +376,6 @@ impl NetworkBehaviour for Behaviour {
     }
 
     fn poll(&mut self, _: &mut Context<'_>) -> Poll<ToSwarm<(), HandlerCommand>> {
-        match self.waiting.pop_front() {
-            Some(event) => Poll::Ready(event),
-            None => Poll::Pending,
-        }
+        self.waiting.pop_front().map_or(Poll::Pending, Poll::Ready)
     }
 }
