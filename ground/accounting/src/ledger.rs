@@ -179,6 +179,7 @@ pub struct PoolSnapshot {
 #[derive(Clone)]
 pub struct Pool(Arc<Inner>);
 
+#[derive(Default)]
 struct Inner {
     name: &'static str,
     cap_bytes: u64,
@@ -191,15 +192,7 @@ struct Inner {
 
 impl Pool {
     fn new(spec: PoolSpec) -> Self {
-        Self(Arc::new(Inner {
-            name: spec.name,
-            cap_bytes: spec.cap_bytes,
-            used_bytes: AtomicU64::new(0),
-            high_water_bytes: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
-            overruns: AtomicU64::new(0),
-            line: Line::default(),
-        }))
+        Self(Arc::new(Inner { name: spec.name, cap_bytes: spec.cap_bytes, ..Inner::default() }))
     }
 
     /// A pool outside any ledger, for tests and tools that measure one part alone.

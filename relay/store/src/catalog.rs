@@ -19,6 +19,7 @@ const INDEX: &str = "index.sqlite";
 pub(crate) const ASIDE: &str = "damaged";
 
 /// Messages of one period.
+#[derive(Default)]
 pub(crate) struct Partition {
     /// When it was begun, by the arrival clock; its name.
     pub(crate) start_ns: i64,
@@ -58,19 +59,7 @@ impl Figures {
 
 impl Partition {
     pub(crate) fn new(start_ns: i64, end_ns: i64, folder: PathBuf, aside: bool) -> Self {
-        Self {
-            start_ns,
-            end_ns: AtomicI64::new(end_ns),
-            folder,
-            segments: RwLock::default(),
-            figures: Mutex::default(),
-            index_bytes: AtomicU64::new(0),
-            aside_bytes: AtomicU64::new(0),
-            broken: AtomicBool::new(false),
-            dropped: AtomicBool::new(false),
-            aside,
-            generation: AtomicU64::new(0),
-        }
+        Self { start_ns, end_ns: AtomicI64::new(end_ns), folder, aside, ..Self::default() }
     }
 
     pub(crate) fn index_path(&self) -> PathBuf {
