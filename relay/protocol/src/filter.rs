@@ -193,8 +193,7 @@ pub fn push_frame(message_bytes: usize, pubsub_topic: &str) -> SplitFrame {
     let mut tail = Vec::with_capacity(pubsub_topic.len() + 4);
     wire::put_bytes(2, pubsub_topic.as_bytes(), &mut tail);
     let body_bytes = wire::bytes_field_len(1, message_bytes) + tail.len();
-    let mut head = Vec::with_capacity(16);
-    head.extend_from_slice(&encode_length(body_bytes));
+    let mut head = encode_length(body_bytes);
     wire::put_bytes_head(1, message_bytes, &mut head);
     SplitFrame { head, tail }
 }

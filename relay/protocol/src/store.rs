@@ -207,9 +207,7 @@ pub fn reply_frame(
     put_start(request_id, status, status_text, &mut start);
     let mut tail = Vec::with_capacity(40);
     wire::put_each(51, cursor.map(|cursor| cursor.0), &mut tail);
-    let prefix = encode_length(start.len() + entries_bytes + tail.len());
-    let mut head = Vec::with_capacity(prefix.len() + start.len());
-    head.extend_from_slice(&prefix);
+    let mut head = encode_length(start.len() + entries_bytes + tail.len());
     head.extend_from_slice(&start);
     SplitFrame { head, tail }
 }

@@ -10,7 +10,7 @@
 //!
 //! Source: the encoding guide of protocol buffers; varints and keys by `prost::encoding`.
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use prost::encoding::{
     WireType, decode_key, decode_varint, encode_key, encode_varint, encoded_len_varint, key_len,
 };
@@ -204,16 +204,8 @@ impl<'a> Fields<'a> {
                 let length = decode_varint(&mut self.rest).map_err(damaged)?;
                 Value::Bytes(self.take(tag, length)?)
             }
-            WireType::ThirtyTwoBit => {
-                let mut four = [0; 4];
-                four.copy_from_slice(self.take(tag, 4)?);
-                Value::Fixed32(u32::from_le_bytes(four))
-            }
-            WireType::SixtyFourBit => {
-                let mut eight = [0; 8];
-                eight.copy_from_slice(self.take(tag, 8)?);
-                Value::Fixed64(u64::from_le_bytes(eight))
-            }
+            WireType::ThirtyTwoBit => Value::Fixed32(self.take(tag, 4)?.get_u32_le()),
+            WireType::SixtyFourBit => Value::Fixed64(self.take(tag, 8)?.get_u64_le()),
             WireType::StartGroup | WireType::EndGroup => return Err(DecodeError::Group { tag }),
         };
         Ok(Field { tag, value })

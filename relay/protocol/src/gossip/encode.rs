@@ -208,8 +208,7 @@ pub fn publish_frame(topic: &str, data_bytes: usize) -> SplitFrame {
     let mut tail = Vec::with_capacity(topic.len() + 4);
     wire::put_bytes(tag::TOPIC, topic.as_bytes(), &mut tail);
     let message_bytes = wire::bytes_field_len(tag::DATA, data_bytes) + tail.len();
-    let mut head = Vec::with_capacity(16);
-    head.extend_from_slice(&encode_length(wire::bytes_field_len(tag::PUBLISH, message_bytes)));
+    let mut head = encode_length(wire::bytes_field_len(tag::PUBLISH, message_bytes));
     wire::put_bytes_head(tag::PUBLISH, message_bytes, &mut head);
     wire::put_bytes_head(tag::DATA, data_bytes, &mut head);
     SplitFrame { head, tail }
