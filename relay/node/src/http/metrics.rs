@@ -9,22 +9,22 @@ use std::{collections::BTreeMap, fmt};
 
 use accounting::Snapshot;
 use http_server::{
-    ErrorResponse, Outgoing,
+    Outgoing,
     metrics::{self, MetricsWriter},
 };
-use hyper::{Response, StatusCode};
+use hyper::StatusCode;
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Registry};
 use store::Status;
 
 use super::{
     answer,
     report::{OutcomeCounts, Report},
-    service::Service,
+    service::{HttpResult, Service},
 };
 use crate::{governor::Level, latencies::Latencies};
 
 impl Service {
-    pub(crate) async fn metrics(&self) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn metrics(&self) -> HttpResult {
         let topics = self.node.shards.iter().map(|shard| self.node.topic_name(shard)).collect();
         let report = Readings {
             report: self.report().await,

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::{
     answer,
     message::MessageJson,
-    service::{ReceivedBody, Service, pool_full},
+    service::{HttpResult, ReceivedBody, Service, pool_full},
 };
 use crate::{
     counters::Reason,
@@ -55,17 +55,14 @@ impl Service {
         &self,
         pubsub_topic: Option<&str>,
         body: ReceivedBody,
-    ) -> Result<Response<Outgoing>, ErrorResponse> {
+    ) -> HttpResult {
         let parts = self.encode_relayed(pubsub_topic.is_none(), &body).await;
         let published = self.publish(pubsub_topic.map(str::to_owned), parts, body).await;
         text_answer(published, "not published", StatusCode::PAYLOAD_TOO_LARGE)
     }
 
     /// `POST /lightpush/v3/message`. Refusals are JSON too, under the protocol's own status codes.
-    pub(crate) async fn light_push(
-        &self,
-        body: Result<ReceivedBody, ErrorResponse>,
-    ) -> Response<Outgoing> {
+    pub(crate) async fn light_push(&self, body: HttpResult<ReceivedBody>) -> Response<Outgoing> {
         let pushed = match body {
             Ok(body) => {
                 let (topic, parts) = self.encode_pushed(&body).await;
@@ -98,10 +95,7 @@ impl Service {
     }
 
     /// `POST /lightpush/v1/message`: text, and fewer codes.
-    pub(crate) async fn light_push_legacy(
-        &self,
-        body: ReceivedBody,
-    ) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn light_push_legacy(&self, body: ReceivedBody) -> HttpResult {
         let (topic, parts) = self.encode_pushed(&body).await;
         let published = self.publish(topic, parts, body).await;
         text_answer(published, "not pushed", StatusCode::BAD_REQUEST)
@@ -179,7 +173,7 @@ fn text_answer(
     published: Result<AcceptedMessage, PublishError>,
     failed: &str,
     too_large: StatusCode,
-) -> Result<Response<Outgoing>, ErrorResponse> {
+) -> HttpResult {
     let rejected = match published {
         Ok(_) => return Ok(answer::text("OK")),
         Err(PublishError::Refused(refused)) => return Err(refused),

@@ -14,14 +14,13 @@ use std::{
 
 use accounting::{process, unaccounted};
 use dashboard::{Allocator, Memory, Pool, Throttling};
-use http_server::{ErrorResponse, Outgoing};
-use hyper::{Response, StatusCode};
+use hyper::StatusCode;
 use router::Peer;
 use serde::{Deserialize, Serialize};
 
 use super::{
     answer,
-    service::{Service, VERSION},
+    service::{HttpResult, Service, VERSION},
 };
 use crate::{
     counters::ByReason,
@@ -279,7 +278,7 @@ fn served(all: &AtomicU64, refused: &ByReason) -> OutcomeCounts {
 
 impl Service {
     /// `GET /status.json`: the report with its history.
-    pub(crate) async fn status(&self) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn status(&self) -> HttpResult {
         let mut report = self.report().await;
         report.history = self.node.watch.record.history();
         answer::json(StatusCode::OK, &report, &self.responses)

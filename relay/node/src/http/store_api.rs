@@ -6,8 +6,8 @@
 
 use std::{io, sync::atomic::Ordering::Relaxed, time::Instant};
 
-use http_server::{ErrorResponse, Outgoing, Pieces};
-use hyper::{Response, StatusCode};
+use http_server::Pieces;
+use hyper::StatusCode;
 use libp2p::Multiaddr;
 use protocol::MessageHash;
 use store::{Page, QueryError, StoredMessage};
@@ -15,7 +15,7 @@ use store::{Page, QueryError, StoredMessage};
 use super::{
     answer,
     message::{json_text_bytes_max, put_text},
-    service::Service,
+    service::{HttpResult, Service},
     store_query::parse,
     subscriptions::{put_stored, read_bytes_max},
 };
@@ -28,10 +28,7 @@ use crate::{
 const ENTRY_BYTES_MAX: usize = 160;
 
 impl Service {
-    pub(crate) async fn store_query(
-        &self,
-        query: &str,
-    ) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn store_query(&self, query: &str) -> HttpResult {
         let counters = &self.node.counters;
         counters.store_queries.fetch_add(1, Relaxed);
         let refuse = |reason, refused| {
@@ -77,7 +74,7 @@ impl Service {
     }
 
     /// Whether an address names this node.
-    async fn is_own(&self, address: &Multiaddr) -> Result<bool, ErrorResponse> {
+    async fn is_own(&self, address: &Multiaddr) -> HttpResult<bool> {
         let Some(asked) = named_peer(address) else {
             return Err(answer::bad(format!("{address} names no peer: it has no /p2p/ part")));
         };
