@@ -18,7 +18,7 @@ use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered}
 use libp2p::{
     PeerId, Stream, StreamProtocol,
     core::UpgradeInfo,
-    core::upgrade::{InboundUpgrade, OutboundUpgrade},
+    core::upgrade::{InboundUpgrade, ReadyUpgrade},
     swarm::{
         ConnectionHandler, ConnectionHandlerEvent, SubstreamProtocol,
         handler::{
@@ -67,15 +67,8 @@ impl InboundUpgrade<Stream> for Protocols {
     }
 }
 
-impl OutboundUpgrade<Stream> for Protocols {
-    type Output = Stream;
-    type Error = Infallible;
-    type Future = Ready<Result<Self::Output, Infallible>>;
-
-    fn upgrade_outbound(self, stream: Stream, _: StreamProtocol) -> Self::Future {
-        ready(Ok(stream))
-    }
-}
+/// The protocol of a stream that this node opens.
+type Outbound = ReadyUpgrade<StreamProtocol>;
 
 #[derive(Debug)]
 pub(crate) enum Purpose {
@@ -160,8 +153,9 @@ impl Handler {
         &self,
         name: &'static str,
         purpose: Purpose,
-    ) -> ConnectionHandlerEvent<Protocols, Purpose, HandlerEvent> {
-        let protocol = SubstreamProtocol::new(Protocols::new([name]), purpose);
+    ) -> ConnectionHandlerEvent<Outbound, Purpose, HandlerEvent> {
+        let name = StreamProtocol::new(name);
+        let protocol = SubstreamProtocol::new(ReadyUpgrade::new(name), purpose);
         ConnectionHandlerEvent::OutboundSubstreamRequest { protocol }
     }
 
@@ -238,7 +232,7 @@ impl ConnectionHandler for Handler {
     type FromBehaviour = HandlerCommand;
     type ToBehaviour = HandlerEvent;
     type InboundProtocol = Protocols;
-    type OutboundProtocol = Protocols;
+    type OutboundProtocol = Outbound;
     type InboundOpenInfo = ();
     type OutboundOpenInfo = Purpose;
 
@@ -254,7 +248,7 @@ impl ConnectionHandler for Handler {
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
-    ) -> Poll<ConnectionHandlerEvent<Protocols, Purpose, HandlerEvent>> {
+    ) -> Poll<ConnectionHandlerEvent<Outbound, Purpose, HandlerEvent>> {
         while let Poll::Ready(Some(served)) = self.served.poll_next_unpin(cx) {
             self.events.extend(served.err().map(HandlerEvent::Close));
         }
@@ -305,7 +299,7 @@ impl ConnectionHandler for Handler {
         }
     }
 
-    fn on_connection_event(&mut self, event: ConnectionEvent<Protocols, Protocols, (), Purpose>) {
+    fn on_connection_event(&mut self, event: ConnectionEvent<Protocols, Outbound, (), Purpose>) {
         match event {
             ConnectionEvent::FullyNegotiatedInbound(FullyNegotiatedInbound {
                 protocol: (name, stream),
