@@ -11,7 +11,7 @@ use std::{
 };
 
 use accounting::{Pool, PoolFull, Reservation};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use bytes::Bytes;
 use dashboard::page;
 use heap_profiler::Sampler;
@@ -44,7 +44,7 @@ use crate::{
     config::Config,
     counters::{ByReason, Reason},
     governor::WorkKind,
-    node::{Node, SwarmRequest},
+    node::{Node, SwarmRequest, pool as of},
 };
 
 /// Request head, and the read buffer: half of what a connection is charged.
@@ -106,9 +106,7 @@ impl Service {
         config: &Config,
         listen: SocketAddr,
     ) -> Result<Self> {
-        let pool = |name: &'static str| {
-            node.ledger.pool(name).with_context(|| format!("the budget sheet has no pool `{name}`"))
-        };
+        let pool = |name| of(&node.ledger, name);
         let most = usize::try_from(config.limits.http.connections).unwrap_or(usize::MAX);
         let buffers = pool(pool::HTTP_CONNECTIONS)?;
         Ok(Self {
