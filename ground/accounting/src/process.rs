@@ -62,17 +62,6 @@ impl ProcessMemory {
     }
 }
 
-/// A sum over processes, some of which may have ended while they were being read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sum<T> {
-    /// Over those that were there.
-    pub total: T,
-    /// How many were there.
-    pub processes: usize,
-    /// How many had gone.
-    pub gone: usize,
-}
-
 /// Resident memory of one process.
 pub fn memory(pid: Pid) -> Result<ProcessMemory, ReadError> {
     let path = pid.file("status");
@@ -137,30 +126,14 @@ pub fn role(pid: Pid) -> Result<String, ReadError> {
     Ok(parse_role(&command))
 }
 
-/// Sum of [`memory`] over processes. One that has gone is counted as gone; any other failure is
+/// Sum of [`cpu_time`] over processes. Those that have gone are left out; any other failure is
 /// returned.
-pub fn memory_of(pids: impl IntoIterator<Item = Pid>) -> Result<Sum<ProcessMemory>, ReadError> {
-    sum(pids, memory, ProcessMemory::plus)
-}
-
-/// Sum of [`cpu_time`] over processes.
-pub fn cpu_time_of(pids: impl IntoIterator<Item = Pid>) -> Result<Sum<Duration>, ReadError> {
-    sum(pids, cpu_time, Duration::saturating_add)
-}
-
-fn sum<T: Default + Copy>(
-    pids: impl IntoIterator<Item = Pid>,
-    read: impl Fn(Pid) -> Result<T, ReadError>,
-    add: impl Fn(T, T) -> T,
-) -> Result<Sum<T>, ReadError> {
-    let mut sum = Sum::default();
+pub fn cpu_time_of(pids: impl IntoIterator<Item = Pid>) -> Result<Duration, ReadError> {
+    let mut sum = Duration::ZERO;
     for pid in pids {
-        match read(pid) {
-            Ok(value) => {
-                sum.total = add(sum.total, value);
-                sum.processes += 1;
-            }
-            Err(error) if error.is_gone() => sum.gone += 1,
+        match cpu_time(pid) {
+            Ok(time) => sum = sum.saturating_add(time),
+            Err(error) if error.is_gone() => {}
             Err(error) => return Err(error),
         }
     }
@@ -324,9 +297,9 @@ mod tests {
     #[test]
     fn a_sum_survives_processes_that_end() {
         let gone = Pid(u32::MAX);
-        let sum = memory_of([Pid::own(), gone]).unwrap();
-        assert_eq!((sum.processes, sum.gone), (1, 1));
-        assert!(sum.total.anonymous_bytes > 0);
-        assert_eq!(cpu_time_of([gone]).unwrap().gone, 1);
+        assert!(memory(gone).unwrap_err().is_gone());
+        assert_eq!(cpu_time_of([gone]).unwrap(), Duration::ZERO);
+        let before = cpu_time(Pid::own()).unwrap();
+        assert!(cpu_time_of([Pid::own(), gone]).unwrap() >= before);
     }
 }
