@@ -123,13 +123,9 @@ impl Config {
         eighth.clamp(1, PARTITION_NS_MAX)
     }
 
-    pub(crate) fn partition_bytes(&self) -> u64 {
-        self.retention_bytes / 8
-    }
-
     pub(crate) fn is_over(&self, partition: &Partition, now_ns: i64) -> bool {
         now_ns.saturating_sub(partition.start_ns) >= self.partition_ns()
-            || partition.bytes() >= self.partition_bytes()
+            || partition.bytes() >= self.retention_bytes / 8
     }
 
     /// Bytes of the page cache of one connection that queries.

@@ -199,22 +199,14 @@ pub(crate) struct HttpFigures {
 pub(crate) struct ResponseCounters {
     codes: [AtomicU64; CODES.len()],
     others: AtomicU64,
-    connections_refused: AtomicU64,
-    connections_evicted: AtomicU64,
+    pub(crate) connections_refused: AtomicU64,
+    pub(crate) connections_evicted: AtomicU64,
 }
 
 impl ResponseCounters {
     pub(crate) fn add(&self, status: u16) {
         let place = CODES.iter().position(|code| *code == status);
         place.and_then(|place| self.codes.get(place)).unwrap_or(&self.others).fetch_add(1, Relaxed);
-    }
-
-    pub(crate) fn refused_connection(&self) {
-        self.connections_refused.fetch_add(1, Relaxed);
-    }
-
-    pub(crate) fn evicted_connection(&self) {
-        self.connections_evicted.fetch_add(1, Relaxed);
     }
 
     fn each(&self) -> BTreeMap<u16, u64> {

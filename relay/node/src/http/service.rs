@@ -384,12 +384,12 @@ impl HttpHandler for Service {
 
     fn count_refusal(&self, reason: &'static str) {
         if reason != ACCEPT_ERROR {
-            self.answered.refused_connection();
+            self.answered.connections_refused.fetch_add(1, Relaxed);
         }
     }
 
     fn count_eviction(&self) {
-        self.answered.evicted_connection();
+        self.answered.connections_evicted.fetch_add(1, Relaxed);
     }
 
     fn answer(

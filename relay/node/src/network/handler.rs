@@ -52,8 +52,7 @@ impl UpgradeInfo for Protocols {
     type InfoIter = std::vec::IntoIter<StreamProtocol>;
 
     fn protocol_info(&self) -> Self::InfoIter {
-        let names: Vec<StreamProtocol> = self.0.iter().cloned().collect();
-        names.into_iter()
+        self.0.to_vec().into_iter()
     }
 }
 
