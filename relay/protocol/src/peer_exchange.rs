@@ -43,12 +43,9 @@ impl Request {
     pub fn decode(input: Bytes) -> Result<Self, DecodeError> {
         let query = embedded(&input, 1)?.ok_or(DecodeError::Missing { field: "query" })?;
         let mut request = Self::default();
-        for field in Fields::new(query) {
-            let field = field?;
-            if field.tag == 1 {
-                request.peers = field.varint()?;
-            }
-        }
+        for_each_field!(field in query, {
+            1 => request.peers = field.varint()?,
+        });
         Ok(request)
     }
 
@@ -82,12 +79,9 @@ impl Reply {
         for_each_field!(field in response, {
             1 => {
                 let mut record = Bytes::new();
-                for part in Fields::new(field.bytes()?) {
-                    let part = part?;
-                    if part.tag == 1 {
-                        record = part.shared(&input, "enr", RECORD_BYTES_MAX)?;
-                    }
-                }
+                for_each_field!(part in field.bytes()?, {
+                    1 => record = part.shared(&input, "enr", RECORD_BYTES_MAX)?,
+                });
                 wire::push_bounded(&mut reply.records, record, "peer_infos", PEERS_MAX)?;
             },
             10 => reply.status = Some(field.uint32()?.into()),
