@@ -23,11 +23,7 @@ use crate::segment::{HASH_AT, HEAD_BYTES};
 #[derive(Clone)]
 pub struct Message {
     segment: Arc<Segment>,
-    /// Offset of the record's head.
-    record: u32,
-    /// Offset of the message's first byte.
-    start: u32,
-    length: u32,
+    place: RecordPosition,
 }
 
 const _: () = assert!(size_of::<Message>() <= 32);
@@ -38,13 +34,13 @@ impl Message {
     }
 
     pub(crate) fn new(segment: Arc<Segment>, place: RecordPosition) -> Self {
-        Self { segment, record: place.record, start: place.start, length: place.length }
+        Self { segment, place }
     }
 
     /// Bytes of the encoded message.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        self.length as usize
+        self.place.length as usize
     }
 
     /// Its hash, as passed in with its arrival; read from disk.
@@ -53,7 +49,7 @@ impl Message {
     /// Those of the disk.
     pub fn hash(&self) -> io::Result<[u8; 32]> {
         let mut hash = [0; 32];
-        let at = u64::from(self.record) + HEAD_BYTES + HASH_AT;
+        let at = u64::from(self.place.record) + HEAD_BYTES + HASH_AT;
         read_exact(self.segment.file()?.as_ref(), &mut hash, at)?;
         Ok(hash)
     }
@@ -67,10 +63,10 @@ impl Message {
         if !fits {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                format!("{} bytes at {offset} of a message of {}", buf.len(), self.length),
+                format!("{} bytes at {offset} of a message of {}", buf.len(), self.len()),
             ));
         }
-        read_exact(self.segment.file()?.as_ref(), buf, u64::from(self.start) + offset as u64)
+        read_exact(self.segment.file()?.as_ref(), buf, u64::from(self.place.start) + offset as u64)
     }
 
     /// All of it, in memory of its own.
@@ -90,15 +86,17 @@ impl fmt::Debug for Message {
             f,
             "Message({} at {}, {} bytes)",
             self.segment.path.display(),
-            self.start,
-            self.length
+            self.place.start,
+            self.place.length
         )
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordPosition {
+    /// Offset of the record's head.
     pub(crate) record: u32,
+    /// Offset of the message's first byte.
     pub(crate) start: u32,
     pub(crate) length: u32,
 }
