@@ -179,6 +179,7 @@ pub struct PoolSnapshot {
 #[derive(Clone)]
 pub struct Pool(Arc<Inner>);
 
+#[derive(Default)]
 struct Inner {
     name: &'static str,
     cap_bytes: u64,
@@ -191,15 +192,7 @@ struct Inner {
 
 impl Pool {
     fn new(spec: PoolSpec) -> Self {
-        Self(Arc::new(Inner {
-            name: spec.name,
-            cap_bytes: spec.cap_bytes,
-            used_bytes: AtomicU64::new(0),
-            high_water_bytes: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
-            overruns: AtomicU64::new(0),
-            line: Line::default(),
-        }))
+        Self(Arc::new(Inner { name: spec.name, cap_bytes: spec.cap_bytes, ..Inner::default() }))
     }
 
     /// A pool outside any ledger, for tests and tools that measure one part alone.
@@ -239,12 +232,7 @@ impl Pool {
     /// for the node's own threads, not for tasks. More than the pool may ever hold is refused
     /// at once.
     pub fn reserve_within(&self, bytes: u64, timeout: Duration) -> Result<Reservation, PoolFull> {
-        let full = PoolFull {
-            pool: self.name(),
-            cap_bytes: self.cap_bytes(),
-            used_bytes: self.used_bytes(),
-            asked_bytes: bytes,
-        };
+        let full = self.0.full(self.used_bytes(), bytes);
         if full.is_hopeless() {
             return Err(self.refuse(full));
         }
@@ -311,13 +299,12 @@ impl Inner {
                 self.high_water_bytes.fetch_max(before + bytes, Ordering::Relaxed);
                 Ok(())
             }
-            Err(used_bytes) => Err(PoolFull {
-                pool: self.name,
-                cap_bytes: self.cap_bytes,
-                used_bytes,
-                asked_bytes: bytes,
-            }),
+            Err(used_bytes) => Err(self.full(used_bytes, bytes)),
         }
+    }
+
+    fn full(&self, used_bytes: u64, asked_bytes: u64) -> PoolFull {
+        PoolFull { pool: self.name, cap_bytes: self.cap_bytes, used_bytes, asked_bytes }
     }
 
     fn give_back(&self, bytes: u64) {

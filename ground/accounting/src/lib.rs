@@ -46,4 +46,4 @@ pub use ledger::{
 pub use read::{READ_BYTES_MAX, ReadError};
 pub use size::{GIB, KIB, MIB, SizeError, format_size, missing_unit, parse_size};
 pub use throttle::{Level, Throttle, ThrottleConfig};
-pub use unaccounted::{UnaccountedMemory, unaccounted};
+pub use unaccounted::unaccounted;

@@ -8,16 +8,11 @@ use std::path::Path;
 
 use crate::read::read_text;
 
-/// One line: shares of time in hundredths of a percent over three windows, and the total since
-/// start.
+/// One line: the share of time over the shortest of its windows, and the total since start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stall {
     /// Share of the last 10 seconds, in hundredths of a percent (10,000 is always).
     pub avg10_hundredths: u32,
-    /// Share of the last 60 seconds.
-    pub avg60_hundredths: u32,
-    /// Share of the last 300 seconds.
-    pub avg300_hundredths: u32,
     /// Microseconds stalled in all.
     pub total_micros: u64,
 }
@@ -55,8 +50,9 @@ fn parse_stall(line: &str) -> Option<Stall> {
         let (key, value) = word.split_once('=')?;
         match key {
             "avg10" => stall.avg10_hundredths = parse_hundredths(value)?,
-            "avg60" => stall.avg60_hundredths = parse_hundredths(value)?,
-            "avg300" => stall.avg300_hundredths = parse_hundredths(value)?,
+            "avg60" | "avg300" => {
+                parse_hundredths(value)?;
+            }
             "total" => stall.total_micros = value.parse().ok()?,
             _ => continue,
         }
@@ -85,15 +81,7 @@ mod tests {
     fn a_pressure_file_is_read() {
         let text = "some avg10=12.34 avg60=0.50 avg300=0.07 total=987654\nfull avg10=100.00 avg60=0.00 avg300=0.00 total=12\n";
         let pressure = parse(text).unwrap();
-        assert_eq!(
-            pressure.some,
-            Stall {
-                avg10_hundredths: 1234,
-                avg60_hundredths: 50,
-                avg300_hundredths: 7,
-                total_micros: 987_654
-            }
-        );
+        assert_eq!(pressure.some, Stall { avg10_hundredths: 1234, total_micros: 987_654 });
         assert_eq!(pressure.full.avg10_hundredths, 10_000);
     }
 

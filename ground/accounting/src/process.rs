@@ -1,9 +1,7 @@
 //! Memory and CPU time of processes, as the kernel counts them.
 //!
 //! Anonymous memory is what matters: the kernel cannot take it back without swap. File memory is
-//! shared with the page cache and goes away under pressure. `/proc/<pid>/status` is cheap and
-//! always readable for one's own processes; `/proc/<pid>/smaps_rollup` walks the page tables and is
-//! asked for separately, when the proportional share of shared file pages is wanted.
+//! shared with the page cache and goes away under pressure.
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -64,29 +62,6 @@ impl ProcessMemory {
     }
 }
 
-/// Proportional shares of one process or the sum over several: a page that n processes map counts
-/// one n-th in each, so sums are true.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ProportionalMemory {
-    /// All resident pages (`Pss`): anonymous, file and shared.
-    pub all_bytes: u64,
-    /// Anonymous pages; 0 on kernels before 5.13, which do not report them.
-    pub anonymous_bytes: u64,
-    /// File pages; 0 on kernels before 5.13.
-    pub file_bytes: u64,
-}
-
-/// A sum over processes, some of which may have ended while they were being read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sum<T> {
-    /// Over those that were there.
-    pub total: T,
-    /// How many were there.
-    pub processes: usize,
-    /// How many had gone.
-    pub gone: usize,
-}
-
 /// Resident memory of one process.
 pub fn memory(pid: Pid) -> Result<ProcessMemory, ReadError> {
     let path = pid.file("status");
@@ -96,13 +71,6 @@ pub fn memory(pid: Pid) -> Result<ProcessMemory, ReadError> {
         return Ok(ProcessMemory::default());
     }
     parse_status(&text).ok_or(ReadError::Missing { path, wanted: "RssAnon" })
-}
-
-/// Proportional memory of one process. Dearer than [`memory`] by the size of its page tables.
-pub fn proportional(pid: Pid) -> Result<ProportionalMemory, ReadError> {
-    let path = pid.file("smaps_rollup");
-    let text = read_text(&path)?;
-    parse_smaps_rollup(&text).ok_or(ReadError::Missing { path, wanted: "Pss" })
 }
 
 /// Memory that the loader took before the program began: constants of its file that hold addresses.
@@ -158,41 +126,14 @@ pub fn role(pid: Pid) -> Result<String, ReadError> {
     Ok(parse_role(&command))
 }
 
-/// Sum of [`memory`] over processes. One that has gone is counted as gone; any other failure is
+/// Sum of [`cpu_time`] over processes. Those that have gone are left out; any other failure is
 /// returned.
-pub fn memory_of(pids: impl IntoIterator<Item = Pid>) -> Result<Sum<ProcessMemory>, ReadError> {
-    sum(pids, memory, ProcessMemory::plus)
-}
-
-/// Sum of [`proportional`] over processes.
-pub fn proportional_of(
-    pids: impl IntoIterator<Item = Pid>,
-) -> Result<Sum<ProportionalMemory>, ReadError> {
-    sum(pids, proportional, |a, b| ProportionalMemory {
-        all_bytes: a.all_bytes.saturating_add(b.all_bytes),
-        anonymous_bytes: a.anonymous_bytes.saturating_add(b.anonymous_bytes),
-        file_bytes: a.file_bytes.saturating_add(b.file_bytes),
-    })
-}
-
-/// Sum of [`cpu_time`] over processes.
-pub fn cpu_time_of(pids: impl IntoIterator<Item = Pid>) -> Result<Sum<Duration>, ReadError> {
-    sum(pids, cpu_time, Duration::saturating_add)
-}
-
-fn sum<T: Default + Copy>(
-    pids: impl IntoIterator<Item = Pid>,
-    read: impl Fn(Pid) -> Result<T, ReadError>,
-    add: impl Fn(T, T) -> T,
-) -> Result<Sum<T>, ReadError> {
-    let mut sum = Sum::default();
+pub fn cpu_time_of(pids: impl IntoIterator<Item = Pid>) -> Result<Duration, ReadError> {
+    let mut sum = Duration::ZERO;
     for pid in pids {
-        match read(pid) {
-            Ok(value) => {
-                sum.total = add(sum.total, value);
-                sum.processes += 1;
-            }
-            Err(error) if error.is_gone() => sum.gone += 1,
+        match cpu_time(pid) {
+            Ok(time) => sum = sum.saturating_add(time),
+            Err(error) if error.is_gone() => {}
             Err(error) => return Err(error),
         }
     }
@@ -226,14 +167,6 @@ fn parse_status(text: &str) -> Option<ProcessMemory> {
         file_bytes: field_kib(text, "RssFile")?,
         shared_bytes: field_kib(text, "RssShmem")?,
         swap_bytes: field_kib(text, "VmSwap").unwrap_or(0),
-    })
-}
-
-fn parse_smaps_rollup(text: &str) -> Option<ProportionalMemory> {
-    Some(ProportionalMemory {
-        all_bytes: field_kib(text, "Pss")?,
-        anonymous_bytes: field_kib(text, "Pss_Anon").unwrap_or(0),
-        file_bytes: field_kib(text, "Pss_File").unwrap_or(0),
     })
 }
 
@@ -287,10 +220,6 @@ mod tests {
     const STATUS: &str = "Name:\tthimble\nUmask:\t0022\nState:\tS (sleeping)\nTgid:\t19307\nVmPeak:\t  213060 kB\nVmRSS:\t    1736 kB\n\
         RssAnon:\t     112 kB\nRssFile:\t    1624 kB\nRssShmem:\t       4 kB\nVmData:\t     360 kB\nVmSwap:\t       8 kB\nThreads:\t1\n";
 
-    const SMAPS_ROLLUP: &str = "555dd8169000-7ffe7a4fa000 ---p 00000000 00:00 0                          [rollup]\nRss:                1676 kB\n\
-        Pss:                 336 kB\nPss_Dirty:           116 kB\nPss_Anon:            116 kB\nPss_File:            220 kB\nPss_Shmem:             0 kB\n\
-        Shared_Clean:       1488 kB\nAnonymous:           116 kB\nSwap:                  0 kB\n";
-
     #[test]
     fn a_status_is_read() {
         let memory = parse_status(STATUS).unwrap();
@@ -311,25 +240,6 @@ mod tests {
         let dead = "Name:\tthimble\nState:\tZ (zombie)\nTgid:\t7\n";
         assert!(is_dead(dead) && !is_dead(STATUS));
         assert_eq!(parse_status(dead), None);
-    }
-
-    #[test]
-    fn a_rollup_is_read_on_new_and_old_kernels() {
-        let new = parse_smaps_rollup(SMAPS_ROLLUP).unwrap();
-        assert_eq!(
-            new,
-            ProportionalMemory {
-                all_bytes: 336 << 10,
-                anonymous_bytes: 116 << 10,
-                file_bytes: 220 << 10
-            }
-        );
-        let old = parse_smaps_rollup("Rss:  1676 kB\nPss:   336 kB\n").unwrap();
-        assert_eq!(
-            old,
-            ProportionalMemory { all_bytes: 336 << 10, anonymous_bytes: 0, file_bytes: 0 }
-        );
-        assert_eq!(parse_smaps_rollup("garbage"), None);
     }
 
     #[test]
@@ -381,17 +291,15 @@ mod tests {
         assert!(started_ticks(Pid::own()).unwrap() > 0);
         let own = memory(Pid::own()).unwrap();
         assert!(own.anonymous_bytes > 0 && own.file_bytes > 0);
-        assert!(proportional(Pid::own()).unwrap().all_bytes > 0);
         cpu_time(Pid::own()).unwrap();
     }
 
     #[test]
     fn a_sum_survives_processes_that_end() {
         let gone = Pid(u32::MAX);
-        let sum = memory_of([Pid::own(), gone]).unwrap();
-        assert_eq!((sum.processes, sum.gone), (1, 1));
-        assert!(sum.total.anonymous_bytes > 0);
-        assert_eq!(cpu_time_of([gone]).unwrap().gone, 1);
-        assert_eq!(proportional_of([gone, gone]).unwrap().gone, 2);
+        assert!(memory(gone).unwrap_err().is_gone());
+        assert_eq!(cpu_time_of([gone]).unwrap(), Duration::ZERO);
+        let before = cpu_time(Pid::own()).unwrap();
+        assert!(cpu_time_of([Pid::own(), gone]).unwrap() >= before);
     }
 }

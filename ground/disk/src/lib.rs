@@ -127,6 +127,20 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
     fn sync_all(&self) -> io::Result<()>;
 }
 
+/// The result of an operation on a file or folder that need not be there.
+pub fn if_there(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
+/// Fills the buffer. Errors: those of the disk, or that the file ends before.
+pub fn read_exact(file: &dyn DiskFile, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+    let read = read_full(file, buffer, offset)?;
+    if read == buffer.len() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
 /// Reads as many bytes as there are, at most `buffer.len()`.
 pub(crate) fn read_full(file: &dyn DiskFile, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut done = 0;

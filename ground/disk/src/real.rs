@@ -1,6 +1,8 @@
 //! The machine's file systems.
 
 use std::{
+    borrow::Borrow,
+    fmt,
     fs::{self, File, OpenOptions},
     io,
     os::unix::fs::{FileExt as _, OpenOptionsExt as _},
@@ -153,70 +155,40 @@ impl Disk for RealDisk {
     }
 }
 
-impl DiskFile for File {
-    fn length(&self) -> io::Result<u64> {
-        Ok(self.metadata()?.len())
-    }
-
-    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        std::os::unix::fs::FileExt::read_at(self, buffer, offset)
-    }
-
-    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.write_all_at(bytes, offset)
-    }
-
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        Self::set_len(self, length)
-    }
-
-    fn clear(&self, offset: u64, bytes: u64) -> io::Result<()> {
-        clear(self, offset, bytes)
-    }
-
-    fn copy_from(&self, from: &File, from_offset: u64, offset: u64, bytes: u64) -> io::Result<u64> {
-        copy(from, from_offset, self, offset, bytes)
-    }
-
-    fn sync_data(&self) -> io::Result<()> {
-        Self::sync_data(self)
-    }
-
-    fn sync_all(&self) -> io::Result<()> {
-        Self::sync_all(self)
-    }
+fn file_of(held: &impl Borrow<File>) -> &File {
+    held.borrow()
 }
 
-impl DiskFile for &File {
+impl<F: Borrow<File> + fmt::Debug + Send + Sync> DiskFile for F {
     fn length(&self) -> io::Result<u64> {
-        DiskFile::length(*self)
+        Ok(file_of(self).metadata()?.len())
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        DiskFile::read_at(*self, buffer, offset)
+        std::os::unix::fs::FileExt::read_at(file_of(self), buffer, offset)
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        DiskFile::write_at(*self, bytes, offset)
+        file_of(self).write_all_at(bytes, offset)
     }
 
     fn set_len(&self, length: u64) -> io::Result<()> {
-        DiskFile::set_len(*self, length)
+        File::set_len(file_of(self), length)
     }
 
     fn clear(&self, offset: u64, bytes: u64) -> io::Result<()> {
-        DiskFile::clear(*self, offset, bytes)
+        clear(file_of(self), offset, bytes)
     }
 
     fn copy_from(&self, from: &File, from_offset: u64, offset: u64, bytes: u64) -> io::Result<u64> {
-        copy(from, from_offset, self, offset, bytes)
+        copy(from, from_offset, file_of(self), offset, bytes)
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        DiskFile::sync_data(*self)
+        File::sync_data(file_of(self))
     }
 
     fn sync_all(&self) -> io::Result<()> {
-        DiskFile::sync_all(*self)
+        File::sync_all(file_of(self))
     }
 }

@@ -47,13 +47,12 @@ use std::{
 
 use thiserror::Error;
 
-use crate::{Disk, DiskFile, Open, SharedDisk, read_full};
+use crate::{Disk, DiskFile, Open, SharedDisk, if_there, read_full};
 
 /// Bytes before the first record.
 pub const HEADER_BYTES: u64 = 32;
 /// Bytes of a record in addition to its payload.
 pub const HEAD_BYTES: u64 = 20;
-/// Bytes read at once.
 const BUFFER_BYTES: usize = 256 << 10;
 const _: () = assert!(HEADER_BYTES == 8 + 8 + 4 + 8 + 4, "magic, name, version, salt, checksum");
 const _: () = assert!(HEAD_BYTES == 4 + 4 + 8 + 4, "length, sum, synced, checksum");
@@ -136,12 +135,6 @@ impl RecordError {
     pub fn can_heal(&self) -> bool {
         matches!(self, Self::Io { .. } | Self::SyncLost { .. })
     }
-
-    /// No space, no quota, or a limit on file sizes.
-    pub fn is_disk_full(&self) -> bool {
-        matches!(self, Self::Io { source, .. } if matches!(source.kind(),
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge))
-    }
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -169,10 +162,13 @@ fn encode_header(kind: &Kind, salt: u64) -> [u8; HEADER_BYTES as usize] {
 
 /// Fields of a record's head.
 #[derive(Clone, Copy, Debug)]
-struct Head {
-    length: u32,
-    payload: u32,
-    synced: u64,
+pub struct Head {
+    /// Bytes of the payload.
+    pub length: u32,
+    /// Checksum of the payload.
+    pub payload: u32,
+    /// Up to where the file was known to be durable when the record was written.
+    pub synced: u64,
 }
 
 impl Head {
@@ -186,7 +182,8 @@ impl Head {
         crc32fast::hash(&covered)
     }
 
-    fn encode(&self, salt: u64, offset: u64, into: &mut [u8]) {
+    /// Writes the head of a record at `offset` of a file with this salt: [`HEAD_BYTES`].
+    pub fn encode(&self, salt: u64, offset: u64, into: &mut [u8]) {
         into[..4].copy_from_slice(&self.length.to_le_bytes());
         into[4..8].copy_from_slice(&self.payload.to_le_bytes());
         into[8..16].copy_from_slice(&self.synced.to_le_bytes());
@@ -555,10 +552,7 @@ impl RecordFile {
     ) -> Result<Self, RecordError> {
         let failed = |source| RecordError::io(path, "creating", source);
         // A file that is there keeps its own pages, whatever became of them.
-        match disk.remove(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-            _ => {}
-        }
+        if_there(disk.remove(path)).map_err(failed)?;
         let salt = salt().map_err(failed)?;
         let file = disk.open(path, Open::Truncate).map_err(failed)?;
         file.write_at(&encode_header(&kind, salt), 0).map_err(failed)?;

@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use crate::{Disk, Open, RealDisk};
+use crate::{Disk, Open, RealDisk, if_there};
 
 /// Users that may read a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,10 +43,7 @@ pub fn replace_file_on(
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it names no file"));
     };
     let scratch = path.with_file_name([".".as_ref(), name, ".new".as_ref()].join("".as_ref()));
-    match disk.remove(&scratch) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    if_there(disk.remove(&scratch))?;
     let how = if readers == Readers::Owner { Open::Secret } else { Open::Truncate };
     let file = disk.open(&scratch, how)?;
     let for_all = crate::private::mode_for_all().filter(|_| readers == Readers::All);

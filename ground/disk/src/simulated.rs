@@ -66,7 +66,7 @@ pub struct PowerCut {
 type Id = u64;
 type Page = Box<[u8]>;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     root: PathBuf,
     seed: u64,
@@ -138,7 +138,7 @@ impl Change {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Node {
     /// Its newest name.
     name: PathBuf,
@@ -215,23 +215,7 @@ impl SimulatedDisk {
     /// Those of the operating system.
     pub fn new(root: &Path, seed: u64) -> io::Result<Self> {
         fs::create_dir_all(root.join(REMOVED))?;
-        let mut state = State {
-            root: root.to_path_buf(),
-            seed,
-            names: BTreeMap::new(),
-            durable: BTreeMap::new(),
-            pending: Vec::new(),
-            nodes: BTreeMap::new(),
-            next: 0,
-            life: 0,
-            operations: 0,
-            ends: None,
-            off: false,
-            free: None,
-            refused: None,
-            failing_syncs: 0,
-            writeback_failed: false,
-        };
+        let mut state = State { root: root.to_path_buf(), seed, ..State::default() };
         let mut folders = vec![root.to_path_buf()];
         while let Some(folder) = folders.pop() {
             for entry in fs::read_dir(&folder)? {
@@ -340,15 +324,8 @@ impl State {
         let id = self.next;
         self.next += 1;
         let length = fs::metadata(path)?.len();
-        let node = Node {
-            name: path.to_path_buf(),
-            real: path.to_path_buf(),
-            shared: false,
-            length,
-            lengths: Vec::new(),
-            written: BTreeMap::new(),
-            dropped: BTreeMap::new(),
-        };
+        let (name, real) = (path.to_path_buf(), path.to_path_buf());
+        let node = Node { name, real, length, ..Node::default() };
         self.nodes.insert(id, node);
         self.names.insert(path.to_path_buf(), id);
         self.durable.insert(path.to_path_buf(), id);
@@ -724,7 +701,6 @@ impl State {
     }
 }
 
-/// A file of a [`SimulatedDisk`].
 #[derive(Debug)]
 struct SimulatedFile<F> {
     disk: SimulatedDisk,

@@ -26,7 +26,6 @@ use crate::{
 const PACKED_BYTES_MAX: usize = 32 << 20;
 /// The node answers within [`ANSWER_TIME`], with the profile or an error.
 const TIMEOUT: Duration = Duration::from_secs(ANSWER_TIME.as_secs() + 5);
-/// The samples of a node.
 const SAMPLES: Query<'_> = Query {
     path: "/debug/heap",
     what: "profile",

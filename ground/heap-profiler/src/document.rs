@@ -23,7 +23,6 @@ use anyhow::{Context, Result, bail, ensure};
 use flate2::read::GzDecoder;
 use serde::{Deserialize, Serialize};
 
-/// Version of the form.
 const VERSION: u32 = 1;
 /// Longest line: a stack of [`FRAMES_MAX`] addresses, a path.
 pub const LINE_BYTES_MAX: usize = 8 << 10;
@@ -185,17 +184,14 @@ pub fn parse(text: &mut impl BufRead) -> Result<Document> {
             stack(line).map(|stack| addresses = Some(stack))
         };
         if understood.is_none() {
-            bail!("line {} cannot be understood: {}", lines.number, line_for_people(lines.line()));
+            let shown: String = lines.line().chars().take(80).collect();
+            bail!("line {} cannot be understood: {shown}", lines.number);
         }
         ensure!(document.stacks.len() <= STACKS_MAX, "it has more than {STACKS_MAX} stacks");
         ensure!(document.mappings.len() <= MAPPINGS_MAX, "it maps more than {MAPPINGS_MAX} files");
     }
     ensure!(whole, "it ends early, at line {}", lines.number);
     Ok(document)
-}
-
-fn line_for_people(line: &str) -> String {
-    line.chars().take(80).collect()
 }
 
 fn hexadecimal(text: &str) -> Option<u64> {

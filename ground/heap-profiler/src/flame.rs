@@ -123,7 +123,6 @@ fn folded<'a>(
     path
 }
 
-/// The whole file.
 pub(crate) fn draw(profile: &Profile, by: By) -> String {
     let tree = Tree::from_profile(profile, by);
     let mut page = Page { svg: Svg::default(), sum: tree.nodes[0].value, narrow: 0, deepest: 0 };

@@ -11,92 +11,66 @@ use prost::Message;
 
 use crate::{names, profile::Profile};
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct ValueType {
-    #[prost(int64, tag = "1")]
-    pub(crate) kind: i64,
-    #[prost(int64, tag = "2")]
-    pub(crate) unit: i64,
+/// The messages of the format. A row is a field, its type, how it is written, and its number.
+macro_rules! messages {
+    ($($name:ident { $($field:ident: $type:ty = $($kind:ident)+, $tag:tt;)+ })+) => {
+        $(
+            #[derive(Clone, PartialEq, Message)]
+            pub(crate) struct $name {
+                $(
+                    #[prost($($kind),+, tag = $tag)]
+                    pub(crate) $field: $type,
+                )+
+            }
+        )+
+    };
 }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Sample {
-    #[prost(uint64, repeated, tag = "1")]
-    pub(crate) location_id: Vec<u64>,
-    #[prost(int64, repeated, tag = "2")]
-    pub(crate) value: Vec<i64>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Mapping {
-    #[prost(uint64, tag = "1")]
-    pub(crate) id: u64,
-    #[prost(uint64, tag = "2")]
-    pub(crate) memory_start: u64,
-    #[prost(uint64, tag = "3")]
-    pub(crate) memory_limit: u64,
-    #[prost(uint64, tag = "4")]
-    pub(crate) file_offset: u64,
-    #[prost(int64, tag = "5")]
-    pub(crate) filename: i64,
-    #[prost(int64, tag = "6")]
-    pub(crate) build_id: i64,
-    #[prost(bool, tag = "7")]
-    pub(crate) has_functions: bool,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Line {
-    #[prost(uint64, tag = "1")]
-    pub(crate) function_id: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Location {
-    #[prost(uint64, tag = "1")]
-    pub(crate) id: u64,
-    #[prost(uint64, tag = "2")]
-    pub(crate) mapping_id: u64,
-    #[prost(uint64, tag = "3")]
-    pub(crate) address: u64,
-    #[prost(message, repeated, tag = "4")]
-    pub(crate) line: Vec<Line>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Function {
-    #[prost(uint64, tag = "1")]
-    pub(crate) id: u64,
-    #[prost(int64, tag = "2")]
-    pub(crate) name: i64,
-    #[prost(int64, tag = "3")]
-    pub(crate) system_name: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct File {
-    #[prost(message, repeated, tag = "1")]
-    pub(crate) sample_type: Vec<ValueType>,
-    #[prost(message, repeated, tag = "2")]
-    pub(crate) sample: Vec<Sample>,
-    #[prost(message, repeated, tag = "3")]
-    pub(crate) mapping: Vec<Mapping>,
-    #[prost(message, repeated, tag = "4")]
-    pub(crate) location: Vec<Location>,
-    #[prost(message, repeated, tag = "5")]
-    pub(crate) function: Vec<Function>,
-    #[prost(string, repeated, tag = "6")]
-    pub(crate) string_table: Vec<String>,
-    #[prost(int64, tag = "9")]
-    pub(crate) time_nanos: i64,
-    #[prost(int64, tag = "10")]
-    pub(crate) duration_nanos: i64,
-    #[prost(message, optional, tag = "11")]
-    pub(crate) period_type: Option<ValueType>,
-    #[prost(int64, tag = "12")]
-    pub(crate) period: i64,
-    #[prost(int64, tag = "14")]
-    pub(crate) default_sample_type: i64,
+messages! {
+    ValueType {
+        kind: i64 = int64, "1";
+        unit: i64 = int64, "2";
+    }
+    Sample {
+        location_id: Vec<u64> = uint64 repeated, "1";
+        value: Vec<i64> = int64 repeated, "2";
+    }
+    Mapping {
+        id: u64 = uint64, "1";
+        memory_start: u64 = uint64, "2";
+        memory_limit: u64 = uint64, "3";
+        file_offset: u64 = uint64, "4";
+        filename: i64 = int64, "5";
+        build_id: i64 = int64, "6";
+        has_functions: bool = bool, "7";
+    }
+    Line {
+        function_id: u64 = uint64, "1";
+    }
+    Location {
+        id: u64 = uint64, "1";
+        mapping_id: u64 = uint64, "2";
+        address: u64 = uint64, "3";
+        line: Vec<Line> = message repeated, "4";
+    }
+    Function {
+        id: u64 = uint64, "1";
+        name: i64 = int64, "2";
+        system_name: i64 = int64, "3";
+    }
+    File {
+        sample_type: Vec<ValueType> = message repeated, "1";
+        sample: Vec<Sample> = message repeated, "2";
+        mapping: Vec<Mapping> = message repeated, "3";
+        location: Vec<Location> = message repeated, "4";
+        function: Vec<Function> = message repeated, "5";
+        string_table: Vec<String> = string repeated, "6";
+        time_nanos: i64 = int64, "9";
+        duration_nanos: i64 = int64, "10";
+        period_type: Option<ValueType> = message optional, "11";
+        period: i64 = int64, "12";
+        default_sample_type: i64 = int64, "14";
+    }
 }
 
 /// Texts, each once; number 0 is the empty one.
@@ -184,7 +158,6 @@ fn file(profile: &Profile) -> File {
     }
 }
 
-/// The whole file, compressed.
 pub(crate) fn encode(profile: &Profile) -> Result<Vec<u8>> {
     let mut packed = GzEncoder::new(Vec::new(), Compression::default());
     packed.write_all(&file(profile).encode_to_vec())?;

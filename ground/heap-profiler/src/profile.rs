@@ -94,7 +94,6 @@ pub(crate) struct StackSample {
     pub(crate) amount: Amount,
 }
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Profile {
     pub(crate) head: Head,

@@ -14,7 +14,6 @@ use object::{
     read::elf::{FileHeader, ProgramHeader, SectionHeader, Sym},
 };
 
-/// Most functions of a program.
 const FUNCTIONS_MAX: usize = 4 << 20;
 /// Longest name of a function, as the linker has it; a longer one is cut.
 const NAME_BYTES_MAX: usize = 16 << 10;
@@ -52,7 +51,6 @@ struct Function {
     name: String,
 }
 
-/// A part of the file that is loaded.
 #[derive(Debug)]
 struct Segment {
     offset: u64,
@@ -60,7 +58,6 @@ struct Segment {
     address: u64,
 }
 
-/// Symbols of a program's file.
 #[derive(Debug)]
 pub(crate) struct Symbols {
     pub(crate) build_id: String,

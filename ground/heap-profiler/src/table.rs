@@ -167,7 +167,6 @@ impl Report {
         }
     }
 
-    /// For a terminal.
     pub(crate) fn text(&self, program: &Program) -> String {
         let mut out = String::new();
         // Writing to a String cannot fail, here and below.

@@ -48,12 +48,12 @@ pub struct Installation {
 /// Writes the configuration file `file` of the program called `name`, and with `unit` also
 /// `name.service`, into the data folder, which is made if absent; prints what to do with them.
 /// `text` is given the data folder.
-pub fn init<'a>(
+pub fn init(
     name: &str,
     data: &Path,
     file: &str,
     text: impl FnOnce(&Path) -> String,
-    unit: Option<impl FnOnce(Installation) -> Unit<'a>>,
+    unit: Option<Unit<'_>>,
 ) -> Result<()> {
     fs::create_dir_all(data)
         .with_context(|| format!("making the data folder {}", data.display()))?;
@@ -65,8 +65,9 @@ pub fn init<'a>(
     let program = std::env::current_exe().context("finding this program's file")?;
     let owner = fs::metadata(&data).with_context(|| format!("looking at {}", data.display()))?;
     let path = data.join(format!("{name}.service"));
-    let unit = unit(Installation { program, file, data, user: owner.uid(), group: owner.gid() });
-    keep_or_write(&path, &unit.text()?)?;
+    let (user, group) = (owner.uid(), owner.gid());
+    let text = unit.text(&Installation { program, file, data, user, group })?;
+    keep_or_write(&path, &text)?;
     println!(
         "{}: install it with: sudo cp {} /etc/systemd/system/ && sudo systemctl enable --now \
          {name}",

@@ -4,20 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-/// Contents of a unit.
+use crate::Installation;
+
+/// Contents of a unit, whose only writable folder is the data folder of its [`Installation`].
 pub struct Unit<'a> {
     /// Short description of the service.
     pub description: &'a str,
-    /// The program's file.
-    pub program: PathBuf,
-    /// Its configuration file.
-    pub file: PathBuf,
-    /// The only folder it writes to.
-    pub data: PathBuf,
-    /// User that it runs as.
-    pub user: u32,
-    /// With which group.
-    pub group: u32,
     /// Value of `MemoryMax=`: the memory budget of the configuration file.
     pub memory_bytes: u64,
     /// Value of `LimitNOFILE=`: the most file descriptors of a process.
@@ -32,16 +24,13 @@ pub struct Unit<'a> {
 
 impl Unit<'_> {
     /// The unit file. Errors: a path that would have to be escaped.
-    pub fn text(&self) -> Result<String> {
-        let (program, file, data) =
-            (escaped(&self.program)?, escaped(&self.file)?, escaped(&self.data)?);
-        let Self {
-            description, user, group, memory_bytes, descriptors, stop, killed, needs, ..
-        } = self;
+    pub fn text(&self, installation: &Installation) -> Result<String> {
+        let Installation { program, file, data, user, group } = installation;
         // A private /tmp would hide files there.
         let in_tmp = |path: &PathBuf| path.starts_with("/tmp") || path.starts_with("/var/tmp");
-        let private_tmp =
-            if [&self.program, &self.data].into_iter().any(in_tmp) { "no" } else { "yes" };
+        let private_tmp = if in_tmp(program) || in_tmp(data) { "no" } else { "yes" };
+        let (program, file, data) = (escaped(program)?, escaped(file)?, escaped(data)?);
+        let Self { description, memory_bytes, descriptors, stop, killed, needs } = self;
         Ok(format!(
             "[Unit]
 Description={description}

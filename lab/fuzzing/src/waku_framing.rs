@@ -23,7 +23,7 @@ fn partial_yamux(mut bytes: &[u8]) -> usize {
 fn frame(is_mplex: bool, kind: u8, length: usize) -> Vec<u8> {
     if is_mplex {
         let number = (usize::from(kind) << 7) | usize::from(kind);
-        let mut frame = protocol::frame::encode_length(number).to_vec();
+        let mut frame = protocol::frame::encode_length(number);
         frame.extend_from_slice(&protocol::frame::encode_length(length));
         frame.resize(frame.len() + length, 0xff);
         return frame;

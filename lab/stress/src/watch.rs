@@ -101,7 +101,7 @@ impl Source {
 fn group_reading(group: &Cgroup) -> Option<Reading> {
     let pids = group.processes().ok().filter(|pids| !pids.is_empty())?;
     let memory = group.memory().ok()?;
-    let alive = || process::cpu_time_of(pids).map(|sum| sum.total).unwrap_or_default();
+    let alive = || process::cpu_time_of(pids).unwrap_or_default();
     Some(Reading {
         memory: Memory { anonymous_bytes: memory.anonymous_bytes, file_bytes: memory.file_bytes },
         cpu: group.cpu_time().unwrap_or_else(alive),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use limits::Limits;
-use setup::{Installation, Unit};
+use setup::Unit;
 
 use crate::{
     config::{Config, HTTP_GATEWAY},
@@ -19,10 +19,11 @@ const DESCRIPTORS_MIN: u64 = 65_536;
 /// that is there and says something else stays.
 pub(crate) fn run(config: &Config, systemd: bool) -> Result<()> {
     let text = |data: &Path| toml(config, data);
-    let unit = |installation| unit(&config.limits, installation);
-    setup::init("thimble", &config.data_dir, "thimble.toml", text, systemd.then_some(unit))
+    let unit = systemd.then(|| unit(&config.limits));
+    setup::init("thimble", &config.data_dir, "thimble.toml", text, unit)
 }
 
+/// A string of TOML.
 fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }
@@ -133,15 +134,10 @@ heap_profile = {}
     )
 }
 
-fn unit(limits: &Limits, installation: Installation) -> Unit<'static> {
-    let Installation { program, file, data, user, group } = installation;
+/// The unit of a node.
+fn unit(limits: &Limits) -> Unit<'static> {
     Unit {
         description: "Thimble replica",
-        program,
-        file,
-        data,
-        user,
-        group,
         memory_bytes: limits.memory_budget_bytes,
         descriptors: descriptors_needed(limits).max(DESCRIPTORS_MIN),
         stop: "# A clean stop finishes requests and makes a checkpoint. Only the node is told; \
@@ -231,9 +227,13 @@ mod tests {
     #[test]
     fn the_unit_is_capped_at_the_budget() {
         let unit = |limits: &Limits, data: &str| {
-            let file = "/var/lib/thimble/thimble.toml".into();
-            let (program, data) = ("/usr/bin/thimble".into(), data.into());
-            unit(limits, Installation { program, file, data, user: 1, group: 2 }).text()
+            unit(limits).text(&setup::Installation {
+                program: "/usr/bin/thimble".into(),
+                file: "/var/lib/thimble/thimble.toml".into(),
+                data: data.into(),
+                user: 1,
+                group: 2,
+            })
         };
         let limits = Limits::nano().unwrap();
         let text = unit(&limits, "/var/lib/thimble").unwrap();

@@ -52,7 +52,7 @@ impl Reading {
     /// Anonymous memory that no pool of the ledger holds: the baseline of the processes, and memory
     /// that was not reserved. Negative while reservations are not used up.
     pub(crate) fn unaccounted_bytes(&self) -> i64 {
-        accounting::unaccounted(self.anonymous_bytes, self.accounted_bytes).unaccounted_bytes
+        accounting::unaccounted(self.anonymous_bytes, self.accounted_bytes)
     }
 }
 

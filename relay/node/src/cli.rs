@@ -268,22 +268,14 @@ impl Cli {
             }
             Command::Init { settings, systemd } => init::run(&Config::load(&settings)?, systemd),
             Command::Status { http, config, json } => {
-                let address = match http {
-                    Some(address) => address,
-                    None => Config::load(&Settings { config, ..Settings::default() })?.http,
-                };
-                status::run(address, json)
+                status::run(http_address(http, config)?, json)
             }
             Command::Config { settings } => {
                 print!("{}", Config::load(&settings)?.to_toml()?);
                 Ok(())
             }
             Command::Heap { http, config, options } => {
-                let address = || match http {
-                    Some(address) => Ok(address),
-                    None => Ok(Config::load(&Settings { config, ..Settings::default() })?.http),
-                };
-                heap_profiler::run(&PROGRAM, address, &options)
+                heap_profiler::run(&PROGRAM, || http_address(http, config), &options)
             }
             Command::Key { settings, record } => {
                 let config = Config::load(&settings)?;
@@ -296,5 +288,13 @@ impl Cli {
                 Ok(())
             }
         }
+    }
+}
+
+/// The address that is stated, or that of the configuration.
+fn http_address(stated: Option<SocketAddr>, config: Option<PathBuf>) -> Result<SocketAddr> {
+    match stated {
+        Some(address) => Ok(address),
+        None => Ok(Config::load(&Settings { config, ..Settings::default() })?.http),
     }
 }

@@ -21,10 +21,8 @@ const DISCV5_PORT: u16 = 9000;
 const DNS_PORT: u16 = 53;
 /// Bootstrap nodes, node lists and DNS servers that may be named, of each.
 const NAMED_MAX: usize = 64;
-/// Default number of shards of a cluster.
 const SHARDS_IN_CLUSTER: NonZeroU16 = NonZeroU16::new(8).expect("not zero");
 
-/// Configuration of the node.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Config {
     pub(crate) memory: String,
@@ -237,7 +235,6 @@ impl Config {
         self.dns_discovery_urls.iter().map(read).collect()
     }
 
-    /// As a configuration file.
     pub(crate) fn to_toml(&self) -> Result<String> {
         let mut value = serde_json::to_value(self)?;
         if let Some(limits) = value.get_mut("limits").and_then(|limits| limits.as_object_mut()) {

@@ -21,40 +21,23 @@ pub(crate) enum Reason {
     Memory,
 }
 
-impl Reason {
-    pub(crate) const ALL: [Self; 10] = [
-        Self::TooLarge,
-        Self::Invalid,
-        Self::Topic,
-        Self::NoPeers,
-        Self::Busy,
-        Self::RateLimited,
-        Self::Unavailable,
-        Self::Duplicate,
-        Self::Damaged,
-        Self::Memory,
-    ];
+/// The reasons in their order, as metrics name them.
+const NAMES: [&str; 10] = [
+    "too_large",
+    "invalid",
+    "unsupported_topic",
+    "no_relay_peers",
+    "busy",
+    "rate_limited",
+    "unavailable",
+    "duplicate",
+    "damaged",
+    "memory",
+];
+const _: () = assert!(Reason::Memory as usize + 1 == NAMES.len(), "each reason has a name");
 
-    /// As metrics name it.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::TooLarge => "too_large",
-            Self::Invalid => "invalid",
-            Self::Topic => "unsupported_topic",
-            Self::NoPeers => "no_relay_peers",
-            Self::Busy => "busy",
-            Self::RateLimited => "rate_limited",
-            Self::Unavailable => "unavailable",
-            Self::Duplicate => "duplicate",
-            Self::Damaged => "damaged",
-            Self::Memory => "memory",
-        }
-    }
-}
-
-/// A number for each reason.
 #[derive(Debug, Default)]
-pub(crate) struct ByReason([AtomicU64; Reason::ALL.len()]);
+pub(crate) struct ByReason([AtomicU64; NAMES.len()]);
 
 impl ByReason {
     pub(crate) fn add(&self, reason: Reason) {
@@ -63,12 +46,12 @@ impl ByReason {
         }
     }
 
-    pub(crate) fn each(&self) -> impl Iterator<Item = (Reason, u64)> + '_ {
-        Reason::ALL.into_iter().zip(self.0.iter().map(|count| count.load(Relaxed)))
+    /// Each reason by its name.
+    pub(crate) fn each(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        NAMES.into_iter().zip(self.0.iter().map(|count| count.load(Relaxed)))
     }
 }
 
-/// The node's counters.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) client_messages: AtomicU64,

@@ -28,7 +28,6 @@ use crate::pace::{Floor, Pace};
 /// Pushes that fail one after the other before a receiver's subscriptions go.
 const FAILURES_MAX: u32 = 8;
 
-/// How much is kept.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) receivers: usize,
@@ -92,7 +91,6 @@ struct State {
     criteria: usize,
 }
 
-/// Filter subscriptions of all receivers, with their queues.
 #[derive(Debug)]
 pub(crate) struct Filter {
     bounds: Bounds,
@@ -103,7 +101,6 @@ pub(crate) struct Filter {
     pub(crate) dropped: AtomicU64,
 }
 
-/// Subscriptions and waiting messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FilterUsage {
     pub(crate) receivers: usize,
@@ -210,7 +207,6 @@ impl Filter {
         true
     }
 
-    /// Whether the peer is subscribed to anything.
     pub(crate) fn is_receiver(&self, peer: &PeerId) -> bool {
         self.lock().receivers.contains_key(peer)
     }
@@ -337,7 +333,6 @@ impl State {
 }
 
 impl Filter {
-    /// Peers with subscriptions.
     pub(crate) fn receivers(&self) -> Vec<PeerId> {
         self.lock().receivers.keys().copied().collect()
     }

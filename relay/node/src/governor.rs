@@ -40,7 +40,6 @@ impl From<accounting::Level> for Level {
     }
 }
 
-/// Kinds of work that may be held back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WorkKind {
     /// Store queries and REST reads.
@@ -70,7 +69,6 @@ pub(crate) struct Sample {
     pub(crate) level: Level,
 }
 
-/// The governor's state, as read by the relay's parts.
 pub(crate) struct Watch {
     pub(crate) record: memory::Record<Sample, Level>,
     levels: [u64; 3],
@@ -112,13 +110,11 @@ impl Watch {
         ))
     }
 
-    /// Whether streams are read.
     pub(crate) fn reads(&self) -> bool {
         self.record.level() < accounting::Level::Execution
     }
 }
 
-/// Starts the thread.
 pub(crate) fn start(node: Arc<Node>, limits: &GovernorLimits) -> Result<GovernorThread> {
     let record = &node.watch.record;
     let steps =

@@ -19,14 +19,13 @@ use router::{Offer, Peer, Shard};
 use store::{AppendError, AppendOutcome, Arrival};
 use thiserror::Error;
 
-use crate::{counters::Reason, node::Node};
+use crate::{counters::Reason, node::Node, settings::count};
 
 /// How long a client's message is held back at most before it is refused.
 const HOLD_BACK: Duration = Duration::from_secs(5);
 /// Between two looks whether there is room.
 const RETRY: Duration = Duration::from_millis(2);
 
-/// Where a message came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// A client of this node: light push or HTTP.
@@ -35,7 +34,6 @@ pub(crate) enum Source {
     Relay(Peer),
 }
 
-/// Result of an accepted message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AcceptedMessage {
     /// Its deterministic hash.
@@ -46,7 +44,6 @@ pub(crate) struct AcceptedMessage {
     pub(crate) known: bool,
 }
 
-/// Why a message was not taken.
 #[derive(Clone, Debug, Error)]
 pub(crate) enum RejectReason {
     #[error(transparent)]
@@ -260,7 +257,7 @@ impl Node {
 
     /// This node may take less than the network does; a sender of more is not at fault.
     fn check_size(&self, bytes: &Bytes) -> Result<(), RejectReason> {
-        let (bytes, most) = (bytes.len(), self.settings.message_bytes);
+        let (bytes, most) = (bytes.len(), count(self.settings.limits.messages.message_bytes));
         // A message too large for the network is refused where it is decoded, and counts against
         // its peer.
         if bytes > most && bytes <= protocol::message::MESSAGE_BYTES_MAX {

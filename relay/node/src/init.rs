@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use setup::{Installation, Unit};
+use setup::Unit;
 
 use crate::config::Config;
 
@@ -15,20 +15,10 @@ const DESCRIPTORS_MIN: u64 = 65_536;
 /// file that is there with other content stays.
 pub(crate) fn run(config: &Config, systemd: bool) -> Result<()> {
     let text = |data: &Path| toml(config, data);
-    let unit = |installation: Installation| {
-        unit(
-            config,
-            installation.program,
-            installation.file,
-            installation.data,
-            installation.user,
-            installation.group,
-        )
-    };
-    setup::init("thimble-relay", &config.data_dir, "relay.toml", text, systemd.then_some(unit))
+    let unit = systemd.then(|| unit(config));
+    setup::init("thimble-relay", &config.data_dir, "relay.toml", text, unit)
 }
 
-/// A value of TOML.
 fn value(value: impl Into<toml::Value>) -> String {
     value.into().to_string()
 }
@@ -109,14 +99,7 @@ http = \"{http}\"
     )
 }
 
-fn unit(
-    config: &Config,
-    program: PathBuf,
-    file: PathBuf,
-    data: PathBuf,
-    user: u32,
-    group: u32,
-) -> Unit<'static> {
+fn unit(config: &Config) -> Unit<'static> {
     let limits = &config.limits;
     // Sockets, segments and indexes; twice as many for files being opened and closed.
     let segments = limits.store.retention_bytes / limits.store.segment_bytes.max(1);
@@ -129,11 +112,6 @@ fn unit(
         .saturating_mul(2);
     Unit {
         description: "Thimble relay",
-        program,
-        file,
-        data,
-        user,
-        group,
         memory_bytes: limits.memory_budget_bytes,
         descriptors: descriptors.max(DESCRIPTORS_MIN),
         stop: "# A clean stop finishes requests and closes the log.\nTimeoutStopSec=30\n",
@@ -181,10 +159,14 @@ mod tests {
     fn the_unit_is_capped_at_the_budget() {
         let settings = Settings { memory: Some("64MiB".into()), ..Settings::default() };
         let config = Config::load(&settings).unwrap();
-        let file = "/var/lib/relay/relay.toml".into();
-        let unit =
-            unit(&config, "/usr/bin/thimble-relay".into(), file, "/var/lib/relay".into(), 1, 2);
-        let text = unit.text().unwrap();
+        let installation = setup::Installation {
+            program: "/usr/bin/thimble-relay".into(),
+            file: "/var/lib/relay/relay.toml".into(),
+            data: "/var/lib/relay".into(),
+            user: 1,
+            group: 2,
+        };
+        let text = unit(&config).text(&installation).unwrap();
         for line in [
             "MemoryMax=67108864",
             "MemorySwapMax=0",

@@ -1,6 +1,6 @@
 //! How long requests take, in buckets for `/metrics`.
 
-use std::{fmt, time::Instant};
+use std::time::Instant;
 
 use prometheus_client::metrics::histogram::Histogram;
 
@@ -10,7 +10,7 @@ const SECONDS: [f64; 12] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 20.0];
 
 /// Fixed buckets for each kind of request: the same few hundred bytes whatever the load.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Latencies {
     /// Light push, from the whole request to its answer, refused ones included.
     pub(crate) light_push: Histogram,
@@ -27,13 +27,6 @@ impl Default for Latencies {
     }
 }
 
-impl fmt::Debug for Latencies {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Latencies")
-    }
-}
-
-/// Records the time since `began`.
 pub(crate) fn observe_since(histogram: &Histogram, began: Instant) {
     histogram.observe(began.elapsed().as_secs_f64());
 }

@@ -72,7 +72,6 @@ pub(crate) struct Pools {
     pub(crate) sending: Pool,
 }
 
-/// State shared by all parts.
 pub(crate) struct Node {
     pub(crate) settings: Settings,
     pub(crate) shards: Topics,
@@ -115,7 +114,6 @@ impl Node {
         self.router.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Time since the start.
     pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
     }
@@ -146,7 +144,8 @@ impl Node {
 
     /// Records of other nodes for a peer that asks, at most `most`.
     pub(crate) fn known_records(&self, asking: &PeerId, most: usize) -> Vec<Bytes> {
-        self.peers().records(asking, most.min(self.settings.peer_exchange_peers))
+        let answered_max = count(self.settings.limits.peers.peer_exchange_peers);
+        self.peers().records(asking, most.min(answered_max))
     }
 
     /// Takes note of a node, if it can be a peer; returns whether it is new.
@@ -160,7 +159,6 @@ impl Node {
         }
     }
 
-    /// This node's record.
     pub(crate) fn own_record(&self) -> Option<NodeRecord> {
         self.own_record.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -174,7 +172,6 @@ impl Node {
     }
 }
 
-/// The pool of this name.
 pub(crate) fn pool(ledger: &Ledger, name: &'static str) -> Result<Pool> {
     ledger.pool(name).with_context(|| format!("the budget sheet has no pool `{name}`"))
 }
@@ -207,30 +204,17 @@ impl Node {
         let mut router = Router::new(settings::gossip(limits), seed);
         settings.shards.iter().for_each(|shard| router.subscribe(shard, Duration::ZERO));
         let peers = count(limits.connections.connections) * 2;
+        let rate = |what, per_second, burst| Rate::new(what, per_second, burst, peers);
+        let (push, filter) = (&limits.light_push, &limits.filter);
+        let (query, exchange) = (&limits.store, &limits.peers);
         let rates = Rates {
-            light_push: Rate::new(
-                "light push",
-                limits.light_push.messages_per_second,
-                limits.light_push.messages_burst,
-                peers,
-            ),
-            filter: Rate::new(
-                "filter requests",
-                limits.filter.requests_per_second,
-                limits.filter.requests_burst,
-                peers,
-            ),
-            store: Rate::new(
-                "store queries",
-                limits.store.requests_per_second,
-                limits.store.requests_burst,
-                peers,
-            ),
-            peer_exchange: Rate::new(
+            light_push: rate("light push", push.messages_per_second, push.messages_burst),
+            filter: rate("filter requests", filter.requests_per_second, filter.requests_burst),
+            store: rate("store queries", query.requests_per_second, query.requests_burst),
+            peer_exchange: rate(
                 "peer exchange requests",
-                limits.peers.requests_per_second,
-                limits.peers.requests_burst,
-                peers,
+                exchange.requests_per_second,
+                exchange.requests_burst,
             ),
         };
         let terms = PeerCriteria {
@@ -263,8 +247,8 @@ impl Node {
             places: StreamSlots::new(
                 pool(&ledger, pool::STREAMS)?,
                 relay_limits::STREAM_BYTES,
-                settings.connections,
-                settings.streams_per_connection,
+                count(limits.connections.connections),
+                count(limits.connections.streams_per_connection),
             ),
             ledger,
             store,
@@ -291,7 +275,6 @@ impl Node {
     }
 }
 
-/// The protocols that run on every connection.
 #[derive(NetworkBehaviour)]
 struct All {
     waku: Behaviour,
@@ -309,7 +292,6 @@ pub(crate) enum SwarmRequest {
     Addresses(oneshot::Sender<Vec<Multiaddr>>),
 }
 
-/// A peer that is connected.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectedPeer {
     /// As the router knows it.
@@ -366,10 +348,11 @@ impl Network {
             },
         );
         let handshake = Duration::from_secs(limits.connections.handshake_seconds);
+        let streams = count(limits.connections.streams_per_connection);
         let transport = transport(
             keys,
-            node.settings.streams_per_connection,
-            node.settings.socket_buffer,
+            streams,
+            count(limits.connections.socket_buffer_bytes),
             handshake,
             &meters,
             tls,
@@ -386,9 +369,7 @@ impl Network {
         };
         let swarm_config = swarm::Config::with_tokio_executor()
             .with_substream_upgrade_protocol_override(libp2p::core::upgrade::Version::V1Lazy)
-            .with_max_negotiating_inbound_streams(
-                NEGOTIATING.min(node.settings.streams_per_connection),
-            );
+            .with_max_negotiating_inbound_streams(NEGOTIATING.min(streams));
         let mut swarm = Swarm::new(transport, behaviour, keys.public().to_peer_id(), swarm_config);
         for address in &config.listen {
             swarm.listen_on(address.clone()).with_context(|| format!("listening on {address}"))?;
@@ -397,7 +378,7 @@ impl Network {
             swarm.add_external_address(address.clone());
         }
         let (requests_tx, requests_rx) = mpsc::channel(SWARM_REQUESTS);
-        let observed = ObservedPools::new(&node.ledger)?;
+        let observed = ObservedPools::new(&node)?;
         let network = Self {
             node,
             swarm,
@@ -415,7 +396,6 @@ impl Network {
         Ok((network, requests_tx))
     }
 
-    /// Runs until `stop` ends.
     pub(crate) async fn run(mut self, ready: oneshot::Sender<Vec<Multiaddr>>, stop: impl Future) {
         let mut ready = Some(ready);
         let mut stop = std::pin::pin!(stop);
@@ -523,9 +503,10 @@ impl Network {
         let outbound =
             self.swarm.behaviour().waku.open().filter(|open| open.gossips && open.outbound).count();
         let mut short = Topics::default();
+        let least = count(self.node.settings.limits.gossip.d_low);
         let router = self.node.router();
         for shard in self.node.shards.iter() {
-            if router.reachable(shard, self.node.now()) < self.node.settings.relay_peers_low {
+            if router.reachable(shard, self.node.now()) < least {
                 short.insert(shard);
             }
         }
@@ -568,7 +549,6 @@ impl Network {
     }
 }
 
-/// Whether an address is reached on this machine only.
 fn is_loopback(address: &Multiaddr) -> bool {
     match address.iter().next() {
         Some(Protocol::Ip4(ip)) => ip.is_loopback(),

@@ -35,7 +35,6 @@ struct WindowCounts {
     taken: u64,
 }
 
-/// One receiver's pace.
 #[derive(Debug)]
 pub(crate) struct Pace {
     window: Instant,
@@ -73,13 +72,11 @@ impl Pace {
         self.waiting_since.get_or_insert(now);
     }
 
-    /// It took one.
     pub(crate) fn taken(&mut self, now: Instant) {
         self.advance_window(now);
         self.this.taken += 1;
     }
 
-    /// No message waits for it.
     pub(crate) fn emptied(&mut self) {
         self.waiting_since = None;
     }

@@ -39,7 +39,6 @@ impl Rate {
         }
     }
 
-    /// One more request of `peer`.
     pub(crate) fn take(&self, peer: &PeerId) -> Result<(), RateLimited> {
         self.take_at(peer, Instant::now())
     }
@@ -73,7 +72,6 @@ impl Rate {
     }
 }
 
-/// The rates of all kinds.
 #[derive(Debug)]
 pub(crate) struct Rates {
     pub(crate) light_push: Rate,

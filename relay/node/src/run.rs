@@ -22,7 +22,6 @@ use crate::{
 /// take stacks and allocator caches.
 const THREADS: usize = 2;
 
-/// See the module.
 pub(crate) fn run(config: &Config, address_file: Option<&Path>) -> Result<()> {
     let sampler = if config.heap_profile { Some(Arc::new(sampler(config)?)) } else { None };
     disk::restrict_new_files();

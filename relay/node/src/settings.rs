@@ -6,7 +6,6 @@ use std::{num::NonZeroU16, time::Duration};
 use relay_limits::Limits;
 use router::Topics;
 
-/// See the module. Counts and durations are those of [`Limits`].
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) cluster: u16,
@@ -16,36 +15,9 @@ pub(crate) struct Settings {
     pub(crate) store: bool,
     /// Light push is refused while fewer relay peers of the shard are connected.
     pub(crate) min_relay_peers: usize,
-    pub(crate) connections: usize,
-    pub(crate) handshakes: usize,
-    pub(crate) connection_bytes: u64,
-    pub(crate) connections_per_peer: usize,
-    pub(crate) connections_per_address: usize,
-    pub(crate) streams_per_connection: usize,
-    pub(crate) pushes_per_receiver: usize,
-    pub(crate) idle: Duration,
-    pub(crate) unused: Duration,
-    /// Bytes of messages in one store reply, but for its first message.
-    pub(crate) page_bytes: usize,
-    pub(crate) page_messages: usize,
-    /// Most bytes of a message (`messages.message_bytes`).
-    pub(crate) message_bytes: usize,
-    /// Largest gossip frame.
-    pub(crate) frame_bytes: usize,
-    /// Bytes of a message in memory while it is written to one peer.
-    pub(crate) sending_chunk: usize,
-    /// Content topics of one filter request, and bytes of one.
-    pub(crate) topics_per_request: usize,
-    pub(crate) content_topic_bytes: usize,
-    /// Send buffer and receive buffer of a socket, each.
-    pub(crate) socket_buffer: usize,
-    /// Records in one answer of peer exchange.
-    pub(crate) peer_exchange_peers: usize,
-    /// A shard with fewer relay peers is short of them.
-    pub(crate) relay_peers_low: usize,
+    pub(crate) limits: Limits,
 }
 
-/// A count of the table.
 pub(crate) fn count(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
@@ -63,33 +35,8 @@ impl Settings {
         for shard in shards {
             topics.insert(*shard);
         }
-        let connections = &limits.connections;
-        Self {
-            cluster,
-            shards: topics,
-            shards_in_cluster,
-            store,
-            min_relay_peers,
-            connections: count(connections.connections),
-            handshakes: count(connections.handshakes),
-            connection_bytes: connections.connection_bytes,
-            connections_per_peer: count(connections.connections_per_peer),
-            connections_per_address: count(connections.connections_per_address),
-            streams_per_connection: count(connections.streams_per_connection),
-            pushes_per_receiver: count(limits.filter.pushes_in_flight_per_receiver),
-            idle: Duration::from_secs(connections.idle_seconds),
-            unused: Duration::from_secs(connections.unused_seconds),
-            page_bytes: count(limits.store.page_bytes),
-            page_messages: count(limits.store.page_messages_max),
-            message_bytes: count(limits.messages.message_bytes),
-            frame_bytes: count(limits.messages.frame_bytes),
-            sending_chunk: count(limits.messages.sending_chunk_bytes),
-            topics_per_request: count(limits.filter.topics_per_request),
-            content_topic_bytes: count(limits.filter.content_topic_bytes),
-            socket_buffer: count(connections.socket_buffer_bytes),
-            peer_exchange_peers: count(limits.peers.peer_exchange_peers),
-            relay_peers_low: count(limits.gossip.d_low),
-        }
+        let limits = limits.clone();
+        Self { cluster, shards: topics, shards_in_cluster, store, min_relay_peers, limits }
     }
 
     /// The shards served, for people.
@@ -99,7 +46,6 @@ impl Settings {
     }
 }
 
-/// Parameters of the gossip.
 pub(crate) fn gossip(limits: &Limits) -> router::Config {
     let gossip = &limits.gossip;
     let peers = count(gossip.peers);
@@ -136,7 +82,6 @@ pub(crate) fn gossip(limits: &Limits) -> router::Config {
     }
 }
 
-/// Bounds of filter subscriptions.
 pub(crate) fn filter(limits: &Limits) -> crate::filter::Bounds {
     let filter = &limits.filter;
     let queues = filter.queues_bytes / relay_limits::REFERENCE_BYTES / filter.receivers.max(1);
@@ -158,7 +103,6 @@ pub(crate) fn floor(limits: &Limits) -> crate::pace::Floor {
     }
 }
 
-/// Settings of the store.
 pub(crate) fn store(limits: &Limits, folder: std::path::PathBuf) -> store::Config {
     let (store, messages) = (&limits.store, &limits.messages);
     store::Config {

@@ -18,7 +18,6 @@ use crate::{
 /// Peers printed; the report itself has more.
 const PEERS_SHOWN: usize = 8;
 
-/// Fetches and prints.
 pub(crate) fn run(address: SocketAddr, json: bool) -> Result<()> {
     ask::print(address, "--http", json, text)
 }
@@ -74,9 +73,9 @@ fn text(report: &Report) -> String {
         pushes.dropped,
         pushes.held_back
     );
-    let store = &report.store;
+    let store = &report.store.status;
     let free = store.disk_free_bytes.map_or("unknown".into(), short);
-    let kept = if store.enabled { "" } else { "not " };
+    let kept = if report.store.enabled { "" } else { "not " };
     let _ = writeln!(
         out,
         "store       messages are {kept}kept: {} in {} partitions, {}; {free} of disk free\n",

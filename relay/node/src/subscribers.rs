@@ -13,7 +13,6 @@ use std::{
 use router::Shard;
 use store::Message;
 
-/// Topic of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Topic {
     /// Every message of a shard.
@@ -22,7 +21,6 @@ pub(crate) enum Topic {
     Content(Shard, String),
 }
 
-/// All subscriptions of HTTP clients.
 #[derive(Debug)]
 pub(crate) struct Subscribers {
     topics_max: usize,
@@ -66,7 +64,6 @@ impl Subscribers {
         self.lock().values().map(VecDeque::len).sum()
     }
 
-    /// A message came.
     pub(crate) fn deliver(&self, shard: Shard, content_topic: &str, message: &Message) {
         let mut queues = self.lock();
         if queues.is_empty() {

@@ -63,6 +63,10 @@ pub enum RecordError {
     EmptyAddress,
 }
 
+fn wrong_length(key: &'static str, value: &[u8], expected: usize) -> RecordError {
+    RecordError::WrongLength { key, bytes: value.len(), expected }
+}
+
 /// Services of a node: the value of `waku2`, one byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Capabilities(pub u8);
@@ -98,11 +102,7 @@ impl Capabilities {
     pub fn decode(value: &[u8]) -> Result<Self, RecordError> {
         match value {
             [bits] => Ok(Self(*bits)),
-            _ => Err(RecordError::WrongLength {
-                key: CAPABILITIES_KEY,
-                bytes: value.len(),
-                expected: 1,
-            }),
+            _ => Err(wrong_length(CAPABILITIES_KEY, value, 1)),
         }
     }
 }
@@ -161,11 +161,7 @@ impl ShardList {
 
     /// Reads the value of `rs`. Errors: a length that does not fit its count, a shard over 1023.
     pub fn decode_list(value: &[u8]) -> Result<Self, RecordError> {
-        let length = |expected| RecordError::WrongLength {
-            key: SHARD_LIST_KEY,
-            bytes: value.len(),
-            expected,
-        };
+        let length = |expected| wrong_length(SHARD_LIST_KEY, value, expected);
         let [high, low, count, shards @ ..] = value else { return Err(length(3)) };
         if shards.len() != 2 * usize::from(*count) {
             return Err(length(3 + 2 * usize::from(*count)));
@@ -178,11 +174,7 @@ impl ShardList {
     /// bytes.
     pub fn decode_bits(value: &[u8]) -> Result<Self, RecordError> {
         if value.len() != 2 + BITS_BYTES {
-            return Err(RecordError::WrongLength {
-                key: SHARD_BITS_KEY,
-                bytes: value.len(),
-                expected: 2 + BITS_BYTES,
-            });
+            return Err(wrong_length(SHARD_BITS_KEY, value, 2 + BITS_BYTES));
         }
         let (cluster, bits) = value.split_at(2);
         let has = |shard: &u16| bits[usize::from(shard / 8)] & (1 << (shard % 8)) != 0;
@@ -223,11 +215,7 @@ pub fn decode_addresses(value: &Bytes) -> Result<Vec<Bytes>, RecordError> {
     let mut addresses = Vec::new();
     let mut at = 0;
     while at < value.len() {
-        let wrong = |expected| RecordError::WrongLength {
-            key: ADDRESSES_KEY,
-            bytes: value.len(),
-            expected,
-        };
+        let wrong = |expected| wrong_length(ADDRESSES_KEY, value, expected);
         let Some(&[high, low]) = value.get(at..at + 2) else { return Err(wrong(at + 2)) };
         let bytes = usize::from(u16::from_be_bytes([high, low]));
         let end = at + 2 + bytes;

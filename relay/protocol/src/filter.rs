@@ -12,7 +12,7 @@ use crate::message::{FRAME_OVERHEAD_BYTES, MESSAGE_BYTES_MAX};
 use crate::status::StatusCode;
 use crate::text::{self, Text};
 use crate::topic::CONTENT_TOPIC_BYTES_MAX;
-use crate::wire::{self, DecodeError, Fields};
+use crate::wire::{self, DecodeError, for_each_field};
 use crate::{REQUEST_ID_BYTES_MAX, STATUS_TEXT_BYTES_MAX};
 
 /// Name of the protocol by which a client subscribes.
@@ -95,21 +95,17 @@ impl Request {
     /// topics, a text that is too long.
     pub fn decode(input: Bytes) -> Result<Self, DecodeError> {
         let mut request = Self::default();
-        for field in Fields::new(&input) {
-            let field = field?;
-            match field.tag {
-                1 => request.request_id = text::read_request_id(&input, &field)?,
-                2 => request.action = Action::from_code(field.varint()?)?,
-                10 => request.pubsub_topic = Some(text::read_pubsub_topic(&input, &field)?),
-                11 => wire::push_bounded(
-                    &mut request.content_topics,
-                    text::read_content_topic(&input, &field)?,
-                    "content_topics",
-                    CONTENT_TOPICS_PER_REQUEST_MAX,
-                )?,
-                _ => {}
-            }
-        }
+        for_each_field!(field in &input, {
+            1 => request.request_id = text::read_request_id(&input, &field)?,
+            2 => request.action = Action::from_code(field.varint()?)?,
+            10 => request.pubsub_topic = Some(text::read_pubsub_topic(&input, &field)?),
+            11 => wire::push_bounded(
+                &mut request.content_topics,
+                text::read_content_topic(&input, &field)?,
+                "content_topics",
+                CONTENT_TOPICS_PER_REQUEST_MAX,
+            )?,
+        });
         Ok(request)
     }
 
@@ -120,18 +116,14 @@ impl Request {
         if self.action != Action::Ping {
             wire::put_varint(2, self.action.code().into(), &mut out);
         }
-        if let Some(topic) = &self.pubsub_topic {
-            wire::put_bytes(10, topic.as_bytes(), &mut out);
-        }
-        for topic in &self.content_topics {
-            wire::put_bytes(11, topic.as_bytes(), &mut out);
-        }
+        wire::put_each(10, &self.pubsub_topic, &mut out);
+        wire::put_each(11, &self.content_topics, &mut out);
         out
     }
 }
 
 /// The reply to a [`Request`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
     /// That of the request.
     pub request_id: Text,
@@ -144,17 +136,12 @@ pub struct Reply {
 impl Reply {
     /// Reads a reply without its length prefix. Errors: damaged, a text that is too long.
     pub fn decode(input: Bytes) -> Result<Self, DecodeError> {
-        let mut reply =
-            Self { request_id: Text::default(), status: StatusCode::Other(0), status_text: None };
-        for field in Fields::new(&input) {
-            let field = field?;
-            match field.tag {
-                1 => reply.request_id = text::read_request_id(&input, &field)?,
-                10 => reply.status = field.uint32()?.into(),
-                11 => reply.status_text = Some(text::read_status_text(&input, &field)?),
-                _ => {}
-            }
-        }
+        let mut reply = Self::default();
+        for_each_field!(field in &input, {
+            1 => reply.request_id = text::read_request_id(&input, &field)?,
+            10 => reply.status = field.uint32()?.into(),
+            11 => reply.status_text = Some(text::read_status_text(&input, &field)?),
+        });
         Ok(reply)
     }
 
@@ -163,9 +150,7 @@ impl Reply {
         let mut out = Vec::with_capacity(128);
         wire::put_text(1, &self.request_id, &mut out);
         wire::put_varint(10, self.status.code().into(), &mut out);
-        if let Some(text) = &self.status_text {
-            wire::put_bytes(11, text.as_bytes(), &mut out);
-        }
+        wire::put_each(11, &self.status_text, &mut out);
         out
     }
 }
@@ -185,14 +170,10 @@ impl Push {
     pub fn decode(input: Bytes) -> Result<Self, DecodeError> {
         let mut message = None;
         let mut pubsub_topic = None;
-        for field in Fields::new(&input) {
-            let field = field?;
-            match field.tag {
-                1 => message = Some(field.shared(&input, "waku_message", PUSH_BYTES_MAX)?),
-                2 => pubsub_topic = Some(text::read_pubsub_topic(&input, &field)?),
-                _ => {}
-            }
-        }
+        for_each_field!(field in &input, {
+            1 => message = Some(field.shared(&input, "waku_message", PUSH_BYTES_MAX)?),
+            2 => pubsub_topic = Some(text::read_pubsub_topic(&input, &field)?),
+        });
         let message = message.ok_or(DecodeError::Missing { field: "waku_message" })?;
         Ok(Self { message, pubsub_topic })
     }
@@ -201,9 +182,7 @@ impl Push {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.message.len() + 64);
         wire::put_bytes(1, &self.message, &mut out);
-        if let Some(topic) = &self.pubsub_topic {
-            wire::put_bytes(2, topic.as_bytes(), &mut out);
-        }
+        wire::put_each(2, &self.pubsub_topic, &mut out);
         out
     }
 }
@@ -214,8 +193,7 @@ pub fn push_frame(message_bytes: usize, pubsub_topic: &str) -> SplitFrame {
     let mut tail = Vec::with_capacity(pubsub_topic.len() + 4);
     wire::put_bytes(2, pubsub_topic.as_bytes(), &mut tail);
     let body_bytes = wire::bytes_field_len(1, message_bytes) + tail.len();
-    let mut head = Vec::with_capacity(16);
-    head.extend_from_slice(&encode_length(body_bytes));
+    let mut head = encode_length(body_bytes);
     wire::put_bytes_head(1, message_bytes, &mut head);
     SplitFrame { head, tail }
 }

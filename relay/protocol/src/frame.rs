@@ -4,6 +4,7 @@
 //! finished after five bytes, is refused from its prefix alone, before anything is allocated. It
 //! must never know the content of a frame, or the source of its bytes.
 
+use prost::encoding::encode_varint;
 use thiserror::Error;
 
 /// Longest length prefix that is read, in bytes: enough for 32 bits.
@@ -25,34 +26,12 @@ pub enum FrameError {
     PrefixTooLong,
 }
 
-/// A length prefix. Dereferences to its bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LengthPrefix {
-    bytes: [u8; 10],
-    used: usize,
-}
-
-impl std::ops::Deref for LengthPrefix {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes[..self.used]
-    }
-}
-
 /// The prefix of a frame of `bytes` bytes.
-pub fn encode_length(bytes: usize) -> LengthPrefix {
-    let mut prefix = LengthPrefix { bytes: [0; 10], used: 0 };
-    let mut rest = bytes as u64;
-    loop {
-        let more = if rest >= 0x80 { 0x80 } else { 0 };
-        prefix.bytes[prefix.used] = (rest & 0x7f) as u8 | more;
-        prefix.used += 1;
-        rest >>= 7;
-        if rest == 0 {
-            return prefix;
-        }
-    }
+pub fn encode_length(bytes: usize) -> Vec<u8> {
+    // With room for the keys that begin a frame.
+    let mut prefix = Vec::with_capacity(16);
+    encode_varint(bytes as u64, &mut prefix);
+    prefix
 }
 
 /// Reads the length at the start of `received`: the length of the frame's body and that of the
@@ -81,9 +60,7 @@ pub fn decode_length(
 
 /// `body` behind its length.
 pub fn with_length(body: &[u8]) -> Vec<u8> {
-    let prefix = encode_length(body.len());
-    let mut frame = Vec::with_capacity(prefix.len() + body.len());
-    frame.extend_from_slice(&prefix);
+    let mut frame = encode_length(body.len());
     frame.extend_from_slice(body);
     frame
 }

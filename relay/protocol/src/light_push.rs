@@ -11,7 +11,7 @@ use bytes::Bytes;
 use crate::message::{FRAME_OVERHEAD_BYTES, MESSAGE_BYTES_MAX};
 use crate::status::StatusCode;
 use crate::text::{self, Text};
-use crate::wire::{self, DecodeError, Fields};
+use crate::wire::{self, DecodeError, for_each_field};
 use crate::{REQUEST_ID_BYTES_MAX, STATUS_TEXT_BYTES_MAX};
 
 /// Name of version 3.
@@ -46,15 +46,11 @@ impl Request {
     pub fn decode(input: Bytes) -> Result<Self, DecodeError> {
         let mut request = Self::default();
         let mut message = None;
-        for field in Fields::new(&input) {
-            let field = field?;
-            match field.tag {
-                1 => request.request_id = text::read_request_id(&input, &field)?,
-                20 => request.pubsub_topic = Some(text::read_pubsub_topic(&input, &field)?),
-                21 => message = Some(field.shared(&input, "message", REQUEST_BYTES_MAX)?),
-                _ => {}
-            }
-        }
+        for_each_field!(field in &input, {
+            1 => request.request_id = text::read_request_id(&input, &field)?,
+            20 => request.pubsub_topic = Some(text::read_pubsub_topic(&input, &field)?),
+            21 => message = Some(field.shared(&input, "message", REQUEST_BYTES_MAX)?),
+        });
         request.message = message.ok_or(DecodeError::Missing { field: "message" })?;
         Ok(request)
     }
@@ -63,16 +59,14 @@ impl Request {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.message.len() + 128);
         wire::put_text(1, &self.request_id, &mut out);
-        if let Some(topic) = &self.pubsub_topic {
-            wire::put_bytes(20, topic.as_bytes(), &mut out);
-        }
+        wire::put_each(20, &self.pubsub_topic, &mut out);
         wire::put_bytes(21, &self.message, &mut out);
         out
     }
 }
 
 /// A reply of version 3.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
     /// That of the request.
     pub request_id: Text,
@@ -87,22 +81,13 @@ pub struct Reply {
 impl Reply {
     /// Reads a reply without its length prefix. Errors: damaged, a text that is too long.
     pub fn decode(input: Bytes) -> Result<Self, DecodeError> {
-        let mut reply = Self {
-            request_id: Text::default(),
-            status: StatusCode::Other(0),
-            status_text: None,
-            relay_peer_count: None,
-        };
-        for field in Fields::new(&input) {
-            let field = field?;
-            match field.tag {
-                1 => reply.request_id = text::read_request_id(&input, &field)?,
-                10 => reply.status = field.uint32()?.into(),
-                11 => reply.status_text = Some(text::read_status_text(&input, &field)?),
-                12 => reply.relay_peer_count = Some(field.uint32()?),
-                _ => {}
-            }
-        }
+        let mut reply = Self::default();
+        for_each_field!(field in &input, {
+            1 => reply.request_id = text::read_request_id(&input, &field)?,
+            10 => reply.status = field.uint32()?.into(),
+            11 => reply.status_text = Some(text::read_status_text(&input, &field)?),
+            12 => reply.relay_peer_count = Some(field.uint32()?),
+        });
         Ok(reply)
     }
 
@@ -111,12 +96,8 @@ impl Reply {
         let mut out = Vec::with_capacity(128);
         wire::put_text(1, &self.request_id, &mut out);
         wire::put_varint(10, self.status.code().into(), &mut out);
-        if let Some(text) = &self.status_text {
-            wire::put_bytes(11, text.as_bytes(), &mut out);
-        }
-        if let Some(count) = self.relay_peer_count {
-            wire::put_varint(12, count.into(), &mut out);
-        }
+        wire::put_each(11, &self.status_text, &mut out);
+        wire::put_each_varint(12, self.relay_peer_count, &mut out);
         out
     }
 }
@@ -138,24 +119,16 @@ impl RequestV2 {
     pub fn decode(input: Bytes) -> Result<Self, DecodeError> {
         let mut request_id = Text::default();
         let mut inner = None;
-        for field in Fields::new(&input) {
-            let field = field?;
-            match field.tag {
-                1 => request_id = text::read_request_id(&input, &field)?,
-                2 => inner = Some(field.bytes()?),
-                _ => {}
-            }
-        }
+        for_each_field!(field in &input, {
+            1 => request_id = text::read_request_id(&input, &field)?,
+            2 => inner = Some(field.bytes()?),
+        });
         let mut pubsub_topic = Text::default();
         let mut message = None;
-        for field in Fields::new(inner.ok_or(DecodeError::Missing { field: "request" })?) {
-            let field = field?;
-            match field.tag {
-                1 => pubsub_topic = text::read_pubsub_topic(&input, &field)?,
-                2 => message = Some(field.shared(&input, "message", REQUEST_BYTES_MAX)?),
-                _ => {}
-            }
-        }
+        for_each_field!(field in inner.ok_or(DecodeError::Missing { field: "request" })?, {
+            1 => pubsub_topic = text::read_pubsub_topic(&input, &field)?,
+            2 => message = Some(field.shared(&input, "message", REQUEST_BYTES_MAX)?),
+        });
         let message = message.ok_or(DecodeError::Missing { field: "message" })?;
         Ok(Self { request_id, pubsub_topic, message })
     }
@@ -189,22 +162,14 @@ impl ReplyV2 {
     pub fn decode(input: Bytes) -> Result<Self, DecodeError> {
         let mut reply = Self::default();
         let mut inner = None;
-        for field in Fields::new(&input) {
-            let field = field?;
-            match field.tag {
-                1 => reply.request_id = text::read_request_id(&input, &field)?,
-                3 => inner = Some(field.bytes()?),
-                _ => {}
-            }
-        }
-        for field in Fields::new(inner.ok_or(DecodeError::Missing { field: "response" })?) {
-            let field = field?;
-            match field.tag {
-                1 => reply.is_success = field.bool()?,
-                2 => reply.info = Some(text::read_status_text(&input, &field)?),
-                _ => {}
-            }
-        }
+        for_each_field!(field in &input, {
+            1 => reply.request_id = text::read_request_id(&input, &field)?,
+            3 => inner = Some(field.bytes()?),
+        });
+        for_each_field!(field in inner.ok_or(DecodeError::Missing { field: "response" })?, {
+            1 => reply.is_success = field.bool()?,
+            2 => reply.info = Some(text::read_status_text(&input, &field)?),
+        });
         Ok(reply)
     }
 
@@ -214,9 +179,7 @@ impl ReplyV2 {
         if self.is_success {
             wire::put_varint(1, 1, &mut inner);
         }
-        if let Some(info) = &self.info {
-            wire::put_bytes(2, info.as_bytes(), &mut inner);
-        }
+        wire::put_each(2, &self.info, &mut inner);
         let mut out = Vec::with_capacity(inner.len() + 128);
         wire::put_text(1, &self.request_id, &mut out);
         wire::put_bytes(3, &inner, &mut out);

@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use crate::text::{self, Text};
-use crate::wire::{self, DecodeError, Fields};
+use crate::wire::{self, DecodeError, for_each_field};
 
 /// Largest serialised message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 150 * 1024;
@@ -85,26 +85,18 @@ impl WakuMessage {
             return Err(MessageError::TooLarge { bytes: input.len() });
         }
         let mut message = Self::default();
-        for field in Fields::new(&input) {
-            let field = field?;
-            match field.tag {
-                tag::PAYLOAD => {
-                    message.payload = field.shared(&input, "payload", MESSAGE_BYTES_MAX)?;
-                }
-                tag::CONTENT_TOPIC => {
-                    message.content_topic = text::read_content_topic(&input, &field)?;
-                }
-                tag::VERSION => message.version = Some(field.uint32()?),
-                tag::TIMESTAMP => message.timestamp = Some(field.sint64()?),
-                tag::META => message.meta = Some(field.shared(&input, "meta", META_BYTES_MAX)?),
-                tag::RATE_LIMIT_PROOF => {
-                    let proof = field.shared(&input, "rate_limit_proof", MESSAGE_BYTES_MAX)?;
-                    message.rate_limit_proof = Some(proof);
-                }
-                tag::EPHEMERAL => message.ephemeral = Some(field.bool()?),
-                _ => {}
-            }
-        }
+        for_each_field!(field in &input, {
+            tag::PAYLOAD => message.payload = field.shared(&input, "payload", MESSAGE_BYTES_MAX)?,
+            tag::CONTENT_TOPIC => message.content_topic = text::read_content_topic(&input, &field)?,
+            tag::VERSION => message.version = Some(field.uint32()?),
+            tag::TIMESTAMP => message.timestamp = Some(field.sint64()?),
+            tag::META => message.meta = Some(field.shared(&input, "meta", META_BYTES_MAX)?),
+            tag::RATE_LIMIT_PROOF => {
+                let proof = field.shared(&input, "rate_limit_proof", MESSAGE_BYTES_MAX)?;
+                message.rate_limit_proof = Some(proof);
+            },
+            tag::EPHEMERAL => message.ephemeral = Some(field.bool()?),
+        });
         if message.content_topic.is_empty() {
             return Err(MessageError::NoContentTopic);
         }
@@ -118,21 +110,11 @@ impl WakuMessage {
             wire::put_bytes(tag::PAYLOAD, &self.payload, &mut out);
         }
         wire::put_text(tag::CONTENT_TOPIC, &self.content_topic, &mut out);
-        if let Some(version) = self.version {
-            wire::put_varint(tag::VERSION, version.into(), &mut out);
-        }
-        if let Some(timestamp) = self.timestamp {
-            wire::put_varint(tag::TIMESTAMP, wire::zigzag(timestamp), &mut out);
-        }
-        if let Some(meta) = &self.meta {
-            wire::put_bytes(tag::META, meta, &mut out);
-        }
-        if let Some(proof) = &self.rate_limit_proof {
-            wire::put_bytes(tag::RATE_LIMIT_PROOF, proof, &mut out);
-        }
-        if let Some(ephemeral) = self.ephemeral {
-            wire::put_varint(tag::EPHEMERAL, ephemeral.into(), &mut out);
-        }
+        wire::put_each_varint(tag::VERSION, self.version, &mut out);
+        wire::put_each_varint(tag::TIMESTAMP, self.timestamp.map(wire::zigzag), &mut out);
+        wire::put_each(tag::META, &self.meta, &mut out);
+        wire::put_each(tag::RATE_LIMIT_PROOF, &self.rate_limit_proof, &mut out);
+        wire::put_each_varint(tag::EPHEMERAL, self.ephemeral, &mut out);
         debug_assert_eq!(out.len(), self.encoded_len());
         out
     }

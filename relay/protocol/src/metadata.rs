@@ -10,7 +10,7 @@
 use bytes::Bytes;
 
 use crate::topic::SHARDS_PER_CLUSTER_MAX;
-use crate::wire::{self, DecodeError, Fields, PackedVarints, Value};
+use crate::wire::{self, DecodeError, Fields, Value};
 
 /// Name of the protocol.
 pub const PROTOCOL: &str = "/vac/waku/metadata/1.0.0";
@@ -45,7 +45,7 @@ impl Metadata {
                 (1, _) => cluster = Some(field.uint32()?),
                 (2 | 3, Value::Varint(number)) => add(number),
                 (2 | 3, Value::Bytes(packed)) => {
-                    for number in PackedVarints::new(packed) {
+                    for number in wire::packed_varints(packed) {
                         add(number?);
                     }
                 }
@@ -60,14 +60,10 @@ impl Metadata {
     /// The request or reply without a length prefix, with the shards in both forms.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(16 + 5 * self.shards.len());
-        if let Some(cluster) = self.cluster {
-            wire::put_varint(1, cluster.into(), &mut out);
-        }
+        wire::put_each_varint(1, self.cluster, &mut out);
+        wire::put_each_varint(2, self.shards.iter().copied(), &mut out);
         let mut packed = Vec::with_capacity(2 * self.shards.len());
-        for shard in &self.shards {
-            wire::put_varint(2, u64::from(*shard), &mut out);
-            wire::put_packed(u64::from(*shard), &mut packed);
-        }
+        self.shards.iter().for_each(|shard| wire::put_packed(u64::from(*shard), &mut packed));
         if !packed.is_empty() {
             wire::put_bytes(3, &packed, &mut out);
         }

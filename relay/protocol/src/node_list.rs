@@ -70,6 +70,11 @@ fn form(what: &'static str) -> ListError {
     ListError::Form { what }
 }
 
+fn check_length(text: &str) -> Result<(), ListError> {
+    let bytes = text.len();
+    if bytes > ENTRY_BYTES_MAX { Err(ListError::TooLong { bytes }) } else { Ok(()) }
+}
+
 fn keccak(text: &str) -> [u8; 32] {
     Keccak256::digest(text.as_bytes()).into()
 }
@@ -88,9 +93,7 @@ impl FromStr for ListLink {
 
     /// Reads `enrtree://KEY@DOMAIN`. Errors: another form, no key of secp256k1, no domain name.
     fn from_str(text: &str) -> Result<Self, ListError> {
-        if text.len() > ENTRY_BYTES_MAX {
-            return Err(ListError::TooLong { bytes: text.len() });
-        }
+        check_length(text)?;
         let wrong = || form("a URL (enrtree://KEY@DOMAIN)");
         let (key, domain) = text
             .strip_prefix(LINK_PREFIX)
@@ -165,7 +168,6 @@ pub struct ListRoot {
 }
 
 impl ListRoot {
-    /// The signed text.
     fn signed_text(&self) -> String {
         format!("{ROOT_PREFIX}e={} l={} seq={}", self.records, self.links, self.sequence)
     }
@@ -177,9 +179,7 @@ impl ListRoot {
 
     /// Reads a root, without checking its signer; the signature is the second part.
     fn split(text: &str) -> Result<(Self, [u8; SIGNATURE_BYTES]), ListError> {
-        if text.len() > ENTRY_BYTES_MAX {
-            return Err(ListError::TooLong { bytes: text.len() });
-        }
+        check_length(text)?;
         let wrong = || form("a root");
         let fields = text.strip_prefix(ROOT_PREFIX).ok_or_else(wrong)?;
         let mut fields = fields.split(' ');
@@ -237,9 +237,7 @@ impl ListEntry {
     /// Reads the entry named `name`. Errors: too long, another hash, another form, a damaged
     /// record.
     pub fn decode(text: &str, name: &EntryHash) -> Result<Self, ListError> {
-        if text.len() > ENTRY_BYTES_MAX {
-            return Err(ListError::TooLong { bytes: text.len() });
-        }
+        check_length(text)?;
         if !name.names(text) {
             return Err(ListError::Hash);
         }
@@ -248,9 +246,7 @@ impl ListEntry {
 
     /// The same without its name.
     pub fn read(text: &str) -> Result<Self, ListError> {
-        if text.len() > ENTRY_BYTES_MAX {
-            return Err(ListError::TooLong { bytes: text.len() });
-        }
+        check_length(text)?;
         if let Some(children) = text.strip_prefix(BRANCH_PREFIX) {
             if children.is_empty() {
                 return Ok(Self::Branch(Vec::new()));

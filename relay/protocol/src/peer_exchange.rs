@@ -11,7 +11,7 @@ use bytes::Bytes;
 use crate::STATUS_TEXT_BYTES_MAX;
 use crate::status::StatusCode;
 use crate::text::{self, Text};
-use crate::wire::{self, DecodeError, Fields};
+use crate::wire::{self, DecodeError, Fields, for_each_field};
 
 /// Name of the protocol.
 pub const PROTOCOL: &str = "/vac/waku/peer-exchange/2.0.0-alpha1";
@@ -43,12 +43,9 @@ impl Request {
     pub fn decode(input: Bytes) -> Result<Self, DecodeError> {
         let query = embedded(&input, 1)?.ok_or(DecodeError::Missing { field: "query" })?;
         let mut request = Self::default();
-        for field in Fields::new(query) {
-            let field = field?;
-            if field.tag == 1 {
-                request.peers = field.varint()?;
-            }
-        }
+        for_each_field!(field in query, {
+            1 => request.peers = field.varint()?,
+        });
         Ok(request)
     }
 
@@ -79,24 +76,17 @@ impl Reply {
     pub fn decode(input: Bytes) -> Result<Self, DecodeError> {
         let response = embedded(&input, 2)?.ok_or(DecodeError::Missing { field: "response" })?;
         let mut reply = Self::default();
-        for field in Fields::new(response) {
-            let field = field?;
-            match field.tag {
-                1 => {
-                    let mut record = Bytes::new();
-                    for part in Fields::new(field.bytes()?) {
-                        let part = part?;
-                        if part.tag == 1 {
-                            record = part.shared(&input, "enr", RECORD_BYTES_MAX)?;
-                        }
-                    }
-                    wire::push_bounded(&mut reply.records, record, "peer_infos", PEERS_MAX)?;
-                }
-                10 => reply.status = Some(field.uint32()?.into()),
-                11 => reply.status_text = Some(text::read_status_text(&input, &field)?),
-                _ => {}
-            }
-        }
+        for_each_field!(field in response, {
+            1 => {
+                let mut record = Bytes::new();
+                for_each_field!(part in field.bytes()?, {
+                    1 => record = part.shared(&input, "enr", RECORD_BYTES_MAX)?,
+                });
+                wire::push_bounded(&mut reply.records, record, "peer_infos", PEERS_MAX)?;
+            },
+            10 => reply.status = Some(field.uint32()?.into()),
+            11 => reply.status_text = Some(text::read_status_text(&input, &field)?),
+        });
         Ok(reply)
     }
 
@@ -107,12 +97,8 @@ impl Reply {
             wire::put_bytes_head(1, wire::bytes_field_len(1, record.len()), &mut response);
             wire::put_bytes(1, record, &mut response);
         }
-        if let Some(status) = self.status {
-            wire::put_varint(10, status.code().into(), &mut response);
-        }
-        if let Some(text) = &self.status_text {
-            wire::put_bytes(11, text.as_bytes(), &mut response);
-        }
+        wire::put_each_varint(10, self.status.map(StatusCode::code), &mut response);
+        wire::put_each(11, &self.status_text, &mut response);
         let mut out = Vec::with_capacity(response.len() + 8);
         wire::put_bytes(2, &response, &mut out);
         out

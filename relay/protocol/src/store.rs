@@ -14,7 +14,7 @@ use crate::message::{FRAME_OVERHEAD_BYTES, MESSAGE_BYTES_MAX, MessageHash};
 use crate::status::StatusCode;
 use crate::text::{self, Text};
 use crate::topic::CONTENT_TOPIC_BYTES_MAX;
-use crate::wire::{self, DecodeError, Fields};
+use crate::wire::{self, DecodeError, for_each_field};
 
 /// Name of the protocol.
 pub const PROTOCOL: &str = "/vac/waku/store-query/3.0.0";
@@ -70,32 +70,28 @@ impl Request {
     /// too many topics or hashes, a text that is too long, a hash not of 32 bytes.
     pub fn decode(input: Bytes) -> Result<Self, DecodeError> {
         let mut request = Self::default();
-        for field in Fields::new(&input) {
-            let field = field?;
-            match field.tag {
-                1 => request.request_id = text::read_request_id(&input, &field)?,
-                2 => request.include_data = field.bool()?,
-                10 => request.pubsub_topic = Some(text::read_pubsub_topic(&input, &field)?),
-                11 => wire::push_bounded(
-                    &mut request.content_topics,
-                    text::read_content_topic(&input, &field)?,
-                    "content_topics",
-                    CONTENT_TOPICS_MAX,
-                )?,
-                12 => request.time_start = Some(field.sint64()?),
-                13 => request.time_end = Some(field.sint64()?),
-                20 => wire::push_bounded(
-                    &mut request.message_hashes,
-                    MessageHash(field.digest("message_hashes")?),
-                    "message_hashes",
-                    HASHES_MAX,
-                )?,
-                51 => request.cursor = cursor(&field)?,
-                52 => request.forward = field.bool()?,
-                53 => request.limit = Some(field.varint()?),
-                _ => {}
-            }
-        }
+        for_each_field!(field in &input, {
+            1 => request.request_id = text::read_request_id(&input, &field)?,
+            2 => request.include_data = field.bool()?,
+            10 => request.pubsub_topic = Some(text::read_pubsub_topic(&input, &field)?),
+            11 => wire::push_bounded(
+                &mut request.content_topics,
+                text::read_content_topic(&input, &field)?,
+                "content_topics",
+                CONTENT_TOPICS_MAX,
+            )?,
+            12 => request.time_start = Some(field.sint64()?),
+            13 => request.time_end = Some(field.sint64()?),
+            20 => wire::push_bounded(
+                &mut request.message_hashes,
+                MessageHash(field.digest("message_hashes")?),
+                "message_hashes",
+                HASHES_MAX,
+            )?,
+            51 => request.cursor = cursor(&field)?,
+            52 => request.forward = field.bool()?,
+            53 => request.limit = Some(field.varint()?),
+        });
         Ok(request)
     }
 
@@ -106,30 +102,16 @@ impl Request {
         if self.include_data {
             wire::put_varint(2, 1, &mut out);
         }
-        if let Some(topic) = &self.pubsub_topic {
-            wire::put_bytes(10, topic.as_bytes(), &mut out);
-        }
-        for topic in &self.content_topics {
-            wire::put_bytes(11, topic.as_bytes(), &mut out);
-        }
-        if let Some(time) = self.time_start {
-            wire::put_varint(12, wire::zigzag(time), &mut out);
-        }
-        if let Some(time) = self.time_end {
-            wire::put_varint(13, wire::zigzag(time), &mut out);
-        }
-        for hash in &self.message_hashes {
-            wire::put_bytes(20, &hash.0, &mut out);
-        }
-        if let Some(cursor) = &self.cursor {
-            wire::put_bytes(51, &cursor.0, &mut out);
-        }
+        wire::put_each(10, &self.pubsub_topic, &mut out);
+        wire::put_each(11, &self.content_topics, &mut out);
+        wire::put_each_varint(12, self.time_start.map(wire::zigzag), &mut out);
+        wire::put_each_varint(13, self.time_end.map(wire::zigzag), &mut out);
+        wire::put_each(20, self.message_hashes.iter().map(|hash| hash.0), &mut out);
+        wire::put_each(51, self.cursor.map(|cursor| cursor.0), &mut out);
         if self.forward {
             wire::put_varint(52, 1, &mut out);
         }
-        if let Some(limit) = self.limit {
-            wire::put_varint(53, limit, &mut out);
-        }
+        wire::put_each_varint(53, self.limit, &mut out);
         out
     }
 }
@@ -150,15 +132,11 @@ impl Entry {
         let mut hash = None;
         let mut message = None;
         let mut pubsub_topic = None;
-        for field in Fields::new(body) {
-            let field = field?;
-            match field.tag {
-                1 => hash = Some(MessageHash(field.digest("message_hash")?)),
-                2 => message = Some(field.shared(input, "message", REPLY_BYTES_MAX)?),
-                3 => pubsub_topic = Some(text::read_pubsub_topic(input, &field)?),
-                _ => {}
-            }
-        }
+        for_each_field!(field in body, {
+            1 => hash = Some(MessageHash(field.digest("message_hash")?)),
+            2 => message = Some(field.shared(input, "message", REPLY_BYTES_MAX)?),
+            3 => pubsub_topic = Some(text::read_pubsub_topic(input, &field)?),
+        });
         let hash = hash.ok_or(DecodeError::Missing { field: "message_hash" })?;
         Ok(Self { hash, message, pubsub_topic })
     }
@@ -173,7 +151,7 @@ impl Entry {
 }
 
 /// A page of entries, in ascending order of (timestamp, hash).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
     /// That of the query.
     pub request_id: Text,
@@ -191,27 +169,17 @@ impl Reply {
     /// Reads a reply without its length prefix. Errors: damaged, too many entries, an entry
     /// without a hash, a text that is too long.
     pub fn decode(input: Bytes) -> Result<Self, DecodeError> {
-        let mut reply = Self {
-            request_id: Text::default(),
-            status: StatusCode::Other(0),
-            status_text: None,
-            entries: Vec::new(),
-            cursor: None,
-        };
-        for field in Fields::new(&input) {
-            let field = field?;
-            match field.tag {
-                1 => reply.request_id = text::read_request_id(&input, &field)?,
-                10 => reply.status = field.uint32()?.into(),
-                11 => reply.status_text = Some(text::read_status_text(&input, &field)?),
-                20 => {
-                    let entry = Entry::decode(&input, field.bytes()?)?;
-                    wire::push_bounded(&mut reply.entries, entry, "messages", PAGE_MAX)?;
-                }
-                51 => reply.cursor = cursor(&field)?,
-                _ => {}
-            }
-        }
+        let mut reply = Self::default();
+        for_each_field!(field in &input, {
+            1 => reply.request_id = text::read_request_id(&input, &field)?,
+            10 => reply.status = field.uint32()?.into(),
+            11 => reply.status_text = Some(text::read_status_text(&input, &field)?),
+            20 => {
+                let entry = Entry::decode(&input, field.bytes()?)?;
+                wire::push_bounded(&mut reply.entries, entry, "messages", PAGE_MAX)?;
+            },
+            51 => reply.cursor = cursor(&field)?,
+        });
         Ok(reply)
     }
 
@@ -220,7 +188,7 @@ impl Reply {
         let mut out = Vec::new();
         put_start(&self.request_id, self.status, self.status_text.as_deref(), &mut out);
         self.entries.iter().for_each(|entry| entry.put(&mut out));
-        put_cursor(self.cursor.as_ref(), &mut out);
+        wire::put_each(51, self.cursor.map(|cursor| cursor.0), &mut out);
         out
     }
 }
@@ -238,10 +206,8 @@ pub fn reply_frame(
     let mut start = Vec::with_capacity(64);
     put_start(request_id, status, status_text, &mut start);
     let mut tail = Vec::with_capacity(40);
-    put_cursor(cursor, &mut tail);
-    let prefix = encode_length(start.len() + entries_bytes + tail.len());
-    let mut head = Vec::with_capacity(prefix.len() + start.len());
-    head.extend_from_slice(&prefix);
+    wire::put_each(51, cursor.map(|cursor| cursor.0), &mut tail);
+    let mut head = encode_length(start.len() + entries_bytes + tail.len());
     head.extend_from_slice(&start);
     SplitFrame { head, tail }
 }
@@ -260,9 +226,7 @@ pub fn entry_parts(
         wire::put_bytes_head(2, bytes, &mut head);
     }
     let mut tail = Vec::new();
-    if let Some(topic) = pubsub_topic {
-        wire::put_bytes(3, topic.as_bytes(), &mut tail);
-    }
+    wire::put_each(3, pubsub_topic, &mut tail);
     SplitFrame { head, tail }
 }
 
@@ -280,15 +244,7 @@ fn entry_body_len(message_bytes: Option<usize>, pubsub_topic: Option<&str>) -> u
 fn put_start(request_id: &str, status: StatusCode, text: Option<&str>, out: &mut Vec<u8>) {
     wire::put_text(1, request_id, out);
     wire::put_varint(10, status.code().into(), out);
-    if let Some(text) = text {
-        wire::put_bytes(11, text.as_bytes(), out);
-    }
-}
-
-fn put_cursor(cursor: Option<&MessageHash>, out: &mut Vec<u8>) {
-    if let Some(cursor) = cursor {
-        wire::put_bytes(51, &cursor.0, out);
-    }
+    wire::put_each(11, text, out);
 }
 
 fn cursor(field: &wire::Field<'_>) -> Result<Option<MessageHash>, DecodeError> {

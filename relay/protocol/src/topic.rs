@@ -111,21 +111,17 @@ impl<'a> ContentTopic<'a> {
         if text.len() > CONTENT_TOPIC_BYTES_MAX {
             return Err(TopicError::TooLong { bytes: text.len() });
         }
-        let mut parts = text.split('/');
-        if parts.next() != Some("") {
-            return Err(TopicError::NotShardable);
-        }
         // One more than the longest form has, to detect a longer one.
-        let mut part = [""; 6];
-        let mut count = 0;
-        for (place, text) in part.iter_mut().zip(parts) {
-            *place = text;
-            count += 1;
-        }
-        let [application, version, name, encoding] = match count {
-            4 => [part[0], part[1], part[2], part[3]],
-            5 if part[0] == "0" => [part[1], part[2], part[3], part[4]],
-            5 => return Err(TopicError::UnknownGeneration { generation: part[0].to_owned() }),
+        let parts: Vec<&str> = text.split('/').take(7).collect();
+        let [application, version, name, encoding] = match parts[..] {
+            ["", application, version, name, encoding]
+            | ["", "0", application, version, name, encoding] => {
+                [application, version, name, encoding]
+            }
+            ["", generation, _, _, _, _] => {
+                let generation = generation.to_owned();
+                return Err(TopicError::UnknownGeneration { generation });
+            }
             _ => return Err(TopicError::NotShardable),
         };
         if [application, version, name, encoding].contains(&"") {

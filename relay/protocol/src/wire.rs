@@ -10,9 +10,9 @@
 //!
 //! Source: the encoding guide of protocol buffers; varints and keys by `prost::encoding`.
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use prost::encoding::{
-    WireType, decode_key, decode_varint, encode_key, encode_varint, encoded_len_varint,
+    WireType, decode_key, decode_varint, encode_key, encode_varint, encoded_len_varint, key_len,
 };
 use thiserror::Error;
 
@@ -204,16 +204,8 @@ impl<'a> Fields<'a> {
                 let length = decode_varint(&mut self.rest).map_err(damaged)?;
                 Value::Bytes(self.take(tag, length)?)
             }
-            WireType::ThirtyTwoBit => {
-                let mut four = [0; 4];
-                four.copy_from_slice(self.take(tag, 4)?);
-                Value::Fixed32(u32::from_le_bytes(four))
-            }
-            WireType::SixtyFourBit => {
-                let mut eight = [0; 8];
-                eight.copy_from_slice(self.take(tag, 8)?);
-                Value::Fixed64(u64::from_le_bytes(eight))
-            }
+            WireType::ThirtyTwoBit => Value::Fixed32(self.take(tag, 4)?.get_u32_le()),
+            WireType::SixtyFourBit => Value::Fixed64(self.take(tag, 8)?.get_u64_le()),
             WireType::StartGroup | WireType::EndGroup => return Err(DecodeError::Group { tag }),
         };
         Ok(Field { tag, value })
@@ -245,33 +237,34 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// Iterator over the numbers of a packed list. Ends after the first error. Allocates nothing.
-#[derive(Clone, Debug)]
-pub struct PackedVarints<'a> {
-    rest: &'a [u8],
+/// Runs an arm for each field whose number has one, with the field; fields of other numbers are
+/// skipped. Damage ends the function with its error.
+macro_rules! for_each_field {
+    ($field:ident in $body:expr, { $($tag:pat => $arm:expr),+ $(,)? }) => {
+        for $field in $crate::wire::Fields::new($body) {
+            let $field = $field?;
+            match $field.tag {
+                $($tag => $arm,)+
+                _ => {}
+            }
+        }
+    };
 }
+pub(crate) use for_each_field;
 
-impl<'a> PackedVarints<'a> {
-    /// The numbers in `bytes`, the value of a packed field.
-    pub fn new(bytes: &'a [u8]) -> Self {
-        Self { rest: bytes }
-    }
-}
-
-impl Iterator for PackedVarints<'_> {
-    type Item = Result<u64, DecodeError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let left = self.rest.len();
+/// The numbers of a packed list. Ends after the first error. Allocates nothing.
+pub fn packed_varints(mut rest: &[u8]) -> impl Iterator<Item = Result<u64, DecodeError>> {
+    std::iter::from_fn(move || {
+        let left = rest.len();
         if left == 0 {
             return None;
         }
-        let number = decode_varint(&mut self.rest);
+        let number = decode_varint(&mut rest).map_err(|_| DecodeError::Damaged { left });
         if number.is_err() {
-            self.rest = &[];
+            rest = &[];
         }
-        Some(number.map_err(|_| DecodeError::Damaged { left }))
-    }
+        Some(number)
+    })
 }
 
 /// Pushes `entry` unless `list` already has `count_max` entries. Errors: it has.
@@ -295,16 +288,7 @@ pub fn varint_field_len(tag: u32, value: u64) -> usize {
 
 /// Length of a byte field of `bytes` bytes with its key and length, in bytes.
 pub fn bytes_field_len(tag: u32, bytes: usize) -> usize {
-    bytes_head_len(tag, bytes) + bytes
-}
-
-/// Length of the key and the length of a byte field of `bytes` bytes.
-pub fn bytes_head_len(tag: u32, bytes: usize) -> usize {
-    key_len(tag) + encoded_len_varint(bytes as u64)
-}
-
-fn key_len(tag: u32) -> usize {
-    encoded_len_varint(u64::from(tag) << 3)
+    key_len(tag) + encoded_len_varint(bytes as u64) + bytes
 }
 
 /// A `sint64` as encoded in a varint.
@@ -316,6 +300,16 @@ pub fn zigzag(value: i64) -> u64 {
 pub fn put_varint(tag: u32, value: u64, out: &mut Vec<u8>) {
     encode_key(tag, WireType::Varint, out);
     encode_varint(value, out);
+}
+
+/// Writes a varint field for each value of an optional field, or of a list that is not packed.
+pub fn put_each_varint(tag: u32, values: impl IntoIterator<Item: Into<u64>>, out: &mut Vec<u8>) {
+    values.into_iter().for_each(|value| put_varint(tag, value.into(), out));
+}
+
+/// Writes a byte field for each value of an optional field, or of a list.
+pub fn put_each(tag: u32, values: impl IntoIterator<Item: AsRef<[u8]>>, out: &mut Vec<u8>) {
+    values.into_iter().for_each(|value| put_bytes(tag, value.as_ref(), out));
 }
 
 /// Writes a byte field: bytes, text, an embedded message or a packed list.

@@ -107,7 +107,6 @@ impl<M: Clone> Router<M> {
         peers.iter().filter(outbound).count()
     }
 
-    /// Grafts up to `d`.
     pub(crate) fn fill_mesh(&mut self, shard: Shard, now: Duration) {
         let missing = self.config.d.saturating_sub(self.mesh_size(shard));
         for peer in self.choose(shard, missing, |router, peer| router.may_graft(peer, shard, now)) {

@@ -8,7 +8,6 @@ use std::{
 
 use crate::{Control, MessageId, Shard, Topics, score::Score};
 
-/// One connected peer.
 #[derive(Debug)]
 pub(crate) struct PeerState<M> {
     /// Known under this name across connections.

@@ -8,6 +8,7 @@ use std::{
 
 use rand::{SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha20Rng;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     Config, Control, MessageId, Outgoing, Peer, Shard, Topics, history::History, peer::PeerState,
@@ -38,7 +39,7 @@ pub enum Refusal {
 }
 
 /// Events since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     /// New messages that were valid, those of this node's own clients included.
     pub accepted: u64,
@@ -172,16 +173,6 @@ impl<M: Clone> Router<M> {
             state.control.subscription(shard, false);
             state.wake();
         }
-    }
-
-    /// Topics this node subscribed to.
-    pub fn subscriptions(&self) -> impl Iterator<Item = Shard> + '_ {
-        self.meshes.keys().copied()
-    }
-
-    /// Whether this node subscribed to a topic.
-    pub fn is_subscribed(&self, shard: Shard) -> bool {
-        self.meshes.contains_key(&shard)
     }
 
     // Peers.

@@ -8,7 +8,7 @@ use crate::MessageId;
 ///
 /// An id is remembered for at least `keep` and at most one and a half times as long, unless more
 /// than `entries` come within it: then a generation ends early. Iteration order is never used.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct SeenCache {
     generation: Duration,
     entries: usize,
@@ -22,15 +22,7 @@ pub(crate) struct SeenCache {
 
 impl SeenCache {
     pub(crate) fn new(keep: Duration, entries: usize) -> Self {
-        Self {
-            generation: keep / 2,
-            entries: entries / 3,
-            began: Duration::ZERO,
-            new: HashSet::new(),
-            middle: HashSet::new(),
-            old: HashSet::new(),
-            cut_short: 0,
-        }
+        Self { generation: keep / 2, entries: entries / 3, ..Self::default() }
     }
 
     pub(crate) fn contains(&self, id: &MessageId) -> bool {

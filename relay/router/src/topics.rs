@@ -8,14 +8,8 @@ const _: () = assert!(SHARDS.is_multiple_of(64), "each word of a set is full");
 pub type Shard = u16;
 
 /// A set of shards, 128 bytes whatever is in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Topics([u64; SHARDS as usize / 64]);
-
-impl Default for Topics {
-    fn default() -> Self {
-        Self([0; SHARDS as usize / 64])
-    }
-}
 
 impl Topics {
     fn place(shard: Shard) -> (usize, u64) {

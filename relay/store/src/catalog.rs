@@ -3,23 +3,23 @@
 use std::{
     collections::BTreeMap,
     io,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
 };
 
-use disk::Disk;
+use disk::{Disk, if_there};
 
 use crate::message::Segment;
 
-/// File name of a partition's index.
 const INDEX: &str = "index.sqlite";
 /// Ending of files that were set aside.
 pub(crate) const ASIDE: &str = "damaged";
 
 /// Messages of one period.
+#[derive(Default)]
 pub(crate) struct Partition {
     /// When it was begun, by the arrival clock; its name.
     pub(crate) start_ns: i64,
@@ -59,19 +59,7 @@ impl Figures {
 
 impl Partition {
     pub(crate) fn new(start_ns: i64, end_ns: i64, folder: PathBuf, aside: bool) -> Self {
-        Self {
-            start_ns,
-            end_ns: AtomicI64::new(end_ns),
-            folder,
-            segments: RwLock::default(),
-            figures: Mutex::default(),
-            index_bytes: AtomicU64::new(0),
-            aside_bytes: AtomicU64::new(0),
-            broken: AtomicBool::new(false),
-            dropped: AtomicBool::new(false),
-            aside,
-            generation: AtomicU64::new(0),
-        }
+        Self { start_ns, end_ns: AtomicI64::new(end_ns), folder, aside, ..Self::default() }
     }
 
     pub(crate) fn index_path(&self) -> PathBuf {
@@ -113,7 +101,6 @@ impl Partition {
             + self.aside_bytes.load(Ordering::Relaxed)
     }
 
-    /// Looks how long the index is.
     pub(crate) fn measure_index(&self) {
         let length = |path: &PathBuf| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
         self.index_bytes.store(self.index_files().iter().map(length).sum(), Ordering::Relaxed);
@@ -139,32 +126,18 @@ impl Partition {
     /// Removes a segment without messages.
     pub(crate) fn forget_empty(&self, disk: &dyn Disk, segment: &Segment) -> io::Result<()> {
         self.take_segment(segment.number);
-        remove_if_there(disk, &segment.path)
+        if_there(disk.remove(&segment.path))
     }
 
     /// Removes its files. Segments with references stay readable.
     pub(crate) fn remove(&self, disk: &dyn Disk) -> io::Result<()> {
         self.dropped.store(true, Ordering::Release);
         for segment in self.segments() {
-            match segment.pin() {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                pinned => pinned?,
-            }
-            remove_if_there(disk, &segment.path)?;
+            if_there(segment.pin())?;
+            if_there(disk.remove(&segment.path))?;
             self.take_segment(segment.number);
         }
-        match disk.remove_folder(&self.folder) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
-    }
-}
-
-/// Removes a file, which may be gone already.
-pub(crate) fn remove_if_there(disk: &dyn Disk, path: &Path) -> io::Result<()> {
-    match disk.remove(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+        if_there(disk.remove_folder(&self.folder))
     }
 }
 

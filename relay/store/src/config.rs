@@ -118,21 +118,14 @@ impl Config {
         Ok(())
     }
 
-    /// Longest time a partition takes messages.
     pub(crate) fn partition_ns(&self) -> i64 {
         let eighth = nanos(self.retention) / 8;
         eighth.clamp(1, PARTITION_NS_MAX)
     }
 
-    /// Bytes after which a partition is full.
-    pub(crate) fn partition_bytes(&self) -> u64 {
-        self.retention_bytes / 8
-    }
-
-    /// Whether a partition takes no more.
     pub(crate) fn is_over(&self, partition: &Partition, now_ns: i64) -> bool {
         now_ns.saturating_sub(partition.start_ns) >= self.partition_ns()
-            || partition.bytes() >= self.partition_bytes()
+            || partition.bytes() >= self.retention_bytes / 8
     }
 
     /// Bytes of the page cache of one connection that queries.
@@ -150,7 +143,6 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Nanoseconds, saturating.
 pub(crate) fn nanos(duration: Duration) -> i64 {
     i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
 }

@@ -49,7 +49,6 @@ const TABLES: &str = "
     INSERT INTO figures VALUES (0, 0);
 ";
 
-/// A message to be indexed.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) hash: [u8; 32],
@@ -60,7 +59,6 @@ pub(crate) struct Row {
     pub(crate) place: RecordPosition,
 }
 
-/// The index's record of a segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Position {
     pub(crate) number: u32,
@@ -99,7 +97,6 @@ fn unusable(what: &str) -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(failure, Some(what.to_string()))
 }
 
-/// Opens an index that is there for reading.
 pub(crate) fn open_reader(path: &Path, cache_bytes: u64) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
@@ -153,7 +150,6 @@ impl Index {
         Ok(Self { connection, topics: HashMap::new() })
     }
 
-    /// Figures of its contents.
     pub(crate) fn figures(&self) -> rusqlite::Result<Figures> {
         let messages: i64 =
             self.connection.query_row("SELECT messages FROM figures", [], |row| row.get(0))?;
@@ -173,7 +169,6 @@ impl Index {
         Ok(figures)
     }
 
-    /// Every segment it knows of.
     pub(crate) fn positions(&self) -> rusqlite::Result<Vec<Position>> {
         let mut statement =
             self.connection.prepare("SELECT number, indexed, sealed FROM segments")?;

@@ -31,7 +31,6 @@ const RETRY: Duration = Duration::from_millis(500);
 /// Partitions whose indexes are open at once.
 const OPEN_MAX: usize = 2;
 
-/// Events for the index thread.
 pub(crate) enum Event {
     /// A message was written.
     Row(Arc<Partition>, Row),
@@ -224,7 +223,6 @@ impl Indexer {
         Ok(&mut self.open[position].1)
     }
 
-    /// Closes indexes of partitions that are gone.
     fn close_what_is_over(&mut self) {
         self.open.retain(|(partition, _)| !partition.dropped.load(Ordering::Acquire));
     }

@@ -1,15 +1,11 @@
 //! Syncs at an interval, and retires expired data: partitions by age and by size, transit segments
 //! by age. Never reads a message.
 
-use std::{
-    io,
-    sync::{Condvar, Mutex, PoisonError, atomic::Ordering},
-};
+use std::sync::{Condvar, Mutex, PoisonError, atomic::Ordering};
 
-use crate::{
-    catalog::remove_if_there, config::nanos, indexer::Event, spare::SPARE_BYTES, store::StoreState,
-};
-use disk::Open;
+use disk::{Open, if_there};
+
+use crate::{config::nanos, indexer::Event, spare::SPARE_BYTES, store::StoreState};
 
 /// Wakes the keeper before its interval is over.
 #[derive(Default)]
@@ -176,13 +172,8 @@ fn retire_transit(shared: &StoreState) {
             continue;
         }
         // Holders of a reference, including the writer, continue to read and write it.
-        let removed: io::Result<()> =
-            segment.pin().and_then(|()| remove_if_there(shared.disk.as_ref(), &segment.path));
-        match removed {
+        match if_there(segment.pin().and_then(|()| shared.disk.remove(&segment.path))) {
             Ok(()) => shared.transit().retain(|other| other.number != segment.number),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                shared.transit().retain(|other| other.number != segment.number);
-            }
             Err(error) => {
                 tracing::warn!(path = %segment.path.display(), %error, "a segment was not removed");
             }

@@ -15,7 +15,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use disk::{DiskFile, Open, SharedDisk};
+use disk::{DiskFile, Open, SharedDisk, read_exact};
 
 use crate::segment::{HASH_AT, HEAD_BYTES};
 
@@ -23,11 +23,7 @@ use crate::segment::{HASH_AT, HEAD_BYTES};
 #[derive(Clone)]
 pub struct Message {
     segment: Arc<Segment>,
-    /// Offset of the record's head.
-    record: u32,
-    /// Offset of the message's first byte.
-    start: u32,
-    length: u32,
+    place: RecordPosition,
 }
 
 const _: () = assert!(size_of::<Message>() <= 32);
@@ -38,13 +34,13 @@ impl Message {
     }
 
     pub(crate) fn new(segment: Arc<Segment>, place: RecordPosition) -> Self {
-        Self { segment, record: place.record, start: place.start, length: place.length }
+        Self { segment, place }
     }
 
     /// Bytes of the encoded message.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        self.length as usize
+        self.place.length as usize
     }
 
     /// Its hash, as passed in with its arrival; read from disk.
@@ -53,7 +49,7 @@ impl Message {
     /// Those of the disk.
     pub fn hash(&self) -> io::Result<[u8; 32]> {
         let mut hash = [0; 32];
-        let at = u64::from(self.record) + HEAD_BYTES + HASH_AT;
+        let at = u64::from(self.place.record) + HEAD_BYTES + HASH_AT;
         read_exact(self.segment.file()?.as_ref(), &mut hash, at)?;
         Ok(hash)
     }
@@ -67,10 +63,10 @@ impl Message {
         if !fits {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                format!("{} bytes at {offset} of a message of {}", buf.len(), self.length),
+                format!("{} bytes at {offset} of a message of {}", buf.len(), self.len()),
             ));
         }
-        read_exact(self.segment.file()?.as_ref(), buf, u64::from(self.start) + offset as u64)
+        read_exact(self.segment.file()?.as_ref(), buf, u64::from(self.place.start) + offset as u64)
     }
 
     /// All of it, in memory of its own.
@@ -90,16 +86,17 @@ impl fmt::Debug for Message {
             f,
             "Message({} at {}, {} bytes)",
             self.segment.path.display(),
-            self.start,
-            self.length
+            self.place.start,
+            self.place.length
         )
     }
 }
 
-/// Position of a message in its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordPosition {
+    /// Offset of the record's head.
     pub(crate) record: u32,
+    /// Offset of the message's first byte.
     pub(crate) start: u32,
     pub(crate) length: u32,
 }
@@ -111,7 +108,6 @@ impl RecordPosition {
     }
 }
 
-/// One segment file.
 pub(crate) struct Segment {
     pub(crate) number: u32,
     pub(crate) path: PathBuf,
@@ -148,18 +144,9 @@ impl Segment {
         files: Arc<Files>,
         path: PathBuf,
         number: u32,
-    ) -> Arc<Self> {
-        Arc::new(Self::with_spare(disk, files, path, number, false))
-    }
-
-    pub(crate) fn with_spare(
-        disk: SharedDisk,
-        files: Arc<Files>,
-        path: PathBuf,
-        number: u32,
         spare: bool,
-    ) -> Self {
-        Self {
+    ) -> Arc<Self> {
+        Arc::new(Self {
             number,
             path,
             disk,
@@ -173,7 +160,7 @@ impl Segment {
             checked: AtomicBool::new(false),
             newest_arrival_ns: AtomicI64::new(0),
             spare,
-        }
+        })
     }
 
     pub(crate) fn length(&self) -> u64 {
@@ -184,7 +171,6 @@ impl Segment {
         self.handle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The open file.
     pub(crate) fn file(self: &Arc<Self>) -> io::Result<Arc<dyn DiskFile>> {
         self.used.store(self.files.clock.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
         if let Handle::Open(file) | Handle::Pinned(file) = &*self.handle() {
@@ -262,23 +248,8 @@ impl Files {
         Ok(file)
     }
 
-    /// Segments that are open for reading.
     pub(crate) fn count(&self) -> usize {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.iter().filter(|segment| segment.strong_count() > 0).count()
     }
-}
-
-/// Fills the buffer.
-pub(crate) fn read_exact(file: &dyn DiskFile, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-    let mut done = 0;
-    while done < buffer.len() {
-        match file.read_at(&mut buffer[done..], offset + done as u64) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(read) => done += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }

@@ -87,7 +87,6 @@ pub struct StoredMessage {
     pub message: Message,
 }
 
-/// A query on its way to a thread.
 pub(crate) struct Job {
     query: Query,
     answer: oneshot::Sender<Result<Page, QueryError>>,
@@ -419,7 +418,6 @@ impl Connections<'_> {
     }
 }
 
-/// Sorts, and drops duplicates.
 fn order(hits: &mut Vec<Hit>, forward: bool) {
     hits.sort_by_key(key);
     hits.dedup_by_key(|hit| key(hit));

@@ -9,11 +9,12 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
+use disk::read_exact;
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use crate::{
     index::prefix,
-    message::{RecordPosition, Segment, read_exact},
+    message::{RecordPosition, Segment},
     query::Query,
     segment::{FIXED_BYTES, HASH_AT, HEAD_BYTES, KIND},
 };

@@ -32,7 +32,6 @@ impl<T> State<T> {
     }
 }
 
-/// Why an item was not taken.
 pub(crate) enum PushError {
     Full { count: usize, bytes: u64 },
     Closed,
@@ -75,9 +74,7 @@ impl<T> Queue<T> {
         if !self.fits(&state, bytes) {
             return Err(PushError::Full { count: state.items.len(), bytes: state.bytes });
         }
-        state.bytes += bytes;
-        state.items.push_back((item, bytes));
-        self.check(&state);
+        self.add(&mut state, item, bytes);
         self.wake(&state);
         Ok(())
     }
@@ -94,15 +91,14 @@ impl<T> Queue<T> {
             if state.closed {
                 return;
             }
-            state.bytes += bytes;
-            state.items.push_back((item, bytes));
-            self.check(&state);
+            self.add(&mut state, item, bytes);
         }
         self.wake(&state);
     }
 
-    /// Checks the bounds after an item was added.
-    fn check(&self, state: &State<T>) {
+    fn add(&self, state: &mut State<T>, item: T, bytes: u64) {
+        state.bytes += bytes;
+        state.items.push_back((item, bytes));
         let (count, bytes) = (state.items.len(), state.bytes);
         debug_assert!(
             count == 1 || (count <= self.count_max && bytes <= self.bytes_max),

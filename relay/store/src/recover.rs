@@ -13,12 +13,12 @@ use std::{
 };
 
 use disk::{
-    Open,
+    Open, if_there,
     records::{HEADER_BYTES, RecordError},
 };
 
 use crate::{
-    catalog::{ASIDE, Partition, remove_if_there},
+    catalog::{ASIDE, Partition},
     config::PARTITION_NS_MAX,
     error::OpenError,
     index::{Index, Position, Row, is_damage},
@@ -44,7 +44,7 @@ pub(crate) fn recover(shared: &Arc<StoreState>) -> Result<Vec<Arc<Partition>>, O
     };
     // There are no references to messages of an earlier process.
     for path in listing(&transit)? {
-        if let Err(error) = remove_if_there(shared.disk.as_ref(), &path) {
+        if let Err(error) = if_there(shared.disk.remove(&path)) {
             tracing::warn!(path = %path.display(), %error, "a transit segment was not removed");
         }
     }
@@ -116,7 +116,6 @@ fn bytes_in(shared: &StoreState, folder: &Path) -> u64 {
     files.iter().map(|path| std::fs::metadata(path).map_or(0, |metadata| metadata.len())).sum()
 }
 
-/// Why a partition cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PartitionError {
     #[error("{0}")]
@@ -144,7 +143,7 @@ fn open_partition(
         if let Some(number) = number_of(&path) {
             let files = shared.files.clone();
             let length = shared.disk.open(&path, Open::Read)?.length()?;
-            let segment = Segment::new(shared.disk.clone(), files, path, number);
+            let segment = Segment::new(shared.disk.clone(), files, path, number, false);
             segment.length.store(length, Ordering::Release);
             segment.sealed.store(true, Ordering::Release);
             partition.add_segment(segment);
@@ -294,10 +293,7 @@ pub(crate) fn rebuild(
     shared.rebuilt_indexes.fetch_add(1, Ordering::Relaxed);
     loop {
         for path in partition.index_files() {
-            match std::fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-                _ => {}
-            }
+            if_there(std::fs::remove_file(&path))?;
         }
         let mut index = Index::open(&partition.index_path(), shared.config.write_cache_bytes())?;
         let mut whole = true;

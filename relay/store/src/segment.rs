@@ -23,12 +23,12 @@ use std::{
 
 use bytes::Bytes;
 use disk::{
-    Disk, DiskFile, Open, SharedDisk,
-    records::{End, Kind, Reader, RecordError, RecordFile},
+    Disk, DiskFile, Open, SharedDisk, read_exact,
+    records::{End, Head, Kind, Reader, RecordError, RecordFile},
 };
 
 use crate::{
-    message::{Files, RecordPosition, Segment, read_exact},
+    message::{Files, RecordPosition, Segment},
     spare::SPARE_BYTES,
     store::Arrival,
 };
@@ -58,25 +58,21 @@ const _: () = assert!(SPARE_BYTES <= u32::MAX as u64, "positions in a spare segm
 /// Where a record file has its salt.
 const SALT_AT: u64 = 20;
 
-/// Of a segment's records.
 pub(crate) const KIND: Kind = Kind {
     name: *b"messages",
     version: 1,
     bytes_max: (FIXED_BYTES + 2 * TOPIC_BYTES_MAX + MESSAGE_BYTES_MAX) as u32,
 };
 
-/// Bytes of the record of a message.
 pub(crate) fn record_bytes(arrival: &Arrival, message: &[u8]) -> u64 {
     let topics = arrival.pubsub_topic.len() + arrival.content_topic.len();
     HEAD_BYTES + (FIXED_BYTES + topics + message.len()) as u64
 }
 
-/// File name of a segment.
 pub(crate) fn file_name(number: u32) -> String {
     format!("{number:010}.segment")
 }
 
-/// Number of a segment with this file name.
 pub(crate) fn number_of(path: &Path) -> Option<u32> {
     let name = path.file_name()?.to_str()?.strip_suffix(".segment")?;
     name.parse().ok()
@@ -114,7 +110,7 @@ impl SegmentWriter {
         let file = disk.open(&path, Open::Write)?;
         let mut salt = [0; 8];
         read_exact(file.as_ref(), &mut salt, SALT_AT)?;
-        let segment = Segment::new(disk.clone(), files.clone(), path, number);
+        let segment = Segment::new(disk.clone(), files.clone(), path, number, false);
         segment.length.store(length, Ordering::Release);
         segment.synced.store(length, Ordering::Release);
         segment.checked.store(true, Ordering::Release);
@@ -129,8 +125,7 @@ impl SegmentWriter {
         number: u32,
     ) -> io::Result<Self> {
         let file = disk.open(&path, Open::Write)?;
-        let segment =
-            Arc::new(Segment::with_spare(disk.clone(), files.clone(), path, number, true));
+        let segment = Segment::new(disk.clone(), files.clone(), path, number, true);
         Ok(Self::begin(segment, file, 0, 0, SPARE_BYTES))
     }
 
@@ -160,7 +155,6 @@ impl SegmentWriter {
         self.pending
     }
 
-    /// It must take nothing more.
     pub(crate) fn is_broken(&self) -> bool {
         self.broken || self.segment.sync_lost.load(Ordering::Acquire)
     }
@@ -192,15 +186,8 @@ impl SegmentWriter {
         hasher.update(&message);
         let (length, checksum) = ((header_bytes + message.len()) as u32, hasher.finalize());
         let synced = self.segment.synced.load(Ordering::Acquire);
-        let mut covered = [0; 32];
-        covered[..8].copy_from_slice(&self.salt.to_le_bytes());
-        covered[8..16].copy_from_slice(&record.to_le_bytes());
-        covered[16..20].copy_from_slice(&length.to_le_bytes());
-        covered[20..24].copy_from_slice(&checksum.to_le_bytes());
-        covered[24..].copy_from_slice(&synced.to_le_bytes());
-        let head = &mut self.buffer[head_at..payload_at];
-        head[..16].copy_from_slice(&covered[16..]);
-        head[16..].copy_from_slice(&crc32fast::hash(&covered).to_le_bytes());
+        let head = Head { length, payload: checksum, synced };
+        head.encode(self.salt, record, &mut self.buffer[head_at..payload_at]);
         self.pending += HEAD_BYTES as usize + length as usize;
         debug_assert_eq!(
             self.bytes(),
@@ -293,7 +280,6 @@ impl<'a> Header<'a> {
     }
 }
 
-/// Why a segment was not read through.
 pub(crate) enum ScanError<E> {
     Records(RecordError),
     Sink(E),

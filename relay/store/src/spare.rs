@@ -24,7 +24,6 @@ pub(crate) const SPARE_BYTES: u64 = 4 << 20;
 /// Written at once when one is made.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// The spare segments of a store.
 pub(crate) struct Spares {
     slots: Mutex<Vec<Slot>>,
 }

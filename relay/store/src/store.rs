@@ -16,6 +16,7 @@ use std::{
 use accounting::Reservation;
 use bytes::Bytes;
 use disk::{Lock, SharedDisk};
+use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, oneshot, watch};
 
 use crate::{
@@ -67,7 +68,6 @@ pub struct AppendOutcome {
     pub kept: bool,
 }
 
-/// State shared by the threads.
 pub(crate) struct StoreState {
     // Configuration and interfaces passed in.
     pub(crate) config: Config,
@@ -419,7 +419,8 @@ impl Store {
         status.unsynced_bytes =
             shared.unsynced().iter().map(|(_, segment)| unsynced(segment)).sum();
         let age = (shared.clock)().saturating_sub(shared.last_sync_ns.load(Ordering::Acquire));
-        status.sync_age = Duration::from_nanos(u64::try_from(age).unwrap_or(0));
+        status.sync_age_seconds =
+            Duration::from_nanos(u64::try_from(age).unwrap_or(0)).as_secs_f64();
         status
     }
 
@@ -476,15 +477,15 @@ pub struct Waiting {
     pub queries: usize,
 }
 
-/// Figures of a store at one moment.
-#[derive(Clone, Debug, Default)]
+/// Figures of a store at one moment, in the order in which a report shows them.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Status {
+    /// Kept and indexed.
+    pub messages: u64,
     /// Partitions in service.
     pub partitions: usize,
     /// Set aside as a whole; nothing is served from them.
     pub damaged_partitions: usize,
-    /// Kept and indexed.
-    pub messages: u64,
     /// Segments and indexes, including those set aside; without transit segments.
     pub disk_bytes: u64,
     /// Free for the process; unknown of some file systems.
@@ -506,8 +507,10 @@ pub struct Status {
     /// Appended and not yet indexed.
     pub index_lag_messages: u64,
     /// Segments open for reading.
+    #[serde(skip)]
     pub open_segments: usize,
     /// Segments of messages that are not kept.
+    #[serde(skip)]
     pub transit_segments: usize,
     /// Bytes of these segments.
     pub transit_bytes: u64,
@@ -526,5 +529,5 @@ pub struct Status {
     /// Kept, written and not yet synced.
     pub unsynced_bytes: u64,
     /// Since the last round of syncs, by the arrival clock.
-    pub sync_age: Duration,
+    pub sync_age_seconds: f64,
 }

@@ -34,7 +34,6 @@ const TRANSIT_RESERVE_OF: u64 = 4;
 /// How long a message that arrived is remembered.
 const RECENT_NS: i64 = 120 * 1_000_000_000;
 
-/// A message waiting to be written.
 pub(crate) struct Pending {
     pub(crate) arrival: Arrival,
     pub(crate) message: Bytes,
@@ -355,7 +354,6 @@ impl Lane {
     }
 }
 
-/// Messages that arrived recently.
 struct Recent {
     /// Entries at most.
     max: usize,
@@ -434,7 +432,8 @@ mod tests {
 
     #[test]
     fn what_arrived_lately_takes_no_more_memory_after_hours() {
-        let segment = Segment::new(disk::RealDisk::shared(), Files::new(1), "none".into(), 1);
+        let segment =
+            Segment::new(disk::RealDisk::shared(), Files::new(1), "none".into(), 1, false);
         let message = Message::new(segment, RecordPosition { record: 0, start: 0, length: 0 });
         let mut arrival = Arrival {
             hash: [0; 32],

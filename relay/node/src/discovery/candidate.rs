@@ -48,7 +48,6 @@ pub(crate) enum Unfit {
     Address,
 }
 
-/// A node that can be a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Candidate {
     pub(crate) peer: PeerId,

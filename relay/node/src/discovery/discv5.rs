@@ -43,7 +43,6 @@ const FOUND_MAX: usize = 16;
 /// programs search without a pause while their network is small.
 const BAN: Duration = Duration::from_secs(60);
 
-/// Options of the protocol.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     /// Records in the table, and sessions.
@@ -77,7 +76,6 @@ pub(crate) async fn bind(listen: &[Multiaddr], port: u16) -> Result<Vec<UdpSocke
     Ok(sockets)
 }
 
-/// The protocol, running.
 pub(crate) struct Service {
     node: Arc<Node>,
     pub(crate) discv5: Arc<Discv5>,

@@ -25,6 +25,7 @@ use libp2p::{Multiaddr, PeerId, multiaddr::Protocol};
 use rand::{Rng, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 use router::Topics;
+use serde::{Deserialize, Serialize};
 
 use super::candidate::Candidate;
 
@@ -68,6 +69,14 @@ impl Origin {
     }
 }
 
+/// The peer that an address names.
+pub(crate) fn named_peer(address: &Multiaddr) -> Option<PeerId> {
+    address.iter().find_map(|part| match part {
+        Protocol::P2p(peer) => Some(peer),
+        _ => None,
+    })
+}
+
 /// The peer that a dial is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Target {
@@ -95,7 +104,6 @@ pub(crate) struct Connections {
     pub(crate) short: Topics,
 }
 
-/// State of the attempts to reach a peer.
 #[derive(Clone, Copy, Debug, Default)]
 struct Attempts {
     dialling: Option<Duration>,
@@ -171,15 +179,14 @@ pub(crate) struct KnownPeer {
 }
 
 /// Counted since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counts {
     pub(crate) dials: u64,
     pub(crate) dials_failed: u64,
-    /// Peers that left because there were too many.
+    /// Found peers that left because there were too many.
     pub(crate) evicted: u64,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct KnownPeers {
     bounds: Bounds,
@@ -214,10 +221,7 @@ impl KnownPeers {
         if self.statics.len() >= self.bounds.statics {
             return false;
         }
-        let peer = address.iter().find_map(|part| match part {
-            Protocol::P2p(peer) => Some(peer),
-            _ => None,
-        });
+        let peer = named_peer(&address);
         let attempts = self.attempts_of(peer.as_ref());
         self.statics.push(Static { address, peer, attempts });
         true
@@ -255,7 +259,6 @@ impl KnownPeers {
         Attempts { connected, ..Attempts::default() }
     }
 
-    /// Makes room for one.
     fn evict(&mut self) -> bool {
         let idle = |known: &FoundPeer| {
             known.attempts.connected.is_none() && known.attempts.dialling.is_none()
@@ -270,7 +273,6 @@ impl KnownPeers {
         true
     }
 
-    /// The dials to begin now.
     pub(crate) fn dials(&mut self, now: Duration, connections: &Connections) -> Vec<Dial> {
         self.lose_dials(now);
         let mut places = self.bounds.dials.saturating_sub(self.dialling());
@@ -350,7 +352,6 @@ impl KnownPeers {
         }
     }
 
-    /// A dial failed.
     pub(crate) fn failed(&mut self, target: Target, now: Duration) {
         self.counts.dials_failed += 1;
         let jitter = self.random.gen_range(0.0..1.0);
@@ -436,7 +437,6 @@ impl KnownPeers {
         self.found.get(peer).map(|known| known.origin)
     }
 
-    /// Peers that are not connected.
     pub(crate) fn not_connected(&self) -> Vec<KnownPeer> {
         let statics = self.statics.iter().filter(|known| known.attempts.connected.is_none());
         let statics = statics.filter_map(|known| {

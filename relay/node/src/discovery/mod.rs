@@ -90,7 +90,6 @@ pub(crate) fn record_of(config: &Config, secret: &[u8; 32]) -> Result<NodeRecord
     content.sign(secret).context("this node's record")
 }
 
-/// Bounds of the known peers.
 pub(crate) fn bounds(limits: &relay_limits::Limits) -> known::Bounds {
     let peers = &limits.peers;
     known::Bounds {

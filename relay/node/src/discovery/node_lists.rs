@@ -25,7 +25,6 @@ use crate::node::Node;
 
 /// Time for one answer; asked twice.
 const ASK_TIME: Duration = Duration::from_secs(4);
-/// Time for one list.
 const LIST_TIME: Duration = Duration::from_secs(120);
 /// Between two rounds.
 const AGAIN: Duration = Duration::from_secs(30 * 60);

@@ -82,7 +82,6 @@ enum Host {
     Name,
 }
 
-/// An address in parts.
 #[derive(Clone, Debug)]
 struct Address {
     host: Host,

@@ -38,21 +38,18 @@ pub(crate) enum WalkError {
 /// The versions of lists that were seen, by domain: none is followed by an older one.
 pub(crate) type Versions = BTreeMap<String, u64>;
 
-/// The entry at a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ListNode {
     Root,
     Entry { hash: EntryHash, links: bool, depth: u8 },
 }
 
-/// A name to ask for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Question {
     list: usize,
     node: ListNode,
 }
 
-/// See the module.
 pub(crate) struct Walk {
     lists: Vec<ListLink>,
     asked: BTreeSet<(usize, EntryHash)>,

@@ -7,9 +7,9 @@
 
 use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
-use http_server::{ErrorResponse, Outgoing, Pieces};
-use hyper::{Response, StatusCode};
-use libp2p::{Multiaddr, PeerId, multiaddr::Protocol};
+use http_server::{ErrorResponse, Pieces};
+use hyper::StatusCode;
+use libp2p::{Multiaddr, PeerId};
 use router::{Peer, PeerView, SHARDS, Shard};
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
@@ -17,10 +17,10 @@ use tokio::time::{Instant, sleep};
 use super::{
     answer::{self, Row, Rows},
     message::{Names, json_text_bytes_max, put_text},
-    service::{ReceivedBody, Service},
+    service::{HttpResult, ReceivedBody, Service},
 };
 use crate::{
-    discovery::known::{KnownPeer, Origin},
+    discovery::known::{KnownPeer, Origin, named_peer},
     node::{ConnectedPeer, Node, SwarmRequest},
 };
 
@@ -122,19 +122,15 @@ fn absent(known: &KnownPeer) -> WakuPeer {
 }
 
 fn with_peer(address: &Multiaddr, peer: PeerId) -> String {
-    if peer_of(address).is_some() { address.to_string() } else { format!("{address}/p2p/{peer}") }
-}
-
-/// The peer that an address names.
-fn peer_of(address: &Multiaddr) -> Option<PeerId> {
-    address.iter().find_map(|part| match part {
-        Protocol::P2p(peer) => Some(peer),
-        _ => None,
-    })
+    if named_peer(address).is_some() {
+        address.to_string()
+    } else {
+        format!("{address}/p2p/{peer}")
+    }
 }
 
 impl Service {
-    async fn peer_snapshot(&self) -> Result<PeerSnapshot, ErrorResponse> {
+    async fn peer_snapshot(&self) -> HttpResult<PeerSnapshot> {
         let connected = Arc::new(self.query_swarm(SwarmRequest::Peers).await?);
         let views = self.node.router().peers(self.node.now());
         let views = Arc::new(views.into_iter().map(|view| (view.peer, view)).collect());
@@ -144,7 +140,7 @@ impl Service {
     async fn list_peers(
         &self,
         wanted: impl Fn(&PeerSnapshot, &ConnectedPeer) -> bool + Send + 'static,
-    ) -> Result<Response<Outgoing>, ErrorResponse> {
+    ) -> HttpResult {
         let (known, node) = (self.peer_snapshot().await?, self.node.clone());
         let rows = (0..known.connected.len()).filter_map(move |place| {
             let one = known.connected.get(place).filter(|one| wanted(&known, one))?;
@@ -154,7 +150,7 @@ impl Service {
     }
 
     /// `GET /admin/v1/peers`: connections, then known peers that have none.
-    pub(crate) async fn all_peers(&self) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn all_peers(&self) -> HttpResult {
         let (known, node) = (self.peer_snapshot().await?, self.node.clone());
         let others = node.peers().not_connected();
         let connected = (0..known.connected.len())
@@ -166,10 +162,7 @@ impl Service {
     }
 
     /// `GET /admin/v1/peers/connected` and `/connected/on/{shardId}`.
-    pub(crate) async fn connected_peers(
-        &self,
-        shard: Option<Shard>,
-    ) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn connected_peers(&self, shard: Option<Shard>) -> HttpResult {
         if let Some(shard) = shard {
             known_shard(shard)?;
         }
@@ -181,13 +174,13 @@ impl Service {
     }
 
     /// `GET /admin/v1/peers/service`: peers that were seen to speak a protocol of Waku.
-    pub(crate) async fn service_peers(&self) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn service_peers(&self) -> HttpResult {
         let node = self.node.clone();
         self.list_peers(move |_, one| one.gossips || node.filter.is_receiver(&one.peer)).await
     }
 
     /// `GET /admin/v1/peer/{peerId}`: one peer, connected or known; otherwise 404.
-    pub(crate) async fn peer(&self, peer: &str) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn peer(&self, peer: &str) -> HttpResult {
         let peer: PeerId =
             peer.parse().map_err(|error| answer::bad(format!("this is no peer id: {error}")))?;
         let known = self.peer_snapshot().await?;
@@ -204,16 +197,16 @@ impl Service {
     }
 
     /// `GET /admin/v1/peers/relay`: connected peers subscribed to each shard of this node.
-    pub(crate) async fn relay_peers(&self) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn relay_peers(&self) -> HttpResult {
         self.by_shard(false).await
     }
 
     /// `GET /admin/v1/peers/mesh`: peers in the mesh of each shard of this node.
-    pub(crate) async fn mesh_peers(&self) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn mesh_peers(&self) -> HttpResult {
         self.by_shard(true).await
     }
 
-    async fn by_shard(&self, mesh: bool) -> Result<Response<Outgoing>, ErrorResponse> {
+    async fn by_shard(&self, mesh: bool) -> HttpResult {
         let (known, node) = (self.peer_snapshot().await?, self.node.clone());
         let shards: Vec<Shard> = self.node.shards.iter().collect();
         let rows = shards.into_iter().map(move |shard| known.of_shard(&node, shard, mesh));
@@ -221,27 +214,21 @@ impl Service {
     }
 
     /// `GET /admin/v1/peers/relay/on/{shardId}`: connected peers subscribed to one shard.
-    pub(crate) async fn relay_peers_on(
-        &self,
-        shard: Shard,
-    ) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn relay_peers_on(&self, shard: Shard) -> HttpResult {
         known_shard(shard)?;
         let peers = self.peer_snapshot().await?.of_shard(&self.node, shard, false);
         answer::json(StatusCode::OK, &peers, &self.responses)
     }
 
     /// `GET /admin/v1/peers/mesh/on/{shardId}`: peers in the mesh of one shard.
-    pub(crate) async fn mesh_peers_on(
-        &self,
-        shard: Shard,
-    ) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn mesh_peers_on(&self, shard: Shard) -> HttpResult {
         known_shard(shard)?;
         let peers = self.peer_snapshot().await?.of_shard(&self.node, shard, true);
         answer::json(StatusCode::OK, &peers, &self.responses)
     }
 
     /// `GET /admin/v1/peers/stats`: numbers of peers by state, shard and protocol.
-    pub(crate) async fn peer_stats(&self) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn peer_stats(&self) -> HttpResult {
         let known = self.peer_snapshot().await?;
         let count = known.connected.len();
         let others = self.node.peers().not_connected();
@@ -276,10 +263,7 @@ impl Service {
     }
 
     /// `POST /admin/v1/peers`: connects, and keeps connecting; 200 when all are connected.
-    pub(crate) async fn add_peers(
-        &self,
-        body: ReceivedBody,
-    ) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn add_peers(&self, body: ReceivedBody) -> HttpResult {
         let mut peers = Vec::new();
         {
             let names: Names<'_> = body.json()?;
@@ -293,7 +277,7 @@ impl Service {
                 let address: Multiaddr = name.0.parse().map_err(|error| {
                     answer::bad(format!("`{}` is no multiaddress: {error}", name.0))
                 })?;
-                let Some(peer) = peer_of(&address) else {
+                let Some(peer) = named_peer(&address) else {
                     let why = format!("{address} names no peer: add its id, /p2p/<peer id>");
                     return Err(answer::bad(why));
                 };
@@ -322,7 +306,7 @@ impl Service {
     }
 
     /// `GET /admin/v1/filter/subscriptions`: every receiver with its criteria.
-    pub(crate) fn filter_subscribers(&self) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) fn filter_subscribers(&self) -> HttpResult {
         let peers = self.node.filter.receivers().into_iter();
         let list = FilterList { node: self.node.clone(), peers, open: None, state: State::Before };
         answer::list(list, &self.responses)
@@ -339,7 +323,7 @@ impl Service {
     }
 }
 
-fn known_shard(shard: Shard) -> Result<(), ErrorResponse> {
+fn known_shard(shard: Shard) -> HttpResult<()> {
     if shard < SHARDS {
         return Ok(());
     }

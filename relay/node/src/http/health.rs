@@ -3,12 +3,14 @@
 //! Health is 200 with a report whenever the interface answers, as reference nodes have it; it lists
 //! the parts that are not ready, with the reason. Never dials, never waits for a peer.
 
-use http_server::{ErrorResponse, Outgoing};
-use hyper::{Response, StatusCode};
+use hyper::StatusCode;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::{answer, service::Service};
+use super::{
+    answer,
+    service::{HttpResult, Service},
+};
 use crate::{governor::WorkKind, node::SwarmRequest};
 
 /// `HealthReport` of the specification.
@@ -19,7 +21,6 @@ struct HealthReport {
     protocols_health: Vec<Map<String, Value>>,
 }
 
-/// Ready, or why not.
 enum Health {
     Ready,
     NotReady(String),
@@ -69,7 +70,7 @@ impl Service {
     }
 
     /// `GET /health`: the health of each protocol, with the reason where one is not ready.
-    pub(crate) fn health(&self) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) fn health(&self) -> HttpResult {
         let all = self.protocols();
         let ready = all.iter().all(|(_, health)| !matches!(health, Health::NotReady(_)));
         let protocols_health = all.iter().map(|(name, health)| {
@@ -113,7 +114,7 @@ impl Service {
     }
 
     /// `GET /info` and `/debug/v1/info`.
-    pub(crate) async fn info(&self) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn info(&self) -> HttpResult {
         let addresses = self.query_swarm(SwarmRequest::Addresses).await?;
         let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
         let mut info = serde_json::json!({ "listenAddresses": addresses });

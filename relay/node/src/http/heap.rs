@@ -4,15 +4,18 @@
 //! bounds; the answer is charged to the pool `responses`.
 
 use heap_profiler::{ANSWER_TIME, ProfileError, off};
-use http_server::{ErrorResponse, Outgoing};
-use hyper::{Response, StatusCode};
+use http_server::Outgoing;
+use hyper::StatusCode;
 use tokio::{task::spawn_blocking, time::timeout};
 
-use super::{answer, service::Service};
+use super::{
+    answer,
+    service::{HttpResult, Service},
+};
 
 impl Service {
     /// `GET /debug/heap`: sampled allocations as addresses; 404 when none are sampled.
-    pub(crate) async fn heap(&self) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn heap(&self) -> HttpResult {
         let Some(sampler) = self.sampler.clone() else {
             return Err(answer::not_found(off("thimble-relay")));
         };

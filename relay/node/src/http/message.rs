@@ -21,7 +21,6 @@ use serde::{
 
 /// Names in one list: topics to subscribe to, peers to connect to.
 pub(crate) const NAMES_MAX: usize = 256;
-/// Number of the payload's field in an encoded message.
 const PAYLOAD_TAG: u32 = 1;
 /// Bytes of an encoded message in addition to its texts and byte strings.
 const FIELDS_BYTES_MAX: usize = 80;
@@ -145,7 +144,6 @@ pub(crate) fn put_text(text: &str, out: &mut Vec<u8>) -> io::Result<()> {
     serde_json::to_writer(out, text).map_err(io::Error::other)
 }
 
-/// Appends a message.
 pub(crate) fn put_message(message: &WakuMessage, out: &mut Vec<u8>) -> io::Result<()> {
     use io::Write;
     out.extend_from_slice(b"{\"payload\":");

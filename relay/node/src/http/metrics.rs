@@ -9,22 +9,22 @@ use std::{collections::BTreeMap, fmt};
 
 use accounting::Snapshot;
 use http_server::{
-    ErrorResponse, Outgoing,
+    Outgoing,
     metrics::{self, MetricsWriter},
 };
-use hyper::{Response, StatusCode};
+use hyper::StatusCode;
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Registry};
+use store::Status;
 
 use super::{
     answer,
-    report::{OutcomeCounts, Report, StoreFigures},
-    service::Service,
+    report::{OutcomeCounts, Report},
+    service::{HttpResult, Service},
 };
 use crate::{governor::Level, latencies::Latencies};
 
 impl Service {
-    /// Reads everything and encodes it.
-    pub(crate) async fn metrics(&self) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn metrics(&self) -> HttpResult {
         let topics = self.node.shards.iter().map(|shard| self.node.topic_name(shard)).collect();
         let report = Readings {
             report: self.report().await,
@@ -70,7 +70,7 @@ impl Collector for Readings {
         self.governor(out)?;
         self.latencies(out)?;
         self.own_gossip(out)?;
-        own_store(out, &self.report.store)?;
+        own_store(out, &self.report.store.status)?;
         self.own_http(out)
     }
 }
@@ -79,6 +79,7 @@ impl Readings {
     /// Relay, peers and process under the names of reference dashboards.
     fn reference(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let Report { messages, gossip, peers, process, .. } = &self.report;
+        let counts = &gossip.counters;
         out.gauges(
             "waku_version",
             "Version of the node",
@@ -105,16 +106,16 @@ impl Readings {
         out.gauge("libp2p_pubsub_topics", "Topics subscribed to", self.topics.len() as f64)?;
         let valid = messages.relay.accepted;
         out.counter("libp2p_pubsub_validation_success", "Messages found valid", valid)?;
-        out.counter("libp2p_pubsub_validation_failure", "Messages found invalid", gossip.rejected)?;
+        out.counter("libp2p_pubsub_validation_failure", "Messages found invalid", counts.rejected)?;
         let lost: u64 = messages.relay.refused.values().sum();
         let repeated = messages.relay.refused.get("duplicate").copied().unwrap_or(0);
-        let ignored = lost.saturating_sub(repeated).saturating_sub(gossip.rejected);
+        let ignored = lost.saturating_sub(repeated).saturating_sub(counts.rejected);
         out.counter("libp2p_pubsub_validation_ignore", "Messages not taken", ignored)?;
-        out.counter("libp2p_gossipsub_duplicate", "Messages received again", gossip.duplicates)?;
+        out.counter("libp2p_gossipsub_duplicate", "Messages received again", counts.duplicates)?;
         out.counter(
             "libp2p_gossipsub_received",
             "Messages received the first time",
-            gossip.accepted,
+            counts.accepted,
         )?;
         let shards = || self.topics.iter().zip(gossip.by_shard.values());
         out.gauges(
@@ -139,6 +140,7 @@ impl Readings {
     /// Light push, filter and store under the names of reference dashboards.
     fn reference_services(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let Report { messages, pushes, requests, store, .. } = &self.report;
+        let store = &store.status;
         let total =
             |counted: &OutcomeCounts| counted.accepted + counted.refused.values().sum::<u64>();
         let client = &messages.client;
@@ -335,17 +337,13 @@ impl Readings {
         )?;
         let table = peers.discovery_table as f64;
         out.gauge("thimble_relay_discovery_table", "Records in the discovery table", table)?;
-        out.counter("thimble_relay_dials", "Dials begun", peers.dials)?;
-        out.counter(
-            "thimble_relay_dials_failed",
-            "Dials that did not succeed",
-            peers.dials_failed,
-        )?;
-        out.counter(
-            "thimble_relay_peers_evicted",
-            "Found peers that left a full store",
-            peers.evicted,
-        )?;
+        for (name, help, value) in [
+            ("dials", "Dials begun", peers.counts.dials),
+            ("dials_failed", "Dials that did not succeed", peers.counts.dials_failed),
+            ("peers_evicted", "Found peers that left a full store", peers.counts.evicted),
+        ] {
+            out.counter(&format!("thimble_relay_{name}"), help, value)?;
+        }
         for (name, help, value) in [
             ("seen", "Message ids remembered", gossip.seen),
             ("history", "References peers may fetch", gossip.history),
@@ -353,19 +351,20 @@ impl Readings {
         ] {
             out.gauge(&format!("thimble_relay_gossip_{name}"), help, value as f64)?;
         }
+        let counts = &gossip.counters;
         for (name, help, value) in [
-            ("accepted", "Messages accepted", gossip.accepted),
-            ("duplicates", "Messages seen before", gossip.duplicates),
-            ("rejected", "Messages that break the protocol", gossip.rejected),
-            ("refused", "Messages not looked at", gossip.refused),
-            ("queued", "References put into queues of peers", gossip.queued),
-            ("dropped", "References that left a full queue", gossip.dropped),
-            ("fetched", "References sent because a peer fetched them", gossip.fetched),
-            ("without_peer", "Messages of clients that no peer got", gossip.without_peer),
-            ("broken_promises", "Promises that peers broke", gossip.broken_promises),
-            ("grafts_refused", "Grafts refused", gossip.grafts_refused),
-            ("seen_cut_short", "Message ids forgotten early", gossip.seen_cut_short),
-            ("history_dropped", "History that left early", gossip.history_dropped),
+            ("accepted", "Messages accepted", counts.accepted),
+            ("duplicates", "Messages seen before", counts.duplicates),
+            ("rejected", "Messages that break the protocol", counts.rejected),
+            ("refused", "Messages not looked at", counts.refused),
+            ("queued", "References put into queues of peers", counts.queued),
+            ("dropped", "References that left a full queue", counts.dropped),
+            ("fetched", "References sent because a peer fetched them", counts.fetched),
+            ("without_peer", "Messages of clients that no peer got", counts.without_peer),
+            ("broken_promises", "Promises that peers broke", counts.broken_promises),
+            ("grafts_refused", "Grafts refused", counts.grafts_refused),
+            ("seen_cut_short", "Message ids forgotten early", counts.seen_cut_short),
+            ("history_dropped", "History that left early", counts.history_dropped),
         ] {
             out.counter(&format!("thimble_relay_gossip_{name}"), help, value)?;
         }
@@ -389,7 +388,7 @@ impl Readings {
     }
 }
 
-fn own_store(out: &mut MetricsWriter<'_, '_>, store: &StoreFigures) -> fmt::Result {
+fn own_store(out: &mut MetricsWriter<'_, '_>, store: &Status) -> fmt::Result {
     for (name, help, value) in [
         ("messages", "Messages kept", store.messages),
         ("partitions", "Partitions in service", store.partitions as u64),

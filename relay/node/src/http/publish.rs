@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::{
     answer,
     message::MessageJson,
-    service::{ReceivedBody, Service, pool_full},
+    service::{HttpResult, ReceivedBody, Service, pool_full},
 };
 use crate::{
     counters::Reason,
@@ -36,7 +36,6 @@ struct PushRequest<'a> {
     message: MessageJson<'a>,
 }
 
-/// Why a message was not published.
 enum PublishError {
     /// No message could be read.
     Refused(ErrorResponse),
@@ -56,32 +55,14 @@ impl Service {
         &self,
         pubsub_topic: Option<&str>,
         body: ReceivedBody,
-    ) -> Result<Response<Outgoing>, ErrorResponse> {
+    ) -> HttpResult {
         let parts = self.encode_relayed(pubsub_topic.is_none(), &body).await;
-        match self.publish(pubsub_topic.map(str::to_owned), parts, body).await {
-            Ok(_) => Ok(answer::text("OK")),
-            Err(PublishError::Refused(refused)) => Err(refused),
-            Err(PublishError::Rejected(rejected)) => {
-                let message = format!("not published: {rejected}");
-                Err(match status_of(&rejected) {
-                    Status::TooManyRequests => answer::busy(StatusCode::TOO_MANY_REQUESTS, message),
-                    Status::PayloadTooLarge => {
-                        answer::refusal(StatusCode::PAYLOAD_TOO_LARGE, message)
-                    }
-                    Status::NoPeers | Status::ServiceUnavailable => {
-                        answer::busy(StatusCode::SERVICE_UNAVAILABLE, message)
-                    }
-                    _ => answer::bad(message),
-                })
-            }
-        }
+        let published = self.publish(pubsub_topic.map(str::to_owned), parts, body).await;
+        text_answer(published, "not published", StatusCode::PAYLOAD_TOO_LARGE)
     }
 
     /// `POST /lightpush/v3/message`. Refusals are JSON too, under the protocol's own status codes.
-    pub(crate) async fn light_push(
-        &self,
-        body: Result<ReceivedBody, ErrorResponse>,
-    ) -> Response<Outgoing> {
+    pub(crate) async fn light_push(&self, body: HttpResult<ReceivedBody>) -> Response<Outgoing> {
         let pushed = match body {
             Ok(body) => {
                 let (topic, parts) = self.encode_pushed(&body).await;
@@ -114,25 +95,10 @@ impl Service {
     }
 
     /// `POST /lightpush/v1/message`: text, and fewer codes.
-    pub(crate) async fn light_push_legacy(
-        &self,
-        body: ReceivedBody,
-    ) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn light_push_legacy(&self, body: ReceivedBody) -> HttpResult {
         let (topic, parts) = self.encode_pushed(&body).await;
-        match self.publish(topic, parts, body).await {
-            Ok(_) => Ok(answer::text("OK")),
-            Err(PublishError::Refused(refused)) => Err(refused),
-            Err(PublishError::Rejected(rejected)) => {
-                let message = format!("not pushed: {rejected}");
-                Err(match status_of(&rejected) {
-                    Status::TooManyRequests => answer::busy(StatusCode::TOO_MANY_REQUESTS, message),
-                    Status::NoPeers | Status::ServiceUnavailable => {
-                        answer::busy(StatusCode::SERVICE_UNAVAILABLE, message)
-                    }
-                    _ => answer::bad(message),
-                })
-            }
-        }
+        let published = self.publish(topic, parts, body).await;
+        text_answer(published, "not pushed", StatusCode::BAD_REQUEST)
     }
 
     async fn encode_relayed(
@@ -202,7 +168,28 @@ impl Service {
     }
 }
 
-/// A message ready to be published.
+/// The answer as text. `too_large` is the status for a message that is larger than is relayed.
+fn text_answer(
+    published: Result<AcceptedMessage, PublishError>,
+    failed: &str,
+    too_large: StatusCode,
+) -> HttpResult {
+    let rejected = match published {
+        Ok(_) => return Ok(answer::text("OK")),
+        Err(PublishError::Refused(refused)) => return Err(refused),
+        Err(PublishError::Rejected(rejected)) => rejected,
+    };
+    let message = format!("{failed}: {rejected}");
+    Err(match status_of(&rejected) {
+        Status::TooManyRequests => answer::busy(StatusCode::TOO_MANY_REQUESTS, message),
+        Status::PayloadTooLarge => answer::refusal(too_large, message),
+        Status::NoPeers | Status::ServiceUnavailable => {
+            answer::busy(StatusCode::SERVICE_UNAVAILABLE, message)
+        }
+        _ => answer::bad(message),
+    })
+}
+
 struct EncodedMessage {
     content_topic: String,
     bytes: Vec<u8>,

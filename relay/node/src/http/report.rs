@@ -14,17 +14,17 @@ use std::{
 
 use accounting::{process, unaccounted};
 use dashboard::{Allocator, Memory, Pool, Throttling};
-use http_server::{ErrorResponse, Outgoing};
-use hyper::{Response, StatusCode};
+use hyper::StatusCode;
 use router::Peer;
 use serde::{Deserialize, Serialize};
 
 use super::{
     answer,
-    service::{Service, VERSION},
+    service::{HttpResult, Service, VERSION},
 };
 use crate::{
     counters::ByReason,
+    discovery::known::Counts,
     governor::{Level, Sample},
     node::{ConnectedPeer, Node, SwarmRequest},
 };
@@ -36,7 +36,6 @@ const WINDOW: usize = 11;
 /// Status codes counted one by one; others together.
 const CODES: [u16; 14] = [200, 400, 403, 404, 405, 408, 412, 413, 420, 421, 429, 500, 503, 505];
 
-/// How the node is.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Report {
     pub(crate) version: String,
@@ -75,7 +74,6 @@ pub(crate) struct ProcessFigures {
     pub(crate) cpu_seconds: f64,
 }
 
-/// Rates per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Rates {
     pub(crate) window_seconds: f64,
@@ -103,7 +101,6 @@ pub(crate) struct Messages {
     pub(crate) not_kept: BTreeMap<String, u64>,
 }
 
-/// Filter subscriptions, and pushes to their receivers.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Pushes {
     pub(crate) receivers: usize,
@@ -119,7 +116,6 @@ pub(crate) struct Pushes {
     pub(crate) held_back: u64,
 }
 
-/// Requests of filter and store.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Requests {
     pub(crate) filter: OutcomeCounts,
@@ -135,18 +131,8 @@ pub(crate) struct Requests {
 /// Counters of the gossip router since the start, and its contents.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Gossip {
-    pub(crate) accepted: u64,
-    pub(crate) duplicates: u64,
-    pub(crate) rejected: u64,
-    pub(crate) refused: u64,
-    pub(crate) queued: u64,
-    pub(crate) dropped: u64,
-    pub(crate) fetched: u64,
-    pub(crate) without_peer: u64,
-    pub(crate) broken_promises: u64,
-    pub(crate) grafts_refused: u64,
-    pub(crate) seen_cut_short: u64,
-    pub(crate) history_dropped: u64,
+    #[serde(flatten)]
+    pub(crate) counters: router::Counters,
     pub(crate) seen: usize,
     pub(crate) history: usize,
     pub(crate) waiting: usize,
@@ -154,14 +140,12 @@ pub(crate) struct Gossip {
     pub(crate) by_shard: BTreeMap<u16, ShardPeers>,
 }
 
-/// Peers of a shard.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ShardPeers {
     pub(crate) subscribed: usize,
     pub(crate) mesh: usize,
 }
 
-/// Connected peers.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Peers {
     pub(crate) connections: u64,
@@ -172,15 +156,12 @@ pub(crate) struct Peers {
     pub(crate) known: usize,
     /// Records in the table of the discovery protocol.
     pub(crate) discovery_table: u64,
-    pub(crate) dials: u64,
-    pub(crate) dials_failed: u64,
-    /// Found peers that left because there were too many.
-    pub(crate) evicted: u64,
+    #[serde(flatten)]
+    pub(crate) counts: Counts,
     /// The first of them.
     pub(crate) some: Vec<PeerFigures>,
 }
 
-/// One connected peer.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PeerFigures {
     pub(crate) peer: String,
@@ -197,28 +178,8 @@ pub(crate) struct PeerFigures {
 pub(crate) struct StoreFigures {
     /// Whether messages are kept for queries.
     pub(crate) enabled: bool,
-    pub(crate) messages: u64,
-    pub(crate) partitions: usize,
-    pub(crate) damaged_partitions: usize,
-    pub(crate) disk_bytes: u64,
-    pub(crate) disk_free_bytes: Option<u64>,
-    pub(crate) oldest_ns: Option<i64>,
-    pub(crate) newest_ns: Option<i64>,
-    pub(crate) append_queue_messages: usize,
-    pub(crate) append_queue_bytes: u64,
-    pub(crate) queries: usize,
-    pub(crate) appended_messages: u64,
-    pub(crate) appended_bytes: u64,
-    pub(crate) index_lag_messages: u64,
-    pub(crate) transit_bytes: u64,
-    pub(crate) damaged_segments: u64,
-    pub(crate) rebuilt_indexes: u64,
-    pub(crate) dropped_partitions: u64,
-    pub(crate) disk_full_refusals: u64,
-    pub(crate) write_errors: u64,
-    pub(crate) sync_errors: u64,
-    pub(crate) unsynced_bytes: u64,
-    pub(crate) sync_age_seconds: f64,
+    #[serde(flatten)]
+    pub(crate) status: store::Status,
 }
 
 /// Subscriptions, refusals and answers of the HTTP interface.
@@ -234,27 +195,18 @@ pub(crate) struct HttpFigures {
     pub(crate) answers: BTreeMap<u16, u64>,
 }
 
-/// Answers counted by status code.
 #[derive(Debug, Default)]
 pub(crate) struct ResponseCounters {
     codes: [AtomicU64; CODES.len()],
     others: AtomicU64,
-    connections_refused: AtomicU64,
-    connections_evicted: AtomicU64,
+    pub(crate) connections_refused: AtomicU64,
+    pub(crate) connections_evicted: AtomicU64,
 }
 
 impl ResponseCounters {
     pub(crate) fn add(&self, status: u16) {
         let place = CODES.iter().position(|code| *code == status);
         place.and_then(|place| self.codes.get(place)).unwrap_or(&self.others).fetch_add(1, Relaxed);
-    }
-
-    pub(crate) fn refused_connection(&self) {
-        self.connections_refused.fetch_add(1, Relaxed);
-    }
-
-    pub(crate) fn evicted_connection(&self) {
-        self.connections_evicted.fetch_add(1, Relaxed);
     }
 
     fn each(&self) -> BTreeMap<u16, u64> {
@@ -305,7 +257,7 @@ impl Samples {
 }
 
 fn counted(accepted: &AtomicU64, refused: &ByReason) -> OutcomeCounts {
-    let refused = refused.each().map(|(reason, count)| (reason.name().to_owned(), count));
+    let refused = refused.each().map(|(reason, count)| (reason.to_owned(), count));
     OutcomeCounts { accepted: accepted.load(Relaxed), refused: refused.collect() }
 }
 
@@ -318,7 +270,7 @@ fn served(all: &AtomicU64, refused: &ByReason) -> OutcomeCounts {
 
 impl Service {
     /// `GET /status.json`: the report with its history.
-    pub(crate) async fn status(&self) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn status(&self) -> HttpResult {
         let mut report = self.report().await;
         report.history = self.node.watch.record.history();
         answer::json(StatusCode::OK, &report, &self.responses)
@@ -377,7 +329,7 @@ impl Service {
             },
             gossip,
             peers,
-            store: store(node),
+            store: StoreFigures { enabled: node.settings.store, status: node.store.status() },
             http: HttpFigures {
                 subscriptions: self.subscribed().count(),
                 dropped: node.subscribers.dropped.load(Relaxed),
@@ -396,13 +348,12 @@ impl Service {
         let memory = process::memory(pid).unwrap_or_default();
         let anonymous_bytes = memory.anonymous_bytes + memory.shared_bytes;
         let accounted_bytes = self.node.ledger.used_bytes();
-        let difference = unaccounted(anonymous_bytes, accounted_bytes);
         let figures = Memory {
             budget_bytes: self.memory_budget_bytes,
             anonymous_bytes,
             file_bytes: memory.file_bytes,
             accounted_bytes,
-            unaccounted_bytes: difference.unaccounted_bytes,
+            unaccounted_bytes: unaccounted(anonymous_bytes, accounted_bytes),
             group: record.group(),
             stalled_percent: record.stalled().0.map(|hundredths| f64::from(hundredths) / 100.0),
         };
@@ -425,18 +376,7 @@ impl Service {
             }
         }
         let gossip = Gossip {
-            accepted: counters.accepted,
-            duplicates: counters.duplicates,
-            rejected: counters.rejected,
-            refused: counters.refused,
-            queued: counters.queued,
-            dropped: counters.dropped,
-            fetched: counters.fetched,
-            without_peer: counters.without_peer,
-            broken_promises: counters.broken_promises,
-            grafts_refused: counters.grafts_refused,
-            seen_cut_short: counters.seen_cut_short,
-            history_dropped: counters.history_dropped,
+            counters,
             seen: held.seen,
             history: held.history,
             waiting: held.waiting,
@@ -469,41 +409,10 @@ impl Service {
             relay_outbound: relay(true),
             known,
             discovery_table: node.discovery_table.load(Relaxed),
-            dials: counts.dials,
-            dials_failed: counts.dials_failed,
-            evicted: counts.evicted,
+            counts,
             some: some.collect(),
         };
         (gossip, peers)
-    }
-}
-
-fn store(node: &Node) -> StoreFigures {
-    let status = node.store.status();
-    StoreFigures {
-        enabled: node.settings.store,
-        messages: status.messages,
-        partitions: status.partitions,
-        damaged_partitions: status.damaged_partitions,
-        disk_bytes: status.disk_bytes,
-        disk_free_bytes: status.disk_free_bytes,
-        oldest_ns: status.oldest_ns,
-        newest_ns: status.newest_ns,
-        append_queue_messages: status.append_queue_messages,
-        append_queue_bytes: status.append_queue_bytes,
-        queries: status.queries,
-        appended_messages: status.appended_messages,
-        appended_bytes: status.appended_bytes,
-        index_lag_messages: status.index_lag_messages,
-        transit_bytes: status.transit_bytes,
-        damaged_segments: status.damaged_segments,
-        rebuilt_indexes: status.rebuilt_indexes,
-        dropped_partitions: status.dropped_partitions,
-        disk_full_refusals: status.disk_full_refusals,
-        write_errors: status.write_errors,
-        sync_errors: status.sync_errors,
-        unsynced_bytes: status.unsynced_bytes,
-        sync_age_seconds: status.sync_age.as_secs_f64(),
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use accounting::{Pool, PoolFull, Reservation};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use bytes::Bytes;
 use dashboard::page;
 use heap_profiler::Sampler;
@@ -44,7 +44,7 @@ use crate::{
     config::Config,
     counters::{ByReason, Reason},
     governor::WorkKind,
-    node::{Node, SwarmRequest},
+    node::{Node, SwarmRequest, pool as of},
 };
 
 /// Request head, and the read buffer: half of what a connection is charged.
@@ -89,6 +89,9 @@ pub(crate) struct Service {
     pub(crate) samples: Samples,
 }
 
+/// What an endpoint, or a step of it, returns: its answer, or the refusal.
+pub(crate) type HttpResult<T = Response<Outgoing>> = Result<T, ErrorResponse>;
+
 /// A request body and its share of the pool, to be kept as long as data borrowed from it.
 pub(crate) struct ReceivedBody {
     bytes: Bytes,
@@ -103,9 +106,7 @@ impl Service {
         config: &Config,
         listen: SocketAddr,
     ) -> Result<Self> {
-        let pool = |name: &'static str| {
-            node.ledger.pool(name).with_context(|| format!("the budget sheet has no pool `{name}`"))
-        };
+        let pool = |name| of(&node.ledger, name);
         let most = usize::try_from(config.limits.http.connections).unwrap_or(usize::MAX);
         let buffers = pool(pool::HTTP_CONNECTIONS)?;
         Ok(Self {
@@ -138,7 +139,7 @@ impl Service {
     pub(crate) async fn query_swarm<T>(
         &self,
         request: impl FnOnce(oneshot::Sender<T>) -> SwarmRequest,
-    ) -> Result<T, ErrorResponse> {
+    ) -> HttpResult<T> {
         let (reply, answered) = oneshot::channel();
         let asking = async {
             self.swarm_tx.send(request(reply)).await.ok()?;
@@ -154,7 +155,7 @@ impl Service {
     }
 
     /// Has the swarm's task do something. Errors: 503 when it takes nothing.
-    pub(crate) async fn send_to_swarm(&self, request: SwarmRequest) -> Result<(), ErrorResponse> {
+    pub(crate) async fn send_to_swarm(&self, request: SwarmRequest) -> HttpResult<()> {
         match timeout(SWARM_ANSWER_TIME, self.swarm_tx.send(request)).await {
             Ok(Ok(())) => Ok(()),
             _ => Err(answer::busy(
@@ -187,7 +188,7 @@ impl Service {
     /// Refuses a request that another web page may have sent: it could read messages, publish some,
     /// and empty the queues of subscriptions. `/health` is for everyone. A link of another page to
     /// the operator's page is followed.
-    fn check_origin(&self, request: &Request<Incoming>) -> Result<(), ErrorResponse> {
+    fn check_origin(&self, request: &Request<Incoming>) -> HttpResult<()> {
         let path = request.uri().path();
         if path == "/health" {
             return Ok(());
@@ -267,16 +268,13 @@ impl Service {
     }
 
     /// Reads a message, unless memory is short.
-    async fn push(&self, request: Request<Incoming>) -> Result<ReceivedBody, ErrorResponse> {
+    async fn push(&self, request: Request<Incoming>) -> HttpResult<ReceivedBody> {
         let refused = &self.node.counters.client_refused;
         self.unless_short(request, StatusCode::TOO_MANY_REQUESTS, refused).await
     }
 
     /// Reads a subscription, unless memory is short.
-    async fn subscription(
-        &self,
-        request: Request<Incoming>,
-    ) -> Result<ReceivedBody, ErrorResponse> {
+    async fn subscription(&self, request: Request<Incoming>) -> HttpResult<ReceivedBody> {
         let refused = &self.node.counters.filter_refused;
         self.unless_short(request, StatusCode::SERVICE_UNAVAILABLE, refused).await
     }
@@ -286,7 +284,7 @@ impl Service {
         request: Request<Incoming>,
         status: StatusCode,
         refused: &ByReason,
-    ) -> Result<ReceivedBody, ErrorResponse> {
+    ) -> HttpResult<ReceivedBody> {
         let Some(why) = self.node.watch.held_back(WorkKind::Pushes) else {
             return self.read(request).await;
         };
@@ -295,7 +293,7 @@ impl Service {
     }
 
     /// Reads a body of JSON within its bounds.
-    async fn read(&self, request: Request<Incoming>) -> Result<ReceivedBody, ErrorResponse> {
+    async fn read(&self, request: Request<Incoming>) -> HttpResult<ReceivedBody> {
         if let Err(found) = check_content_type(request.headers(), "application/json") {
             let message = format!("the content type is \"{found}\"; send application/json");
             return Err(self.discarded(request.into_body(), answer::bad(message)).await);
@@ -386,12 +384,12 @@ impl HttpHandler for Service {
 
     fn count_refusal(&self, reason: &'static str) {
         if reason != ACCEPT_ERROR {
-            self.answered.refused_connection();
+            self.answered.connections_refused.fetch_add(1, Relaxed);
         }
     }
 
     fn count_eviction(&self) {
-        self.answered.evicted_connection();
+        self.answered.connections_evicted.fetch_add(1, Relaxed);
     }
 
     fn answer(
@@ -407,7 +405,7 @@ impl HttpHandler for Service {
 impl ReceivedBody {
     /// The body as the type that the endpoint takes, which may borrow from the body. Errors: 400
     /// with the place.
-    pub(crate) fn json<'a, T: Deserialize<'a>>(&'a self) -> Result<T, ErrorResponse> {
+    pub(crate) fn json<'a, T: Deserialize<'a>>(&'a self) -> HttpResult<T> {
         debug_assert!(self.held.bytes() >= self.bytes.len() as u64);
         serde_json::from_slice(&self.bytes)
             .map_err(|error| answer::bad(format!("the body cannot be read: {error}")))

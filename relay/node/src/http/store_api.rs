@@ -6,30 +6,29 @@
 
 use std::{io, sync::atomic::Ordering::Relaxed, time::Instant};
 
-use http_server::{ErrorResponse, Outgoing, Pieces};
-use hyper::{Response, StatusCode};
-use libp2p::{Multiaddr, multiaddr::Protocol};
+use http_server::Pieces;
+use hyper::StatusCode;
+use libp2p::Multiaddr;
 use protocol::MessageHash;
 use store::{Page, QueryError, StoredMessage};
 
 use super::{
     answer,
     message::{json_text_bytes_max, put_text},
-    service::Service,
+    service::{HttpResult, Service},
     store_query::parse,
     subscriptions::{put_stored, read_bytes_max},
 };
-use crate::{counters::Reason, governor::WorkKind, latencies, node::SwarmRequest};
+use crate::{
+    counters::Reason, discovery::known::named_peer, governor::WorkKind, latencies,
+    node::SwarmRequest,
+};
 
 /// Bytes of an entry in addition to its message and its topic.
 const ENTRY_BYTES_MAX: usize = 160;
 
 impl Service {
-    /// Answers a query.
-    pub(crate) async fn store_query(
-        &self,
-        query: &str,
-    ) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) async fn store_query(&self, query: &str) -> HttpResult {
         let counters = &self.node.counters;
         counters.store_queries.fetch_add(1, Relaxed);
         let refuse = |reason, refused| {
@@ -75,18 +74,12 @@ impl Service {
     }
 
     /// Whether an address names this node.
-    async fn is_own(&self, address: &Multiaddr) -> Result<bool, ErrorResponse> {
-        let peer = |address: &Multiaddr| {
-            address.iter().find_map(|part| match part {
-                Protocol::P2p(peer) => Some(peer),
-                _ => None,
-            })
-        };
-        let Some(asked) = peer(address) else {
+    async fn is_own(&self, address: &Multiaddr) -> HttpResult<bool> {
+        let Some(asked) = named_peer(address) else {
             return Err(answer::bad(format!("{address} names no peer: it has no /p2p/ part")));
         };
         let own = self.query_swarm(SwarmRequest::Addresses).await?;
-        Ok(own.iter().filter_map(peer).any(|own| own == asked))
+        Ok(own.iter().filter_map(named_peer).any(|own| own == asked))
     }
 }
 

@@ -10,7 +10,6 @@ use store::Query;
 
 use super::{message::decode, routes::percent_decoded};
 
-/// The parsed parameters.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct QueryParameters {
     /// The peer whose messages are queried; this node's when absent.

@@ -22,7 +22,7 @@ use store::Message;
 use super::{
     answer,
     message::{NAMES_MAX, Name, Names, json_bytes_max, put_message},
-    service::{ReceivedBody, Service},
+    service::{HttpResult, ReceivedBody, Service},
 };
 use crate::subscribers::Topic;
 
@@ -50,7 +50,6 @@ impl ClientTopics {
     }
 }
 
-/// Under which name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Under {
     Relay,
@@ -75,22 +74,14 @@ impl Service {
     }
 
     /// `POST /relay/v1/subscriptions` and `/relay/v1/auto/subscriptions`.
-    pub(crate) fn relay_subscribe(
-        &self,
-        body: &ReceivedBody,
-        auto: bool,
-    ) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) fn relay_subscribe(&self, body: &ReceivedBody, auto: bool) -> HttpResult {
         let topics = self.relay_topics(body, auto)?;
         self.subscribe(Under::Relay, topics)?;
         Ok(answer::text("OK"))
     }
 
     /// `DELETE` of the same. Topics without a subscription are left alone.
-    pub(crate) fn relay_unsubscribe(
-        &self,
-        body: &ReceivedBody,
-        auto: bool,
-    ) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) fn relay_unsubscribe(&self, body: &ReceivedBody, auto: bool) -> HttpResult {
         let topics = self.relay_topics(body, auto)?;
         self.unsubscribe(Under::Relay, &topics);
         Ok(answer::text("OK"))
@@ -98,29 +89,20 @@ impl Service {
 
     /// `GET /relay/v1/messages/{pubsubTopic}`: takes the waiting messages; 404 without a
     /// subscription.
-    pub(crate) fn relay_messages(
-        &self,
-        pubsub_topic: &str,
-    ) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) fn relay_messages(&self, pubsub_topic: &str) -> HttpResult {
         let topic = self.shard_topic(pubsub_topic)?;
         self.messages(Under::Relay, |one| *one == topic, pubsub_topic)
     }
 
     /// `GET /relay/v1/auto/messages/{contentTopic}`: takes the waiting messages; 404 without a
     /// subscription.
-    pub(crate) fn auto_messages(
-        &self,
-        content_topic: &str,
-    ) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) fn auto_messages(&self, content_topic: &str) -> HttpResult {
         let topic = self.content_topic(None, content_topic)?;
         self.messages(Under::Relay, |one| *one == topic, content_topic)
     }
 
     /// `GET /filter/v2/messages/{contentTopic}`: of every shard it was subscribed on.
-    pub(crate) fn filter_messages(
-        &self,
-        content_topic: &str,
-    ) -> Result<Response<Outgoing>, ErrorResponse> {
+    pub(crate) fn filter_messages(&self, content_topic: &str) -> HttpResult {
         let wanted = |one: &Topic| matches!(one, Topic::Content(_, name) if name == content_topic);
         self.messages(Under::Filter, wanted, content_topic)
     }
@@ -128,7 +110,7 @@ impl Service {
     /// `POST` and `PUT /filter/v2/subscriptions`.
     pub(crate) fn filter_subscribe(
         &self,
-        body: Result<ReceivedBody, ErrorResponse>,
+        body: HttpResult<ReceivedBody>,
         modify: bool,
     ) -> Response<Outgoing> {
         self.filter(body, |request| {
@@ -140,10 +122,7 @@ impl Service {
     }
 
     /// `DELETE /filter/v2/subscriptions`: 404 when none of the topics was subscribed to.
-    pub(crate) fn filter_unsubscribe(
-        &self,
-        body: Result<ReceivedBody, ErrorResponse>,
-    ) -> Response<Outgoing> {
+    pub(crate) fn filter_unsubscribe(&self, body: HttpResult<ReceivedBody>) -> Response<Outgoing> {
         self.filter(body, |request| {
             let topics = self.filter_topics(request)?;
             if self.unsubscribe(Under::Filter, &topics) { Ok(()) } else { Err(no_subscriptions()) }
@@ -153,7 +132,7 @@ impl Service {
     /// `DELETE /filter/v2/subscriptions/all`: 404 when there are no subscriptions.
     pub(crate) fn filter_unsubscribe_all(
         &self,
-        body: Result<ReceivedBody, ErrorResponse>,
+        body: HttpResult<ReceivedBody>,
     ) -> Response<Outgoing> {
         self.filter(body, |_| {
             let all: HashSet<Topic> = self.subscribed().filter.iter().cloned().collect();
@@ -172,23 +151,18 @@ impl Service {
 
     fn filter(
         &self,
-        body: Result<ReceivedBody, ErrorResponse>,
-        serve: impl FnOnce(&FilterRequest<'_>) -> Result<(), ErrorResponse>,
+        body: HttpResult<ReceivedBody>,
+        serve: impl FnOnce(&FilterRequest<'_>) -> HttpResult<()>,
     ) -> Response<Outgoing> {
-        let body = match body {
-            Ok(body) => body,
-            Err(refused) => return filter_answer("", Err(refused)),
-        };
-        match body.json::<FilterRequest<'_>>() {
-            Ok(request) => match known_length(&request.request_id.0) {
-                Ok(()) => filter_answer(&request.request_id.0, serve(&request)),
-                Err(refused) => filter_answer("", Err(refused)),
-            },
-            Err(refused) => filter_answer("", Err(refused)),
-        }
+        let answered = body.and_then(|body| {
+            let request: FilterRequest<'_> = body.json()?;
+            known_length(&request.request_id.0)?;
+            Ok(filter_answer(&request.request_id.0, serve(&request)))
+        });
+        answered.unwrap_or_else(|refused| filter_answer("", Err(refused)))
     }
 
-    fn filter_topics(&self, request: &FilterRequest<'_>) -> Result<HashSet<Topic>, ErrorResponse> {
+    fn filter_topics(&self, request: &FilterRequest<'_>) -> HttpResult<HashSet<Topic>> {
         let names = request.content_filters.as_ref().map_or(&[][..], |names| &names.0);
         if names.is_empty() {
             return Err(answer::bad(
@@ -199,11 +173,7 @@ impl Service {
         names.iter().map(|name| self.content_topic(pubsub_topic, &name.0)).collect()
     }
 
-    fn relay_topics(
-        &self,
-        body: &ReceivedBody,
-        auto: bool,
-    ) -> Result<HashSet<Topic>, ErrorResponse> {
+    fn relay_topics(&self, body: &ReceivedBody, auto: bool) -> HttpResult<HashSet<Topic>> {
         let names: Names<'_> = body.json()?;
         debug_assert!(names.0.len() <= NAMES_MAX);
         let topic = |name: &Name<'_>| {
@@ -212,16 +182,12 @@ impl Service {
         names.0.iter().map(topic).collect()
     }
 
-    fn shard_topic(&self, pubsub_topic: &str) -> Result<Topic, ErrorResponse> {
+    fn shard_topic(&self, pubsub_topic: &str) -> HttpResult<Topic> {
         let shard = self.node.shard_for(Some(pubsub_topic), "");
         shard.map(Topic::Shard).map_err(|rejected| answer::bad(rejected.to_string()))
     }
 
-    fn content_topic(
-        &self,
-        pubsub_topic: Option<&str>,
-        name: &str,
-    ) -> Result<Topic, ErrorResponse> {
+    fn content_topic(&self, pubsub_topic: Option<&str>, name: &str) -> HttpResult<Topic> {
         if name.is_empty() || name.len() > CONTENT_TOPIC_BYTES_MAX {
             let bytes = name.len();
             return Err(answer::bad(format!(
@@ -235,7 +201,7 @@ impl Service {
     }
 
     /// All of the topics, or none.
-    fn subscribe(&self, under: Under, topics: HashSet<Topic>) -> Result<(), ErrorResponse> {
+    fn subscribe(&self, under: Under, topics: HashSet<Topic>) -> HttpResult<()> {
         let mut subscribed = self.subscribed();
         let mut added = Vec::new();
         for topic in topics {
@@ -281,12 +247,7 @@ impl Service {
         }
     }
 
-    fn messages(
-        &self,
-        under: Under,
-        wanted: impl Fn(&Topic) -> bool,
-        name: &str,
-    ) -> Result<Response<Outgoing>, ErrorResponse> {
+    fn messages(&self, under: Under, wanted: impl Fn(&Topic) -> bool, name: &str) -> HttpResult {
         // The largest message must find room before anything is taken that could be lost.
         let largest = protocol::message::MESSAGE_BYTES_MAX;
         let room = (largest + json_bytes_max(largest)) as u64;
@@ -313,7 +274,7 @@ impl Service {
     }
 }
 
-fn known_length(request_id: &str) -> Result<(), ErrorResponse> {
+fn known_length(request_id: &str) -> HttpResult<()> {
     let bytes = request_id.len();
     if bytes <= REQUEST_ID_BYTES_MAX {
         return Ok(());
@@ -326,7 +287,7 @@ fn no_subscriptions() -> ErrorResponse {
 }
 
 /// `FilterSubscriptionResponse` of the specification.
-fn filter_answer(request_id: &str, outcome: Result<(), ErrorResponse>) -> Response<Outgoing> {
+fn filter_answer(request_id: &str, outcome: HttpResult<()>) -> Response<Outgoing> {
     let body = |text: &str| serde_json::json!({ "requestId": request_id, "statusDesc": text });
     match outcome {
         Ok(()) => {
@@ -340,7 +301,6 @@ fn filter_answer(request_id: &str, outcome: Result<(), ErrorResponse>) -> Respon
     }
 }
 
-/// Where a list is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Before,

@@ -10,7 +10,7 @@ use std::{
     net::IpAddr,
     sync::{Arc, atomic::Ordering::Relaxed},
     task::{Context, Poll},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use accounting::Reservation;
@@ -30,13 +30,12 @@ use super::{
     handler::{Handler, HandlerCommand, HandlerEvent},
     stream_slots::Activity,
 };
-use crate::{governor::WorkKind, node::Node};
+use crate::{governor::WorkKind, node::Node, settings::count};
 
 /// One place in `FREE_OF` is kept free for the next connection, as long as idle connections can
 /// give way.
 const FREE_OF: usize = 16;
 
-/// Why a connection was not taken.
 #[derive(Clone, Debug, Error)]
 pub(crate) enum ConnectionRefusal {
     #[error("{0}")]
@@ -51,7 +50,6 @@ pub(crate) enum ConnectionRefusal {
     PerAddress(usize),
 }
 
-/// A connection that is open.
 #[derive(Debug)]
 pub(crate) struct Open {
     /// As the router knows it.
@@ -72,7 +70,6 @@ pub(crate) struct Open {
     _held: Reservation,
 }
 
-/// See the module.
 pub(crate) struct Behaviour {
     node: Arc<Node>,
     open: BTreeMap<ConnectionId, Open>,
@@ -97,7 +94,6 @@ impl Behaviour {
         }
     }
 
-    /// Connections that are open.
     pub(crate) fn open(&self) -> impl Iterator<Item = &Open> {
         self.open.values()
     }
@@ -116,37 +112,31 @@ impl Behaviour {
     }
 
     fn check_room(&mut self, peer: &PeerId, address: &Multiaddr) -> Result<(), ConnectionDenied> {
-        let settings = &self.node.settings;
-        if self.per_peer.get(peer).is_some_and(|count| *count >= settings.connections_per_peer) {
-            return Err(ConnectionDenied::new(ConnectionRefusal::PerPeer(
-                settings.connections_per_peer,
-            )));
+        let limits = &self.node.settings.limits.connections;
+        let refused = |why: ConnectionRefusal| Err(ConnectionDenied::new(why));
+        let most = count(limits.connections_per_peer);
+        if self.per_peer.get(peer).is_some_and(|open| *open >= most) {
+            return refused(ConnectionRefusal::PerPeer(most));
         }
-        if let Some(ip) = counted_address(address)
-            && self
-                .per_address
-                .get(&ip)
-                .is_some_and(|count| *count >= settings.connections_per_address)
-        {
-            let denied = ConnectionRefusal::PerAddress(settings.connections_per_address);
-            return Err(ConnectionDenied::new(denied));
+        let most = count(limits.connections_per_address);
+        let from_there = counted_address(address).and_then(|ip| self.per_address.get(&ip));
+        if from_there.is_some_and(|open| *open >= most) {
+            return refused(ConnectionRefusal::PerAddress(most));
         }
-        let denied = self.open.len() >= settings.connections;
-        if self.open.len() + settings.connections / FREE_OF >= settings.connections {
+        let most = count(limits.connections);
+        let is_full = self.open.len() >= most;
+        if self.open.len() + most / FREE_OF >= most {
             self.make_room();
         }
-        if denied {
-            return Err(ConnectionDenied::new(ConnectionRefusal::All(
-                self.node.settings.connections,
-            )));
-        }
-        Ok(())
+        if is_full { refused(ConnectionRefusal::All(most)) } else { Ok(()) }
     }
 
     /// Closes a connection that is of no use: the oldest on which nothing was ever asked, else the
     /// one on which nothing was asked for longest; if that is long enough.
     fn make_room(&mut self) {
-        let (idle, unused) = (self.node.settings.idle, self.node.settings.unused);
+        let limits = &self.node.settings.limits.connections;
+        let idle = Duration::from_secs(limits.idle_seconds);
+        let unused = Duration::from_secs(limits.unused_seconds);
         let useless = |open: &Open| {
             let (asked, least) = match open.activity.idle() {
                 Some(ago) => (true, idle.saturating_sub(ago)),
@@ -207,7 +197,7 @@ impl Behaviour {
         outbound: bool,
     ) -> Result<Handler, ConnectionDenied> {
         self.check_room(&peer, address)?;
-        let bytes = self.node.settings.connection_bytes;
+        let bytes = self.node.settings.limits.connections.connection_bytes;
         let held = self.node.pools.connections.try_reserve(bytes).map_err(ConnectionDenied::new)?;
         self.next += 1;
         let number = Peer(self.next);
@@ -323,7 +313,7 @@ impl NetworkBehaviour for Behaviour {
             self.node.counters.connections_refused.fetch_add(1, Relaxed);
             return Err(ConnectionDenied::new(ConnectionRefusal::Memory(why)));
         }
-        let most = self.node.settings.handshakes;
+        let most = count(self.node.settings.limits.connections.handshakes);
         if self.handshakes.len() >= most {
             return Err(ConnectionDenied::new(ConnectionRefusal::Handshakes(most)));
         }
@@ -386,9 +376,6 @@ impl NetworkBehaviour for Behaviour {
     }
 
     fn poll(&mut self, _: &mut Context<'_>) -> Poll<ToSwarm<(), HandlerCommand>> {
-        match self.waiting.pop_front() {
-            Some(event) => Poll::Ready(event),
-            None => Poll::Pending,
-        }
+        self.waiting.pop_front().map_or(Poll::Pending, Poll::Ready)
     }
 }

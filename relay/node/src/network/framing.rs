@@ -8,7 +8,7 @@
 //! no frame is the multiplexer's to refuse.
 
 /// A position in the stream of frames.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Framing {
     is_mplex: bool,
     /// Bytes of the head, as far as they are there.
@@ -41,21 +41,11 @@ const VARINT_BYTES_MAX: usize = 10;
 
 impl Framing {
     pub(crate) fn yamux() -> Self {
-        Self {
-            is_mplex: false,
-            head: [0; YAMUX_HEAD_BYTES],
-            head_bytes: 0,
-            varints: 0,
-            value: 0,
-            kind: 0,
-            is_data: false,
-            missing: 0,
-            arrived: 0,
-        }
+        Self::default()
     }
 
     pub(crate) fn mplex() -> Self {
-        Self { is_mplex: true, ..Self::yamux() }
+        Self { is_mplex: true, ..Self::default() }
     }
 
     /// Bytes of the frame that has not arrived whole.

@@ -18,7 +18,7 @@ use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered}
 use libp2p::{
     PeerId, Stream, StreamProtocol,
     core::UpgradeInfo,
-    core::upgrade::{InboundUpgrade, OutboundUpgrade},
+    core::upgrade::{InboundUpgrade, ReadyUpgrade},
     swarm::{
         ConnectionHandler, ConnectionHandlerEvent, SubstreamProtocol,
         handler::{
@@ -34,6 +34,7 @@ use super::stream_slots::{Activity, SlotStream};
 use crate::{
     node::Node,
     services::{self, ServeOutcome},
+    settings::count,
 };
 
 /// A choice of protocols; the output is the negotiated one.
@@ -51,8 +52,7 @@ impl UpgradeInfo for Protocols {
     type InfoIter = std::vec::IntoIter<StreamProtocol>;
 
     fn protocol_info(&self) -> Self::InfoIter {
-        let names: Vec<StreamProtocol> = self.0.iter().cloned().collect();
-        names.into_iter()
+        self.0.to_vec().into_iter()
     }
 }
 
@@ -66,17 +66,9 @@ impl InboundUpgrade<Stream> for Protocols {
     }
 }
 
-impl OutboundUpgrade<Stream> for Protocols {
-    type Output = Stream;
-    type Error = Infallible;
-    type Future = Ready<Result<Self::Output, Infallible>>;
+/// The protocol of a stream that this node opens.
+type Outbound = ReadyUpgrade<StreamProtocol>;
 
-    fn upgrade_outbound(self, stream: Stream, _: StreamProtocol) -> Self::Future {
-        ready(Ok(stream))
-    }
-}
-
-/// Purpose of a stream that this node opens.
 #[derive(Debug)]
 pub(crate) enum Purpose {
     Gossip,
@@ -107,7 +99,6 @@ pub(crate) enum HandlerCommand {
     AskPeers,
 }
 
-/// The gossip stream to the peer.
 enum Gossip {
     Off,
     Wanted,
@@ -115,7 +106,6 @@ enum Gossip {
     Open(BoxFuture<'static, ()>),
 }
 
-/// See the module.
 pub(crate) struct Handler {
     node: Arc<Node>,
     peer: PeerId,
@@ -162,8 +152,9 @@ impl Handler {
         &self,
         name: &'static str,
         purpose: Purpose,
-    ) -> ConnectionHandlerEvent<Protocols, Purpose, HandlerEvent> {
-        let protocol = SubstreamProtocol::new(Protocols::new([name]), purpose);
+    ) -> ConnectionHandlerEvent<Outbound, Purpose, HandlerEvent> {
+        let name = StreamProtocol::new(name);
+        let protocol = SubstreamProtocol::new(ReadyUpgrade::new(name), purpose);
         ConnectionHandlerEvent::OutboundSubstreamRequest { protocol }
     }
 
@@ -240,7 +231,7 @@ impl ConnectionHandler for Handler {
     type FromBehaviour = HandlerCommand;
     type ToBehaviour = HandlerEvent;
     type InboundProtocol = Protocols;
-    type OutboundProtocol = Protocols;
+    type OutboundProtocol = Outbound;
     type InboundOpenInfo = ();
     type OutboundOpenInfo = Purpose;
 
@@ -256,12 +247,9 @@ impl ConnectionHandler for Handler {
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
-    ) -> Poll<ConnectionHandlerEvent<Protocols, Purpose, HandlerEvent>> {
+    ) -> Poll<ConnectionHandlerEvent<Outbound, Purpose, HandlerEvent>> {
         while let Poll::Ready(Some(served)) = self.served.poll_next_unpin(cx) {
-            match served {
-                ServeOutcome::Done => {}
-                ServeOutcome::Close(why) => self.events.push_back(HandlerEvent::Close(why)),
-            }
+            self.events.extend(served.err().map(HandlerEvent::Close));
         }
         if self.activity.take_overrun() {
             self.events
@@ -289,7 +277,8 @@ impl ConnectionHandler for Handler {
         if std::mem::take(&mut self.wants_peers) {
             return Poll::Ready(self.open(protocol::peer_exchange::PROTOCOL, Purpose::Peers));
         }
-        if self.pushes.len() + self.pushes_opening < self.node.settings.pushes_per_receiver
+        let pushes_max = count(self.node.settings.limits.filter.pushes_in_flight_per_receiver);
+        if self.pushes.len() + self.pushes_opening < pushes_max
             && let Poll::Ready((shard, message)) = self.node.filter.poll_next(&self.peer, cx)
         {
             self.pushes_opening += 1;
@@ -309,7 +298,7 @@ impl ConnectionHandler for Handler {
         }
     }
 
-    fn on_connection_event(&mut self, event: ConnectionEvent<Protocols, Protocols, (), Purpose>) {
+    fn on_connection_event(&mut self, event: ConnectionEvent<Protocols, Outbound, (), Purpose>) {
         match event {
             ConnectionEvent::FullyNegotiatedInbound(FullyNegotiatedInbound {
                 protocol: (name, stream),

@@ -164,7 +164,6 @@ impl Meters {
     }
 }
 
-/// One connection's count.
 struct Meter {
     pool: Pool,
     reads: Reads,
@@ -421,10 +420,10 @@ pub(crate) fn metered<C, M>(
     MeteredMuxer { inner: multiplexer(gate), meter }
 }
 
-impl<M> MeteredMuxer<Option<M>> {
-    /// The multiplexer, if there is one.
-    pub(crate) fn transpose(self) -> Option<MeteredMuxer<M>> {
-        Some(MeteredMuxer { inner: self.inner?, meter: self.meter })
+impl<M, E> MeteredMuxer<Result<M, E>> {
+    /// The multiplexer, if it was made.
+    pub(crate) fn transpose(self) -> Result<MeteredMuxer<M>, E> {
+        Ok(MeteredMuxer { inner: self.inner?, meter: self.meter })
     }
 }
 

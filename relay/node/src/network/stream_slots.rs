@@ -133,9 +133,13 @@ impl StreamSlots {
 }
 
 impl State {
+    fn idle_of(&mut self, connection: Peer) -> Option<&mut BTreeMap<u64, Idle>> {
+        self.connections.get_mut(&connection).map(|one| &mut one.idle)
+    }
+
     /// The oldest idle stream of a connection gives way. Whether there was one.
     fn give_way(&mut self, inner: &Inner, connection: Peer) -> bool {
-        let oldest = self.connections.get_mut(&connection).and_then(|one| one.idle.pop_first());
+        let oldest = self.idle_of(connection).and_then(BTreeMap::pop_first);
         let Some((_, Idle { held, waker })) = oldest else { return false };
         drop(held);
         self.left(inner, connection);
@@ -178,10 +182,7 @@ impl StreamSlot {
             return !self.gone;
         }
         let mut state = self.places.lock();
-        let idle = state
-            .connections
-            .get_mut(&self.connection)
-            .and_then(|one| one.idle.remove(&self.number));
+        let idle = state.idle_of(self.connection).and_then(|idle| idle.remove(&self.number));
         self.gone = idle.is_none();
         self.held = idle.map(|idle| idle.held);
         !self.gone
@@ -193,11 +194,7 @@ impl StreamSlot {
             return self.gone;
         }
         let mut state = self.places.lock();
-        let idle = state
-            .connections
-            .get_mut(&self.connection)
-            .and_then(|one| one.idle.get_mut(&self.number));
-        match idle {
+        match state.idle_of(self.connection).and_then(|idle| idle.get_mut(&self.number)) {
             Some(idle) => idle.waker = Some(cx.waker().clone()),
             None => self.gone = true,
         }
@@ -208,10 +205,7 @@ impl StreamSlot {
 impl Drop for StreamSlot {
     fn drop(&mut self) {
         let mut state = self.places.lock();
-        let idle = state
-            .connections
-            .get_mut(&self.connection)
-            .and_then(|one| one.idle.remove(&self.number));
+        let idle = state.idle_of(self.connection).and_then(|idle| idle.remove(&self.number));
         if self.held.is_some() || idle.is_some() {
             state.left(&self.places.0, self.connection);
         }

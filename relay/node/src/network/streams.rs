@@ -15,6 +15,8 @@ use protocol::frame;
 use store::Message;
 use thiserror::Error;
 
+use crate::{node::Node, settings::count};
+
 /// Taken of the pool for a frame before its first bytes are there; all the rest at once after them.
 /// Many that each held a part and waited for more would wait for one another.
 const FIRST_BYTES: usize = 4 << 10;
@@ -29,7 +31,6 @@ pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same for gossip, which is retried whenever there is memory.
 pub(crate) const GOSSIP_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// Why there is no frame.
 #[derive(Debug, Error)]
 pub(crate) enum ReadError {
     #[error("reading: {0}")]
@@ -144,19 +145,20 @@ pub(crate) async fn write_small(
     stream.write_all(&frame::with_length(body)).await
 }
 
-/// Writes `head`, the message from the log, and `tail`, holding a piece of `chunk_bytes` at a time
-/// of the pool `sending`, for which it waits as long as the caller does.
+/// Writes `head`, the message from the log, and `tail`, holding a piece at a time of the pool
+/// `sending`, for which it waits as long as the caller does.
 pub(crate) async fn write_message(
     stream: &mut (impl AsyncWrite + Unpin),
-    sending: &Pool,
-    chunk_bytes: usize,
+    node: &Node,
     head: &[u8],
     message: &Message,
     tail: &[u8],
 ) -> io::Result<()> {
+    let chunk_bytes = count(node.settings.limits.messages.sending_chunk_bytes);
     let total = head.len() + message.len() + tail.len();
     let piece = total.min(chunk_bytes + head.len() + tail.len());
-    let _held = reserve(sending, piece, GOSSIP_TIMEOUT).await.map_err(io::Error::other)?;
+    let _held =
+        reserve(&node.pools.sending, piece, GOSSIP_TIMEOUT).await.map_err(io::Error::other)?;
     let mut buffer = Vec::with_capacity(piece);
     buffer.extend_from_slice(head);
     let mut sent = 0;

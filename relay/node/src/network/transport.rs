@@ -29,7 +29,6 @@ const MPLEX_FRAMES: usize = 1024;
 /// A multiplexer that meets its own limit closes the whole connection: streams are refused one by
 /// one, well before.
 const STREAMS_FACTOR: usize = 4;
-/// Largest WebSocket message of a client.
 const WEBSOCKET_BYTES: usize = 512 << 10;
 
 /// Certificate and key of the secure WebSocket, as DER.
@@ -85,7 +84,6 @@ fn bounded(socket: tcp::tokio::TcpStream, bytes: usize) -> tcp::tokio::TcpStream
     socket
 }
 
-/// Both multiplexers, metered.
 #[derive(Clone)]
 struct Multiplexers {
     yamux: yamux::Config,
@@ -128,16 +126,15 @@ where
 
     fn upgrade_inbound(self, socket: C, name: Self::Info) -> Self::Future {
         let Self { yamux, mplex, meters } = self;
-        // Both upgrades are ready at once; `now_or_never` cannot return `None`.
-        let mut failed = None;
         let muxer = metered(&meters, framing(name), socket, |gate| {
+            // Both upgrades are ready at once.
             if name == MPLEX {
-                ready(mplex.upgrade_inbound(gate, MPLEX), &mut failed).map(future::Either::Right)
+                mplex.upgrade_inbound(gate, MPLEX).into_inner().map(future::Either::Right)
             } else {
-                ready(yamux.upgrade_inbound(gate, YAMUX), &mut failed).map(future::Either::Left)
+                yamux.upgrade_inbound(gate, YAMUX).into_inner().map(future::Either::Left)
             }
         });
-        future::ready(muxer.transpose().ok_or_else(|| failed.unwrap_or_else(no_muxer)))
+        future::ready(muxer.transpose())
     }
 }
 
@@ -151,38 +148,19 @@ where
 
     fn upgrade_outbound(self, socket: C, name: Self::Info) -> Self::Future {
         let Self { yamux, mplex, meters } = self;
-        let mut failed = None;
         let muxer = metered(&meters, framing(name), socket, |gate| {
             if name == MPLEX {
-                ready(mplex.upgrade_outbound(gate, MPLEX), &mut failed).map(future::Either::Right)
+                mplex.upgrade_outbound(gate, MPLEX).into_inner().map(future::Either::Right)
             } else {
-                ready(yamux.upgrade_outbound(gate, YAMUX), &mut failed).map(future::Either::Left)
+                yamux.upgrade_outbound(gate, YAMUX).into_inner().map(future::Either::Left)
             }
         });
-        future::ready(muxer.transpose().ok_or_else(|| failed.unwrap_or_else(no_muxer)))
+        future::ready(muxer.transpose())
     }
 }
 
 fn framing(name: &str) -> Framing {
     if name == MPLEX { Framing::mplex() } else { Framing::yamux() }
-}
-
-/// Result of a future that is ready at once.
-fn ready<T, E: Into<io::Error>>(
-    upgrading: impl Future<Output = Result<T, E>>,
-    failed: &mut Option<io::Error>,
-) -> Option<T> {
-    match future::FutureExt::now_or_never(upgrading)? {
-        Ok(muxer) => Some(muxer),
-        Err(error) => {
-            *failed = Some(error.into());
-            None
-        }
-    }
-}
-
-fn no_muxer() -> io::Error {
-    io::Error::other("no multiplexer")
 }
 
 #[cfg(test)]

@@ -28,15 +28,12 @@ use crate::{
         streams::{Frame, SEND_TIME, discard, write_message},
     },
     node::Node,
+    settings::count,
 };
 
-/// Serves a request.
 pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
-    let Frame { body, held: _held } = match request(&node, &mut stream, REQUEST_BYTES_MAX).await {
-        Ok(Some(frame)) => frame,
-        Ok(None) => return ServeOutcome::Done,
-        Err(served) => return served,
-    };
+    let frame = request(&node, &mut stream, REQUEST_BYTES_MAX).await?;
+    let Some(Frame { body, held: _held }) = frame else { return Ok(()) };
     node.counters.filter_requests.fetch_add(1, Relaxed);
     let answer = match Request::decode(body.clone()) {
         Ok(asked) => {
@@ -99,13 +96,14 @@ fn answer(
 
 /// Which limit on content topics a request does not keep to.
 fn too_many(node: &Node, asked: &Request) -> Option<String> {
-    let (topics, most) = (asked.content_topics.len(), node.settings.topics_per_request);
+    let limits = &node.settings.limits.filter;
+    let (topics, most) = (asked.content_topics.len(), count(limits.topics_per_request));
     if topics > most {
         return Some(format!(
             "{topics} content topics, filter.topics_per_request is {most}; send several requests"
         ));
     }
-    let most = node.settings.content_topic_bytes;
+    let most = count(limits.content_topic_bytes);
     let long = asked
         .content_topics
         .iter()
@@ -164,8 +162,7 @@ pub(crate) async fn push(
     let frame = push_frame(message.len(), &node.topic(shard));
     let (read, mut write) = stream.split();
     let sending = async {
-        let (sending, chunk) = (&node.pools.sending, node.settings.sending_chunk);
-        write_message(&mut write, sending, chunk, &frame.head, &message, &frame.tail).await.ok()?;
+        write_message(&mut write, &node, &frame.head, &message, &frame.tail).await.ok()?;
         write.close().await.ok()
     };
     // A receiver sends nothing; any bytes are read, and dropped.

@@ -19,13 +19,9 @@ use crate::{
     node::Node,
 };
 
-/// Serves version 3.
 pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
-    let Frame { body, held } = match request(&node, &mut stream, REQUEST_BYTES_MAX).await {
-        Ok(Some(frame)) => frame,
-        Ok(None) => return ServeOutcome::Done,
-        Err(served) => return served,
-    };
+    let frame = request(&node, &mut stream, REQUEST_BYTES_MAX).await?;
+    let Some(Frame { body, held }) = frame else { return Ok(()) };
     let answer = match Request::decode(body.clone()) {
         Ok(asked) => {
             let topic = asked.pubsub_topic.as_ref().map(|topic| topic.as_str().to_owned());
@@ -50,13 +46,9 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
     reply(&mut stream, &answer.encode()).await
 }
 
-/// Serves version 2.
 pub(crate) async fn serve_v2(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
-    let Frame { body, held } = match request(&node, &mut stream, REQUEST_BYTES_MAX).await {
-        Ok(Some(frame)) => frame,
-        Ok(None) => return ServeOutcome::Done,
-        Err(served) => return served,
-    };
+    let frame = request(&node, &mut stream, REQUEST_BYTES_MAX).await?;
+    let Some(Frame { body, held }) = frame else { return Ok(()) };
     let answer = match RequestV2::decode(body.clone()) {
         Ok(asked) => {
             let topic = asked.pubsub_topic.as_str().to_owned();

@@ -20,33 +20,24 @@ fn own(node: &Node) -> Vec<u8> {
 }
 
 fn check_cluster(node: &Node, theirs: &Metadata) -> ServeOutcome {
+    let own = node.settings.cluster;
     match theirs.cluster {
-        Some(cluster) if cluster != u32::from(node.settings.cluster) => {
-            ServeOutcome::Close(format!(
-                "the peer is of cluster {cluster}, this node of cluster {}",
-                node.settings.cluster
-            ))
+        Some(cluster) if cluster != u32::from(own) => {
+            Err(format!("the peer is of cluster {cluster}, this node of cluster {own}"))
         }
-        _ => ServeOutcome::Done,
+        _ => Ok(()),
     }
 }
 
-/// Serves a request.
 pub(crate) async fn serve(node: Arc<Node>, mut stream: Stream) -> ServeOutcome {
-    let frame = match request(&node, &mut stream, MESSAGE_BYTES_MAX).await {
-        Ok(Some(frame)) => frame,
-        Ok(None) => return ServeOutcome::Done,
-        Err(served) => return served,
+    let Some(frame) = request(&node, &mut stream, MESSAGE_BYTES_MAX).await? else {
+        return Ok(());
     };
-    let theirs = match Metadata::decode(frame.body) {
-        Ok(theirs) => theirs,
-        Err(error) => return ServeOutcome::Close(error.to_string()),
-    };
-    reply(&mut stream, &own(&node)).await;
+    let theirs = Metadata::decode(frame.body).map_err(|error| error.to_string())?;
+    reply(&mut stream, &own(&node)).await?;
     check_cluster(&node, &theirs)
 }
 
-/// Asks a peer.
 pub(crate) async fn request_metadata(node: Arc<Node>, mut stream: libp2p::Stream) -> ServeOutcome {
     let asking = async {
         write_small(&mut stream, &own(&node)).await.ok()?;
@@ -56,6 +47,6 @@ pub(crate) async fn request_metadata(node: Arc<Node>, mut stream: libp2p::Stream
     match tokio::time::timeout(ANSWER_TIME, asking).await {
         Ok(Some(theirs)) => check_cluster(&node, &theirs),
         // Not every client answers; what it is shows when it subscribes.
-        _ => ServeOutcome::Done,
+        _ => Ok(()),
     }
 }

@@ -26,14 +26,9 @@ pub(crate) mod store;
 /// How long the end of a stream without a request is waited for.
 const END_TIME: Duration = Duration::from_secs(5);
 
-/// How serving a stream ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ServeOutcome {
-    /// It ended; that its peer broke it off counts as an end.
-    Done,
-    /// The connection must be closed: why.
-    Close(String),
-}
+/// How serving a stream ended; that its peer broke it off counts as an end. Error: why the
+/// connection must be closed.
+pub(crate) type ServeOutcome = Result<(), String>;
 
 /// Names of all protocols a peer may open a stream for.
 pub(crate) const PROTOCOLS: [&str; 7] = [
@@ -65,29 +60,24 @@ pub(crate) fn serve(
     }
 }
 
-/// The one request of a stream; `None` when there is none, which is not an error.
+/// The one request of a stream; `None` when there is none, which is not an error. Errors: why the
+/// connection must be closed.
 pub(crate) async fn request(
     node: &Node,
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     bytes_max: usize,
-) -> Result<Option<Frame>, ServeOutcome> {
+) -> Result<Option<Frame>, String> {
     match read_frame(stream, bytes_max, &node.pools.receiving, REQUEST_TIMEOUT).await {
         Ok(Some(frame)) => Ok(Some(frame)),
-        Ok(None) => {
+        Ok(None) | Err(ReadError::Torn) => {
             end(stream).await;
             Ok(None)
         }
-        Err(ReadError::Torn) => {
-            end(stream).await;
-            Err(ServeOutcome::Done)
-        }
-        Err(ReadError::Io(_)) => Err(ServeOutcome::Done),
-        Err(error @ (ReadError::Frame(_) | ReadError::Slow)) => {
-            Err(ServeOutcome::Close(error.to_string()))
-        }
+        Err(ReadError::Io(_)) => Ok(None),
+        Err(error @ (ReadError::Frame(_) | ReadError::Slow)) => Err(error.to_string()),
         Err(ReadError::Full(full)) => {
             tracing::debug!(%full, "a request was not read");
-            Err(ServeOutcome::Done)
+            Ok(None)
         }
     }
 }
@@ -105,7 +95,7 @@ pub(crate) async fn reply(stream: &mut (impl AsyncWrite + Unpin), body: &[u8]) -
         // The peer may be gone by now.
         let _ = stream.close().await;
     }
-    ServeOutcome::Done
+    Ok(())
 }
 
 /// How a client hears that its message was not taken.

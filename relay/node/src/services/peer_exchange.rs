@@ -18,17 +18,15 @@ use crate::{
         streams::{REQUEST_TIMEOUT, read_frame, write_small},
     },
     node::Node,
+    settings::count,
 };
 
 /// A peer answers within this time.
 const ANSWER_TIME: Duration = Duration::from_secs(20);
 
-/// Serves a request.
 pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
-    let frame = match request(&node, &mut stream, REQUEST_BYTES_MAX).await {
-        Ok(Some(frame)) => frame,
-        Ok(None) => return ServeOutcome::Done,
-        Err(served) => return served,
+    let Some(frame) = request(&node, &mut stream, REQUEST_BYTES_MAX).await? else {
+        return Ok(());
     };
     let refused = |status, why: String| Reply {
         records: Vec::new(),
@@ -56,7 +54,7 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
 
 /// Asks a peer, and takes note of the nodes it names.
 pub(crate) async fn request_peers(node: Arc<Node>, mut stream: libp2p::Stream) -> ServeOutcome {
-    let most = node.settings.peer_exchange_peers;
+    let most = count(node.settings.limits.peers.peer_exchange_peers);
     let asking = async {
         let asked = Request { peers: most as u64 }.encode();
         write_small(&mut stream, &asked).await.ok()?;
@@ -67,7 +65,7 @@ pub(crate) async fn request_peers(node: Arc<Node>, mut stream: libp2p::Stream) -
     };
     let Ok(Some(reply)) = tokio::time::timeout(ANSWER_TIME, asking).await else {
         tracing::debug!("a peer that was asked for others gave no answer");
-        return ServeOutcome::Done;
+        return Ok(());
     };
     let mut new = 0;
     for bytes in reply.records.iter().take(most) {
@@ -77,5 +75,5 @@ pub(crate) async fn request_peers(node: Arc<Node>, mut stream: libp2p::Stream) -
         }
     }
     tracing::debug!(records = reply.records.len(), new, "a peer named others");
-    ServeOutcome::Done
+    Ok(())
 }

@@ -16,6 +16,7 @@ use crate::{
         },
     },
     node::Node,
+    settings::count,
 };
 
 /// Control messages are sent in frames of at most this.
@@ -26,32 +27,25 @@ const FLUSH_TIME: Duration = SEND_TIME;
 const KNOWN_TIME: Duration = Duration::from_secs(5);
 const KNOWN_RETRY: Duration = Duration::from_millis(5);
 
-/// Receives a peer's gossip.
 pub(crate) async fn receive(node: Arc<Node>, peer: Peer, mut stream: Stream) -> ServeOutcome {
     // A peer sends its subscriptions once, and perhaps before this node knows that it gossips.
     let known = tokio::time::Instant::now() + KNOWN_TIME;
     while node.router().score(peer, node.now()).is_none() && tokio::time::Instant::now() < known {
         tokio::time::sleep(KNOWN_RETRY).await;
     }
+    let frame_bytes = count(node.settings.limits.messages.frame_bytes);
     loop {
         let receiving = &node.pools.receiving;
-        match read_frame(&mut stream, node.settings.frame_bytes, receiving, GOSSIP_TIMEOUT).await {
-            Ok(Some(frame)) => match take(&node, peer, frame).await {
-                Ok(()) => {}
-                Err(why) => {
-                    node.router().misbehaved(peer);
-                    return ServeOutcome::Close(why);
-                }
-            },
+        let read = read_frame(&mut stream, frame_bytes, receiving, GOSSIP_TIMEOUT);
+        let taken = match read.await {
+            Ok(Some(frame)) => take(&node, peer, frame).await,
             // A peer may open another stream.
             Ok(None) | Err(ReadError::Io(_) | ReadError::Torn | ReadError::Full(_)) => {
-                return ServeOutcome::Done;
+                return Ok(());
             }
-            Err(error) => {
-                node.router().misbehaved(peer);
-                return ServeOutcome::Close(error.to_string());
-            }
-        }
+            Err(error) => Err(error.to_string()),
+        };
+        taken.inspect_err(|_| node.router().misbehaved(peer))?;
     }
 }
 
@@ -154,10 +148,8 @@ async fn write(
             Ok(())
         }
         Outgoing::Message(shard, message) => {
-            let chunk = node.settings.sending_chunk;
             let frame = publish_frame(&node.topic(shard), message.len());
-            write_message(stream, &node.pools.sending, chunk, &frame.head, &message, &frame.tail)
-                .await
+            write_message(stream, node, &frame.head, &message, &frame.tail).await
         }
     }
 }

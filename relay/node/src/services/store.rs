@@ -27,15 +27,12 @@ use crate::{
         streams::{Frame, SEND_TIME, write_message},
     },
     node::Node,
+    settings::count,
 };
 
-/// Serves a query.
 pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
-    let Frame { body, held: _held } = match request(&node, &mut stream, REQUEST_BYTES_MAX).await {
-        Ok(Some(frame)) => frame,
-        Ok(None) => return ServeOutcome::Done,
-        Err(served) => return served,
-    };
+    let frame = request(&node, &mut stream, REQUEST_BYTES_MAX).await?;
+    let Some(Frame { body, held: _held }) = frame else { return Ok(()) };
     node.counters.store_queries.fetch_add(1, Relaxed);
     let refuse = |status, reason, why: String| {
         node.counters.store_refused.add(reason);
@@ -58,11 +55,11 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
             }
             Ok(()) => match found(&node, &asked).await {
                 Ok(mut page) => {
-                    shorten(&mut page, asked.forward, node.settings.page_bytes);
+                    shorten(&mut page, asked.forward, count(node.settings.limits.store.page_bytes));
                     let sending = send(&node, &mut stream, &asked, &page);
                     return match tokio::time::timeout(SEND_TIME * 3, sending).await {
-                        Ok(_) => ServeOutcome::Done,
-                        Err(_) => ServeOutcome::Close("a store reply was not taken in time".into()),
+                        Ok(_) => Ok(()),
+                        Err(_) => Err("a store reply was not taken in time".into()),
                     };
                 }
                 Err(error) => {
@@ -84,12 +81,12 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
 /// The page, and how long it took noted.
 async fn found(node: &Node, asked: &Request) -> Result<Page, QueryError> {
     let began = Instant::now();
-    let page = node.store.query(query(asked, node.settings.page_messages)).await;
+    let most = count(node.settings.limits.store.page_messages_max);
+    let page = node.store.query(query(asked, most)).await;
     latencies::observe_since(&node.latencies.store_query, began);
     page
 }
 
-/// As the store takes it.
 fn query(asked: &Request, most: usize) -> Query {
     let limit = asked.limit.filter(|limit| *limit > 0).unwrap_or(PAGE_DEFAULT);
     Query {
@@ -158,8 +155,7 @@ async fn send(node: &Node, stream: &mut Stream, asked: &Request, page: &Page) ->
     for found in &page.messages {
         let parts = entry_parts(&MessageHash(found.hash), data(found), topic(found).as_deref());
         if asked.include_data {
-            let (sending, chunk) = (&node.pools.sending, node.settings.sending_chunk);
-            write_message(stream, sending, chunk, &parts.head, &found.message, &parts.tail).await?;
+            write_message(stream, node, &parts.head, &found.message, &parts.tail).await?;
         } else {
             stream.write_all(&parts.head).await?;
         }

@@ -7,7 +7,7 @@ use super::{
     RPC_BYTES_MAX, Rpc, Subscription, tag,
 };
 use crate::text::{self, Text};
-use crate::wire::{DecodeError, Field, Fields, push_bounded};
+use crate::wire::{DecodeError, Field, Fields, for_each_field, push_bounded};
 
 impl Rpc {
     /// Reads an RPC without its length prefix. Errors: damaged, more entries than `limits` has
@@ -20,16 +20,12 @@ impl Rpc {
             ids_left: limits.ids,
             peers_left: limits.peers,
         };
-        for field in Fields::new(&input) {
-            let field = field?;
-            match field.tag {
-                tag::SUBSCRIPTION => reader.subscription(field.bytes()?)?,
-                tag::PUBLISH => reader.publish(field.bytes()?)?,
-                // Protobuf merges a message that comes twice, and so does this.
-                tag::CONTROL => reader.control(field.bytes()?)?,
-                _ => {}
-            }
-        }
+        for_each_field!(field in &input, {
+            tag::SUBSCRIPTION => reader.subscription(field.bytes()?)?,
+            tag::PUBLISH => reader.publish(field.bytes()?)?,
+            // Protobuf merges a message that comes twice, and so does this.
+            tag::CONTROL => reader.control(field.bytes()?)?,
+        });
         Ok(reader.rpc)
     }
 }
@@ -46,14 +42,10 @@ impl Reader<'_> {
     fn subscription(&mut self, body: &[u8]) -> Result<(), DecodeError> {
         let mut subscribe = false;
         let mut topic = None;
-        for field in Fields::new(body) {
-            let field = field?;
-            match field.tag {
-                tag::SUBSCRIBE => subscribe = field.bool()?,
-                tag::SUBSCRIBE_TOPIC => topic = self.topic(&field)?,
-                _ => {}
-            }
-        }
+        for_each_field!(field in body, {
+            tag::SUBSCRIBE => subscribe = field.bool()?,
+            tag::SUBSCRIBE_TOPIC => topic = self.topic(&field)?,
+        });
         let Some(topic) = topic else { return self.skip_entry() };
         push_bounded(
             &mut self.rpc.subscriptions,
@@ -67,57 +59,45 @@ impl Reader<'_> {
         let mut topic = None;
         let mut data = Bytes::new();
         let mut signed = false;
-        for field in Fields::new(body) {
-            let field = field?;
-            match field.tag {
-                tag::DATA => data = field.shared(self.input, "data", RPC_BYTES_MAX)?,
-                tag::TOPIC => topic = self.topic(&field)?,
-                tag::FROM | tag::SEQNO | tag::SIGNATURE | tag::KEY => {
-                    field.bytes()?;
-                    signed = true;
-                }
-                _ => {}
-            }
-        }
+        for_each_field!(field in body, {
+            tag::DATA => data = field.shared(self.input, "data", RPC_BYTES_MAX)?,
+            tag::TOPIC => topic = self.topic(&field)?,
+            tag::FROM | tag::SEQNO | tag::SIGNATURE | tag::KEY => {
+                field.bytes()?;
+                signed = true;
+            },
+        });
         let Some(topic) = topic.filter(|_| !data.is_empty()) else { return self.skip_entry() };
         let publish = Publish { topic, data, signed };
         push_bounded(&mut self.rpc.publish, publish, "publish", self.limits.publish)
     }
 
     fn control(&mut self, body: &[u8]) -> Result<(), DecodeError> {
-        for field in Fields::new(body) {
-            let field = field?;
-            match field.tag {
-                tag::IHAVE => self.ihave(field.bytes()?)?,
-                tag::IWANT => {
-                    let mut ids = std::mem::take(&mut self.rpc.iwant);
-                    self.ids(field.bytes()?, &mut ids)?;
-                    self.rpc.iwant = ids;
-                }
-                tag::GRAFT => self.graft(field.bytes()?)?,
-                tag::PRUNE => self.prune(field.bytes()?)?,
-                tag::IDONTWANT => {
-                    let mut ids = std::mem::take(&mut self.rpc.idontwant);
-                    self.ids(field.bytes()?, &mut ids)?;
-                    self.rpc.idontwant = ids;
-                }
-                _ => {}
-            }
-        }
+        for_each_field!(field in body, {
+            tag::IHAVE => self.ihave(field.bytes()?)?,
+            tag::IWANT => {
+                let mut ids = std::mem::take(&mut self.rpc.iwant);
+                self.ids(field.bytes()?, &mut ids)?;
+                self.rpc.iwant = ids;
+            },
+            tag::GRAFT => self.graft(field.bytes()?)?,
+            tag::PRUNE => self.prune(field.bytes()?)?,
+            tag::IDONTWANT => {
+                let mut ids = std::mem::take(&mut self.rpc.idontwant);
+                self.ids(field.bytes()?, &mut ids)?;
+                self.rpc.idontwant = ids;
+            },
+        });
         Ok(())
     }
 
     fn ihave(&mut self, body: &[u8]) -> Result<(), DecodeError> {
         let mut topic = None;
         let mut ids = Vec::new();
-        for field in Fields::new(body) {
-            let field = field?;
-            match field.tag {
-                tag::CONTROL_TOPIC => topic = self.topic(&field)?,
-                tag::IHAVE_IDS => self.id(&field, &mut ids)?,
-                _ => {}
-            }
-        }
+        for_each_field!(field in body, {
+            tag::CONTROL_TOPIC => topic = self.topic(&field)?,
+            tag::IHAVE_IDS => self.id(&field, &mut ids)?,
+        });
         let Some(topic) = topic else { return self.skip_entry() };
         if ids.is_empty() {
             return self.skip_entry();
@@ -142,15 +122,11 @@ impl Reader<'_> {
         let mut topic = None;
         let mut backoff_s = None;
         let mut peers = Vec::new();
-        for field in Fields::new(body) {
-            let field = field?;
-            match field.tag {
-                tag::CONTROL_TOPIC => topic = self.topic(&field)?,
-                tag::PRUNE_BACKOFF => backoff_s = Some(field.varint()?),
-                tag::PRUNE_PEERS => self.peer(field.bytes()?, &mut peers)?,
-                _ => {}
-            }
-        }
+        for_each_field!(field in body, {
+            tag::CONTROL_TOPIC => topic = self.topic(&field)?,
+            tag::PRUNE_BACKOFF => backoff_s = Some(field.varint()?),
+            tag::PRUNE_PEERS => self.peer(field.bytes()?, &mut peers)?,
+        });
         let Some(topic) = topic else { return self.skip_entry() };
         let prune = Prune { topic, backoff_s, peers };
         push_bounded(&mut self.rpc.prune, prune, "prune", self.limits.topics)
@@ -163,14 +139,10 @@ impl Reader<'_> {
         }
         let mut peer_id = Bytes::new();
         let mut signed_record = None;
-        for field in Fields::new(body) {
-            let field = field?;
-            match field.tag {
-                tag::PEER_ID => peer_id = self.input.slice_ref(field.bytes()?),
-                tag::PEER_RECORD => signed_record = Some(self.input.slice_ref(field.bytes()?)),
-                _ => {}
-            }
-        }
+        for_each_field!(field in body, {
+            tag::PEER_ID => peer_id = self.input.slice_ref(field.bytes()?),
+            tag::PEER_RECORD => signed_record = Some(self.input.slice_ref(field.bytes()?)),
+        });
         let record_bytes = signed_record.as_ref().map_or(0, Bytes::len);
         if peer_id.is_empty()
             || peer_id.len() > PEER_ID_BYTES_MAX

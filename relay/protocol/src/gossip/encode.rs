@@ -188,15 +188,11 @@ fn prune_body(
 ) -> Vec<u8> {
     let mut body = Vec::with_capacity(topic.len() + 16);
     wire::put_bytes(tag::CONTROL_TOPIC, topic.as_bytes(), &mut body);
-    if let Some(backoff_s) = backoff_s {
-        wire::put_varint(tag::PRUNE_BACKOFF, backoff_s, &mut body);
-    }
+    wire::put_each_varint(tag::PRUNE_BACKOFF, backoff_s, &mut body);
     for peer in peers {
         let mut inner = Vec::with_capacity(64);
         wire::put_bytes(tag::PEER_ID, &peer.peer_id, &mut inner);
-        if let Some(record) = &peer.signed_record {
-            wire::put_bytes(tag::PEER_RECORD, record, &mut inner);
-        }
+        wire::put_each(tag::PEER_RECORD, &peer.signed_record, &mut inner);
         let field_bytes = wire::bytes_field_len(tag::PRUNE_PEERS, inner.len());
         if HEAD_BYTES_MAX + body.len() + field_bytes <= bytes_max {
             wire::put_bytes(tag::PRUNE_PEERS, &inner, &mut body);
@@ -212,8 +208,7 @@ pub fn publish_frame(topic: &str, data_bytes: usize) -> SplitFrame {
     let mut tail = Vec::with_capacity(topic.len() + 4);
     wire::put_bytes(tag::TOPIC, topic.as_bytes(), &mut tail);
     let message_bytes = wire::bytes_field_len(tag::DATA, data_bytes) + tail.len();
-    let mut head = Vec::with_capacity(16);
-    head.extend_from_slice(&encode_length(wire::bytes_field_len(tag::PUBLISH, message_bytes)));
+    let mut head = encode_length(wire::bytes_field_len(tag::PUBLISH, message_bytes));
     wire::put_bytes_head(tag::PUBLISH, message_bytes, &mut head);
     wire::put_bytes_head(tag::DATA, data_bytes, &mut head);
     SplitFrame { head, tail }

@@ -147,7 +147,7 @@ proptest! {
     #[test]
     fn lengths_survive_their_prefix(length in any::<u32>(), after in vec(any::<u8>(), 0..4)) {
         let length = length as usize;
-        let mut received = encode_length(length).to_vec();
+        let mut received = encode_length(length);
         let used = received.len();
         prop_assert!(used <= 5);
         prop_assert_eq!(decode_length(&received[..used - 1], length), Ok(None));
