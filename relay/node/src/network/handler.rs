@@ -52,7 +52,7 @@ impl UpgradeInfo for Protocols {
     type InfoIter = std::vec::IntoIter<StreamProtocol>;
 
     fn protocol_info(&self) -> Self::InfoIter {
-        self.0.to_vec().into_iter()
+        Vec::from(self.0.as_ref()).into_iter()
     }
 }
 
