@@ -32,6 +32,8 @@ use crate::{
 pub const ACCEPT_ERROR: &str = "accept_error";
 /// Time to write a refusal and for the peer to read it.
 const REFUSAL_TIME: Duration = Duration::from_secs(1);
+/// Time for closed connections to end.
+const CLOSING: Duration = Duration::from_secs(1);
 /// Accepting pauses this long when the process has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -118,6 +120,13 @@ impl Server {
         };
         let finished = timeout(grace, finishing).await.is_ok();
         self.stage.send_replace(Stage::Closed);
+        let closing = async {
+            for listener in &self.listeners {
+                listener.connections.drained().await;
+            }
+        };
+        // What a connection still refers to is free after it, as far as the machine keeps up.
+        let _ = timeout(CLOSING, closing).await;
         finished
     }
 }

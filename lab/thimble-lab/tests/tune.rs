@@ -25,7 +25,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn programs() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tuner/programs").canonicalize().unwrap()
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/tuner/programs").canonicalize().unwrap()
 }
 
 fn tune(folder: &Path, own: &[&str], command: &[&str]) -> Command {
@@ -359,7 +359,6 @@ fn a_go_program_that_overrides_its_collectors_target_has_a_dead_knob() {
 
 /// The same program, left to its runtime.
 #[test]
-#[ignore = "half a minute of a machine to itself: make test-long"]
 fn a_go_program_that_leaves_its_collectors_target_has_a_live_knob() {
     let _alone = ALONE.lock();
     let folder = tempfile::tempdir().unwrap();

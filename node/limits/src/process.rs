@@ -8,7 +8,8 @@ use crate::{Limits, SCALE, pool};
 // Processes. Constants that hold addresses are 1.1 MiB in each: of the base of a process as it was
 // measured, they are a line of their own. A build with assertions, which is less optimised, has
 // 1.7.
-const PROGRAM_BYTES: u64 = if cfg!(debug_assertions) { 2 * MIB } else { 3 * MIB / 2 };
+pub(crate) const RELEASE_PROGRAM_BYTES: u64 = 3 * MIB / 2;
+const PROGRAM_BYTES: u64 = if cfg!(debug_assertions) { 2 * MIB } else { RELEASE_PROGRAM_BYTES };
 const WORKER_BASE_BYTES: u64 = 4 * MIB - PROGRAM_BYTES;
 
 /// The idle node process with its constants.

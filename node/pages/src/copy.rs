@@ -132,7 +132,7 @@ impl PageStore {
                 Some(Ok(end)) if end >= pages.end => {}
                 // Looking further takes longer than hashing what is left.
                 Some(Ok(end)) => ranges.add(end..pages.end),
-                _ => ranges.add(pages),
+                _ => ranges.add_over(pages),
             }
         }
         ranges.pages
@@ -326,6 +326,12 @@ impl Ranges {
         }
         debug_assert!(self.pages.len() <= RANGES_MAX, "{} ranges", self.pages.len());
     }
+
+    /// Adds pages of which some were added already, at the end.
+    fn add_over(&mut self, pages: Range<u64>) {
+        while self.pages.pop_if(|last| last.start >= pages.start).is_some() {}
+        self.add(pages);
+    }
 }
 
 /// The same pages and some between them, in at most half as many ranges.
@@ -336,6 +342,14 @@ fn shorter(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_part_whose_data_cannot_be_found_counts_as_a_whole() {
+        let mut ranges = Ranges::default();
+        [0..4, 20..30, 40..41].into_iter().for_each(|found| ranges.add(found));
+        ranges.add_over(10..60);
+        assert_eq!(ranges.pages, [0..4, 10..60]);
+    }
 
     #[test]
     fn many_ranges_become_fewer_that_cover_them() {

@@ -220,7 +220,12 @@ impl SharedFiles {
                 return Ok(false);
             }
             drop(refs);
-            dir.clear(&path, &dir.open_write(&path)?, &last)?;
+            let end = file.bytes / PAGE_BYTES;
+            let in_file = last.iter().map(|pages| pages.start..pages.end.min(end));
+            let in_file: Vec<_> = in_file.filter(|pages| !pages.is_empty()).collect();
+            if !in_file.is_empty() {
+                dir.clear(&path, &dir.open_write(&path)?, &in_file)?;
+            }
             cleared = last;
         }
     }

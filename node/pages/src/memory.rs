@@ -439,9 +439,16 @@ impl Memory {
         let ready = |segment: &&Segment| segment.durable && segment.live_pages > 0;
         let sealed = self.segments.values().filter(ready).filter_map(|segment| segment.seal);
         let Some(newest) = sealed.map(|seal| seal.version).max() else { return 0 };
-        let blocking = self.older.iter().filter(|(version, _)| *version < newest);
-        let blocking = blocking.filter_map(|(_, pin)| pin.upgrade());
-        blocking.filter(|pin| !pin.is_cut_off() && pin.cut_off()).count() as u64
+        let versions = self.older.chunk_by(|(version, _), (next, _)| version == next);
+        let cut_off = versions.filter(|pins| {
+            let blocking = pins.iter().filter(|(version, _)| *version < newest);
+            let pins: Vec<_> = blocking.filter_map(|(_, pin)| pin.upgrade()).collect();
+            // The fold waits for one that is held, so the others need not go.
+            let is_held = pins.iter().any(|pin| pin.is_held());
+            let cut_off = |pin: &&Arc<Pin>| !is_held && !pin.is_cut_off() && pin.cut_off();
+            pins.iter().filter(cut_off).count() > 0
+        });
+        cut_off.count() as u64
     }
 
     /// Checks the invariants between versions: the index names pages that its segments have, each
@@ -696,6 +703,7 @@ impl Memory {
         if self.index.len() == 0 {
             self.index = RunIndex::default();
         }
+        self.older.retain(|(_, pin)| pin.strong_count() > 0);
         if self.older.is_empty() {
             self.older = Vec::new();
         }

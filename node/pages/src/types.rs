@@ -192,6 +192,11 @@ impl Pin {
         self.holders.load(SeqCst) == CUT_OFF
     }
 
+    /// Whether a holder keeps it from being cut off.
+    pub(crate) fn is_held(&self) -> bool {
+        !matches!(self.holders.load(SeqCst), 0 | CUT_OFF)
+    }
+
     /// Cuts the readers of this version off unless it is held. Returns whether they are cut off
     /// now.
     pub(crate) fn cut_off(&self) -> bool {

@@ -8,7 +8,7 @@
 
 use std::{
     sync::{Arc, PoisonError, atomic::Ordering, mpsc::TrySendError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -383,8 +383,11 @@ impl Server {
     ) -> RouteResult {
         let Some(body) = self.read_body(request).await? else { return busy("bodies") };
         let argument = parse(&body.bytes)?;
+        // A short body is a part of the connection's buffer, which nothing else is to keep.
+        let Body { bytes, room } = body;
+        drop(bytes);
         self.operate(target, move |instance| {
-            let _room = body;
+            let _room = room;
             operation(instance, argument)
         })
         .await
@@ -543,9 +546,10 @@ impl Server {
         let Ok(mut room) = PoolBudget::new(&self.bounds.bodies, |received, _| 2 * received) else {
             return Ok(None);
         };
+        let deadline = Instant::now() + READ_TIMEOUT;
         let (status, message) = match read_body(&mut incoming, &mut room, limit, READ_TIMEOUT).await
         {
-            Ok(bytes) => return Ok(Some(Body { bytes, _room: room.into_reservation() })),
+            Ok(bytes) => return Ok(Some(Body { bytes, room: room.into_reservation() })),
             Err(BodyError::Incomplete(error)) => return Err(Failure::bad(error)),
             Err(BodyError::TimedOut) => {
                 let message = format!("the body did not arrive within {READ_TIMEOUT:?}");
@@ -553,7 +557,7 @@ impl Server {
             }
             Err(BodyError::Full(_)) => {
                 drop(room);
-                discard_refused(&mut incoming).await;
+                discard_refused(&mut incoming, deadline).await;
                 return Ok(None);
             }
             Err(BodyError::TooLarge(_)) if limit == 0 => (
@@ -565,15 +569,16 @@ impl Server {
                 format!("the body has more bytes than the limit body_bytes = {BODY_BYTES}"),
             ),
         };
-        discard_refused(&mut incoming).await;
+        discard_refused(&mut incoming, deadline).await;
         Err(Failure { status, message })
     }
 }
 
 /// Reads what a client still sends: one that is answered before may not read the answer.
-async fn discard_refused(incoming: &mut Incoming) {
+async fn discard_refused(incoming: &mut Incoming, deadline: Instant) {
+    let left = deadline.saturating_duration_since(Instant::now());
     // The answer announces the end of the connection in either case.
-    let _ = discard_within(incoming, DISCARDED_BODIES * BODY_BYTES, READ_TIMEOUT).await;
+    let _ = discard_within(incoming, DISCARDED_BODIES * BODY_BYTES, left).await;
 }
 
 /// Whether bytes of a body follow the head of a request on its connection.
@@ -599,7 +604,8 @@ fn closing(mut response: Response<Outgoing>, has_body: bool) -> Response<Outgoin
 
 struct Body {
     bytes: Bytes,
-    _room: accounting::Reservation,
+    /// For the bytes and what is decoded from them.
+    room: accounting::Reservation,
 }
 
 /// The JSON of the created item, or of the reason why there is none.

@@ -107,15 +107,15 @@ fn padded(text: &str, width: isize) -> String {
     if width < 0 { format!("{text:<chars$}") } else { format!("{text:>chars$}") }
 }
 
-/// `COUNT` different free ports of this machine, below those that the system gives to outgoing
-/// connections. Another program may take one before the caller binds it.
+/// `COUNT` different free ports of this machine, below those of `thimble-lab net` and
+/// those that the system gives to outgoing connections. Another program may take one before the caller binds it.
 ///
 /// # Errors
 ///
 /// None is left.
 pub fn free_ports<const COUNT: usize>() -> io::Result<[u16; COUNT]> {
-    const FIRST: u16 = 18_000;
-    const PORTS: u32 = 10_000;
+    const FIRST: u16 = 10_000;
+    const PORTS: u32 = 8_000;
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let begin = std::process::id().wrapping_mul(61);
     let mut found = [0; COUNT];

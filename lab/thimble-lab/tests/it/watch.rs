@@ -57,7 +57,7 @@ fn start(command: &mut Command, log: &Path, words: &str) -> Program {
 }
 
 fn programs() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tuner/programs").canonicalize().unwrap()
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/tuner/programs").canonicalize().unwrap()
 }
 
 /// Collections in the summary.

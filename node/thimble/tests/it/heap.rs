@@ -54,9 +54,9 @@ async fn an_operator_sees_which_functions_of_the_node_took_memory() {
         "{report}"
     );
     let named = report["sites"].as_array().unwrap().iter().any(|site| {
-        ["site", "caller"]
-            .iter()
-            .any(|key| site[key].as_str().is_some_and(|name| name.starts_with("gateway::")))
+        ["site", "caller"].iter().any(|key| {
+            site[key].as_str().is_some_and(|name| name.starts_with("http_server::request_body"))
+        })
     });
     assert!(named, "{report:#}");
     let svg = folder.path().join("heap.svg");

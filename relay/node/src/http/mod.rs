@@ -85,8 +85,9 @@ pub(crate) async fn start(
 
 impl Http {
     /// Stops accepting, lets requests in flight finish within [`GRACE`], and closes the rest.
-    pub(crate) async fn stop(self) {
-        drop(self.sampling);
+    pub(crate) async fn stop(mut self) {
+        // The node ends when nothing of the interface refers to it.
+        self.sampling.shutdown().await;
         // Connections that have not finished by then are closed.
         let _ = self.server.shutdown(GRACE).await;
     }

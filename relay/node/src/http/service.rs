@@ -330,6 +330,9 @@ impl Service {
         let charge = move |received: u64, buffers: u64| received.max(buffers.min(most));
         let mut room = PoolBudget::new(&self.bodies, charge).map_err(BodyError::Full)?;
         let bytes = read_body(body, &mut room, limit, self.read_timeout()).await?;
+        // A short body is a part of the connection's buffer, which the next request needs.
+        let is_short = bytes.len() < HEAD_BYTES_MAX;
+        let bytes = if is_short { Bytes::copy_from_slice(&bytes) } else { bytes };
         let mut held = room.into_reservation();
         // Text with escapes is copied when it is decoded.
         if bytes.contains(&b'\\') {
