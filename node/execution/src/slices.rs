@@ -437,7 +437,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    const PINNED: &str = "a9ac8f03a1bd124b63325b32dcbe81e8";
+    const PINNED: testing::formats::Pin = (2, "a9ac8f03a1bd124b63325b32dcbe81e8");
 
     pub(crate) fn begun(entry: Entry) -> ExecutionInput {
         let principal = |byte| Principal::from_slice(&[byte, 1]);
@@ -531,6 +531,14 @@ pub(crate) mod tests {
             (name, bytes)
         });
         testing::formats::check("paused messages", RECORD_VERSION.into(), &samples, PINNED);
+    }
+
+    #[test]
+    fn states_with_another_manifest_are_of_rules_of_another_version() {
+        let manifest = state::manifest::VERSION.to_string();
+        let format = "the rules of execution, with the version of the manifest they lead to";
+        let version = crate::RULES_VERSION.into();
+        testing::formats::check_hash(format, version, &manifest, (10, "6"));
     }
 
     #[test]

@@ -509,7 +509,9 @@ mod tests {
         }
     }
 
-    const PINNED: &str = "0154bf54ece7245234a32d3a4d27ce63";
+    const PINNED: testing::formats::Pin = (10, "0154bf54ece7245234a32d3a4d27ce63");
+    /// Version of the manifest, with the records that its root depends on.
+    const UNDER_THE_ROOT: testing::formats::Pin = (6, "0154bf54ece7245234a32d3a4d27ce63");
 
     /// Everything that a record of a canister can have, in values that are not defaults.
     #[expect(clippy::too_many_lines, reason = "one story, in order")]
@@ -725,6 +727,9 @@ mod tests {
         ];
         let version = crate::store::FORMAT.into();
         testing::formats::check("records of the store", version, &samples, PINNED);
+        let version = crate::manifest::VERSION.into();
+        let format = "the manifest, whose root depends on records of the store";
+        testing::formats::check_hash(format, version, PINNED.1, UNDER_THE_ROOT);
         full().queues.check(&Principal::from_slice(&[1, 1]), 10);
         full().calls.check(None);
     }

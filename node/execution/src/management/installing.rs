@@ -821,7 +821,7 @@ mod tests {
 
     use super::*;
 
-    const PINNED: &str = "2feee7b2d46f310c19084f1bf64fe7c6";
+    const PINNED: testing::formats::Pin = (2, "2feee7b2d46f310c19084f1bf64fe7c6");
 
     fn record(plan: Plan, origin: Origin) -> Record {
         let call = SubnetCall {
