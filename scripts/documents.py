@@ -10,7 +10,9 @@ file, and to a heading in it. Metrics that a document names are listed in the re
 backticks exist, if they begin with a folder of the repository or end in the suffix of a source file
 (the rest of a path is enough); names in capitals stand for any. Test programs that a document, the
 Makefile or a script names (`-p CRATE --test NAME PART`) exist, and a test whose name has this part.
-Needs no package.
+Versions of formats and rules that a document states are those of the program. Lines of Rust have
+100 columns at most, except rows of tables and lines that only a string makes long, whose number
+must not grow. Needs no package.
 """
 
 import itertools
@@ -26,7 +28,20 @@ INTERNALS_BYTES = 8_000
 PROMISES = 25
 ENTRY_WORDS = 25
 # Lists, without a diagram.
-LISTS = ("code-map.md", "glossary.md", "recipes.md")
+LISTS = ("code-map.md", "glossary.md", "glossary-relay.md", "recipes.md", "recipes-state.md")
+# Columns of a line of Rust. Lines that rustfmt cannot break, because of a string, are counted.
+COLUMNS = 100
+LONG_STRINGS = 450
+# Versions that a document names: the document, the words before the version, and its constant.
+VERSIONS = (
+    ("CHANGELOG.md", "checkpoint store has another format than", "node/state/src/store.rs",
+     "FORMAT"),
+    ("CHANGELOG.md", "rules than version", "node/execution/src/lib.rs", "RULES_VERSION"),
+    ("CHANGELOG.md", "Messages between members have version", "node/consensus/src/subnet/wire.rs",
+     "VERSION"),
+    ("CHANGELOG.md", "manifests version", "node/state/src/manifest/mod.rs", "VERSION"),
+    ("docs/interface.md", "(`thimble-rules-", "node/execution/src/lib.rs", "RULES_VERSION"),
+)
 # A diagram is a block of text that comes before the first heading of a section.
 DIAGRAM = re.compile(r"^```text\n.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[(?:[^\[\]]|`[^`]*`)*\]\(([^()\s]+)\)")
@@ -198,13 +213,43 @@ def tests(files):
                 yield f"{file.relative_to(ROOT)}: {crate} has no test `{name}`"
 
 
+def versions():
+    """Versions that a document states and the program does not have."""
+    for name, before, source, constant in VERSIONS:
+        page = " ".join(text(name).split())
+        stated = re.search(re.escape(before) + r" ?(\d+)", page)
+        found = re.search(rf"const {constant}: u\d+ = (\d+);", text(source))
+        if not stated or not found:
+            yield f"{name}: \"{before} N\", or {constant} in {source}, is gone"
+        elif stated[1] != found[1]:
+            yield f"{name}: \"{before} {stated[1]}\", but {constant} in {source} is {found[1]}"
+
+
+def columns():
+    """Lines of Rust that are too long. Tables in comments have one line for each row; lines of
+    `canisters` are in the modules built from them, where panics name them."""
+    strings = 0
+    for name in tracked("*.rs"):
+        if name.startswith("canisters/"):
+            continue
+        for number, line in enumerate(text(name).split("\n"), 1):
+            if len(line) <= COLUMNS or re.match(r"\s*//[/!]? \|", line):
+                continue
+            if re.match(r"\s*//", line):
+                yield f"{name}:{number}: {len(line)} columns, the most is {COLUMNS}"
+            else:
+                strings += 1
+    if strings > LONG_STRINGS:
+        yield f"{strings} lines of code over {COLUMNS} columns, the most is {LONG_STRINGS}"
+
+
 def main():
     if len(sys.argv) > 1:
         print(__doc__)
         return 0 if sys.argv[1:] in (["-h"], ["--help"]) else 2
     files = documents()
     errors = [*sizes(), *decisions(), *metrics(files), *links(files),
-              *paths(files), *tests(files)]
+              *paths(files), *tests(files), *versions(), *columns()]
     for error in errors:
         print(error, file=sys.stderr)
     return 1 if errors else 0

@@ -166,7 +166,8 @@ fn http_request_update(request: HttpUpdateRequest<'static>) -> Response {
 
 #[cfg(feature = "interface")]
 mod interface {
-    //! Exports the Candid text that build.sh embeds; left out of the canister itself, whose size it would double.
+    //! Exports the Candid text that build.sh embeds; left out of the canister itself, whose size it
+    //! would double.
 
     // The types that the exported interface names.
     use super::{Piece, Response, Token};

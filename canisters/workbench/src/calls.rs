@@ -28,7 +28,8 @@ impl<E: std::fmt::Display> From<Result<Response, E>> for CallResult {
     }
 }
 
-/// Reads a count that another canister replied: nat64 here, nat from Motoko, eight raw bytes from C.
+/// Reads a count that another canister replied: nat64 here, nat from Motoko, eight raw bytes from
+/// C.
 fn count_of(reply: &[u8]) -> u64 {
     if let Ok(count) = Decode!(reply, u64) {
         return count;
@@ -52,7 +53,8 @@ async fn call_inc(callee: Principal) -> u64 {
     count_of(&or_trap(Call::unbounded_wait(callee, "inc").await))
 }
 
-/// Hops `depth` times around the ring and returns the number of hops made: depth `d` goes to `ring[d % len]`.
+/// Hops `depth` times around the ring and returns the number of hops made: depth `d` goes to
+/// `ring[d % len]`.
 #[update]
 async fn chain(ring: Vec<Principal>, depth: u32) -> u64 {
     if depth == 0 || ring.is_empty() {
@@ -139,8 +141,8 @@ pub struct CleanupReport {
     pub leaked: u64,
 }
 
-/// Calls `inc` on another canister, changes the state in the callback and traps there; the cleanup callback then
-/// records that it ran. The call is rejected with code 5.
+/// Calls `inc` on another canister, changes the state in the callback and traps there; the cleanup
+/// callback then records that it ran. The call is rejected with code 5.
 #[update]
 async fn call_trap_cleanup(callee: Principal) {
     struct Cleanup;

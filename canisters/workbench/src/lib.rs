@@ -20,7 +20,8 @@ mod timers;
 
 #[cfg(feature = "interface")]
 mod interface {
-    //! Exports the Candid text that build.sh embeds; left out of the canister itself, whose size it would double.
+    //! Exports the Candid text that build.sh embeds; left out of the canister itself, whose size it
+    //! would double.
 
     // The types that the exported interface names.
     use crate::calls::{CallResult, CleanupReport, FanoutReport};

@@ -1,8 +1,9 @@
 //! Bulk memory: fill, read back, grow; once for stable memory, once for the heap.
 //!
-//! `*_fill` dirties exactly the pages of its range (plus a 64 KiB scratch buffer on the heap in the stable case).
-//! `*_read_sum` returns the wrapping sum of the bytes in its range, so `len` bytes of value `b` sum to `len * b`. Each
-//! read exists as a query and, with the suffix `_update`, as an update.
+//! `*_fill` dirties exactly the pages of its range (plus a 64 KiB scratch buffer on the heap in the
+//! stable case). `*_read_sum` returns the wrapping sum of the bytes in its range, so `len` bytes of
+//! value `b` sum to `len * b`. Each read exists as a query and, with the suffix `_update`, as an
+//! update.
 
 use ic_cdk::{query, update};
 use std::cell::RefCell;
@@ -18,8 +19,9 @@ thread_local! {
     static REGION: RefCell<Region> = const { RefCell::new(Region { segments: Vec::new() }) };
 }
 
-/// The bulk heap region: grown with `memory.grow` and never moved, so growing dirties nothing. A new segment starts
-/// wherever memory ended at that time; addresses inside the region are counted through the segments in order.
+/// The bulk heap region: grown with `memory.grow` and never moved, so growing dirties nothing. A
+/// new segment starts wherever memory ended at that time; addresses inside the region are counted
+/// through the segments in order.
 struct Region {
     segments: Vec<&'static mut [u8]>,
 }
@@ -73,7 +75,8 @@ fn grow_memory(pages: u64) -> &'static mut [u8] {
     vec![0; pages as usize * CHUNK_BYTES].leak()
 }
 
-/// Sums bytes eight at a time: even and odd bytes are added in 16-bit lanes, which hold 128 additions of 510.
+/// Sums bytes eight at a time: even and odd bytes are added in 16-bit lanes, which hold 128
+/// additions of 510.
 fn sum(bytes: &[u8]) -> u64 {
     const LANES: u64 = 0x00FF_00FF_00FF_00FF;
     let mut total = 0u64;
@@ -178,7 +181,8 @@ fn heap_read_sum_update(offset: u64, len: u64) -> u64 {
     heap_sum(offset, len)
 }
 
-/// Grows the bulk heap region without touching it; returns the Wasm memory's size in bytes afterwards.
+/// Grows the bulk heap region without touching it; returns the Wasm memory's size in bytes
+/// afterwards.
 #[update]
 fn grow_heap(mib: u64) -> u64 {
     REGION.with_borrow_mut(|region| region.grow(mib * PAGES_PER_MIB));

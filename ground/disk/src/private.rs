@@ -50,8 +50,8 @@ pub(crate) fn mode_for_all() -> Option<fs::Permissions> {
 /// keeps in its folder, that is not empty, and one that many users share.
 ///
 /// # Errors
-/// Those of the file system. A folder of another user that this process may use stays as it is, and so
-/// does one of a file system without modes.
+/// Those of the file system. A folder of another user that this process may use stays as it is, and
+/// so does one of a file system without modes.
 pub fn make_private_folder(path: &Path, marker: &str) -> io::Result<bool> {
     fs::DirBuilder::new().recursive(true).mode(0o777 & !OTHERS).create(path)?;
     let metadata = fs::metadata(path)?;

@@ -6,7 +6,8 @@
 //!
 //! ```text
 //! header  magic [8] · kind [8] · version u32 · salt u64 · crc32 of these
-//! record  length u32 · crc32 of the payload u32 · synced u64 · crc32 of salt, offset of the head, and these · payload
+//! record  length u32 · crc32 of the payload u32 · synced u64
+//!         · crc32 of salt, offset of the head, and these · payload
 //! ```
 //!
 //! `synced` is the offset up to which the file was known to be durable when the record was written.

@@ -1,8 +1,8 @@
 //! Listeners: they accept connections up to their limit, and come to an orderly end.
 //!
 //! A connection takes a slot before it is served. When there is none, the connection that has been
-//! idle longest is closed for it ([`crate::connections`]); when none is idle, the new one is refused
-//! with a 503 written without reading anything, by one of [`ConnectionSettings::refusals`]
+//! idle longest is closed for it ([`crate::connections`]); when none is idle, the new one is
+//! refused with a 503 written without reading anything, by one of [`ConnectionSettings::refusals`]
 //! short-lived tasks; when those are busy too it is dropped. So accepting waits only for a
 //! connection to close, for a bounded time, and never spawns without a permit.
 //!

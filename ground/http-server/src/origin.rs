@@ -1,11 +1,12 @@
 //! The check that a request to an operator page comes from that page or from a program, and not
 //! from another web page in the operator's browser.
 //!
-//! A browser sends requests of any page to any address, loopback included. Three headers distinguish
-//! them. `Origin` names the page that sends the request. `Host` names the server as the page knows
-//! it: a page that had its own name resolve to this address (DNS rebinding) is same-origin with
-//! this server, but its requests carry its own name. `Sec-Fetch-Site` is the only mark of an image,
-//! a script or a frame of another page: they come without `Origin`. A page cannot set these headers.
+//! A browser sends requests of any page to any address, loopback included. Three headers
+//! distinguish them. `Origin` names the page that sends the request. `Host` names the server as the
+//! page knows it: a page that had its own name resolve to this address (DNS rebinding) is
+//! same-origin with this server, but its requests carry its own name. `Sec-Fetch-Site` is the only
+//! mark of an image, a script or a frame of another page: they come without `Origin`. A page cannot
+//! set these headers.
 //!
 //! IP literals are accepted as `Host`: no name was resolved, so none was rebound. Probes and
 //! monitoring systems use them.
@@ -113,9 +114,9 @@ impl<'a> OriginHeaders<'a> {
 /// Checks the headers of a request to an operator page.
 ///
 /// `listen` is the address of the socket, and `allowed` the names that the operator configured,
-/// without port. With `dotless`, names without a dot are accepted as `Host`: names of containers and
-/// of a local network, which are no names of public DNS. Requests without the headers are accepted:
-/// browsers always send `Host`.
+/// without port. With `dotless`, names without a dot are accepted as `Host`: names of containers
+/// and of a local network, which are no names of public DNS. Requests without the headers are
+/// accepted: browsers always send `Host`.
 ///
 /// # Errors
 /// When another web page may be the sender.

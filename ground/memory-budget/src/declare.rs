@@ -3,7 +3,8 @@
 /// Declares a group of limits: one row says all there is to a limit.
 ///
 /// ```
-/// use memory_budget::{LimitsError, LineKind, Preset, Rules, Scale, SheetLine, limit, limits, whole};
+/// use memory_budget::{LimitsError, LineKind, Preset, Rules, Scale, SheetLine};
+/// use memory_budget::{limit, limits, whole};
 ///
 /// /// Memory sizes, in MiB, at which rows name their values.
 /// const SCALE: Scale<2> = Scale::new([8, 32]);
@@ -100,7 +101,8 @@
 /// ```compile_fail
 /// # fn main() {}
 /// # const SCALE: memory_budget::Scale<1> = memory_budget::Scale::new([8]);
-/// # const PRESETS: [memory_budget::Preset; 1] = [memory_budget::Preset { name: "inn", memory_bytes: 8 << 20 }];
+/// # use memory_budget::Preset;
+/// # const PRESETS: [Preset; 1] = [Preset { name: "inn", memory_bytes: 8 << 20 }];
 /// # fn lines(_: &Limits) -> Vec<memory_budget::SheetLine> { Vec::new() }
 /// # memory_budget::table! {
 /// #     pub struct Limits {
@@ -124,7 +126,8 @@
 /// ```compile_fail
 /// # fn main() {}
 /// # const SCALE: memory_budget::Scale<1> = memory_budget::Scale::new([8]);
-/// # const PRESETS: [memory_budget::Preset; 1] = [memory_budget::Preset { name: "inn", memory_bytes: 8 << 20 }];
+/// # use memory_budget::Preset;
+/// # const PRESETS: [Preset; 1] = [Preset { name: "inn", memory_bytes: 8 << 20 }];
 /// # fn lines(_: &Limits) -> Vec<memory_budget::SheetLine> { Vec::new() }
 /// # memory_budget::table! {
 /// #     pub struct Limits {
@@ -148,7 +151,8 @@
 /// ```compile_fail
 /// # fn main() {}
 /// # const SCALE: memory_budget::Scale<1> = memory_budget::Scale::new([8]);
-/// # const PRESETS: [memory_budget::Preset; 1] = [memory_budget::Preset { name: "inn", memory_bytes: 8 << 20 }];
+/// # use memory_budget::Preset;
+/// # const PRESETS: [Preset; 1] = [Preset { name: "inn", memory_bytes: 8 << 20 }];
 /// # fn lines(_: &Limits) -> Vec<memory_budget::SheetLine> { Vec::new() }
 /// # memory_budget::table! {
 /// #     pub struct Limits {

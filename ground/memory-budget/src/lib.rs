@@ -10,12 +10,12 @@
 //! 2. [`apply_overrides`] applies the operator's own values by name, and recomputes the limits that
 //!    are consequences of others. A program with its state on disk may have a second budget, for
 //!    the disk ([`restate`]).
-//! 3. [`Sheet::for_table`] lists the memory that all limits together take, line by line: the **budget
-//!    sheet**, and the disk space they take. [`check`] refuses a table whose lines sum to more than
-//!    the budget, or whose limits contradict one another ([`Rules`]), and names every limit
-//!    concerned.
-//! 4. [`Sheet::ledger`] makes the memory pools ([`accounting::Ledger`]) that hold the program to the
-//!    sheet while it runs. [`Sheet::to_text`] and [`Sheet::to_json`] show it.
+//! 3. [`Sheet::for_table`] lists the memory that all limits together take, line by line: the
+//!    **budget sheet**, and the disk space they take. [`check`] refuses a table whose lines sum to
+//!    more than the budget, or whose limits contradict one another ([`Rules`]), and names every
+//!    limit concerned.
+//! 4. [`Sheet::ledger`] makes the memory pools ([`accounting::Ledger`]) that hold the program to
+//!    the sheet while it runs. [`Sheet::to_text`] and [`Sheet::to_json`] show it.
 //!
 //! Bounds: a table has a fixed number of fields and a sheet a fixed number of lines; texts of the
 //! operator are quoted up to a fixed length.

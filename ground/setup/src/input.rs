@@ -1,7 +1,7 @@
 //! Files that an operator names for a program to read: configuration, certificates.
 //!
-//! Bounds: [`INPUT_BYTES_MAX`]. Only regular files are opened: a FIFO would block without a message,
-//! and a device may have no end.
+//! Bounds: [`INPUT_BYTES_MAX`]. Only regular files are opened: a FIFO would block without a
+//! message, and a device may have no end.
 
 use std::{
     fs::{self, File},

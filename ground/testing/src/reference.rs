@@ -1,8 +1,8 @@
 //! Pages of docs/reference, which tests produce from the programs and compare with the files.
 //!
 //! A page has an introduction, written by hand, and a section for each program, from the heading
-//! `## PROGRAM` to the next one. With [`WRITE`] in the environment a test writes its section instead
-//! of comparing it; `make reference` does so for all.
+//! `## PROGRAM` to the next one. With [`WRITE`] in the environment a test writes its section
+//! instead of comparing it; `make reference` does so for all.
 
 use std::{
     collections::BTreeMap,

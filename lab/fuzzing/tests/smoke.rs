@@ -52,6 +52,21 @@ fn fuzz_targets_accept_seeds_and_mutations() {
     }
 }
 
+/// The decoder of manifests reads nothing of a header of another version, so neither seeds nor
+/// mutations of them would reach what comes after that check.
+#[test]
+fn seed_of_a_manifest_header_has_the_current_version() {
+    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
+    let file = fuzz.join("seeds/manifest_decoder/header");
+    // The first byte of a seed chooses the decoder.
+    let header = state::manifest::Header::from_bytes(&fs::read(&file).unwrap()[1..]);
+    assert!(
+        header.is_ok(),
+        "{header:?}: the second byte of {} must be `state::manifest::VERSION`",
+        file.display()
+    );
+}
+
 /// Names of the binaries of a manifest.
 fn binaries(manifest: &str) -> BTreeSet<&str> {
     let tables = manifest.split("[[bin]]").skip(1);

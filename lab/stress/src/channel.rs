@@ -54,8 +54,8 @@ impl Channel {
         Self { stream, buffer: Vec::new(), used: 0 }
     }
 
-    /// Opens the protocol `name` on a new stream; `first` leaves together with the proposal. Errors:
-    /// those of [`Self::confirm`].
+    /// Opens the protocol `name` on a new stream; `first` leaves together with the proposal.
+    /// Errors: those of [`Self::confirm`].
     pub(crate) async fn open(stream: SubstreamBox, name: &str, first: &[u8]) -> io::Result<Self> {
         let proposal = proposal(name);
         let mut channel = Self::new(stream);

@@ -237,8 +237,8 @@ impl OutcallAnswers {
         }
     }
 
-    /// Takes an answer of the one member that was to ask, which is `asker`. Whether it is known now;
-    /// it is kept where there is room for it.
+    /// Takes an answer of the one member that was to ask, which is `asker`. Whether it is known
+    /// now; it is kept where there is room for it.
     pub(crate) fn add_foreign_answer(&self, answer: OutcallAnswer, asker: Principal) -> bool {
         let (id, digest) = (answer.id, answer.digest());
         let mut inner = self.lock();

@@ -9,7 +9,8 @@
 //! ```text
 //! bytes -> cbor -> decode: Envelope -> auth: AuthenticatedSender -> effective: the id it is for
 //!                    |                                           |
-//!                    hash: request id, canonical form            verify: a call as execution takes it in
+//!                    hash: request id, canonical form            verify: a call as execution
+//!                                                                takes it in
 //! ```
 //!
 //! Everything here is a function of the bytes, a key, ids and limits that are passed in. Input is

@@ -46,9 +46,9 @@ pub trait Envelopes: Send + Sync {
     fn read(&self, signed: &SignedIngress) -> Result<Ingress, String>;
 
     /// The name of a call, and at which block times it may be in a block, if its sender signed it
-    /// and a client's call like it would be taken at those times. An answer to an outcall is signed by
-    /// the subnet. Takes the time of a signature. The answer depends on the bytes, the subnet's key and limits that members
-    /// compare, and on nothing of this node's: all nodes give the same.
+    /// and a client's call like it would be taken at those times. An answer to an outcall is signed
+    /// by the subnet. Takes the time of a signature. The answer depends on the bytes, the subnet's
+    /// key and limits that members compare, and on nothing of this node's: all nodes give the same.
     ///
     /// # Errors
     /// Why no block may hold it.

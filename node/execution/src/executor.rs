@@ -4,7 +4,8 @@
 //! ```text
 //! execute(batch) -> root        snapshot kept until its signature comes
 //! certify(height, signature)    published to readers and queries
-//! checkpoint()                  now and then, and when a manifest is owed, between rounds; see `checkpoint` and `manifest`
+//! checkpoint()                  now and then, and when a manifest is owed, between rounds; see
+//!                               `checkpoint` and `manifest`
 //! ```
 //!
 //! Heights follow each other; after [`Executor::open`], [`Executor::height`] says behind which one

@@ -5,8 +5,9 @@
 //! distribution of jobs over threads does not influence their results, which are returned in the
 //! order of the jobs. A job that panics has no other effect: the caller gets an error for it.
 //!
-//! Each thread alternates with its worker, so both stay on one processor ([`accounting::processor`]):
-//! the caller where it is at its first job until [`LanePool::roam`], the others on those behind it.
+//! Each thread alternates with its worker, so both stay on one processor
+//! ([`accounting::processor`]): the caller where it is at its first job until [`LanePool::roam`],
+//! the others on those behind it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};

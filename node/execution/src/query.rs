@@ -482,8 +482,8 @@ impl Session<'_> {
         Err(reject::did_not_reply(&canister.id))
     }
 
-    /// Answer to a call of a composite query, whose name and argument it takes; the outer error ends
-    /// the whole query.
+    /// Answer to a call of a composite query, whose name and argument it takes; the outer error
+    /// ends the whole query.
     fn answer(
         &mut self,
         canister: &SharedCanister,

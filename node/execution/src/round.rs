@@ -1,13 +1,16 @@
 //! One round: (state, batch) -> state.
 //!
 //! ```text
-//! let time pass       statuses expire, storage is paid, deadlines and waits end, randomness is handed out
+//! let time pass       statuses expire, storage is paid, deadlines and waits end, randomness is
+//!                     handed out
 //! answer              requests to servers outside get the batch's answers, or their time is over
 //! induct              the batch's calls get a status and a place in a queue
 //! advance             some paused messages get a slice each (see `slices`)
-//! repeat              management calls, then one iteration over canisters with work (see `scheduler`), then merging; the canisters first in every
-//!                     second round that begins with management calls left from the one before
-//! until               no work is left, or the round's instructions are used up, or what it may write: delta, and what messages carry
+//! repeat              management calls, then one iteration over canisters with work (see
+//!                     `scheduler`), then merging; the canisters first in every second round that
+//!                     begins with management calls left from the one before
+//! until               no work is left, or the round's instructions are used up, or what it may
+//!                     write: delta, and what messages carry
 //! settle              canisters go back into the map that is hashed and shared
 //! ```
 //!

@@ -188,8 +188,9 @@ pub trait Node: Send + Sync + 'static {
         let _ = kind;
         Ok(())
     }
-    /// Puts an authenticated call into the ingress pool, unless it is there or in the state already;
-    /// `signed` is the same in canonical form, `validity` when it may be in a block. Must not block.
+    /// Puts an authenticated call into the ingress pool, unless it is there or in the state
+    /// already; `signed` is the same in canonical form, `validity` when it may be in a block. Must
+    /// not block.
     fn submit(
         &self,
         ingress: Ingress,

@@ -6,9 +6,9 @@
 //!
 //! # Fairness
 //!
-//! The queue is bounded, by less than the requests that may be in flight, so that requests of others
-//! still get in. Where it is full, work of a canister with a shorter line replaces the newest work of
-//! the longest line, which is refused; work of the longest line itself is refused.
+//! The queue is bounded, by less than the requests that may be in flight, so that requests of
+//! others still get in. Where it is full, work of a canister with a shorter line replaces the
+//! newest work of the longest line, which is refused; work of the longest line itself is refused.
 //!
 //! Work for canisters is queued by canister. A canister has at most its share of the places at a
 //! time. Of the canisters with queued work, the one that would have used least time is served next
@@ -159,8 +159,8 @@ impl QueueState {
         self.lines.values().map(|line| line.waiting.len()).sum()
     }
 
-    /// Makes room for work of a canister where the queue is full. Returns the work that has to go for
-    /// it; an error if it has to go itself.
+    /// Makes room for work of a canister where the queue is full. Returns the work that has to go
+    /// for it; an error if it has to go itself.
     fn make_room(&mut self, canister: &Principal) -> Result<Job, JobError> {
         let own = self.lines.get(canister).map_or(0, |line| line.waiting.len());
         let longest = self.lines.iter().max_by_key(|(_, line)| line.waiting.len());

@@ -7,7 +7,8 @@
 //! ```text
 //! accept -> connection -> service -> endpoint -> Node
 //!   |          |            |           |
-//!   |          |            |           the crate `envelope` (form, who, where), paths (what may be read), answer
+//!   |          |            |           the crate `envelope` (form, who, where), paths (what may
+//!   |          |            |           be read), answer
 //!   |          |            permits: requests, queries, body, bytes, timeouts
 //!   |          head and idle timeouts, slow readers, streams
 //!   connections

@@ -133,8 +133,8 @@ impl Permits {
     }
 }
 
-/// How many of the requests in flight may wait for a query worker. The others are those that run, and
-/// those whose bodies arrive.
+/// How many of the requests in flight may wait for a query worker. The others are those that run,
+/// and those whose bodies arrive.
 pub(crate) fn queued_max(in_flight: u64) -> u64 {
     in_flight.saturating_mul(7).div_euclid(8).max(1)
 }

@@ -12,8 +12,8 @@ use crate::{
     ModuleLimits, OutcallLimits, PagesLimits, ProcessLimits, SandboxLimits, SubnetLimits,
 };
 
-/// Memory sizes in MiB at which every row names its value; [`memory_budget::Row`] defines the values
-/// between them.
+/// Memory sizes in MiB at which every row names its value; [`memory_budget::Row`] defines the
+/// values between them.
 ///
 /// How the sizes are used: up to 192 MiB half and more goes to processes and buffers that cannot
 /// shrink, and a canister gets what is left. At 512 MiB half is working memory. From 4 GiB on,

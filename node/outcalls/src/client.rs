@@ -44,8 +44,8 @@ use crate::{
 const READ_BUFFER_BYTES: usize = 64 << 10;
 /// Addresses of one name that are tried.
 const ADDRESSES_MAX: usize = 4;
-/// Names that are resolved at once, one of each canister: the system's resolver holds a thread for as
-/// long as it takes.
+/// Names that are resolved at once, one of each canister: the system's resolver holds a thread for
+/// as long as it takes.
 const RESOLVING_MAX: usize = 8;
 const RESOLVE_TIME: Duration = Duration::from_secs(5);
 /// Time for one address to accept.
@@ -143,7 +143,11 @@ impl Client {
         };
         let name = name.map_err(|_| Failure::Url)?;
         let stream = self.tls.connect(name, stream).await.map_err(|error| {
-            tracing::debug!(server = target.name(), %error, "an outcall failed in its TLS handshake");
+            tracing::debug!(
+                server = target.name(),
+                %error,
+                "an outcall failed in its TLS handshake"
+            );
             Failure::Tls(target.name())
         })?;
         exchange_http(stream, target, request, bytes_max).await

@@ -1,5 +1,8 @@
 //! Reasons for a missing response, in texts that are the same on every node that has the same
-//! failure.
+//! failure. They contain parts of the request and agreed values, and nothing of one node.
+//!
+//! Members agree on a text only while enough of them give the same one, and no version covers it: a
+//! request that fails while a subnet is upgraded to a build with another text has no consensus.
 
 use state::{OutcallAnswer, Reject, RejectCode};
 use thiserror::Error;

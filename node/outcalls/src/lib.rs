@@ -1,14 +1,17 @@
 //! HTTPS outcalls, as one node makes them: requests of canisters to servers outside.
 //!
 //! ```text
-//! open requests -> service: place, memory -> target: URL, headers -> addresses: which may be reached
-//!   -> client: connection, TLS, response within its bounds -> transform (a query) -> answer
+//! open requests -> service: slot, memory -> target: URL, headers
+//!   -> addresses: which may be reached -> client: connection, TLS, response within its bounds
+//!   -> transform (a query) -> answer, or failure: the reject
 //! ```
 //!
 //! The result of a node is only its own answer; the subnet's answer is agreed elsewhere. So two
-//! nodes with the same result must give the same answer: a failure is one of a few fixed texts
-//! ([`Failure`]), and the machine's own error goes to the log. A shortage of this machine
-//! (descriptors, a query worker) is not an answer: the request is made again.
+//! nodes with the same result must give the same answer: the text of a failure ([`Failure`]) is a
+//! function of the request, the response and agreed limits alone. It names a limit with its value
+//! only where all members have the same value; nothing in it depends on this machine, whose own
+//! error goes to the log. A shortage of this machine (descriptors, a query worker) is not an answer:
+//! the request is made again.
 //!
 //! Bounds: requests made at once, and their memory together, by `limits`; the response of each by
 //! the canister's own limit, while it is read, headers included; time for each. A request without
@@ -21,6 +24,7 @@
 //! | what is sent | `target` |
 //! | what is read | `client` |
 //! | when a response is too much, and what the canister gets of it | `reply` |
+//! | a reason for no response, its reject code and text | `failure` |
 //! | which request is made when | `service` |
 //!
 //! This crate must never know of consensus, of the state beyond the requests it is shown, or how a

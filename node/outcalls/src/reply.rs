@@ -27,7 +27,8 @@ pub enum ResponseStep<'a> {
     Transform(&'a OutcallTransform, Vec<u8>),
 }
 
-/// Whether a response is within its bounds: those of the interface, and what the canister asked for.
+/// Whether a response is within its bounds: those of the interface, and what the canister asked
+/// for.
 ///
 /// # Errors
 /// When it is not: that is the answer.

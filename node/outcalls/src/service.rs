@@ -1,5 +1,5 @@
-//! Schedules this node's open requests: canisters in turn, the oldest request of each first, as many
-//! as there are slots and memory for.
+//! Schedules this node's open requests: canisters in turn, the oldest request of each first, as
+//! many as there are slots and memory for.
 //!
 //! No canister has more than a quarter of the slots, nor of the memory while others wait, but one
 //! request in any case.
@@ -305,7 +305,11 @@ impl RequestSlot {
                 Ok(response) => break Ok(response),
                 Err(Error::Failed(failure)) => break Err(failure),
                 Err(Error::Trouble(error)) => {
-                    tracing::warn!(request = id.0, %error, "an outcall is made again: this machine lacks something");
+                    tracing::warn!(
+                        request = id.0,
+                        %error,
+                        "an outcall is made again: this machine lacks something"
+                    );
                     backoff.wait().await;
                 }
             }
@@ -319,7 +323,12 @@ impl RequestSlot {
                 }
             },
             Err(failure) => {
-                tracing::info!(request = id.0, canister = %outcall.caller(), %failure, "an outcall failed");
+                tracing::info!(
+                    request = id.0,
+                    canister = %outcall.caller(),
+                    %failure,
+                    "an outcall failed"
+                );
                 reply::payload(Err(failure.reject()))
             }
         };
@@ -390,7 +399,12 @@ impl RequestSlot {
                 Err(error) => error.to_string(),
             };
             if deaths >= DEATHS_MAX {
-                tracing::warn!(request = id.0, %canister_id, what, "this node has no answer to an outcall");
+                tracing::warn!(
+                    request = id.0,
+                    %canister_id,
+                    what,
+                    "this node has no answer to an outcall"
+                );
                 return None;
             }
             tracing::warn!(

@@ -1,6 +1,6 @@
-//! The delta index of one memory: the segment of each page. Runs are disjoint; neighbours are merged
-//! if they are neighbours in the segment too, because every run costs its mapper a mapping. The
-//! index knows nothing of files; a callback reports pages that are removed.
+//! The delta index of one memory: the segment of each page. Runs are disjoint; neighbours are
+//! merged if they are neighbours in the segment too, because every run costs its mapper a mapping.
+//! The index knows nothing of files; a callback reports pages that are removed.
 
 use std::ops::Range;
 

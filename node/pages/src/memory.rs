@@ -427,8 +427,8 @@ impl Memory {
         oldest.map_or(self.version, |(version, _)| *version)
     }
 
-    /// Whether no durable index and no reader of this memory reads below the pages of a segment that
-    /// the newest version finds there.
+    /// Whether no durable index and no reader of this memory reads below the pages of a segment
+    /// that the newest version finds there.
     pub(crate) fn is_settled(&self, segment: &Segment) -> bool {
         segment.durable && segment.seal.is_some_and(|seal| seal.version <= self.oldest_read())
     }

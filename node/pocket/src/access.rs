@@ -4,8 +4,9 @@
 //! The server listens on the machine of a developer, who also visits web pages there. A browser
 //! sends requests of any page to any address, so the operations of the protocol are closed to
 //! pages: a foreign `Host` or `Origin` header is refused ([`http_server::origin`]), as is a request
-//! that the browser marks as sent for another site (`Sec-Fetch-Site`). No answer of an
-//! operation has a CORS header, and a body must be declared as JSON, which a page cannot do without asking first.
+//! that the browser marks as sent for another site (`Sec-Fetch-Site`). No answer of an operation
+//! has a CORS header, and a body must be declared as JSON, which a page cannot do without asking
+//! first.
 //!
 //! The endpoints of the interface specification (`/instances/<n>/api/`) are open to every page, as
 //! on the public network: agents in browsers need that. A page can therefore call canisters of an

@@ -185,8 +185,8 @@ impl Bounds {
     }
 }
 
-/// Lets the canisters of an instance take what the disk has. Instances share it: where it is used up,
-/// calls are refused and rounds wait, as on a node.
+/// Lets the canisters of an instance take what the disk has. Instances share it: where it is used
+/// up, calls are refused and rounds wait, as on a node.
 fn follow_disk(limits: &mut Limits, free_bytes: u64) {
     let free = free_bytes.saturating_sub(limits.pages.disk_reserve_bytes);
     let most = limits.memory_budget_bytes.saturating_mul(CAPACITY_BYTES_PER_MEMORY_BYTE);

@@ -243,8 +243,8 @@ impl Instance {
         packed.map_err(|error| self.leave(error, &description))
     }
 
-    /// What could not be kept stays where the server's own end does not reach it; the error with the
-    /// place of it.
+    /// What could not be kept stays where the server's own end does not reach it; the error with
+    /// the place of it.
     fn leave(&self, error: anyhow::Error, description: &Description) -> anyhow::Error {
         let state = self.folder.path();
         let Some(parent) = state.parent().and_then(Path::parent) else { return error };

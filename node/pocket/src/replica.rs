@@ -1,11 +1,11 @@
 //! The replicated state of one instance, and its rounds.
 //!
 //! A round is what it is for a node alone: the calls that wait, as many as fit a block; a time
-//! after that of the round before; randomness that no canister could know before. Only where they come
-//! from differs: the time is the instance's, which a test sets, and a nanosecond after the round
-//! before where it did not increase; the randomness is a hash of the instance's seed and the height, so that a test that
-//! is run again sees the same. Nothing is logged: a state that is to stay is packed when the
-//! instance is deleted (`state_archive`).
+//! after that of the round before; randomness that no canister could know before. Only where they
+//! come from differs: the time is the instance's, which a test sets, and a nanosecond after the
+//! round before where it did not increase; the randomness is a hash of the instance's seed and the
+//! height, so that a test that is run again sees the same. Nothing is logged: a state that is to
+//! stay is packed when the instance is deleted (`state_archive`).
 
 use std::{
     collections::{BTreeMap, VecDeque},

@@ -2,9 +2,9 @@
 //!
 //! An operation of an instance waits for its turn in the instance's queue. Where that is full the
 //! answer is 409, and the client tries again; where the outcome takes longer than [`SYNC_WAIT`] (or
-//! what the client states), it is 202 with a name under which the client asks for it. Requests below
-//! `/instances/<n>/api/` are handed to the endpoints of the interface specification. Requests of other
-//! web pages are refused first ([`crate::access`]).
+//! what the client states), it is 202 with a name under which the client asks for it. Requests
+//! below `/instances/<n>/api/` are handed to the endpoints of the interface specification. Requests
+//! of other web pages are refused first ([`crate::access`]).
 
 use std::{
     sync::{Arc, PoisonError, atomic::Ordering, mpsc::TrySendError},
@@ -47,9 +47,9 @@ const SYNC_WAIT: Duration = Duration::from_secs(10);
 /// Where a client states another time, in milliseconds, and the most that counts.
 const WAIT_HEADER: &str = "processing-timeout-ms";
 const SYNC_WAIT_MAX: Duration = Duration::from_secs(600);
-/// The Python client takes 202 for the outcome and does not ask again, so it waits with its request.
-/// It gives a call up after 100 ticks, so a tick of it completes what is paused. Its HTTP library
-/// names itself.
+/// The Python client takes 202 for the outcome and does not ask again, so it waits with its
+/// request. It gives a call up after 100 ticks, so a tick of it completes what is paused. Its HTTP
+/// library names itself.
 const PATIENT_AGENT: &str = "python-requests/";
 const PATIENT_WAIT: Duration = Duration::from_secs(3_600);
 /// Time to send a body.

@@ -244,8 +244,8 @@ fn is_aside(name: &str) -> bool {
     })
 }
 
-/// Leaves a state that could not be packed in a folder of its own in `parent`, on the same disk; which
-/// one.
+/// Leaves a state that could not be packed in a folder of its own in `parent`, on the same disk;
+/// which one.
 ///
 /// # Errors
 /// When the disk fails. The state is where it was.

@@ -208,8 +208,8 @@ pub(crate) struct Subnet {
     pub(crate) plan: Plan,
     pub(crate) id: Principal,
     pub(crate) public_key_der: Vec<u8>,
-    /// As many as the kind has on the public network, the one first that signs. The others are names:
-    /// what they would find out, a test says.
+    /// As many as the kind has on the public network, the one first that signs. The others are
+    /// names: what they would find out, a test says.
     pub(crate) nodes: Vec<NodeInfo>,
 }
 

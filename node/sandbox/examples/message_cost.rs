@@ -1,8 +1,9 @@
 //! Microseconds per message of a warm canister, host to host, by what the message does.
 //!
-//! `cargo run --release -p sandbox --example message_cost [messages [method [whole]]]`. Updates run in
-//! slices, as they do in rounds, of which each needs one; `whole` runs them in one piece. The example
-//! is its own worker. Prints the machine's load, because figures taken under load say little.
+//! `cargo run --release -p sandbox --example message_cost [messages [method [whole]]]`. Updates run
+//! in slices, as they do in rounds, of which each needs one; `whole` runs them in one piece. The
+//! example is its own worker. Prints the machine's load, because figures taken under load say
+//! little.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../tests/it/world.rs"]

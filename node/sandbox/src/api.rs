@@ -460,8 +460,8 @@ impl UploadedModule for StoredModule<'_> {
 /// What execution needs of sandboxes; implemented by the pool of worker processes. Calls block the
 /// calling thread.
 pub trait Sandbox: Send + Sync {
-    /// Validates and compiles the module `uploaded`, whose SHA-256 is `hash`, unless its artefact is
-    /// on disk; in a short-lived capped child.
+    /// Validates and compiles the module `uploaded`, whose SHA-256 is `hash`, unless its artefact
+    /// is on disk; in a short-lived capped child.
     fn prepare(
         &self,
         hash: &ModuleHash,

@@ -209,8 +209,8 @@ pub struct Compiler {
     pub children: Children,
 }
 
-/// Compile children that run, for accounting their memory and for ending those that compile ahead of
-/// rounds. As many as compilations at once.
+/// Compile children that run, for accounting their memory and for ending those that compile ahead
+/// of rounds. As many as compilations at once.
 #[derive(Clone, Debug, Default)]
 pub struct Children(Arc<Mutex<Vec<RunningChild>>>);
 

@@ -158,8 +158,8 @@ pub struct WorkerFigures {
 pub struct Statistics {
     /// Messages handed to a worker, those without an outcome included.
     pub messages: u64,
-    /// Workers started after the first of each lane, but for those of which the one before left with
-    /// a paused message or ended with an overdue query.
+    /// Workers started after the first of each lane, but for those of which the one before left
+    /// with a paused message or ended with an overdue query.
     pub restarts: u64,
     /// Workers ended because they reported the impossible.
     pub lies: u64,
@@ -584,8 +584,8 @@ impl Pool {
         }
     }
 
-    /// The file of a place. It has its full length from the beginning: some file systems take blocks
-    /// ahead where a file grows.
+    /// The file of a place. It has its full length from the beginning: some file systems take
+    /// blocks ahead where a file grows.
     fn spill_file(&self, request: &Request) -> Result<File, WorkerError> {
         let file = self.preparer.unnamed_file()?;
         let full = file.set_len(spilled_bytes(request.stable.layout.base_bytes));

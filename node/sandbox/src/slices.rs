@@ -23,9 +23,9 @@ use state::{CanisterId, Height};
 use crate::Outcome;
 
 /// Instructions a message counts in a round in addition to its own: fetching, mounting, answering,
-/// and the kernel's faults for pages that are always readable. About as many as run in that time, so
-/// that a round of very many short messages, for example of timers that are due at once, lasts no
-/// longer than one of a few long ones.
+/// and the kernel's faults for pages that are always readable. About as many as run in that time,
+/// so that a round of very many short messages, for example of timers that are due at once, lasts
+/// no longer than one of a few long ones.
 pub const MESSAGE_OVERHEAD_INSTRUCTIONS: u64 = 1_000_000;
 
 /// Parts of a slice after which it is looked whether it is over.

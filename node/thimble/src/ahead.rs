@@ -1,6 +1,6 @@
 //! The thread that gets this node ready for calls that install code, while they are held back from
-//! blocks: see `execution::CompileAhead`. One call at a time, in the order of their arrival; between
-//! calls, the modules whose artefacts are gone.
+//! blocks: see `execution::CompileAhead`. One call at a time, in the order of their arrival;
+//! between calls, the modules whose artefacts are gone.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},

@@ -66,7 +66,8 @@ enum Command {
     /// SIGINT, SIGTERM and SIGHUP stop it. Exit status: 0 after a clean stop; 3 if a round or the
     /// last checkpoint did not end in time, which loses nothing; 1 after an error.
     ///
-    /// Example: thimble run --memory 512MiB --disk 100GiB --listen 127.0.0.1:8080 --data-dir /var/lib/thimble
+    /// Example: thimble run --memory 512MiB --disk 100GiB --listen 127.0.0.1:8080 --data-dir
+    /// /var/lib/thimble
     Run {
         #[command(flatten)]
         settings: Settings,
@@ -349,8 +350,8 @@ pub(crate) struct Settings {
     /// subnet. [default: true for a node alone, false in a subnet of several]
     #[arg(long, value_name = "BOOL")]
     pub(crate) provisional: Option<bool>,
-    /// Enable HTTPS outcalls: canisters send requests to servers outside. The same on all nodes of a
-    /// subnet. Needs 512 MiB of memory. [default: false]
+    /// Enable HTTPS outcalls: canisters send requests to servers outside. The same on all nodes of
+    /// a subnet. Needs 512 MiB of memory. [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) outcalls: Option<bool>,
     /// Sample allocations, so that `thimble heap` can say where memory went. Costs some memory and

@@ -9,9 +9,9 @@
 //! clock with that and gives the order to the block maker; the block that it makes records the
 //! time, so replays need no file, and the file has no effect from then on.
 //!
-//! A node that is started again while the wall clock is wrong must not take it to be right: the last
-//! reading at which it was is kept in the data folder ([`NodeClock::keep`]), with the kernel's name of
-//! this start of the machine. It is written when the clock was set, not as time passes.
+//! A node that is started again while the wall clock is wrong must not take it to be right: the
+//! last reading at which it was is kept in the data folder ([`NodeClock::keep`]), with the kernel's
+//! name of this start of the machine. It is written when the clock was set, not as time passes.
 
 use std::{
     fmt, fs,
@@ -90,8 +90,8 @@ impl NodeClock {
         }
     }
 
-    /// Keeps the last reading at which the wall clock was right for the next start, if it differs from
-    /// the one that is kept.
+    /// Keeps the last reading at which the wall clock was right for the next start, if it differs
+    /// from the one that is kept.
     pub(crate) fn keep(&self) {
         let Self::Alone(alone) = self else { return };
         let good = alone.clock.good();

@@ -105,7 +105,8 @@ pub(crate) struct Features {
     pub(crate) subnet_admins: Vec<Principal>,
 }
 
-/// How this node makes requests of canisters, where `features.outcalls` is on. Each node has its own.
+/// How this node makes requests of canisters, where `features.outcalls` is on. Each node has its
+/// own.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct OutcallSettings {

@@ -277,8 +277,8 @@ fn run_until_stopped(
     }
 }
 
-/// Takes the signal to stop. Before the node serves there is nothing to finish: it ends at once, and
-/// the next start does again what this one had begun.
+/// Takes the signal to stop. Before the node serves there is nothing to finish: it ends at once,
+/// and the next start does again what this one had begun.
 async fn take_stop_signal(
     mut signals: StopSignals,
     is_serving: Arc<AtomicBool>,

@@ -1,5 +1,5 @@
-//! How the node waits when its own machine fails a round (see `execution::RetryPolicy`): updates are
-//! refused with the reason, which `/health` shows too, and the step is tried again after a wait
+//! How the node waits when its own machine fails a round (see `execution::RetryPolicy`): updates
+//! are refused with the reason, which `/health` shows too, and the step is tried again after a wait
 //! that grows to five seconds and ends at once when the node closes.
 
 use std::{

@@ -89,9 +89,9 @@ impl Rules {
         }
     }
 
-    /// The configuration with these rules in place of its own. A limit that is newer than the record
-    /// has its value of the recorded memory. If it is an agreed one, the recorded settings do not
-    /// name it, and the record is refused.
+    /// The configuration with these rules in place of its own. A limit that is newer than the
+    /// record has its value of the recorded memory. If it is an agreed one, the recorded settings
+    /// do not name it, and the record is refused.
     fn configure(&self, config: &Config) -> Result<Config> {
         let limits = Limits::from_record(&self.limits)?;
         let features = serde_json::from_value(self.features.clone())?;

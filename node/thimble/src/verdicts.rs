@@ -96,7 +96,8 @@ impl Verdicts {
     }
 }
 
-/// Logs messages that were rejected by a verdict: what has an effect on the state is in the log once.
+/// Logs messages that were rejected by a verdict: what has an effect on the state is in the log
+/// once.
 pub(crate) fn log_effects(height: Height, rejected: &[Fault], executed_again: bool) {
     for Fault { canister_id, ordinal } in rejected {
         let (height, canister) = (height.0, canister_id.to_text());

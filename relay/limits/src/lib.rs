@@ -1,12 +1,12 @@
 //! Every limit of the relay in one typed table, derived from one number: how much memory it may
 //! take.
 //!
-//! Every limit is one row ([`memory_budget::limits!`]) in the file of its group. [`Limits::derive`] turns a
-//! memory size into a whole table. [`Limits::apply_overrides`] applies the operator's own values.
-//! [`Limits::sheet`] lists the memory that the table takes, line by line, and [`Limits::check`]
-//! refuses a table that does not add up or contradicts itself. [`Limits::ledger`] makes the memory
-//! pools; their names are in [`pool`]. The common parts of the tables of all programs are in the
-//! crate `sheet`.
+//! Every limit is one row ([`memory_budget::limits!`]) in the file of its group. [`Limits::derive`]
+//! turns a memory size into a whole table. [`Limits::apply_overrides`] applies the operator's own
+//! values. [`Limits::sheet`] lists the memory that the table takes, line by line, and
+//! [`Limits::check`] refuses a table that does not add up or contradicts itself. [`Limits::ledger`]
+//! makes the memory pools; their names are in [`pool`]. The common parts of the tables of all
+//! programs are in the crate `memory-budget`.
 //!
 //! # Where 128 MiB go
 //!

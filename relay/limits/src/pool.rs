@@ -1,7 +1,8 @@
 //! Names of the memory pools, for their users: `ledger.pool(relay_limits::pool::UNREAD)`.
 //!
 //! A pool's cap is the line of the same name in the budget sheet. Pools marked *observed* are
-//! bounded by a count of entries already; the ledger only counts them ([`accounting::Pool::observe`]).
+//! bounded by a count of entries already; the ledger only counts them
+//! ([`accounting::Pool::observe`]).
 
 /// Constants of the program that the loader writes: [`crate::ProcessLimits::program_bytes`] at
 /// most, counted as measured (observed).

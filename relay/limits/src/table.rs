@@ -12,8 +12,8 @@ use crate::{
     MessageLimits, PeerLimits, ProcessLimits, StoreLimits,
 };
 
-/// Memory sizes in MiB at which every row names its values; [`memory_budget::Row`] defines the values
-/// between them.
+/// Memory sizes in MiB at which every row names its values; [`memory_budget::Row`] defines the
+/// values between them.
 ///
 /// How the sizes are used: at 64 MiB nearly half goes to the process, the kernel and the page
 /// cache, and the pools hold the least of each thing that one busy relay needs. Up to 1 GiB pools

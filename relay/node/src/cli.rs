@@ -190,11 +190,24 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", visible_alias = "num-shards-in-network")]
     pub(crate) shards_in_cluster: Option<NonZeroU16>,
     /// Whether messages are kept for store queries. [default: true]
-    #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        action = ArgAction::Set,
+        num_args = 0..=1,
+        default_missing_value = "true",
+    )]
     pub(crate) store: Option<bool>,
     /// Whether other nodes find this one, and it them, by the discovery protocol (discv5).
     /// [default: true with --discv5-bootstrap, else false]
-    #[arg(long, value_name = "BOOL", visible_alias = "discv5-discovery", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        visible_alias = "discv5-discovery",
+        action = ArgAction::Set,
+        num_args = 0..=1,
+        default_missing_value = "true",
+    )]
     pub(crate) discv5: Option<bool>,
     /// UDP port of the discovery protocol, on the addresses of --listen; 0 takes a free one.
     /// [default: 9000]
@@ -209,11 +222,22 @@ pub(crate) struct Settings {
     pub(crate) dns_discovery_urls: Vec<String>,
     /// DNS server to ask for these lists, once for each; with a port if it is not 53.
     /// [default: those of the system]
-    #[arg(long = "dns-server", value_name = "ADDRESS", visible_alias = "dns-addrs-name-server", value_parser = crate::config::dns_server)]
+    #[arg(
+        long = "dns-server",
+        value_name = "ADDRESS",
+        visible_alias = "dns-addrs-name-server",
+        value_parser = crate::config::dns_server,
+    )]
     pub(crate) dns_servers: Vec<SocketAddr>,
     /// Whether connected peers are asked for further ones (peer exchange) while there are too few.
     /// [default: true if peers are looked for by discv5 or a list, else false]
-    #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        action = ArgAction::Set,
+        num_args = 0..=1,
+        default_missing_value = "true",
+    )]
     pub(crate) ask_peers: Option<bool>,
     /// Refuse light push while fewer relay peers are connected. [default: 1 if there are to
     /// be any: with --peer, --discv5, --dns-discovery-url or --ask-peers; else 0]
@@ -227,7 +251,13 @@ pub(crate) struct Settings {
     pub(crate) tls_key: Option<PathBuf>,
     /// Sample allocations, so that `thimble-relay heap` can report where memory was allocated.
     /// Costs some memory and time, which that command prints. [default: false]
-    #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        action = ArgAction::Set,
+        num_args = 0..=1,
+        default_missing_value = "true",
+    )]
     pub(crate) heap_profile: Option<bool>,
     /// Log level on standard error: error, warn, info, debug, or a filter like `info,store=debug`.
     /// [default: info]

@@ -226,7 +226,11 @@ impl Node {
         let mut known = KnownPeers::new(discovery::bounds(limits), seed);
         for address in &config.peers {
             if !known.add_static(address.clone()) {
-                tracing::warn!(%address, most = limits.gossip.peers, "more static peers than gossip.peers");
+                tracing::warn!(
+                    %address,
+                    most = limits.gossip.peers,
+                    "more static peers than gossip.peers"
+                );
             }
         }
         let topics = (0..router::SHARDS)

@@ -69,7 +69,10 @@ async fn serve(
     let restricted = disk::make_private_folder(&config.data_dir, "relay.key")
         .with_context(|| format!("making the data folder {}", config.data_dir.display()))?;
     if restricted {
-        tracing::info!(folder = %config.data_dir.display(), "only the owner can read the data folder from now on");
+        tracing::info!(
+            folder = %config.data_dir.display(),
+            "only the owner can read the data folder from now on"
+        );
     }
     let keys = key::load_or_create(&config.data_dir.join("relay.key"))?;
     let peer = keys.public().to_peer_id();

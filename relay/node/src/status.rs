@@ -94,8 +94,8 @@ fn text(report: &Report) -> String {
     line("store queries", &requests.store);
     let _ = writeln!(
         out,
-        "connections {} refused for memory, {} closed for a fault; {} streams refused; {} REST reads \
-         refused for memory\n",
+        "connections {} refused for memory, {} closed for a fault; {} streams refused; {} REST \
+         reads refused for memory\n",
         requests.connections_refused,
         requests.connections_closed,
         requests.streams_refused,

@@ -6,7 +6,8 @@
 //! messages  (pubsub, timestamp, hash) -> topic, segment, record, start, length    primary key
 //!           by_topic (topic, timestamp, hash)
 //! hashes    (first 8 bytes of the hash, pubsub, timestamp)
-//! segments  number -> indexed up to this offset; sealed: the length when it was complete and synced
+//! segments  number -> indexed up to this offset; sealed: the length when it was complete and
+//!           synced
 //! figures   messages
 //! ```
 //!

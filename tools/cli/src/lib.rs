@@ -107,8 +107,9 @@ fn padded(text: &str, width: isize) -> String {
     if width < 0 { format!("{text:<chars$}") } else { format!("{text:>chars$}") }
 }
 
-/// `COUNT` different free ports of this machine, below those of `thimble-lab net` and
-/// those that the system gives to outgoing connections. Another program may take one before the caller binds it.
+/// `COUNT` different free ports of this machine, below those of `thimble-lab net` and those that
+/// the system gives to outgoing connections. Another program may take one before the caller binds
+/// it.
 ///
 /// # Errors
 ///

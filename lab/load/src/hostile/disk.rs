@@ -1,7 +1,7 @@
 //! Failing and full disks. `strace` injects errors into the system calls with which a running node
 //! writes and syncs files, and the node's folder is on a tmpfs that is resized. The node may wait,
-//! refuse calls or exit with an error; once the faults stop, it must serve again without having lost
-//! an acknowledged update.
+//! refuse calls or exit with an error; once the faults stop, it must serve again without having
+//! lost an acknowledged update.
 
 use std::{
     fs::{self, File},

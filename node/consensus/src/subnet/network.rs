@@ -51,8 +51,8 @@ const OVERHEAD_BYTES: usize = 4 << 10;
 /// Messages of the engine itself are never larger.
 const MESSAGE_BYTES_MIN: usize = 512 << 10;
 
-/// Clocks of two members may differ by so much when they connect: the peer's may be ahead, or it may
-/// be behind.
+/// Clocks of two members may differ by so much when they connect: the peer's may be ahead, or it
+/// may be behind.
 const SYNCHRONY: Duration = Duration::from_secs(30);
 const HANDSHAKE_AGE: Duration = SYNCHRONY;
 /// Interval of reports on a differing clock. Other nodes try to connect every few seconds.

@@ -13,8 +13,8 @@ pub(super) const VERSION: u64 = 2;
 /// Its name among the limits.
 pub(super) const VERSION_NAME: &str = "messages.version";
 
-/// The bytes of a message. None where it cannot be encoded, which is a defect: nothing is sent then,
-/// because a peer is cut off for what does not decode.
+/// The bytes of a message. None where it cannot be encoded, which is a defect: nothing is sent
+/// then, because a peer is cut off for what does not decode.
 pub(super) fn encode(message: &impl Serialize, what: &str) -> Option<Vec<u8>> {
     postcard::to_allocvec(message)
         .inspect_err(|error| tracing::error!(%error, "{what} cannot be encoded"))

@@ -8,8 +8,8 @@
 //!
 //! The Candid library measures the native stack that is left, and its texts change with its
 //! version. Within the bounds here its recursion stays far below any stack that a thread has, and
-//! none of its texts leaves this module: [`Refusal`] is a function of the message, of the bounds and
-//! of the expected type.
+//! none of its texts leaves this module: [`Refusal`] is a function of the message, of the bounds
+//! and of the expected type.
 //!
 //! This module must never know which methods there are.
 

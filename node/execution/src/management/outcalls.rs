@@ -1,7 +1,8 @@
 //! `http_request`: HTTPS outcalls of a canister.
 //!
 //! ```text
-//! check and price -> open in the state (`state::Outcalls`) -> members ask, agree -> answer in a block
+//! check and price -> open in the state (`state::Outcalls`) -> members ask, agree
+//!   -> answer in a block
 //! ```
 //!
 //! This module handles everything that follows from the call alone: whether the request may be

@@ -49,8 +49,8 @@ pub(crate) fn target(uri: &Uri, headers: &HeaderMap) -> Result<Target, NoTarget>
 }
 
 impl Target {
-    /// Where a browser should open this instead: at the canister's own host. `None` unless it opens a
-    /// page, at a host that is shared and of this machine.
+    /// Where a browser should open this instead: at the canister's own host. `None` unless it opens
+    /// a page, at a host that is shared and of this machine.
     pub(crate) fn own_address(
         &self,
         method: &Method,

@@ -134,8 +134,8 @@ impl Exchange {
         Ok(guard_response(parts, Outgoing::Pieces(pieces, total), hold))
     }
 
-    /// Reads all pieces of a response and keeps their hashes: of the whole, and of each. Says how many
-    /// bytes there are.
+    /// Reads all pieces of a response and keeps their hashes: of the whole, and of each. Says how
+    /// many bytes there are.
     async fn read_through(
         &self,
         certified: &CertifiedContent,

@@ -1,7 +1,7 @@
 //! The update call that a canister wants in place of a query.
 //!
-//! It is made as the call endpoint makes one for a client that signs nothing, and its answer is read
-//! from the certified state: it needs no verification.
+//! It is made as the call endpoint makes one for a client that signs nothing, and its answer is
+//! read from the certified state: it needs no verification.
 
 use std::{
     sync::{Arc, atomic::Ordering},

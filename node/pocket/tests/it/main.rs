@@ -1,5 +1,6 @@
-//! The server as a client sees it: in its protocol ([`protocol`]), what bounds it ([`bounds`]), what
-//! web pages cannot do ([`access`]), and through the published clients themselves ([`clients`]).
+//! The server as a client sees it: in its protocol ([`protocol`]), what bounds it ([`bounds`]),
+//! what web pages cannot do ([`access`]), and through the published clients themselves
+//! ([`clients`]).
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used)]
 
 mod access;

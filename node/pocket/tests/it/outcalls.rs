@@ -34,7 +34,8 @@ fn first() -> Principal {
     Principal::from_slice(&FIRST)
 }
 
-/// Ids of the subnets of an instance that was created, in base64, in the order of their canister ids.
+/// Ids of the subnets of an instance that was created, in base64, in the order of their canister
+/// ids.
 fn subnets(created: &Value) -> Vec<Value> {
     let configs = created["Created"]["topology"]["subnet_configs"].as_object().unwrap();
     let mut subnets: Vec<_> = configs
@@ -473,8 +474,8 @@ async fn what_waits_is_bounded_and_the_limit_is_named() {
     assert_eq!(asking.end(&calls[answered]).await.response().body.len(), 1_899_000);
 }
 
-/// A server of plain HTTP on this machine that answers with the path, but for `/silent`; how often it
-/// was asked.
+/// A server of plain HTTP on this machine that answers with the path, but for `/silent`; how often
+/// it was asked.
 fn local_server() -> (u16, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -57,8 +57,8 @@ pub(crate) fn cases() -> Vec<Case> {
             }
         }
     }
-    // The beginning of a heap is readable without being opened: the overhead of the message pays for
-    // the faults of the kernel there.
+    // The beginning of a heap is readable without being opened: the overhead of the message pays
+    // for the faults of the kernel there.
     let next = "(local.set $at (i32.add (local.get $at) (i32.const 4096)))";
     let body = format!("{next} (drop (i32.load (local.get $at)))");
     let module = module("(memory 4096)", locals, "", &body, "");

@@ -132,8 +132,8 @@ impl Tracker {
         self.spilled.is_set(page)
     }
 
-    /// The pages that were written since the last spill, as disjoint ranges in order, none adjacent.
-    /// From now on they count as spilled.
+    /// The pages that were written since the last spill, as disjoint ranges in order, none
+    /// adjacent. From now on they count as spilled.
     pub(crate) fn spill(&mut self) -> Vec<Range<u64>> {
         if self.spilled.pages() < self.bits.pages() {
             self.spilled = Bits::new(self.bits.pages(), self.is_sparse);

@@ -107,8 +107,8 @@ unsafe impl Send for HeapCell {}
 unsafe impl Sync for HeapCell {}
 
 impl HeapCell {
-    /// Puts `mapping` in place for a message within `limits`. With `kept`, the pages dirty already are
-    /// remembered as they are.
+    /// Puts `mapping` in place for a message within `limits`. With `kept`, the pages dirty already
+    /// are remembered as they are.
     pub(crate) fn enter(
         &self,
         mapping: Mapping,
@@ -382,8 +382,8 @@ impl HeapCell {
     }
 
     fn mapping(&self) -> Option<&Mapping> {
-        // SAFETY: only `enter`, `leave`, `grow` and `spill` change the cell; the first two run between
-        // messages, the others while no slice of the heap is alive.
+        // SAFETY: only `enter`, `leave`, `grow` and `spill` change the cell; the first two run
+        // between messages, the others while no slice of the heap is alive.
         unsafe { (*self.mapping.get()).as_ref() }
     }
 

@@ -88,8 +88,8 @@ pub(crate) fn spilled_bytes(stable_bytes: u64) -> u64 {
 pub(super) static REFUSE_GROWTH: AtomicBool = AtomicBool::new(false);
 
 /// Wasm pages from the beginning of a heap that a message may read without opening them: 4 MiB, the
-/// stack, the data and the first objects of most canisters. To open a Wasm page costs a fault and two
-/// system calls, which would be a fifth of what a short query takes.
+/// stack, the data and the first objects of most canisters. To open a Wasm page costs a fault and
+/// two system calls, which would be a fifth of what a short query takes.
 pub(super) const READABLE_WASM_PAGES: u64 = 64;
 
 /// The same in bytes.
@@ -543,8 +543,8 @@ impl Mapping {
         self.protect(self.page_bytes(pages)?, MprotectFlags::READ | MprotectFlags::WRITE)
     }
 
-    /// Notes what the message opened that is over: Wasm pages, and `written` pages of those that are
-    /// readable.
+    /// Notes what the message opened that is over: Wasm pages, and `written` pages of those that
+    /// are readable.
     pub(crate) fn set_opened(&mut self, wasm_pages: &[Range<u64>], written: &[Range<u64>]) {
         let pages = |wasm_pages: &Range<u64>| {
             wasm_pages.start * WASM_PAGE_PAGES..wasm_pages.end * WASM_PAGE_PAGES
@@ -693,7 +693,8 @@ impl Mapping {
             )
         };
         mapped?;
-        // A fault reads one page, not what the machine is set to read around it: see `Self::expect`.
+        // A fault reads one page, not what the machine is set to read around it: see
+        // `Self::expect`.
         self.advise(range, Advice::Random)
     }
 

@@ -157,8 +157,8 @@ impl Pacer {
     }
 
     /// Puts away what the message holds. A worker that waits holds nothing else either: neither
-    /// private pages of other canisters nor files that are deleted meanwhile. The pool counts on none
-    /// of them afterwards.
+    /// private pages of other canisters nor files that are deleted meanwhile. The pool counts on
+    /// none of them afterwards.
     fn spill(&self, file: File) -> io::Result<SpillFile> {
         drop(self.take_others());
         self.heap.spill(&file)?;

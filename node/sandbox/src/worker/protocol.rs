@@ -7,8 +7,8 @@
 //! Descriptors of [`Order::Execute`], in this order: the artefact, when [`Execute::artefact`]; then
 //! for the heap and for the stable memory, each: the base file, when [`MapOrder::base`]; the
 //! segments of [`MapOrder::segments`]; the append file, when [`AppendOrder::file`]. The one of
-//! [`Order::Spill`]: a file without a name. Those of [`Order::Resume`]: the append files of heap and
-//! stable memory, for each that it names.
+//! [`Order::Spill`]: a file without a name. Those of [`Order::Resume`]: the append files of heap
+//! and stable memory, for each that it names.
 
 use std::borrow::Cow;
 

@@ -44,8 +44,8 @@ struct Stack {
     bytes: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone, as a `Vec`'s allocation does; nothing about it is
-// tied to a thread.
+// SAFETY: the mapping belongs to this value alone, as a `Vec`'s allocation does; nothing about it
+// is tied to a thread.
 unsafe impl Send for Stack {}
 // SAFETY: a shared reference gives addresses out and no access.
 unsafe impl Sync for Stack {}

@@ -294,8 +294,9 @@ fn scattered_writes_never_exhaust_the_kernels_mappings() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Whatever sequence of writes, failures, checkpoints, foldings, copies, restarts and forgetting:
-    /// memory holds what the messages that ended well wrote, and a copy what there was then.
+    /// Whatever sequence of writes, failures, checkpoints, foldings, copies, restarts and
+    /// forgetting: memory holds what the messages that ended well wrote, and a copy what there was
+    /// then.
     #[test]
     fn memory_holds_what_was_written(steps in prop::collection::vec((0_u8..15, 0_u64..150, 1_u64..90, 0_usize..2), 1..60)) {
         let mut toucher = Toucher::new(false);

@@ -130,8 +130,8 @@ fn pages_count_the_same_in_each_message_whatever_worker_runs_it() {
     assert_eq!(counted(&world.query(&canister, "read", &[0; 20])), first);
 }
 
-/// Reads isolated Wasm pages, of those beyond the first 64 as many as the worker remembers one by one
-/// but for two, and copies four pages from elsewhere if the argument has a byte.
+/// Reads isolated Wasm pages, of those beyond the first 64 as many as the worker remembers one by
+/// one but for two, and copies four pages from elsewhere if the argument has a byte.
 const SCATTERED: &str = r#"(module
     (import "ic0" "msg_reply" (func $reply))
     (import "ic0" "msg_arg_data_size" (func $size (result i32)))

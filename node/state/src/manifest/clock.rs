@@ -2,7 +2,8 @@
 //! node counts the same rounds, delta and instructions and so computes the same heights.
 //!
 //! ```text
-//! height H     enough happened since the manifest before: the state after H is given a manifest. `pending` is H.
+//! height H     enough happened since the manifest before: the state after H is given a manifest.
+//!              `pending` is H.
 //! H + lag, or the next such height if that comes first: the root of H enters the tree. `certified`
 //! is (H, root).
 //! ```

@@ -24,7 +24,8 @@
 //! are big-endian and of fixed width, so a body has one encoding:
 //!
 //! ```text
-//! body    = object*                    records first, then memories by id, blobs by hash, payloads by number
+//! body    = object*                    records first, then memories by id, blobs by hash,
+//!                                      payloads by number
 //! object  = 1 length:u64 rows          the records' stream, of this length
 //!         | 2 id:u64 length:u64 rows   a memory whose base file is so long
 //!         | 3 hash:32 length:u64 rows  a blob

@@ -7,7 +7,9 @@
 //! ever holding a whole record:
 //!
 //! ```text
-//! row = kind:u8 key_bytes:u8 key last:u8 content_bytes:u32 content      numbers big-endian; last is 1 in a record's last row
+//! row = kind:u8 key_bytes:u8 key last:u8 content_bytes:u32 content
+//!
+//! numbers are big-endian; last is 1 in a record's last row
 //! ```
 
 use std::io::Read;

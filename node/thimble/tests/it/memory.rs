@@ -195,8 +195,8 @@ async fn slow_queries_neither_end_nor_hold_up_a_node_that_writes() {
     for query in slow {
         query.await.unwrap();
     }
-    // Queries whose clients gave up are executed to their end, and their canister's worker is theirs
-    // until then.
+    // Queries whose clients gave up are executed to their end, and their canister's worker is
+    // theirs until then.
     let first = Encode!(&0u64, &MIB).unwrap();
     until_async("the canister's query worker is free", async || {
         query(&agent, bench, "heap_read_sum", first.clone()).await.is_ok()

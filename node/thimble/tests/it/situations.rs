@@ -90,8 +90,9 @@ async fn count(agent: &Agent, counter: Principal) -> u64 {
 }
 
 // Promise: P13 - Ten canisters with messages of forty slices delay other calls by a few rounds.
-/// Forty slices each, as one of 40 billion instructions has, of 20 million instructions instead of a
-/// billion: how many slices there are decides who waits, and this takes seconds instead of minutes.
+/// Forty slices each, as one of 40 billion instructions has, of 20 million instructions instead of
+/// a billion: how many slices there are decides who waits, and this takes seconds instead of
+/// minutes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_canisters_with_messages_of_forty_slices_hold_up_nobody() {
     const SLICE: u64 = 20_000_000;

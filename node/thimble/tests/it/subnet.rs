@@ -121,8 +121,8 @@ impl Subnet {
         }
     }
 
-    /// Whether every node itself answers a query with this count, signed by that node and verified. A
-    /// node that is behind may not have the canister yet.
+    /// Whether every node itself answers a query with this count, signed by that node and verified.
+    /// A node that is behind may not have the canister yet.
     pub(crate) async fn all_count(&self, counter: Principal, count: u64) -> bool {
         for node in &self.nodes {
             let agent = node.agent(1).await;

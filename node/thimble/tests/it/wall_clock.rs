@@ -1,7 +1,7 @@
 //! A node alone whose wall clock is wrong for a while, or was when its state came about.
 //!
-//! The node's wall clock is moved by a library that is preloaded into it (`wall_clock.c`); its other
-//! clocks, and the clients' clocks, are the machine's.
+//! The node's wall clock is moved by a library that is preloaded into it (`wall_clock.c`); its
+//! other clocks, and the clients' clocks, are the machine's.
 
 use std::{
     os::unix::fs::FileExt as _,

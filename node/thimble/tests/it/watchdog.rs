@@ -30,7 +30,8 @@ async fn count(agent: &Agent, counter: candid::Principal) -> u64 {
 
 // Promise: P21 - A node with a stalled round exits after SIGTERM with status 3, and the batch runs
 //   again once.
-/// A worker that was stopped answers nothing: its round ends no sooner than the worker's time limit.
+/// A worker that was stopped answers nothing: its round ends no sooner than the worker's time
+/// limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn round_that_does_not_end_is_reported_and_does_not_outlive_a_stop() {
     let mut node = Node::start_with("256MiB").await;

@@ -144,7 +144,9 @@ impl Service {
         loop {
             tokio::select! {
                 event = self.events.recv() => match event {
-                    Some(Event::SessionEstablished(enr, _) | Event::Discovered(enr)) => self.heard_of(&enr),
+                    Some(Event::SessionEstablished(enr, _) | Event::Discovered(enr)) => {
+                        self.heard_of(&enr);
+                    }
                     Some(Event::SocketUpdated(_)) => self.note_own(),
                     Some(_) => {}
                     None => {
@@ -152,7 +154,12 @@ impl Service {
                         return;
                     }
                 },
-                found = async { match &mut self.search { Some(search) => search.await, None => std::future::pending().await } } => {
+                found = async {
+                    match &mut self.search {
+                        Some(search) => search.await,
+                        None => std::future::pending().await,
+                    }
+                } => {
                     self.search = None;
                     found.unwrap_or_default().iter().for_each(|enr| self.heard_of(enr));
                 }

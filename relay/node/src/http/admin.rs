@@ -249,8 +249,8 @@ impl Service {
         let stats = serde_json::json!({
             "Sum": { "Total peers": count + others.len() },
             "By Connectedness": {
-                "Connected": count, "NotConnected": others.len() - failing, "CannotConnect": failing,
-                "CanConnect": 0,
+                "Connected": count, "NotConnected": others.len() - failing,
+                "CannotConnect": failing, "CanConnect": 0,
             },
             "Relay peers": relay,
             "Mesh peers": mesh,

@@ -1,7 +1,7 @@
 //! `/debug/heap`: the memory profile, as addresses; `thimble-relay heap` names them.
 //!
-//! Refused unless the node was started to sample its allocations. [`heap_profiler::Sampler`] has its
-//! bounds; the answer is charged to the pool `responses`.
+//! Refused unless the node was started to sample its allocations. [`heap_profiler::Sampler`] has
+//! its bounds; the answer is charged to the pool `responses`.
 
 use heap_profiler::{ANSWER_TIME, ProfileError, off};
 use http_server::Outgoing;

@@ -1,8 +1,9 @@
 //! The HTTP interface: REST as reference nodes publish it, metrics, health, and one status report.
 //!
-//! Routes are those of the OpenAPI files in waku-org/waku-rest-api, and additions that docs/relay.md
-//! names, such as `/metrics` (Prometheus text), `/status.json`, and `/dashboard`, which draws it.
-//! Only HTTP/1.1 is spoken: clients are tools of the operator, each with a connection or two.
+//! Routes are those of the OpenAPI files in waku-org/waku-rest-api, and additions that
+//! docs/relay.md names, such as `/metrics` (Prometheus text), `/status.json`, and `/dashboard`,
+//! which draws it. Only HTTP/1.1 is spoken: clients are tools of the operator, each with a
+//! connection or two.
 //!
 //! Bounds:
 //!

@@ -1,9 +1,9 @@
 //! The routes: paths and methods, in one table, from which docs/reference/rest.md is written.
 //!
-//! Paths are those of the OpenAPI files in waku-org/waku-rest-api; docs/relay.md names the additions
-//! to them. A topic in a path is percent-encoded; since it is the last part of its path, one with
-//! plain slashes is accepted too.
-//! Bounds: a head, and with it a path, is at most [`super::service::HEAD_BYTES_MAX`].
+//! Paths are those of the OpenAPI files in waku-org/waku-rest-api; docs/relay.md names the
+//! additions to them. A topic in a path is percent-encoded; since it is the last part of its path,
+//! one with plain slashes is accepted too. Bounds: a head, and with it a path, is at most
+//! [`super::service::HEAD_BYTES_MAX`].
 
 use http_server::ErrorResponse;
 use hyper::{Method, StatusCode};

@@ -70,8 +70,8 @@ struct Idle {
 }
 
 impl StreamSlots {
-    /// StreamSlots for as many streams as the pool has room for, of which each connection has at most
-    /// `per_connection`. There are at most `connections`.
+    /// StreamSlots for as many streams as the pool has room for, of which each connection has at
+    /// most `per_connection`. There are at most `connections`.
     pub(crate) fn new(
         pool: Pool,
         stream_bytes: u64,

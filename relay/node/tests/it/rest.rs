@@ -206,7 +206,11 @@ fn now_ns() -> i64 {
 }
 
 fn message(payload: &[u8]) -> Value {
-    json!({ "payload": BASE64.encode(payload), "contentTopic": CONTENT_TOPIC, "timestamp": now_ns() })
+    json!({
+        "payload": BASE64.encode(payload),
+        "contentTopic": CONTENT_TOPIC,
+        "timestamp": now_ns(),
+    })
 }
 
 fn payload(message: &Value) -> Vec<u8> {

@@ -143,7 +143,8 @@ impl Readings {
         self.push(Reading { name, value: None, unit: Unit::Seconds, better: None })
     }
 
-    /// Keeps the name of a test that failed or, if it did not, was skipped: its time does not count.
+    /// Keeps the name of a test that failed or, if it did not, was skipped: its time does not
+    /// count.
     pub(crate) fn add_incomplete(&mut self, name: &str, has_failed: bool) -> Result<(), String> {
         *(if has_failed { &mut self.failed } else { &mut self.skipped }) += 1;
         self.add_without_time(name)

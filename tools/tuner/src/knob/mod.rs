@@ -69,8 +69,8 @@ pub(crate) enum Suffix {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Way {
-    /// Words of the command line, if there are any; `{}` as a word of its own takes the texts of all
-    /// knobs that have the same words.
+    /// Words of the command line, if there are any; `{}` as a word of its own takes the texts of
+    /// all knobs that have the same words.
     #[serde(deserialize_with = "file::words")]
     pub(crate) argument: Vec<String>,
     pub(crate) place: ArgumentPosition,
