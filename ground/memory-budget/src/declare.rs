@@ -74,12 +74,14 @@
 ///    Or a consequence: `follows(|limits| ..)`. Or both: after a value by memory,
 ///    `follows(|limits, least| ..)` makes a consequence that is given that value, and
 ///    `follows_disk(|limits, least| ..)` one where a disk budget is stated.
-/// 4. `agreed` if the result of a batch depends on it, or messages between members do: members of a
-///    subnet must then have the same value. Otherwise `local`.
+/// 4. `agreed` where members of a subnet must have the same value: the result of a batch depends on
+///    it, or it bounds messages between members, or it decides what a member contributes to
+///    agreement on the same input. Otherwise `local`. A bound of the time or memory that one machine
+///    spends on its contribution is local: machines differ in these whatever the limit.
 /// 5. `pays`: `line("a", "b")` names all lines of the sheet that change with the limit;
-///    `within("a")` names the line that counts its memory whatever the limit; `none("why")` says
-///    why there is no line. A limit in bytes must have it. A test of each program finds lines that
-///    are missing or wrong ([`crate::omissions`]).
+///    `within("a")` names the line that counts its memory and does not change with it; `none("why")`
+///    says why there is no line. A limit in bytes does not compile without it. A test of each
+///    program finds lines that are missing or wrong ([`crate::omissions`]).
 /// 6. `bounds [..]`, where the limit has any of its own: `at_least(value, "why")`,
 ///    `at_most(value, "why")`, `pages(bytes)`.
 /// 7. `reason "..."`: why the value is as it is, as `PROGRAM limits` shows it.
@@ -87,8 +89,9 @@
 /// `as cellar of Limits` is the field of the group and the table. After it may come
 /// `flattens field: Type` for a part of the group that every program has, `if path` for a function
 /// of the group without which its rules do not apply, and `rules path` for a function that checks
-/// the rules between several limits. Bounds are checked after it, but for those that it checked by
-/// itself ([`crate::Rules::bounds`]).
+/// the rules between several limits. The bounds of the rows are checked after that function; it may
+/// check some first ([`crate::Rules::bounds`]), so that an operator reads which value is wrong
+/// before what follows from it.
 ///
 /// A group whose struct is in this crate has only its rows in the program:
 /// `shared HeapLimits as heap of Limits = |memory| ..; { sample_bytes: local, reason "..."; }`.

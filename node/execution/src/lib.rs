@@ -60,9 +60,11 @@ mod test_hooks;
 /// to the block log record it, and `subnet_info` reports it in place of a version of the program:
 /// two programs that execute alike may have different versions.
 ///
-/// Raise it when the same batch may have another state, reply, reject, cost or certified tree than
-/// with the program before: members with different results would split the subnet. A rule by which
-/// modules are refused has a version of its own, `sandbox::module::MODULE_RULES_VERSION`.
+/// Raise it when the same batch may have another state, reply, reject (code or text), cost or
+/// certified tree than with the program before: members with different results would split the
+/// subnet. A rule by which modules are refused has a version of its own,
+/// `sandbox::module::MODULE_RULES_VERSION`. An agreed limit is compared by its name and value, and
+/// an answer to an outcall is in the batch: changes of these alone do not raise it.
 pub const RULES_VERSION: u32 = 10;
 
 pub use ahead::{Ahead, CompileAhead, ModulesAgain, ReadCall};

@@ -36,7 +36,7 @@ memory_budget::limits! {
                 at_most(5_000, "each round looks at all of them"),
             ],
             reason "each is looked at in every round; further ones are rejected";
-        /// Bytes of these in the state.
+        /// Bytes of such requests in the state.
         open_bytes: u64 = mib_steps([0, 0, 4, 4, 8, 8, 8, 16, 16]), agreed,
             pays line("heap_tables", "guaranteed_messages", "state_heap", "checkpoint_records"),
             bounds [at_least(OUTCALL_REQUEST_BYTES + 1_000, "the largest request")],
@@ -52,8 +52,8 @@ memory_budget::limits! {
         in_flight: u64 = steps([0, 0, 0, 0, 48, 96, 192, 384, 512]), local,
             bounds [at_least(1, "no request could be made")],
             reason "further ones wait until others are over, or their time is";
-        /// Memory of these and the answers that are not agreed on yet together. 0 where the node
-        /// has no memory for outcalls.
+        /// Memory of the requests that this node makes and of answers that are not agreed on yet,
+        /// together. 0 where the node has no memory for outcalls.
         bytes: u64 = mib_steps([0, 0, 0, 0, 16, 32, 64, 128, 256]), local, pays line("outcalls"),
             reason "a request waits until there is room for all that it may hold; 0 below 512 \
                     MiB, where there is no memory for outcalls";

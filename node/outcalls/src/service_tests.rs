@@ -103,7 +103,7 @@ fn active_callers(active: &ActiveRequests) -> Vec<u8> {
     active.requests.values().map(|request| request.caller.as_slice()[0]).collect()
 }
 
-// Promise: P12 - A canister has at most a quarter of the places.
+// Promise: P12 - A canister has at most a quarter of the slots.
 #[tokio::test]
 async fn canister_has_at_most_a_quarter_of_the_slots() {
     let service = service(idle(), 8, Pool::standalone("outcalls", 1 << 30));

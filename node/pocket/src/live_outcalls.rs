@@ -4,7 +4,7 @@
 //! after a round: open requests -> the node's service (`outcalls`) -> answer -> the next round
 //! ```
 //!
-//! The service is the one of a node, with its places and turns, and reaches public addresses and
+//! The service is the one of a node, with its slots and turns, and reaches public addresses and
 //! the networks that the user allows (`access`), by plain HTTP too. A request that a test answers
 //! meanwhile has the first answer that comes.
 

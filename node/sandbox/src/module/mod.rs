@@ -57,7 +57,8 @@ pub use crate::system_api::{IC0_FUNCTIONS, Ic0Function};
 ///
 /// Raise it when a module is accepted that was refused before, or the other way round: a new
 /// function of the System API, another type or context of one, another weight or bound. Where the
-/// results of messages change as well, raise `execution::RULES_VERSION` too.
+/// same batch may have another state, reply, reject, cost or certified tree also without such a
+/// module, raise `execution::RULES_VERSION` too: a field of the state for the function does that.
 pub const MODULE_RULES_VERSION: u32 = 3;
 
 /// The whole path: what was uploaded in; what to compile, what was found out, and the size of the
