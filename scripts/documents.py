@@ -28,7 +28,7 @@ INTERNALS_BYTES = 8_000
 PROMISES = 25
 ENTRY_WORDS = 25
 # Lists, without a diagram.
-LISTS = ("code-map.md", "glossary.md", "glossary-relay.md", "recipes.md", "recipes-state.md")
+LISTS = ("code-map.md", "glossary.md", "glossary-relay.md", "recipes.md", "recipes-relay.md")
 # Columns of a line of Rust. Lines that rustfmt cannot break, because of a string, are counted.
 COLUMNS = 100
 LONG_STRINGS = 450

@@ -76,12 +76,12 @@
 ///    `follows_disk(|limits, least| ..)` one where a disk budget is stated.
 /// 4. `agreed` where members of a subnet must have the same value: the result of a batch depends on
 ///    it, or it bounds messages between members, or it decides what a member contributes to
-///    agreement on the same input. Otherwise `local`. A bound of the time or memory that one machine
-///    spends on its contribution is local: machines differ in these whatever the limit.
+///    agreement on the same input. Otherwise `local`. A bound of the time or memory that one
+///    machine spends on its contribution is local: machines differ in these whatever the limit.
 /// 5. `pays`: `line("a", "b")` names all lines of the sheet that change with the limit;
-///    `within("a")` names the line that counts its memory and does not change with it; `none("why")`
-///    says why there is no line. A limit in bytes does not compile without it. A test of each
-///    program finds lines that are missing or wrong ([`crate::omissions`]).
+///    `within("a")` names the line that counts its memory and does not change with it;
+///    `none("why")` says why there is no line. A limit in bytes does not compile without it. A test
+///    of each program finds lines that are missing or wrong ([`crate::omissions`]).
 /// 6. `bounds [..]`, where the limit has any of its own: `at_least(value, "why")`,
 ///    `at_most(value, "why")`, `pages(bytes)`.
 /// 7. `reason "..."`: why the value is as it is, as `PROGRAM limits` shows it.

@@ -10,8 +10,8 @@
 //! nodes with the same result must give the same answer: the text of a failure ([`Failure`]) is a
 //! function of the request, the response and agreed limits alone. It names a limit with its value
 //! only where all members have the same value; nothing in it depends on this machine, whose own
-//! error goes to the log. A shortage of this machine (descriptors, a query worker) is not an answer:
-//! the request is made again.
+//! error goes to the log. A shortage of this machine (descriptors, a query worker) is not an
+//! answer: the request is made again.
 //!
 //! Bounds: requests made at once, and their memory together, by `limits`; the response of each by
 //! the canister's own limit, while it is read, headers included; time for each. A request without
