@@ -1,5 +1,5 @@
 /* Functions of the System API that a module with 32-bit memory may import: those of the table
- * "Overview of imports" of the interface specification, without the three others that the node
+ * "Overview of imports" of the interface specification, without the others that the node
  * offers (docs/reference/system-api.md).
  *
  *     EACH(result, name, number of parameters, types of the parameters)
