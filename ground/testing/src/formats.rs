@@ -62,6 +62,7 @@ fn hash(version: u64, samples: &[(&str, Vec<u8>)]) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
