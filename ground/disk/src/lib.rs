@@ -127,11 +127,11 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
     fn sync_all(&self) -> io::Result<()>;
 }
 
-/// The result of an operation on a file or folder that need not be there.
-pub fn if_there(done: io::Result<()>) -> io::Result<()> {
+/// The result of an operation on a file or folder that need not be there; `None` if it is not.
+pub fn if_there<T>(done: io::Result<T>) -> io::Result<Option<T>> {
     match done {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        done => done,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        done => done.map(Some),
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 
 use rustix::fs::{FallocateFlags, copy_file_range, fallocate};
 
-use crate::{COPY_BYTES_MAX, Disk, DiskFile, Open, SharedDisk};
+use crate::{COPY_BYTES_MAX, Disk, DiskFile, Open, SharedDisk, if_there};
 
 /// Zeros written at once where a file system makes no holes.
 const ZEROS_BYTES: usize = 256 << 10;
@@ -139,10 +139,8 @@ impl Disk for RealDisk {
 
     fn sync_files(&self, _: &Path, handle: &File, files: &[PathBuf]) -> io::Result<()> {
         for path in files.iter().filter(|_| files.len() <= SYNCED_ALONE) {
-            match open(path, Open::Write) {
-                Ok(file) => file.sync_all()?,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
+            if let Some(file) = if_there(open(path, Open::Write))? {
+                file.sync_all()?;
             }
         }
         // A file that was not open may have lost a failed write, and with it the error: then only

@@ -41,7 +41,7 @@ use std::{
 
 use rustix::fs::{SeekFrom, seek};
 
-use crate::{Disk, DiskFile, Open, real};
+use crate::{Disk, DiskFile, Open, if_there, real};
 
 const PAGE: u64 = 4096;
 const SECTOR: usize = 512;
@@ -633,10 +633,8 @@ impl Disk for SimulatedDisk {
 
     fn sync_files(&self, folder: &Path, handle: &File, files: &[PathBuf]) -> io::Result<()> {
         for path in files {
-            match self.open_file(path, Open::Write) {
-                Ok(file) => file.sync()?,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
+            if let Some(file) = if_there(self.open_file(path, Open::Write))? {
+                file.sync()?;
             }
         }
         self.sync_folder(folder)?;

@@ -10,8 +10,6 @@ use std::{
     time::Duration,
 };
 
-type Listener = Box<dyn Fn() + Send + Sync>;
-
 /// A request to stop. Clones share it.
 #[derive(Clone, Default)]
 pub struct Stop(Arc<Inner>);
@@ -28,8 +26,6 @@ struct State {
     /// Futures that wait, by number: each has one entry, removed when it is dropped.
     waiting: BTreeMap<u64, Waker>,
     next_waiting: u64,
-    /// Called once. Added when the node is put together, a handful.
-    listeners: Vec<Listener>,
 }
 
 impl Stop {
@@ -43,16 +39,15 @@ impl Stop {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks to stop, for good. Ends every wait and calls every listener once.
+    /// Asks to stop, for good. Ends every wait.
     pub fn close(&self) {
-        let (waiting, listeners) = {
+        let waiting = {
             let mut state = self.lock();
             state.closing = true;
-            (std::mem::take(&mut state.waiting), std::mem::take(&mut state.listeners))
+            std::mem::take(&mut state.waiting)
         };
         self.0.closed.notify_all();
         waiting.into_values().for_each(Waker::wake);
-        listeners.iter().for_each(|listener| listener());
     }
 
     /// Whether [`Self::close`] was called.
@@ -70,18 +65,6 @@ impl Stop {
     /// Ends with the stop.
     pub fn closed(&self) -> StopFuture {
         StopFuture { stop: self.clone(), number: None }
-    }
-
-    /// Has `listener` called with the stop, at once if it was asked for already.
-    pub fn on_close(&self, listener: impl Fn() + Send + Sync + 'static) {
-        {
-            let mut state = self.lock();
-            if !state.closing {
-                state.listeners.push(Box::new(listener));
-                return;
-            }
-        }
-        listener();
     }
 }
 
@@ -178,21 +161,5 @@ mod tests {
         stop.close();
         assert_eq!(counted.0.load(Ordering::SeqCst), 1);
         assert!(Pin::new(&mut closed).poll(context).is_ready());
-    }
-
-    #[test]
-    fn listeners_are_told_once_and_late_ones_at_once() {
-        let (stop, wakes) = (Stop::new(), Arc::new(WakeCounter::default()));
-        let listener = || {
-            let wakes = wakes.clone();
-            move || wakes.clone().wake()
-        };
-        stop.on_close(listener());
-        assert_eq!(wakes.0.load(Ordering::SeqCst), 0);
-        stop.close();
-        stop.close();
-        assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
-        stop.on_close(listener());
-        assert_eq!(wakes.0.load(Ordering::SeqCst), 2);
     }
 }

@@ -2,7 +2,7 @@
 //! if a rule of its decoder is broken. `fuzz/` drives them with libFuzzer; the test of this crate
 //! gives them their seeds and mutations of those.
 //!
-//! A target is a module here, a row of [`TARGETS`], a binary of `fuzz/Cargo.toml`, and a folder of
+//! A target is a module here, a name in [`TARGETS`], a binary of `fuzz/Cargo.toml`, and a folder of
 //! seeds, `fuzz/seeds/NAME`. Must never know: which fuzzer or test calls it.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -65,43 +65,20 @@ mod reply;
 /// Gives one input to a decoder. Panics if the result breaks a rule.
 pub type TestOneInput = fn(&[u8]);
 
+macro_rules! targets {
+    ($($module:ident)*) => { &[$((stringify!($module), $module::test_one_input)),*] };
+}
+
 /// All targets, by name.
-pub const TARGETS: &[(&str, TestOneInput)] = &[
-    ("candid_arguments", candid_arguments::test_one_input),
-    ("ceremony_files", ceremony_files::test_one_input),
-    ("certifier", certifier::test_one_input),
-    ("compare_judge", compare_judge::test_one_input),
-    ("compare_reader", compare_reader::test_one_input),
-    ("compile_report", compile_report::test_one_input),
-    ("dkg_dealing", dkg_dealing::test_one_input),
-    ("dkg_decoders", dkg_decoders::test_one_input),
-    ("envelope_decoder", envelope_decoder::test_one_input),
-    ("gc_log", gc_log::test_one_input),
-    ("heap_document", heap_document::test_one_input),
-    ("http_reply", http_reply::test_one_input),
-    ("image_headers", image_headers::test_one_input),
-    ("key_summary", key_summary::test_one_input),
-    ("machine_lines", machine_lines::test_one_input),
-    ("manifest_decoder", manifest_decoder::test_one_input),
-    ("module_validator", module_validator::test_one_input),
-    ("outcall_answers", outcall_answers::test_one_input),
-    ("peer_block", peer_block::test_one_input),
-    ("peer_calls", peer_calls::test_one_input),
-    ("peer_shares", peer_shares::test_one_input),
-    ("peer_sync", peer_sync::test_one_input),
-    ("record_file", record_file::test_one_input),
-    ("waku_framing", waku_framing::test_one_input),
-    ("waku_gossip", waku_gossip::test_one_input),
-    ("waku_http", waku_http::test_one_input),
-    ("waku_message", waku_message::test_one_input),
-    ("waku_multiplexer", waku_multiplexer::test_one_input),
-    ("waku_records", waku_records::test_one_input),
-    ("waku_replies", waku_replies::test_one_input),
-    ("waku_requests", waku_requests::test_one_input),
-    ("waku_segment", waku_segment::test_one_input),
-    ("waku_topics", waku_topics::test_one_input),
-    ("worker_report", worker_report::test_one_input),
-];
+#[rustfmt::skip]
+pub const TARGETS: &[(&str, TestOneInput)] = targets! {
+    candid_arguments ceremony_files certifier compare_judge compare_reader compile_report
+    dkg_dealing dkg_decoders envelope_decoder gc_log heap_document http_reply image_headers
+    key_summary machine_lines manifest_decoder module_validator outcall_answers peer_block
+    peer_calls peer_shares peer_sync record_file waku_framing waku_gossip waku_http waku_message
+    waku_multiplexer waku_records waku_replies waku_requests waku_segment waku_topics
+    worker_report
+};
 
 /// Gives `input` to the target `name`.
 ///

@@ -22,115 +22,88 @@ const ANSWER_SECONDS_MAX: f64 = 600.0;
 /// Highest rate of store queries.
 const QUERIES_MAX: f64 = 1000.0;
 
-/// As stated, by flags or in a plan file.
-#[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Settings {
+/// Declares the settings, each with its default.
+macro_rules! settings {
+    ($($(#[$attribute:meta])* $name:ident: $kind:ty = $default:expr,)*) => {
+        /// As stated, by flags or in a plan file.
+        #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub(crate) struct Settings {
+            $($(#[$attribute])* pub(crate) $name: Option<$kind>,)*
+        }
+
+        /// The same with all values set, `after` in ascending order. Part of the report.
+        #[derive(Clone, Debug, PartialEq, Serialize)]
+        pub(crate) struct Load {
+            $(pub(crate) $name: $kind,)*
+        }
+
+        impl Settings {
+            /// These, and for what they do not state, those of `below`.
+            #[must_use]
+            pub(crate) fn over(self, below: Self) -> Self {
+                Self { $($name: self.$name.or(below.$name)),* }
+            }
+
+            /// With defaults for what was not stated. Errors: something is out of its bounds.
+            pub(crate) fn load(self) -> Result<Load> {
+                let mut load = Load { $($name: self.$name.unwrap_or($default)),* };
+                load.after.sort_unstable();
+                load.check()?;
+                Ok(load)
+            }
+        }
+    };
+}
+
+settings! {
     /// Clients that push by light push. [default: 4]
     #[arg(long, value_name = "COUNT")]
-    pub(crate) publishers: Option<usize>,
+    publishers: usize = 4,
     /// Clients that receive by filter. [default: 2]
     #[arg(long, value_name = "COUNT")]
-    pub(crate) receivers: Option<usize>,
+    receivers: usize = 2,
     /// Peers that receive by relay. [default: 2]
     #[arg(long, value_name = "COUNT")]
-    pub(crate) relay_peers: Option<usize>,
+    relay_peers: usize = 2,
     /// Store queries per second during the load, in total. [default: 0]
     #[arg(long, value_name = "PER SECOND")]
-    pub(crate) store_queries: Option<f64>,
+    store_queries: f64 = 0.0,
     /// Accepted messages of each publisher and phase that are looked for in the store, 1000 at
     /// most; chosen at random, each with the same chance. [default: 50]
     #[arg(long, value_name = "COUNT")]
-    pub(crate) store_sample: Option<usize>,
+    store_sample: usize = 50,
     /// Requests in flight of each publisher, where there is no rate. [default: 8]
     #[arg(long, value_name = "COUNT")]
-    pub(crate) outstanding: Option<u16>,
+    outstanding: u16 = 8,
     /// Milliseconds such a request's place stays empty after the node answered 429 or 503.
     /// [default: 10]
     #[arg(long, value_name = "MILLIS")]
-    pub(crate) pause: Option<u64>,
+    pause: u64 = 10,
     /// Seconds within which a push or a query is answered, or counts as not answered. [default:
     /// 30]
     #[arg(long, value_name = "SECONDS")]
-    pub(crate) answer: Option<f64>,
+    answer: f64 = 30.0,
     /// Seconds to wait for messages that were accepted and have not arrived when a phase ends.
     /// [default: 10]
     #[arg(long, value_name = "SECONDS")]
-    pub(crate) drain: Option<u64>,
+    drain: u64 = 10,
     /// When to read the node's memory after the last phase. For people: 60,180. [default: 5]
     #[arg(long, value_name = "SECONDS", value_delimiter = ',')]
-    pub(crate) after: Option<Vec<u64>>,
+    after: Vec<u64> = vec![5],
     /// Percent of what was accepted in a phase that a receiver, or the store, may miss. [default:
     /// 0]
     #[arg(long, value_name = "PERCENT")]
-    pub(crate) lost_percent_max: Option<f64>,
+    lost_percent_max: f64 = 0.0,
     /// The node's cluster. [default: 0, and that of the net with --net and --relays]
     #[arg(long, value_name = "NUMBER")]
-    pub(crate) cluster: Option<u16>,
+    cluster: u16 = 0,
     /// One of its shards. [default: 0, and that of the net with --net and --relays]
     #[arg(long, value_name = "NUMBER")]
-    pub(crate) shard: Option<u16>,
+    shard: u16 = 0,
     /// Shards over which its network spreads content topics (autosharding). [default: 8]
     #[arg(long, value_name = "COUNT")]
-    pub(crate) shards_in_cluster: Option<u16>,
-}
-
-/// The same with all values set. Part of the report.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Load {
-    pub(crate) publishers: usize,
-    pub(crate) receivers: usize,
-    pub(crate) relay_peers: usize,
-    pub(crate) store_queries: f64,
-    pub(crate) store_sample: usize,
-    pub(crate) outstanding: u16,
-    pub(crate) pause: u64,
-    pub(crate) answer: f64,
-    pub(crate) drain: u64,
-    /// Seconds after the last phase at which memory is read, ascending.
-    pub(crate) after: Vec<u64>,
-    pub(crate) lost_percent_max: f64,
-    pub(crate) cluster: u16,
-    pub(crate) shard: u16,
-    pub(crate) shards_in_cluster: u16,
-}
-
-impl Settings {
-    /// These, and for what they do not state, those of `below`.
-    #[must_use]
-    pub(crate) fn over(self, below: Self) -> Self {
-        macro_rules! first_stated {
-            ($($name:ident)*) => { Self { $($name: self.$name.or(below.$name)),* } };
-        }
-        first_stated!(
-            publishers receivers relay_peers store_queries store_sample outstanding pause answer
-            drain after lost_percent_max cluster shard shards_in_cluster
-        )
-    }
-
-    /// With defaults for what was not stated. Errors: something is out of its bounds.
-    pub(crate) fn load(self) -> Result<Load> {
-        let mut after = self.after.unwrap_or_else(|| vec![5]);
-        after.sort_unstable();
-        let load = Load {
-            publishers: self.publishers.unwrap_or(4),
-            receivers: self.receivers.unwrap_or(2),
-            relay_peers: self.relay_peers.unwrap_or(2),
-            store_queries: self.store_queries.unwrap_or(0.0),
-            store_sample: self.store_sample.unwrap_or(50),
-            outstanding: self.outstanding.unwrap_or(8),
-            pause: self.pause.unwrap_or(10),
-            answer: self.answer.unwrap_or(30.0),
-            drain: self.drain.unwrap_or(10),
-            after,
-            lost_percent_max: self.lost_percent_max.unwrap_or(0.0),
-            cluster: self.cluster.unwrap_or(0),
-            shard: self.shard.unwrap_or(0),
-            shards_in_cluster: self.shards_in_cluster.unwrap_or(8),
-        };
-        load.check()?;
-        Ok(load)
-    }
+    shards_in_cluster: u16 = 8,
 }
 
 impl Load {

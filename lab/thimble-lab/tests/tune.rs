@@ -230,8 +230,10 @@ fn a_busy_machine_is_said_to_be_busy() {
     let folder = tempfile::tempdir().unwrap();
     let knobs = knobs(folder.path());
     let cores = std::thread::available_parallelism().unwrap().get();
-    let spinning =
-        (0..cores).map(|_| Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap());
+    // They end by themselves if the test does not end them.
+    let spinning = (0..cores).map(|_| {
+        Command::new("sh").args(["-c", "ulimit -t 60; while :; do :; done"]).spawn().unwrap()
+    });
     let mut spinning: Vec<Child> = spinning.collect();
     let own =
         ["--knobs", &knobs, "--beat", "late ([0-9.]+) ms", "--seconds", "0.3", "--busy", "5%"];

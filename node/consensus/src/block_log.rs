@@ -26,7 +26,7 @@ use std::{
 };
 
 use disk::{
-    NumberFile, Open, RealDisk, SharedDisk,
+    NumberFile, Open, RealDisk, SharedDisk, if_there,
     records::{End, Kind, Reader, RecordError, RecordFile},
 };
 use serde::{Deserialize, Serialize};
@@ -472,12 +472,8 @@ impl BlockLog {
         self.sync_certified()?;
         while self.segments.get(1).is_some_and(|next| next.first.0 <= height.0 + 1) {
             let path = &self.segments[0].path;
-            match self.disk.remove(path) {
-                Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                    return Err(io_error(path, "removing")(source));
-                }
-                _ => drop(self.segments.remove(0)),
-            }
+            if_there(self.disk.remove(path)).map_err(io_error(path, "removing"))?;
+            drop(self.segments.remove(0));
         }
         Ok(())
     }

@@ -12,9 +12,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
+use commonware_utils::sync::Mutex;
 use nidkg::{
     BlsError, Committee, NodeIndex, PublicKey, SecretShare, Signature, SignatureShare,
     state_root_message,
@@ -101,15 +102,10 @@ impl CommitteeSchedule {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<Height, Arc<SigningCommittee>>> {
-        // Every change is one insertion or removal.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// From this height on another committee signs.
     pub(crate) fn begin(&self, from: Height, signers: SigningCommittee) {
         signers.check();
-        let mut known = self.known();
+        let mut known = self.known.lock();
         debug_assert!(
             known.last_key_value().is_none_or(|(last, _)| *last <= from),
             "a committee begins at height {} and the newest after it",
@@ -120,12 +116,12 @@ impl CommitteeSchedule {
 
     /// Who signs from the newest height on that another committee began at, and that height.
     pub(crate) fn newest(&self) -> Option<(Height, Arc<SigningCommittee>)> {
-        self.known().last_key_value().map(|(from, signers)| (*from, signers.clone()))
+        self.known.lock().last_key_value().map(|(from, signers)| (*from, signers.clone()))
     }
 
     /// Who signs the state of `height`; none if that was before all that is known.
     pub(crate) fn at(&self, height: Height) -> Option<Arc<SigningCommittee>> {
-        self.known().range(..=height).next_back().map(|(_, signers)| signers.clone())
+        self.known.lock().range(..=height).next_back().map(|(_, signers)| signers.clone())
     }
 }
 

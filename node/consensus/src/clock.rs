@@ -8,12 +8,9 @@
 //! In a subnet of several members a block's time is judged by the others
 //! (`subnet/application.rs`), so members use [`SystemClock`].
 
-use std::{
-    fmt,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{fmt, time::Duration};
 
+use commonware_utils::sync::Mutex;
 use state::Time;
 
 /// A wall clock that differs by more from `CLOCK_BOOTTIME` since the last good reading has jumped.
@@ -196,13 +193,9 @@ impl<C: Clocks> BlockClock<C> {
         Self { clocks, state: Mutex::new(State { good, jumped: None, newest: None }) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The last reading at which the wall clock was right.
     pub fn good(&self) -> ClockReading {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         self.read(&mut state);
         state.good
     }
@@ -261,7 +254,7 @@ impl<C: Clocks> BlockClock<C> {
 
     /// The time by which a call is judged now: that of a block made now, if block time is ahead.
     pub fn block_time(&self) -> Time {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match state.newest {
             Some((newest, _)) => self.follow(&mut state, newest).1,
             None => self.read(&mut state).0,
@@ -270,7 +263,7 @@ impl<C: Clocks> BlockClock<C> {
 
     /// Clock status for operators.
     pub fn status(&self) -> ClockStatus {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let (good, _, jump) = self.read(&mut state);
         let newest = state.newest.map_or(good, |(newest, _)| self.follow(&mut state, newest).1);
         ClockStatus {
@@ -290,16 +283,16 @@ fn is_beyond_bound(nanos: i128) -> bool {
 
 impl<C: Clocks> WallClock for BlockClock<C> {
     fn now(&self) -> Time {
-        self.read(&mut self.lock()).0
+        self.read(&mut self.state.lock()).0
     }
 
     fn next_block_time(&self, previous: Time) -> Time {
-        let (_, time) = self.follow(&mut self.lock(), previous);
+        let (_, time) = self.follow(&mut self.state.lock(), previous);
         time.max(Time(previous.0.saturating_add(1)))
     }
 
     fn duration_until(&self, time: Time, previous: Time) -> Duration {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let (good, block_time) = self.follow(&mut state, previous);
         // Whichever is first: the clock gets there, or block time at half its speed.
         let by_clock = Duration::from_nanos(time.0.saturating_sub(good.0));
@@ -308,7 +301,7 @@ impl<C: Clocks> WallClock for BlockClock<C> {
 
     fn set_newest_block_time(&self, time: Time) {
         let boot = self.clocks.boot();
-        self.lock().newest = Some((time, boot));
+        self.state.lock().newest = Some((time, boot));
     }
 }
 

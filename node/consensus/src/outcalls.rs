@@ -15,10 +15,11 @@
 use std::{
     cmp::Reverse,
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
 };
 
 use accounting::{Pool, Reservation};
+use commonware_utils::sync::Mutex;
 use ic_principal::Principal;
 use state::{OutcallAnswer, OutcallId, Time};
 use tokio::sync::Notify;
@@ -149,15 +150,10 @@ impl OutcallAnswers {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Every change is one insertion or removal, or drops what is over.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sets the requests that are open after a round; the next one has the number `next`. Answers
     /// to other requests are dropped.
     pub fn set_open(&self, next: OutcallId, open: BTreeMap<OutcallId, OpenOutcall>) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.next = next;
         if inner.open == open {
             return;
@@ -174,7 +170,7 @@ impl OutcallAnswers {
     /// Adds an answer of this node, with the memory that it holds.
     pub fn answer(&self, answer: OutcallAnswer, held: Reservation) {
         let (id, digest) = (answer.id, answer.digest());
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let Some(open) = inner.open.get(&id) else { return };
         if !open.is_answered_by(&answer) {
             tracing::error!(
@@ -199,7 +195,7 @@ impl OutcallAnswers {
     /// A request of this node's needs so much of the room: answers of others leave it, if that is
     /// enough, those first that were kept longest.
     pub fn make_room(&self, bytes: u64) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let mut others: Vec<_> = inner.foreign_answers().collect();
         let most = others.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
         if self.room.free_bytes() + most < bytes {
@@ -241,7 +237,7 @@ impl OutcallAnswers {
     /// now; it is kept where there is room for it.
     pub(crate) fn add_foreign_answer(&self, answer: OutcallAnswer, asker: Principal) -> bool {
         let (id, digest) = (answer.id, answer.digest());
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if !inner.open.get(&id).is_some_and(|open| open.is_answered_by(&answer)) {
             return false;
         }
@@ -265,7 +261,7 @@ impl OutcallAnswers {
     /// Returns whether it was not signed before.
     pub(crate) fn submit_signed(&self, id: OutcallId, signature: &[u8; 48]) -> bool {
         // Held until it is submitted: what is open no more is not taken in again.
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let Some(pool) = self.pool.get() else { return false };
         let Some(known) = inner.known.get_mut(&id) else { return false };
         let Some(StoredAnswer { answer, held, .. }) = known.kept.take() else { return false };
@@ -278,7 +274,7 @@ impl OutcallAnswers {
 
     /// The members signed that they do not agree. Whether that waits for a block from here on.
     pub(crate) fn submit_divergence(&self, answer: &OutcallAnswer, signature: &[u8; 48]) -> bool {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let is_open = inner.open.get(&answer.id).is_some_and(|open| open.is_answered_by(answer));
         let Some(pool) = self.pool.get().filter(|_| is_open) else { return false };
         // The answer itself is not needed any more; its memory is reused.
@@ -301,7 +297,7 @@ impl OutcallAnswers {
 
     /// Of the answer that this node knows.
     pub(crate) fn digest(&self, id: OutcallId) -> Option<[u8; 32]> {
-        self.lock().known.get(&id).map(|known| known.digest)
+        self.inner.lock().known.get(&id).map(|known| known.digest)
     }
 
     /// Calls `read` with the answer itself, while it is kept.
@@ -310,20 +306,20 @@ impl OutcallAnswers {
         id: OutcallId,
         read: impl FnOnce(&OutcallAnswer) -> T,
     ) -> Option<T> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         inner.known.get(&id)?.kept.as_ref().map(|kept| read(&kept.answer))
     }
 
     pub(crate) fn open_requests(&self) -> BTreeMap<OutcallId, OpenOutcall> {
-        self.lock().open.clone()
+        self.inner.lock().open.clone()
     }
 
     pub(crate) fn next_id(&self) -> OutcallId {
-        self.lock().next
+        self.inner.lock().next
     }
 
     pub(crate) fn open_request(&self, id: OutcallId) -> Option<OpenOutcall> {
-        self.lock().open.get(&id).copied()
+        self.inner.lock().open.get(&id).copied()
     }
 }
 

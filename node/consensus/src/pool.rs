@@ -14,11 +14,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
 use accounting::{Observation, Reservation};
+use commonware_utils::sync::{Condvar, Mutex};
 use lifecycle::{Cause, Health, Stop};
 use limits::ConsensusLimits;
 use state::{IngressId, OutcallAnswer, OutcallId, SignedIngress, Time, Validity};
@@ -269,14 +270,9 @@ impl IngressPool {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        // The lock is only held for map operations, which leave the pool consistent if they panic.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Has the ledger count what waits, in the pool whose cap is `ingress_pool_bytes`.
     pub fn observe_in(&self, pool: &accounting::Pool) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.observation = Some(pool.observe());
         inner.report_bytes();
     }
@@ -305,7 +301,7 @@ impl IngressPool {
         signed: SignedIngress,
     ) -> Result<SubmitOutcome, PoolRefusal> {
         let digest = signed.digest();
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let asked = signed.accounted_bytes();
         if self.room_for(&inner, source, &id, asked)? == SubmitOutcome::Already {
             return Ok(SubmitOutcome::Already);
@@ -357,7 +353,7 @@ impl IngressPool {
         let (id, validity, signed) =
             (answer.ingress_id(), answer.validity(), answer.envelope(signature));
         let digest = signed.digest();
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if inner.waiting.contains_key(&id) {
             return;
         }
@@ -370,7 +366,7 @@ impl IngressPool {
 
     /// Answers to other requests than those that `is_open` names are of no use any more.
     pub(crate) fn keep_answers(&self, is_open: impl Fn(OutcallId) -> bool) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let Inner { waiting, answers, .. } = &mut *inner;
         answers.retain(|id| {
             let answer = waiting.get(id).and_then(|call| call.answer.as_ref());
@@ -390,7 +386,7 @@ impl IngressPool {
 
     /// The call that was held back first, which stays; waits for one for as long as `patience`.
     pub fn next_held(&self, patience: Duration) -> NextHeld {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let end = Instant::now() + patience;
         loop {
             if self.stop.is_closing() {
@@ -402,20 +398,19 @@ impl IngressPool {
             let Some(left) = end.checked_duration_since(Instant::now()) else {
                 return NextHeld::None;
             };
-            let waited = self.held_arrived.wait_timeout(inner, left);
-            inner = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.held_arrived.wait_for(&mut inner, left);
         }
     }
 
     /// A call that waits, and when it is valid.
     pub fn waiting(&self, id: &IngressId) -> Option<(SignedIngress, Validity)> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         inner.waiting.get(id).map(|call| (call.signed.clone(), call.validity))
     }
 
     /// Offers a call for blocks that is held back.
     pub fn release(&self, id: &IngressId) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if !inner.holds(id) {
             return;
         }
@@ -443,7 +438,7 @@ impl IngressPool {
         id: &IngressId,
         asked: u64,
     ) -> Result<SubmitOutcome, PoolRefusal> {
-        self.room_for(&self.lock(), source, id, asked)
+        self.room_for(&self.inner.lock(), source, id, asked)
     }
 
     fn room_for(
@@ -487,7 +482,7 @@ impl IngressPool {
     /// Says how many calls the state could take in, after the calls last taken for a block were
     /// executed.
     pub fn set_room(&self, calls: u64) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.room = Some(calls);
         inner.taken = 0;
     }
@@ -512,7 +507,7 @@ impl IngressPool {
         self.health.refuse(Cause::Stopping, "it is shutting down".into());
         self.stop.close();
         // A waiter that checked before the close holds no lock any more: it is woken.
-        drop(self.lock());
+        drop(self.inner.lock());
         self.arrived.notify_all();
         self.held_arrived.notify_all();
         self.notify_listener();
@@ -525,30 +520,27 @@ impl IngressPool {
 
     /// Waits until a call waits, or the pool closes, or `timeout` passed.
     pub fn wait(&self, timeout: Duration) {
-        let inner = self.lock();
+        let mut inner = self.inner.lock();
         let idle = |inner: &mut Inner| inner.is_empty() && !self.stop.is_closing() && !inner.woken;
-        let (mut inner, _) = self
-            .arrived
-            .wait_timeout_while(inner, timeout, idle)
-            .unwrap_or_else(PoisonError::into_inner);
+        self.arrived.wait_while_for(&mut inner, idle, timeout);
         inner.woken = false;
     }
 
     /// Ends one [`Self::wait`] early.
     pub fn wake(&self) {
-        self.lock().woken = true;
+        self.inner.lock().woken = true;
         self.arrived.notify_all();
     }
 
     /// Divides the pool among `nodes`, and has `listener` called for every call that a client
     /// submits and on closing. May be set once.
     pub(crate) fn share_among(&self, nodes: usize, listener: impl Fn() + Send + Sync + 'static) {
-        self.lock().parts = nodes as u64;
+        self.inner.lock().parts = nodes as u64;
         let _ = self.listener.set(Box::new(listener));
     }
 
     pub(crate) fn set_node_count(&self, nodes: usize) {
-        self.lock().parts = nodes as u64;
+        self.inner.lock().parts = nodes as u64;
     }
 
     pub(crate) fn notify_listener(&self) {
@@ -560,7 +552,7 @@ impl IngressPool {
     /// Calls of clients that were not announced to other nodes yet: at most `calls_max`, with
     /// envelopes of at most `bytes_max` bytes together, or one call.
     pub(crate) fn unannounced(&self, bytes_max: usize, calls_max: usize) -> Vec<SignedIngress> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let mut calls = Vec::new();
         let mut bytes = 0;
         while let Some(id) = inner.unannounced.front() {
@@ -594,7 +586,7 @@ impl IngressPool {
         messages_max: u64,
         skip: &BTreeSet<IngressId>,
     ) -> Vec<CallName> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let inner = &mut *inner;
         inner.release_overdue();
         let expired: Vec<_> = (inner.waiting.iter())
@@ -643,13 +635,13 @@ impl IngressPool {
     }
 
     pub(crate) fn has_more_than(&self, skip: &BTreeSet<IngressId>) -> bool {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         inner.waiting.keys().any(|id| !skip.contains(id) && !inner.holds(id))
     }
 
     /// A call that waits, if what waits under its id is this very envelope, and when it is valid.
     pub(crate) fn get(&self, name: &CallName) -> Option<(SignedIngress, Validity)> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         let call = inner.waiting.get(&name.id).filter(|call| call.digest == name.digest)?;
         Some((call.signed.clone(), call.validity))
     }
@@ -658,7 +650,7 @@ impl IngressPool {
     /// are not needed any more. `of_users` of them are calls of users; answers of others never wait
     /// here.
     pub(crate) fn remove(&self, names: &[CallName], of_users: u64) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.taken += of_users;
         for name in names {
             inner.remove_call(&name.id);
@@ -676,7 +668,7 @@ impl IngressPool {
     /// Takes calls out for a block, oldest first, within the block's limits. Calls that expired by
     /// `now` are dropped.
     pub fn take(&self, now: Time, bytes_max: u64, messages_max: u64) -> Vec<TakenCall> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.release_overdue();
         let mut taken = Vec::new();
         let mut answers = std::mem::take(&mut inner.answers);
@@ -717,7 +709,7 @@ impl IngressPool {
 
     /// Puts calls back that a block could not be made of. They keep their place at the front.
     pub fn put_back(&self, calls: Vec<TakenCall>) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let of_users = calls.iter().filter(|call| call.answer.is_none()).count();
         inner.taken = inner.taken.saturating_sub(of_users as u64);
         for TakenCall { id, validity, signed, answer } in calls.into_iter().rev() {
@@ -736,7 +728,7 @@ impl IngressPool {
 
     /// Calls and bytes that wait, and the caps.
     pub fn status(&self) -> PoolStatus {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         PoolStatus { messages: inner.user_calls(), bytes: inner.bytes }
     }
 }
@@ -980,7 +972,7 @@ mod tests {
         let same = TakenCall { id: IngressId([50; 32]), ..install(2) };
         submit(&pool, same).unwrap();
         assert_eq!(taken(&pool), [1, 50], "a canister has one call held back");
-        for held in pool.lock().held.iter_mut().take(2) {
+        for held in pool.inner.lock().held.iter_mut().take(2) {
             held.since = Instant::now().checked_sub(HELD_FOR).unwrap();
         }
         assert_eq!(taken(&pool), [2, 3], "they were held for long enough");
@@ -996,7 +988,7 @@ mod tests {
             submit(&pool, call(2, size, 9)).unwrap();
             submit(&pool, call(3, size, 9)).unwrap();
             assert!(taken(&pool).contains(&1), "others need its room");
-            assert!(pool.lock().held.is_empty());
+            assert!(pool.inner.lock().held.is_empty());
         }
     }
 

@@ -22,7 +22,7 @@ use candid::Principal;
 use envelope::candid_wire::Cost;
 use ic_management_canister_types::{CanisterInstallMode, InstallChunkedCodeArgs};
 use limits::Limits;
-use sandbox::{NotPrepared, StoredModule, UploadedModule};
+use sandbox::{NotPrepared, Priority, StoredModule, UploadedModule};
 use state::{CanisterState, CertifiedReader, CertifiedState, Ingress, ModuleHash};
 
 use crate::core::Core;
@@ -124,7 +124,7 @@ impl CompileAhead {
     }
 
     fn prepare(&self, module: &ModuleHash, uploaded: &dyn UploadedModule) -> Result<(), String> {
-        match self.core.sandbox.prepare_ahead(module, uploaded) {
+        match self.core.sandbox.prepare(module, uploaded, Priority::Ahead) {
             Ok(_) => Ok(()),
             Err(NotPrepared::Refused(reject)) => Err(reject.message),
             Err(NotPrepared::Trouble(reason)) => Err(reason),

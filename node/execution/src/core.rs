@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use limits::Limits;
 use pages::PageStore;
-use sandbox::{CostTable, MessageLimits, NotPrepared, Sandbox, StoredModule};
+use sandbox::{CostTable, MessageLimits, NotPrepared, Priority, Sandbox, StoredModule};
 use state::{
     BlobError, BlobStore, CanisterId, CanisterState, Cycles, Fault, Height, ModuleHash,
     PayloadError, PayloadStore, Reject, StateArc, StoredPayload, Time,
@@ -212,7 +212,7 @@ impl Core {
             Err(error) => return Err(fatal(error.to_string())),
         };
         let stored = StoredModule { blobs: &self.blobs, parts: vec![module.0], bytes };
-        self.sandbox.prepare(&module, &stored).map_err(|error| match error {
+        self.sandbox.prepare(&module, &stored, Priority::Round).map_err(|error| match error {
             // It was accepted when it was installed: the limits or the engine of this node changed.
             NotPrepared::Refused(reject) => fatal(reject.message),
             NotPrepared::Trouble(reason) => EnsureError::Trouble(reason),

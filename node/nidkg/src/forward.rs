@@ -84,22 +84,14 @@ impl Drop for NodeKey {
 
 /// Why a key was refused or could not be used.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum KeyError {
-    /// The encoding of a key is refused.
     #[error(transparent)]
     Decode(#[from] DecodeError),
-    /// The proof does not hold.
     #[error("the proof of possession does not hold for this key and this owner")]
     Possession,
-    /// A past epoch.
     #[error("the key has moved on to epoch {current}: epoch {asked} cannot be opened any more")]
-    Past {
-        /// Epoch asked for.
-        asked: u32,
-        /// Epoch of the key.
-        current: u32,
-    },
-    /// Points of the key do not belong together.
+    Past { asked: u32, current: u32 },
     #[error("the stored key does not fit its public key")]
     Mismatch,
 }

@@ -13,6 +13,7 @@ use crate::{MemoryId, Run};
 /// Why a call of the page store failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum PagesError {
     /// The delta log has no room for another round. Take a checkpoint, fold, take another, and ask
     /// again.
@@ -21,148 +22,52 @@ pub enum PagesError {
          (pages.delta_capacity_bytes - pages.delta_reserve_bytes): execution has to wait for a \
          checkpoint and a fold"
     )]
-    DeltaFull {
-        /// `delta_capacity_bytes` without `delta_reserve_bytes`.
-        limit_bytes: u64,
-        /// Delta on disk now, or a page for each entry of the indexes, if that is more.
-        used_bytes: u64,
-    },
-    /// No such memory, or it was removed.
+    DeltaFull { limit_bytes: u64, used_bytes: u64 },
     #[error("memory {} does not exist", .0.0)]
     UnknownMemory(MemoryId),
     /// The id is in use, or was removed and no checkpoint without it is durable yet.
     #[error("memory {} exists already, or its removal waits for a checkpoint", .0.0)]
     MemoryExists(MemoryId),
-    /// An append target of this memory is still held by someone.
     #[error("an append target of memory {} is still out: commit it or drop it (and every clone of its file) first", .0.0)]
     Busy(MemoryId),
-    /// A memory size that no file can have.
     #[error("memory {} cannot be {base_bytes} bytes long: it must be a multiple of 4096 below 2^63", .id.0)]
-    BadSize {
-        /// The memory whose size was asked for.
-        id: MemoryId,
-        /// Requested size.
-        base_bytes: u64,
-    },
-    /// More pages than a file can hold.
+    BadSize { id: MemoryId, base_bytes: u64 },
     #[error("cannot reserve {pages} pages for memory {}: the segment would pass the largest file offset", .id.0)]
-    BadReservation {
-        /// The memory for which pages were asked.
-        id: MemoryId,
-        /// Requested number of pages.
-        pages: u64,
-    },
-    /// The append target is not the one that is out for this memory.
+    BadReservation { id: MemoryId, pages: u64 },
     #[error("the append target of memory {} is not the one that was handed out last", .0.0)]
     ForeignTarget(MemoryId),
     /// A worker returned runs that it could not have written. Its message must not count.
     #[error("the worker returned a bad run {run:?} for memory {}: {fault}", .id.0)]
-    BadRun {
-        /// The memory that the worker ran on.
-        id: MemoryId,
-        /// The first bad one.
-        run: Run,
-        /// The fault.
-        fault: RunFault,
-    },
-    /// The durable index cannot be right.
+    BadRun { id: MemoryId, run: Run, fault: RunFault },
     #[error("the checkpoint's index of memory {} is damaged: {fault}; see docs/operating.md, \"When the disk was damaged\"", .id.0)]
-    BadIndex {
-        /// The memory whose index it is.
-        id: MemoryId,
-        /// The fault.
-        fault: IndexFault,
-    },
-    /// A file that an index names is missing.
+    BadIndex { id: MemoryId, fault: IndexFault },
     #[error("{} is missing although the checkpoint names it; see docs/operating.md, \"When the disk was damaged\"", .path.display())]
-    MissingFile {
-        /// The base file or segment that should be there.
-        path: PathBuf,
-    },
+    MissingFile { path: PathBuf },
     /// A file was deleted because an older version of its memory could not be kept for its reader.
     #[error("{} was folded while it was to be read; the newest state has its pages elsewhere", .path.display())]
-    Gone {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A file ends before the pages that an index names.
+    Gone { path: PathBuf },
     #[error("{} is {found_bytes} bytes long and should be {expected_bytes}: it was truncated", .path.display())]
-    ShortFile {
-        /// The base file or segment that is too short.
-        path: PathBuf,
-        /// Bytes up to the end of the last page that the index names.
-        expected_bytes: u64,
-        /// Bytes that the file has.
-        found_bytes: u64,
-    },
+    ShortFile { path: PathBuf, expected_bytes: u64, found_bytes: u64 },
     /// A read beyond the end of the memory, or of a length that is not a multiple of a page.
     #[error("{bytes} bytes from page {start_page} on are not whole pages within memory {} of {base_bytes} bytes", .id.0)]
-    OutOfRange {
-        /// The memory that was read.
-        id: MemoryId,
-        /// First page of the read, of 4 KiB.
-        start_page: u64,
-        /// Length of the read.
-        bytes: u64,
-        /// Length of the memory.
-        base_bytes: u64,
-    },
+    OutOfRange { id: MemoryId, start_page: u64, bytes: u64, base_bytes: u64 },
     /// ENOSPC or EDQUOT.
     #[error("cannot {action} {}: the disk or the quota is full ({source}); free disk space", .path.display())]
-    DiskFull {
-        /// What was tried.
-        action: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// Error of the operating system.
-        source: io::Error,
-    },
+    DiskFull { action: &'static str, path: PathBuf, source: io::Error },
     /// EFBIG: the file system or RLIMIT_FSIZE does not allow a file of this length.
     #[error("cannot {action} {}: the file system or RLIMIT_FSIZE does not allow a file that long ({source})", .path.display())]
-    FileTooLarge {
-        /// What was tried.
-        action: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// Error of the operating system.
-        source: io::Error,
-    },
+    FileTooLarge { action: &'static str, path: PathBuf, source: io::Error },
     /// EACCES, EPERM or EROFS.
     #[error("cannot {action} {}: not permitted or read-only ({source}); check the owner and mount options of the data folder", .path.display())]
-    NotWritable {
-        /// What was tried.
-        action: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// Error of the operating system.
-        source: io::Error,
-    },
+    NotWritable { action: &'static str, path: PathBuf, source: io::Error },
     /// EMFILE or ENFILE.
     #[error("cannot {action} {}: too many open files ({source}); raise RLIMIT_NOFILE", .path.display())]
-    TooManyOpenFiles {
-        /// What was tried.
-        action: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// Error of the operating system.
-        source: io::Error,
-    },
+    TooManyOpenFiles { action: &'static str, path: PathBuf, source: io::Error },
     /// Any other failure of the file system.
     #[error("cannot {action} {}: {source}", .path.display())]
-    Io {
-        /// The failed operation.
-        action: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// Error of the operating system.
-        source: io::Error,
-    },
-    /// Another process has the directory open.
+    Io { action: &'static str, path: PathBuf, source: io::Error },
     #[error("{} is in use by another process", .dir.display())]
-    Locked {
-        /// The directory of the page store.
-        dir: PathBuf,
-    },
+    Locked { dir: PathBuf },
     /// A segment could not be made durable, so the kernel may have dropped pages that were never
     /// written. Restart from the last checkpoint.
     #[error(
@@ -178,26 +83,20 @@ pub enum PagesError {
 /// What is wrong with a run that a worker returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum RunFault {
-    /// A run of no page.
     #[error("it is empty")]
     Empty,
-    /// A segment other than the target's.
     #[error("it names another segment")]
     OtherSegment,
-    /// Starts before the end of the one before it.
     #[error("it is out of order or overlaps the run before it")]
     Disordered,
-    /// Past the end of the memory.
     #[error("it reaches past the end of the memory")]
     PastMemory,
-    /// Outside the reserved range of the segment.
     #[error("it is outside the reserved range of the segment")]
     OutsideTarget,
-    /// Shares segment pages with another run.
     #[error("it shares pages of the segment with another run")]
     SharedPages,
-    /// The segment file ends before it: the worker wrote less than it says.
     #[error("the segment file ends before it")]
     NotWritten,
 }
@@ -205,26 +104,20 @@ pub enum RunFault {
 /// What is wrong with a durable index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum IndexFault {
-    /// The memory is named twice.
     #[error("the memory is named twice")]
     Twice,
-    /// The length of the base file is not a multiple of a page, or too large.
     #[error("its base length is impossible")]
     BadSize,
-    /// A run is empty.
     #[error("a run is empty")]
     EmptyRun,
-    /// Runs overlap or are not ordered.
     #[error("runs overlap or are not in order")]
     Disordered,
-    /// Parts overlap, are not ordered, empty, or reach past the end of the memory or of any file.
     #[error("its parts of other base files are impossible")]
     BadParts,
-    /// A borrowed segment is named twice, or is the memory's own.
     #[error("its borrowed segments are impossible")]
     BadBorrowed,
-    /// A run reaches past the memory or past the largest file offset.
     #[error("a run reaches past the end of the memory or of any file")]
     PastEnd,
 }

@@ -16,7 +16,7 @@ use std::{
     },
 };
 
-use disk::{DiskFile, Lock, Open, SharedDisk};
+use disk::{DiskFile, Lock, Open, SharedDisk, if_there};
 use rustix::{
     fs::{SeekFrom, seek},
     io::Errno,
@@ -233,10 +233,7 @@ impl Dir {
 
     /// Removes a file; one that is gone already counts as removed.
     pub(crate) fn unlink(&self, path: &Path) -> Result<()> {
-        match self.disk.remove(path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(PagesError::io("remove", path, e)),
-            _ => Ok(()),
-        }
+        if_there(self.disk.remove(path)).map(drop).map_err(|e| PagesError::io("remove", path, e))
     }
 
     /// Makes the names of all files created so far durable.

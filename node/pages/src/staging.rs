@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use disk::{Disk, DiskFile, Lock, Open, SharedDisk};
+use disk::{Disk, DiskFile, Lock, Open, SharedDisk, if_there};
 
 use crate::{MemoryId, PAGE_BYTES, PagesError, Result, files, memory::check_base_bytes};
 
@@ -120,11 +120,8 @@ pub fn sync_dir(disk: &dyn Disk, dir: &Path) -> Result<()> {
 
 /// Whether some process has the store in `dir` open. A directory that is not there is not open.
 pub fn is_in_use(dir: &Path) -> Result<bool> {
-    let handle = match File::open(dir) {
-        Ok(handle) => handle,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(e) => return Err(PagesError::io("open", dir, e)),
-    };
+    let handle = if_there(File::open(dir)).map_err(|e| PagesError::io("open", dir, e))?;
+    let Some(handle) = handle else { return Ok(false) };
     let free = Lock::take(handle).map_err(|e| PagesError::io("lock", dir, e))?;
     Ok(free.is_none())
 }

@@ -14,7 +14,6 @@
 //! instances reach public addresses only.
 
 use std::{
-    io,
     net::{IpAddr, SocketAddr},
     path::{Component, Path, PathBuf},
     sync::{
@@ -200,10 +199,8 @@ impl Folders {
         let path = self.current.join(path);
         let mut existing = path.as_path();
         let real = loop {
-            match existing.canonicalize() {
-                Ok(real) => break real,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error.into()),
+            if let Some(real) = disk::if_there(existing.canonicalize())? {
+                break real;
             }
             existing = existing.parent().context("no part of the path exists")?;
         };

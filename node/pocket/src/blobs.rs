@@ -72,12 +72,9 @@ impl Blobs {
         // The oldest is removed: the server cannot know when a client no longer needs one.
         while known.bytes.saturating_add(bytes) > BLOBS_BYTES || known.blobs.len() >= BLOBS_MAX {
             if let Some(oldest) = known.by_age.first_key_value().map(|(_, id)| *id) {
-                match fs::remove_file(self.path(&oldest)) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                        return Err(error.to_string());
-                    }
-                    _ => known.forget(&oldest),
-                }
+                disk::if_there(fs::remove_file(self.path(&oldest)))
+                    .map_err(|error| error.to_string())?;
+                known.forget(&oldest);
                 continue;
             }
             return Err(format!(

@@ -114,8 +114,7 @@ impl Instance {
     /// If the instance cannot continue; it never does again then.
     pub(crate) fn round(&mut self) -> Result<&RoundResult> {
         // An awaited call executes many rounds: a deleted instance is not waited for that long.
-        let is_closing = self.replica.shared.closing.load(Ordering::Acquire);
-        ensure!(!is_closing, "the instance is being deleted");
+        ensure!(!self.replica.shared.stop.is_closing(), "the instance is being deleted");
         if self.progress.is_some() {
             let now = machine_time();
             if now > self.replica.shared.now() {
@@ -217,7 +216,7 @@ impl Instance {
                 Some(Command::Close) => break,
                 Some(Command::Wake) | None => {}
             }
-            if self.replica.shared.closing.load(Ordering::Acquire) {
+            if self.replica.shared.stop.is_closing() {
                 break;
             }
         }
@@ -286,7 +285,7 @@ impl Instance {
 
 impl Handle {
     fn request_stop(&self) {
-        self.shared.closing.store(true, Ordering::Release);
+        self.shared.stop.close();
         // Where commands wait, the next one makes it look.
         let _ = self.commands.try_send(Command::Close);
     }

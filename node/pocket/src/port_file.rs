@@ -31,11 +31,7 @@ impl PortFile {
             if !is_left_behind(path, ip) {
                 return Ok(None);
             }
-            match fs::remove_file(path) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-            }
+            disk::if_there(fs::remove_file(path))?;
         }
         Ok(None)
     }

@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -24,6 +24,7 @@ use execution::{
 };
 use gateway::Waiters;
 use ic_principal::Principal;
+use lifecycle::Stop;
 use pages::PageStore;
 use state::{
     Batch, BlobStore, CertifiedReader, Height, Ingress, Outcall, OutcallId, RequestId, StateStore,
@@ -43,8 +44,6 @@ use crate::{
 /// Wait before a step is tried again that this machine failed; it doubles up to the longest.
 const FIRST_WAIT: Duration = Duration::from_millis(20);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
-/// How often a waiting step looks whether the instance is being deleted.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// Calls of users that wait for a round. Shared with the endpoints, which add to them.
 #[derive(Debug, Default)]
@@ -119,7 +118,7 @@ pub(crate) struct InstanceContext {
     /// The instance's time, in nanoseconds since 1970.
     pub(crate) time: Arc<AtomicU64>,
     /// The instance is being deleted: what waits for this machine gives up.
-    pub(crate) closing: Arc<AtomicBool>,
+    pub(crate) stop: Stop,
     pub(crate) client: Client,
 }
 
@@ -130,22 +129,14 @@ impl InstanceContext {
 }
 
 /// Waits for this machine as long as the instance is there.
-struct InstanceRetryPolicy(Arc<AtomicBool>);
+struct InstanceRetryPolicy(Stop);
 
 impl RetryPolicy for InstanceRetryPolicy {
     fn wait(&self, trouble: &LocalFault) -> Result<(), Closing> {
         let doubled = 2u32.saturating_pow(trouble.attempt.saturating_sub(1));
-        let mut left = FIRST_WAIT.saturating_mul(doubled).min(LONGEST_WAIT);
         tracing::warn!(%trouble, "a round waits");
-        while !left.is_zero() {
-            if self.0.load(Ordering::Relaxed) {
-                return Err(Closing);
-            }
-            let step = left.min(LOOK);
-            std::thread::sleep(step);
-            left -= step;
-        }
-        Ok(())
+        let is_stop = self.0.wait(FIRST_WAIT.saturating_mul(doubled).min(LONGEST_WAIT));
+        if is_stop { Err(Closing) } else { Ok(()) }
     }
 
     fn resolved(&self, trouble: &LocalFault) {
@@ -221,7 +212,7 @@ impl Replica {
             outcalls: true,
             placement: Some(shared.subnets.clone()),
         };
-        let patience = Arc::new(InstanceRetryPolicy(shared.closing.clone()));
+        let patience = Arc::new(InstanceRetryPolicy(shared.stop.clone()));
         let mut executor =
             Executor::open(config, Arc::new(sandbox), Arc::new(pages), store, blobs, patience)?;
         let tally = executor.count_queries(keys.node_id());

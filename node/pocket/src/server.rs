@@ -16,7 +16,7 @@ use accounting::cgroup::Cgroup;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use gateway::{Gateway, GatewayConfig, GatewayHandle, Latencies, Waiters};
 use http_server::connections::Connections;
-use lifecycle::StopSignals;
+use lifecycle::{Stop, StopSignals};
 use limits::{CONNECTION_BYTES, pool};
 use prometheus_client::registry::Registry;
 use state::Time;
@@ -249,7 +249,7 @@ impl Server {
             answers: Arc::default(),
             waiters: Waiters::new(self.bounds.limits.gateway.sync_calls_waiting),
             time: Arc::new(AtomicU64::new(time.0)),
-            closing: Arc::default(),
+            stop: Stop::new(),
             client: self.client,
         };
         let replica = Replica::open(folder.path(), root, shared, &self.sandboxes, &self.bounds)?;

@@ -13,7 +13,7 @@ use state::{BlobHash, BlobStore, CanisterId, Cycles, ModuleHash, Reject, SenderI
 pub use state::{CustomSection, Global, Hooks, ModuleInfo};
 use thiserror::Error;
 
-use crate::{Grant, Progress, Slice, SlicedName, engine, module};
+use crate::{Grant, Priority, Progress, Slice, SlicedName, engine, module};
 
 /// Where execution enters the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -461,22 +461,15 @@ impl UploadedModule for StoredModule<'_> {
 /// calling thread.
 pub trait Sandbox: Send + Sync {
     /// Validates and compiles the module `uploaded`, whose SHA-256 is `hash`, unless its artefact
-    /// is on disk; in a short-lived capped child.
+    /// is on disk; in a short-lived capped child. What runs with [`Priority::Ahead`] is ended when
+    /// a round needs its place ([`Self::end_ahead`]).
     fn prepare(
         &self,
         hash: &ModuleHash,
         uploaded: &dyn UploadedModule,
+        priority: Priority,
     ) -> Result<ModuleInfo, NotPrepared>;
-    /// The same, before a round asks for it: what it runs is ended when a round needs its place
-    /// ([`Self::end_ahead`]).
-    fn prepare_ahead(
-        &self,
-        hash: &ModuleHash,
-        uploaded: &dyn UploadedModule,
-    ) -> Result<ModuleInfo, NotPrepared> {
-        self.prepare(hash, uploaded)
-    }
-    /// Ends what [`Self::prepare_ahead`] runs: a round needs its place.
+    /// Ends what runs with [`Priority::Ahead`]: a round needs its place.
     fn end_ahead(&self) {}
     /// Whether artefacts can be added without others being removed for them.
     fn has_artefact_room(&self) -> bool {

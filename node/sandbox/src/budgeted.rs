@@ -17,8 +17,8 @@ use pages::MemoryId;
 use state::{ModuleHash, ModuleInfo};
 
 use crate::{
-    Entry, Grant, Lane, NotPrepared, Outcome, Request, Sandbox, Slice, SlicedName, TimedOutcome,
-    UploadedModule, WorkerTrouble,
+    Entry, Grant, Lane, NotPrepared, Outcome, Priority, Request, Sandbox, Slice, SlicedName,
+    TimedOutcome, UploadedModule, WorkerTrouble,
 };
 
 /// A wait longer than this is logged; then it continues.
@@ -69,13 +69,16 @@ impl BudgetedSandbox {
 
     /// A module that is compiled already takes nothing, and must not wait for others that are being
     /// compiled.
-    fn reserve_compilation(&self, hash: &ModuleHash, when_full: impl Fn()) -> Option<Reservation> {
+    fn reserve_compilation(&self, hash: &ModuleHash, priority: Priority) -> Option<Reservation> {
         if self.inner.is_prepared(hash) {
             return None;
         }
         let bytes = self.compile_bytes.min(self.compilations.cap_bytes());
         self.compilations.try_reserve(bytes).ok().or_else(|| {
-            when_full();
+            // A round waits for no compilation ahead of another.
+            if priority == Priority::Round {
+                self.inner.end_ahead();
+            }
             reserve(&self.compilations, bytes)
         })
     }
@@ -102,19 +105,10 @@ impl Sandbox for BudgetedSandbox {
         &self,
         hash: &ModuleHash,
         uploaded: &dyn UploadedModule,
+        priority: Priority,
     ) -> Result<ModuleInfo, NotPrepared> {
-        // A round waits for no compilation ahead of another.
-        let _reservation = self.reserve_compilation(hash, || self.inner.end_ahead());
-        self.inner.prepare(hash, uploaded)
-    }
-
-    fn prepare_ahead(
-        &self,
-        hash: &ModuleHash,
-        uploaded: &dyn UploadedModule,
-    ) -> Result<ModuleInfo, NotPrepared> {
-        let _reservation = self.reserve_compilation(hash, || ());
-        self.inner.prepare_ahead(hash, uploaded)
+        let _reservation = self.reserve_compilation(hash, priority);
+        self.inner.prepare(hash, uploaded, priority)
     }
 
     fn end_ahead(&self) {
@@ -192,6 +186,7 @@ mod tests {
             &self,
             _: &ModuleHash,
             _: &dyn UploadedModule,
+            _: Priority,
         ) -> Result<ModuleInfo, NotPrepared> {
             let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
             self.most.fetch_max(now, Ordering::SeqCst);
@@ -223,7 +218,7 @@ mod tests {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..50 {
-                        let _ = budgeted.prepare(&ModuleHash([0; 32]), &&b""[..]);
+                        let _ = budgeted.prepare(&ModuleHash([0; 32]), &&b""[..], Priority::Round);
                     }
                 });
             }

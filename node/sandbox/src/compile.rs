@@ -135,36 +135,31 @@ pub struct CompiledModule {
 
 /// Why there is no artefact.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum CompileError {
-    /// The module is not valid.
     #[error("{0}")]
     Refused(String),
-    /// The child needed more memory than `sandbox.compile_memory_bytes`, here in bytes.
     #[error(
         "compiling a module took more memory than the limit `sandbox.compile_memory_bytes` of {0} \
          bytes, or more beside its heap than `sandbox.compile_anonymous_bytes`, though the module \
          is within `module.weight` and `module.function_weight`; raise the limits or lower those"
     )]
     OutOfMemory(u64),
-    /// The disk had no room for the heap; at most this many bytes are needed.
     #[error(
         "the disk has no room for what compiling a module works in, at most {0} bytes (twice \
          `sandbox.compile_memory_bytes`); free some disk"
     )]
     NoDisk(u64),
-    /// The child used more CPU time than `sandbox.compile_seconds`, here in seconds.
     #[error(
         "compiling a module took longer than the limit `sandbox.compile_seconds` of {0} s of CPU \
          time; raise the limit or give the node a faster machine"
     )]
     OutOfTime(u64),
-    /// The artefact is larger than `sandbox.compilation_cache_bytes`, here in bytes.
     #[error(
         "the compiled module is larger than the limit `sandbox.compilation_cache_bytes` of {0} \
          bytes; raise the limit"
     )]
     TooLarge(u64),
-    /// The compiler crashed.
     #[error("the compiler failed on the module: {0}")]
     Crashed(String),
     /// Something from outside ended the child, as the kernel does when the machine's memory runs
@@ -174,7 +169,6 @@ pub enum CompileError {
          memory, try again"
     )]
     Killed(i32),
-    /// The child could not be started or spoken to.
     #[error("the compiler process could not be run: {0}")]
     Io(#[from] io::Error),
 }

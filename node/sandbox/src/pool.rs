@@ -728,16 +728,9 @@ impl Sandbox for Pool {
         &self,
         hash: &ModuleHash,
         uploaded: &dyn UploadedModule,
+        priority: Priority,
     ) -> Result<ModuleInfo, NotPrepared> {
-        self.preparer.prepare(hash, uploaded, Priority::Round)
-    }
-
-    fn prepare_ahead(
-        &self,
-        hash: &ModuleHash,
-        uploaded: &dyn UploadedModule,
-    ) -> Result<ModuleInfo, NotPrepared> {
-        self.preparer.prepare(hash, uploaded, Priority::Ahead)
+        self.preparer.prepare(hash, uploaded, priority)
     }
 
     fn end_ahead(&self) {

@@ -28,7 +28,7 @@ use std::{
     },
 };
 
-use disk::{DiskFile, Open, RealDisk, SharedDisk};
+use disk::{DiskFile, Open, RealDisk, SharedDisk, if_there};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
@@ -282,11 +282,8 @@ impl BlobStore {
     /// The file of a blob and its length; `None` if it is not kept.
     fn open_blob(&self, hash: &BlobHash) -> Result<Option<(File, u64)>, BlobError> {
         let path = self.path(hash);
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(io_error(&path, error)),
-        };
+        let opened = if_there(File::open(&path)).map_err(|error| io_error(&path, error))?;
+        let Some(file) = opened else { return Ok(None) };
         let bytes = file.metadata().map_err(|error| io_error(&path, error))?.len();
         if bytes > self.blob_bytes_max {
             return Err(BlobError::Corrupt { path });
@@ -305,11 +302,9 @@ impl BlobStore {
     /// Length of a blob; `None` if it is not kept.
     pub fn bytes(&self, hash: &BlobHash) -> Result<Option<u64>, BlobError> {
         let path = self.path(hash);
-        match fs::metadata(&path) {
-            Ok(found) if found.len() > self.blob_bytes_max => Err(BlobError::Corrupt { path }),
-            Ok(found) => Ok(Some(found.len())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(io_error(&path, error)),
+        match if_there(fs::metadata(&path)).map_err(|error| io_error(&path, error))? {
+            Some(found) if found.len() > self.blob_bytes_max => Err(BlobError::Corrupt { path }),
+            found => Ok(found.map(|found| found.len())),
         }
     }
 
@@ -344,19 +339,16 @@ impl BlobStore {
         }
         for hash in &unsynced {
             let path = self.path(hash);
-            match self.disk.open(&path, Open::Write).and_then(|file| file.sync_all()) {
-                Ok(()) => {}
-                // Removed by `retain` meanwhile.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => {
-                    // The system may have dropped what was not written, and report a later sync of
-                    // the same file as done: the next one is of another file.
-                    let _ = self.write(&path, |out| {
-                        let copied = self.copy(std::slice::from_ref(hash), out)?;
-                        copied.ok_or_else(|| io::ErrorKind::NotFound.into())
-                    });
-                    return Err(io_error(&path, error));
-                }
+            let synced = self.disk.open(&path, Open::Write).and_then(|file| file.sync_all());
+            // `retain` may have removed it meanwhile.
+            if let Err(error) = if_there(synced) {
+                // The system may have dropped what was not written, and report a later sync of the
+                // same file as done: the next one is of another file.
+                let _ = self.write(&path, |out| {
+                    let copied = self.copy(std::slice::from_ref(hash), out)?;
+                    copied.ok_or_else(|| io::ErrorKind::NotFound.into())
+                });
+                return Err(io_error(&path, error));
             }
         }
         self.disk.sync_folder(&self.dir).map_err(|error| io_error(&self.dir, error))?;
@@ -379,11 +371,9 @@ impl BlobStore {
         for entry in fs::read_dir(&self.dir).map_err(|error| io_error(&self.dir, error))? {
             let entry = entry.map_err(|error| io_error(&self.dir, error))?;
             if entry.file_name().to_str().is_some_and(&dead) {
-                match self.disk.remove(&entry.path()) {
-                    Ok(()) => deleted += 1,
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    Err(error) => return Err(io_error(&entry.path(), error)),
-                }
+                let removed = if_there(self.disk.remove(&entry.path()));
+                let removed = removed.map_err(|error| io_error(&entry.path(), error))?;
+                deleted += u64::from(removed.is_some());
             }
         }
         Ok(deleted)

@@ -25,7 +25,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use disk::{Open, SharedDisk};
+use disk::{Open, SharedDisk, if_there};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
@@ -281,11 +281,8 @@ impl PayloadStore {
         leaf: &mut Vec<u8>,
     ) -> Result<bool, PayloadError> {
         let path = self.path(number);
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            Err(error) => return Err(PayloadError::io(&path, error)),
-        };
+        let opened = if_there(File::open(&path)).map_err(|error| PayloadError::io(&path, error))?;
+        let Some(file) = opened else { return Ok(false) };
         let found = file.metadata().map_err(|error| PayloadError::io(&path, error))?.len();
         let Some(length) = stream_leaf_bytes(bytes, index).filter(|_| found == bytes) else {
             return Ok(false);
@@ -298,13 +295,8 @@ impl PayloadStore {
     /// The file of a payload, which has its length.
     fn open(&self, payload: &StoredPayload) -> Result<File, PayloadError> {
         let path = self.path(payload.number);
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(self.damaged(payload.number, "it is missing".into()));
-            }
-            Err(error) => return Err(PayloadError::io(&path, error)),
-        };
+        let opened = if_there(File::open(&path)).map_err(|error| PayloadError::io(&path, error))?;
+        let file = opened.ok_or_else(|| self.damaged(payload.number, "it is missing".into()))?;
         let found = file.metadata().map_err(|error| PayloadError::io(&path, error))?.len();
         self.check_length(payload.number, payload.bytes, found)?;
         Ok(file)
@@ -451,12 +443,9 @@ impl PayloadStore {
         let _here = state_heap::enter();
         let mut doomed = self.take_dead(least);
         while let Some(gone) = doomed.pop_front() {
-            match self.disk.remove(&self.path(gone.number)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    doomed.push_front(gone);
-                    break;
-                }
-                _ => {}
+            if if_there(self.disk.remove(&self.path(gone.number))).is_err() {
+                doomed.push_front(gone);
+                break;
             }
         }
         let mut ledger = self.ledger();
@@ -494,22 +483,14 @@ impl PayloadStore {
                 continue;
             }
             let path = self.dir.join(&name);
-            match self.disk.remove(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(PayloadError::io(&path, error));
-                }
-                _ => {}
-            }
+            if_there(self.disk.remove(&path)).map_err(|error| PayloadError::io(&path, error))?;
         }
         for (number, bytes) in live {
             let path = self.path(*number);
-            match fs::metadata(&path) {
-                Ok(found) => self.check_length(*number, *bytes, found.len())?,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    return Err(self.damaged(*number, "it is missing".into()));
-                }
-                Err(error) => return Err(PayloadError::io(&path, error)),
-            }
+            let found = if_there(fs::metadata(&path));
+            let found = found.map_err(|error| PayloadError::io(&path, error))?;
+            let found = found.ok_or_else(|| self.damaged(*number, "it is missing".into()))?;
+            self.check_length(*number, *bytes, found.len())?;
         }
         Ok(())
     }

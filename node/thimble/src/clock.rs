@@ -15,7 +15,6 @@
 
 use std::{
     fmt, fs,
-    io::ErrorKind,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -343,12 +342,8 @@ pub(crate) fn recover(data_dir: &Path) -> Result<()> {
     disk::replace_file(&path, order.text().as_bytes(), disk::Readers::Owner)
         .with_context(|| format!("writing {}", path.display()))?;
     // By the operator's word the clock is right now, whatever it was when the node ran.
-    match fs::remove_file(data_dir.join(READING_FILE)) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("removing {READING_FILE}"));
-        }
-        _ => {}
-    }
+    disk::if_there(fs::remove_file(data_dir.join(READING_FILE)))
+        .with_context(|| format!("removing {READING_FILE}"))?;
     println!(
         "the block after height {} will be ahead of the clock by {} s, which is how far ahead \
          calls may be signed, so that none is executed again; the clock catches up with block time \

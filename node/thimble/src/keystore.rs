@@ -2,7 +2,7 @@
 //! changes of the members that its operator wants.
 
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -51,11 +51,8 @@ impl KeyFiles {
     /// The pending change will not be proposed again.
     fn done(&self, why: &str) {
         tracing::info!(file = %self.change.display(), "the change of members is taken away: {why}");
-        match fs::remove_file(&self.change) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::error!(%error, file = %self.change.display(), "and cannot be removed");
-            }
-            _ => {}
+        if let Err(error) = disk::if_there(fs::remove_file(&self.change)) {
+            tracing::error!(%error, file = %self.change.display(), "and cannot be removed");
         }
     }
 }

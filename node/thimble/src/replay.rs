@@ -24,7 +24,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use consensus::{Certificate, Consensus, ConsensusError, Demand, LogReplay, Step};
-use disk::Lock;
+use disk::{Lock, if_there};
 use futures::future::BoxFuture;
 use lifecycle::StopSignals;
 use serde::{Deserialize, Serialize};
@@ -157,11 +157,9 @@ fn in_copy(config: &Config, options: &Options, threads: u64) -> Result<Run> {
 /// The lock of a data folder, if it has one: a copy may have none, and stays as it is.
 fn lock_as_it_is(folder: &Path) -> Result<Option<Lock>> {
     let path = folder.join("lock");
-    let file = match File::open(&path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error).with_context(|| format!("opening {}", path.display())),
-    };
+    let opened = if_there(File::open(&path));
+    let opened = opened.with_context(|| format!("opening {}", path.display()))?;
+    let Some(file) = opened else { return Ok(None) };
     let lock = Lock::take(file).with_context(|| format!("locking {}", path.display()))?;
     let lock = lock.with_context(|| {
         format!("the data folder {} is in use by a running node", folder.display())
@@ -299,11 +297,9 @@ fn copy_folder(from: &Path, to: &Path) -> Result<()> {
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
-    let kind = match fs::symlink_metadata(from) {
-        Ok(kind) => kind,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error).with_context(|| format!("reading {}", from.display())),
-    };
+    let kind = if_there(fs::symlink_metadata(from));
+    let kind = kind.with_context(|| format!("reading {}", from.display()))?;
+    let Some(kind) = kind else { return Ok(()) };
     if kind.is_dir() {
         fs::create_dir_all(to).with_context(|| format!("making {}", to.display()))?;
         for entry in fs::read_dir(from).with_context(|| format!("reading {}", from.display()))? {

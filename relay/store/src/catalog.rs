@@ -126,7 +126,7 @@ impl Partition {
     /// Removes a segment without messages.
     pub(crate) fn forget_empty(&self, disk: &dyn Disk, segment: &Segment) -> io::Result<()> {
         self.take_segment(segment.number);
-        if_there(disk.remove(&segment.path))
+        if_there(disk.remove(&segment.path)).map(drop)
     }
 
     /// Removes its files. Segments with references stay readable.
@@ -137,7 +137,7 @@ impl Partition {
             if_there(disk.remove(&segment.path))?;
             self.take_segment(segment.number);
         }
-        if_there(disk.remove_folder(&self.folder))
+        if_there(disk.remove_folder(&self.folder)).map(drop)
     }
 }
 

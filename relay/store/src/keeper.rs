@@ -173,7 +173,7 @@ fn retire_transit(shared: &StoreState) {
         }
         // Holders of a reference, including the writer, continue to read and write it.
         match if_there(segment.pin().and_then(|()| shared.disk.remove(&segment.path))) {
-            Ok(()) => shared.transit().retain(|other| other.number != segment.number),
+            Ok(_) => shared.transit().retain(|other| other.number != segment.number),
             Err(error) => {
                 tracing::warn!(path = %segment.path.display(), %error, "a segment was not removed");
             }

@@ -175,7 +175,7 @@ impl Cache {
             virtual_bytes,
             digest: content.digest,
             identity,
-            added: files::now(),
+            added: cli::now().0,
         };
         record.save(scratch.path())?;
         files::sync_folder(scratch.path())?;

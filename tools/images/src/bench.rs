@@ -172,7 +172,7 @@ pub(crate) fn run(options: &Options, stop: &Stop, subcommand: &[&str]) -> Result
         is_met: row.median.wall_seconds <= GOAL_CACHED_SECONDS,
     }));
     let report = Report {
-        at: crate::files::now(),
+        at: cli::now().0,
         machine: compare::describe(),
         format: figure::FORMAT,
         bench: "bench-images",

@@ -104,17 +104,3 @@ pub(crate) fn names(folder: &Path) -> Result<Vec<String>> {
 pub(crate) fn unique() -> String {
     hex::encode(rand::random::<[u8; 16]>())
 }
-
-/// The time of day in UTC, such as `2026-11-21T03:04:05Z`.
-pub(crate) fn now() -> String {
-    let now = time::OffsetDateTime::now_utc();
-    format!(
-        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z",
-        now.year(),
-        u8::from(now.month()),
-        now.day(),
-        now.hour(),
-        now.minute(),
-        now.second()
-    )
-}

@@ -53,7 +53,7 @@ struct Holder {
 
 impl Holder {
     fn new(doing: &str) -> Self {
-        Self { pid: std::process::id(), host: host(), since: files::now(), doing: doing.to_owned() }
+        Self { pid: std::process::id(), host: host(), since: cli::now().0, doing: doing.to_owned() }
     }
 
     /// As in "waiting for ...".

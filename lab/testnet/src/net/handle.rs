@@ -2,7 +2,7 @@
 //! its start time, so that a later process with the same id is never taken for it.
 
 use std::{
-    fs, io,
+    io,
     time::{Duration, Instant},
 };
 
@@ -36,8 +36,8 @@ impl Handle {
         // A child of this process stays a zombie until it is waited for; for other processes this
         // returns an error, which is ignored.
         let _ = waitpid(self.raw(), WaitOptions::NOHANG);
-        process::started_ticks(Pid(self.pid)).is_ok_and(|ticks| ticks == self.started_ticks)
-            && !is_zombie(self.pid)
+        process::stat(Pid(self.pid))
+            .is_ok_and(|stat| stat.started_ticks == self.started_ticks && !stat.is_dead)
     }
 
     /// Waits until it has ended, for at most `timeout`; returns whether it has.
@@ -65,11 +65,6 @@ impl Handle {
             sent => Ok(sent.map(|()| true)?),
         }
     }
-}
-
-fn is_zombie(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
 }
 
 #[cfg(test)]

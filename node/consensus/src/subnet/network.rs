@@ -7,7 +7,7 @@ use std::{
     net::{SocketAddr, TcpListener},
     num::{NonZeroU32, NonZeroUsize},
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -29,7 +29,7 @@ use commonware_stream::{
     cups::{self, Cups},
     sake::{self, Sake},
 };
-use commonware_utils::{Hostname, NZU32, NZUsize, ordered::Map};
+use commonware_utils::{Hostname, NZU32, NZUsize, ordered::Map, sync::Mutex};
 use futures::channel::mpsc;
 use genesis::{NodeRecord, Summary};
 use rand_core::CryptoRng;
@@ -88,7 +88,7 @@ impl WallClockHandshake {
 
     fn log_clock_difference(last_logged: &Mutex<Option<Instant>>, error: &sake::Error) {
         let Some(text) = clock_error_text(error) else { return };
-        let mut last_logged = last_logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last_logged = last_logged.lock();
         if last_logged.is_none_or(|at| at.elapsed() >= CLOCK_LOG_INTERVAL) {
             *last_logged = Some(Instant::now());
             tracing::warn!("{text}");

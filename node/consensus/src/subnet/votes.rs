@@ -5,10 +5,10 @@
 //! The abstention is recorded with the new folder of the engine, in one step: otherwise a restart
 //! would forget it.
 
-use std::{io, path::Path};
+use std::path::Path;
 
 use disk::{
-    SharedDisk,
+    SharedDisk, if_there,
     records::{Kind, RecordError, RecordSlot},
 };
 
@@ -30,21 +30,17 @@ pub(super) fn silent_until(
     let slot =
         |folder: &Path| RecordSlot { disk: disk.clone(), path: folder.join(FILE), kind: KIND };
     let failed = |doing| move |source| RecordError::io(directory, doing, source);
-    match disk.list(directory) {
-        Ok(_) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let scratch = directory.with_extension("new");
-            disk.create_folder(&scratch).map_err(failed("making the folder"))?;
-            if let Some(voted) = voted {
-                slot(&scratch).write(&voted.to_le_bytes())?;
-            }
-            disk.sync_folder(&scratch).map_err(failed("making the folder"))?;
-            disk.rename(&scratch, directory).map_err(failed("making the folder"))?;
-            if let Some(parent) = directory.parent() {
-                disk.sync_folder(parent).map_err(failed("making the folder"))?;
-            }
+    if if_there(disk.list(directory)).map_err(failed("reading"))?.is_none() {
+        let scratch = directory.with_extension("new");
+        disk.create_folder(&scratch).map_err(failed("making the folder"))?;
+        if let Some(voted) = voted {
+            slot(&scratch).write(&voted.to_le_bytes())?;
         }
-        Err(error) => return Err(failed("reading")(error)),
+        disk.sync_folder(&scratch).map_err(failed("making the folder"))?;
+        disk.rename(&scratch, directory).map_err(failed("making the folder"))?;
+        if let Some(parent) = directory.parent() {
+            disk.sync_folder(parent).map_err(failed("making the folder"))?;
+        }
     }
     let record = slot(directory).read()?;
     let damaged = || RecordError::Damaged {

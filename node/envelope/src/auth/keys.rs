@@ -25,28 +25,19 @@ const KEY_BYTES_MAX: usize = 2_048;
 
 /// Why a public key is not acceptable.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the text of an error describes it and its fields")]
 pub enum KeyError {
-    /// Longer than the 2,048 bytes that are accepted of a DER key.
     #[error("the public key has {length} bytes; at most {KEY_BYTES_MAX} are accepted")]
-    TooLong {
-        /// Length of the DER key in bytes.
-        length: usize,
-    },
-    /// Not a SubjectPublicKeyInfo.
+    TooLong { length: usize },
     #[error("the public key is not a DER SubjectPublicKeyInfo with nothing after it")]
     NotDer,
-    /// Unknown object identifiers.
     #[error(
         "the public key's algorithm is none of Ed25519, ECDSA on P-256 or secp256k1, COSE, \
          canister signature"
     )]
     UnknownAlgorithm,
-    /// The key's bytes do not fit its algorithm.
     #[error("the public key's bytes are not {expected}")]
-    Malformed {
-        /// The expected form.
-        expected: &'static str,
-    },
+    Malformed { expected: &'static str },
 }
 
 /// A parsed public key.

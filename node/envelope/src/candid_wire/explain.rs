@@ -3,10 +3,11 @@
 use candid::types::{Label, Type as Expected, TypeInner};
 
 use super::Walk;
-use super::table::{
+use super::kinds::{
     BOOL, EMPTY, FLOAT32, FLOAT64, INT, INT8, INT16, INT32, INT64, NAT, NAT8, NAT16, NAT32, NAT64,
-    NULL, PRINCIPAL, RESERVED, TEXT, Table, Type,
+    NULL, PRINCIPAL, RESERVED, TEXT,
 };
+use super::table::{Table, Type};
 
 const OTHER: &str = "a value is not of the expected type: text that is not UTF-8, an unexpected \
                      case of a variant, or a function of another type";

@@ -15,6 +15,8 @@
 
 mod explain;
 pub mod hostile;
+#[expect(missing_docs, reason = "the names of the types")]
+pub mod kinds;
 mod table;
 mod walk;
 

@@ -1,32 +1,7 @@
 //! The type table of a message, as it is written.
 
+use super::kinds::{EMPTY, FUNC, OPT, PRINCIPAL, RECORD, SERVICE, VARIANT, VEC};
 use super::{FIELDS_MAX, METHOD_BYTES_MAX, REFERENCE_TYPES_MAX, Refusal, TYPES_MAX};
-
-// Codes of types, as Candid writes them.
-pub(super) const NULL: i64 = -1;
-pub(super) const BOOL: i64 = -2;
-pub(super) const NAT: i64 = -3;
-pub(super) const INT: i64 = -4;
-pub(super) const NAT8: i64 = -5;
-pub(super) const NAT16: i64 = -6;
-pub(super) const NAT32: i64 = -7;
-pub(super) const NAT64: i64 = -8;
-pub(super) const INT8: i64 = -9;
-pub(super) const INT16: i64 = -10;
-pub(super) const INT32: i64 = -11;
-pub(super) const INT64: i64 = -12;
-pub(super) const FLOAT32: i64 = -13;
-pub(super) const FLOAT64: i64 = -14;
-pub(super) const TEXT: i64 = -15;
-pub(super) const RESERVED: i64 = -16;
-pub(super) const EMPTY: i64 = -17;
-pub(super) const PRINCIPAL: i64 = -24;
-const OPT: i64 = -18;
-const VEC: i64 = -19;
-const RECORD: i64 = -20;
-const VARIANT: i64 = -21;
-const FUNC: i64 = -22;
-const SERVICE: i64 = -23;
 
 /// The number under which Candid writes a field.
 pub const fn label(name: &str) -> u32 {

@@ -2,10 +2,8 @@
 
 use ic_principal::Principal;
 
-use super::table::{
-    self, BOOL, CUT_OFF, EMPTY, FLOAT32, FLOAT64, Fields, INT, INT8, INT16, INT32, INT64, NAT,
-    NAT8, NAT16, NAT32, NAT64, NULL, PRINCIPAL, RESERVED, Reader, TEXT, Table, Type, label,
-};
+use super::kinds::{BOOL, EMPTY, INT, NAT, NAT8, PRINCIPAL, TEXT, fixed_bytes};
+use super::table::{self, CUT_OFF, Fields, Reader, Table, Type, label};
 use super::{
     ARGUMENTS_MAX, Bounds, Cost, DEPTH_MAX, HEADER_BYTES_MAX, METHOD_BYTES_MAX, Refusal, STEPS_MAX,
 };
@@ -264,18 +262,6 @@ impl Values<'_, '_> {
             self.walk.principal = Principal::try_from_slice(bytes).ok();
         }
         Ok(())
-    }
-}
-
-/// Bytes of a value of this type, if all its values have as many.
-const fn fixed_bytes(kind: i64) -> Option<u64> {
-    match kind {
-        NULL | RESERVED => Some(0),
-        BOOL | NAT8 | INT8 => Some(1),
-        NAT16 | INT16 => Some(2),
-        NAT32 | INT32 | FLOAT32 => Some(4),
-        NAT64 | INT64 | FLOAT64 => Some(8),
-        _ => None,
     }
 }
 

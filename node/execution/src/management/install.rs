@@ -13,7 +13,7 @@ use ic_management_canister_types::{
 };
 use pages::MemoryId;
 use sandbox::module::HEAD_BYTES;
-use sandbox::{Changes, NotPrepared, StoredModule, UploadedModule};
+use sandbox::{Changes, NotPrepared, Priority, StoredModule, UploadedModule};
 use sha2::{Digest, Sha256};
 use state::{
     BlobError, BlobHash, CanisterId, CanisterState, ChangeDetails, Cycles, DeploymentMode,
@@ -334,7 +334,7 @@ impl Dispatcher<'_> {
     ) -> Result<Result<ModuleInfo, Reject>, Refusal> {
         let mut attempts = self.core.attempts(self.place.clone()).of_a_message();
         loop {
-            match self.core.sandbox.prepare(hash, uploaded) {
+            match self.core.sandbox.prepare(hash, uploaded, Priority::Round) {
                 Ok(info) => return Ok(Ok(info)),
                 Err(NotPrepared::Trouble(what)) => attempts.wait(what)?,
                 Err(NotPrepared::Refused(reject)) => {

@@ -13,7 +13,7 @@ use ic_principal::Principal;
 use pages::{MemoryId, MemoryLayout, PAGE_BYTES, Run, read_pages};
 use sandbox::{
     Call, CallbackKind, Changes, CustomSection, Entry, Hooks, Lane, ModuleInfo, Mount, NotPrepared,
-    Outcome, Request, Response, Sandbox, Trap, UploadedModule, WorkerTrouble,
+    Outcome, Priority, Request, Response, Sandbox, Trap, UploadedModule, WorkerTrouble,
 };
 use serde::{Deserialize, Serialize};
 use state::{Cycles, ErrorCode, Global, ModuleGlobal, ModuleHash, Reject, RejectCode, Time};
@@ -192,6 +192,7 @@ impl Sandbox for ScriptSandbox {
         &self,
         hash: &ModuleHash,
         uploaded: &dyn UploadedModule,
+        _: Priority,
     ) -> Result<ModuleInfo, NotPrepared> {
         self.preparations.fetch_add(1, Ordering::Relaxed);
         if take_one(&self.compile_failures) {

@@ -9,7 +9,14 @@
 
 use std::ops::Range;
 
-use envelope::candid_wire::{self, Refusal, label as field};
+use envelope::candid_wire::{
+    self, Refusal,
+    kinds::{
+        BOOL, EMPTY, FUNC, INT, NAT, NAT8, NAT16, NULL, OPT, PRINCIPAL, RECORD, RESERVED, SERVICE,
+        TEXT, VARIANT, VEC, fixed_bytes,
+    },
+    label as field,
+};
 use ic_principal::Principal;
 use thiserror::Error;
 
@@ -25,24 +32,6 @@ const STEPS_MAX: usize = 200_000;
 const TOKEN_BYTES_MAX: usize = 64 << 10;
 /// A method's name, as in any module.
 const METHOD_BYTES_MAX: usize = 20_000;
-
-// Codes of types, as Candid writes them.
-const NULL: i64 = -1;
-const BOOL: i64 = -2;
-const NAT: i64 = -3;
-const INT: i64 = -4;
-const NAT8: i64 = -5;
-const NAT16: i64 = -6;
-const TEXT: i64 = -15;
-const RESERVED: i64 = -16;
-const EMPTY: i64 = -17;
-const OPT: i64 = -18;
-const VEC: i64 = -19;
-const RECORD: i64 = -20;
-const VARIANT: i64 = -21;
-const FUNC: i64 = -22;
-const SERVICE: i64 = -23;
-const PRINCIPAL: i64 = -24;
 
 /// Why a reply is invalid. Sent to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -434,26 +423,14 @@ impl<'a> Reader<'a> {
         self.field(cases, case)
     }
 
-    /// Bytes of a value of this type, if all its values have as many.
-    fn size(kind: i64) -> Option<usize> {
-        Some(match kind {
-            NULL | RESERVED => 0,
-            BOOL | NAT8 | -9 => 1,
-            NAT16 | -10 => 2,
-            -7 | -11 | -13 => 4,
-            -8 | -12 | -14 => 8,
-            _ => return None,
-        })
-    }
-
     /// Steps over a value.
     fn skip(&mut self, kind: i64, depth: usize) -> Result<(), BadReply> {
         self.steps += 1;
         if depth > DEPTH_MAX || self.steps > STEPS_MAX {
             return Err(BadReply::TooComplex);
         }
-        if let Some(size) = Self::size(kind) {
-            self.message.take(size as u64)?;
+        if let Some(bytes) = fixed_bytes(kind) {
+            self.message.take(bytes)?;
             return Ok(());
         }
         match kind {
@@ -504,10 +481,10 @@ impl<'a> Reader<'a> {
     }
 
     fn skip_list(&mut self, inner: i64, depth: usize) -> Result<(), BadReply> {
-        let count = usize::try_from(self.message.unsigned()?).map_err(|_| BadReply::TooComplex)?;
-        if let Some(size) = Self::size(inner) {
-            let bytes = count.checked_mul(size).ok_or(BadReply::Malformed)?;
-            self.message.take(bytes as u64)?;
+        let count = self.message.unsigned()?;
+        if let Some(bytes) = fixed_bytes(inner) {
+            let bytes = count.checked_mul(bytes).ok_or(BadReply::Malformed)?;
+            self.message.take(bytes)?;
             return Ok(());
         }
         // Values without bytes cost steps, as others do.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use accounting::process::{self, Pid};
-use sandbox::{BudgetedSandbox, Entry, Lane, Sandbox};
+use sandbox::{BudgetedSandbox, Entry, Lane, Priority, Sandbox};
 use sha2::{Digest, Sha256};
 
 use super::{HOST, MIB, World};
@@ -115,7 +115,7 @@ fn dirty_pages_and_compilations_together_stay_within_what_was_reserved() {
                 let number = compiled.load(SeqCst) + 1;
                 let wasm = module(number);
                 let hash = state::ModuleHash(Sha256::digest(&wasm).into());
-                budgeted.prepare(&hash, &wasm.as_slice()).unwrap();
+                budgeted.prepare(&hash, &wasm.as_slice(), Priority::Round).unwrap();
                 compiled.store(number, SeqCst);
             }
         });

@@ -1,6 +1,6 @@
 //! Installation, upgrades, hooks, and the values of the System API.
 
-use sandbox::{Entry, Global, Outcome, Response, Sandbox};
+use sandbox::{Entry, Global, Outcome, Priority, Response, Sandbox};
 use serde_bytes::ByteBuf;
 use state::{ErrorCode, Time};
 
@@ -233,7 +233,7 @@ fn the_canisters_of_this_repository_install_count_and_upgrade() {
         }
         let wasm = std::fs::read(&path).unwrap();
         let mut canister = world.prepared(&wasm);
-        let info = world.pool.prepare(&canister.hash, &wasm.as_slice()).unwrap();
+        let info = world.pool.prepare(&canister.hash, &wasm.as_slice(), Priority::Round).unwrap();
         // The universal canister takes operations, all others Candid.
         let operations = name.starts_with("universal-c");
         let arg: &[u8] = if operations { b"" } else { b"DIDL\0\0" };

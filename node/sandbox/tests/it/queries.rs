@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use sandbox::{CallbackKind, Entry, Lane, Outcome, Request, Response, Sandbox, TimedOutcome};
+use sandbox::{
+    CallbackKind, Entry, Lane, Outcome, Priority, Request, Response, Sandbox, TimedOutcome,
+};
 use state::ErrorCode;
 
 use super::{COUNTER, Canister, HOST, World, counters};
@@ -186,7 +188,7 @@ fn query_with_a_deadline_waits_for_no_compilation() {
     assert_eq!(run(), TimedOutcome::Unprepared);
     std::fs::rename(world.aside(), world.cache()).unwrap();
     let wasm = wat::parse_str(COUNTER).unwrap();
-    world.pool.prepare(&counter.hash, &wasm.as_slice()).unwrap();
+    world.pool.prepare(&counter.hash, &wasm.as_slice(), Priority::Round).unwrap();
     let TimedOutcome::Ended(outcome) = run() else { panic!("not executed") };
     assert_eq!(counters(&outcome.result.unwrap()), [0; 3]);
     assert_eq!(world.pool.statistics().restarts, 0);

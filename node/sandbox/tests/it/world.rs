@@ -12,8 +12,8 @@ use std::{
 use ic_principal::Principal;
 use pages::{MemoryId, PageStore};
 use sandbox::{
-    CostTable, Entry, Global, Lane, MessageLimits, Mount, Outcome, Pool, Request, RunState,
-    Sandbox, SandboxConfig, SystemContext, WorkerTrouble,
+    CostTable, Entry, Global, Lane, MessageLimits, Mount, Outcome, Pool, Priority, Request,
+    RunState, Sandbox, SandboxConfig, SystemContext, WorkerTrouble,
 };
 use sha2::{Digest, Sha256};
 use state::{Cycles, ModuleHash, Time};
@@ -112,7 +112,7 @@ impl World {
     /// The same of a module in binary.
     pub(crate) fn prepared(&self, wasm: &[u8]) -> Canister {
         let hash = ModuleHash(Sha256::digest(wasm).into());
-        self.pool.prepare(&hash, &wasm).unwrap_or_else(|error| panic!("{error}"));
+        self.pool.prepare(&hash, &wasm, Priority::Round).unwrap_or_else(|error| panic!("{error}"));
         Canister {
             hash,
             heap: self.memory(4 << 30),

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use disk::Disk;
+use disk::{Disk, if_there};
 use pages::{MemoryId, MemoryIndex};
 use redb::{Database, WriteTransaction};
 
@@ -42,12 +42,7 @@ impl StoreBuilder {
     pub fn create_on(disk: &dyn Disk, dir: &Path, cache_bytes: u64) -> Result<Self, StoreError> {
         let path = dir.join(super::FILE_NAME);
         let database = guard(&path, || {
-            match disk.remove(&path) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(error.into());
-                }
-                _ => {}
-            }
+            if_there(disk.remove(&path))?;
             let cache_bytes = usize::try_from(cache_bytes).unwrap_or(usize::MAX);
             let mut builder = Database::builder();
             builder.set_cache_size(cache_bytes);

@@ -2,11 +2,11 @@
 //! what is missing.
 
 use std::fs::{self, File};
-use std::io::{self, BufReader};
+use std::io::BufReader;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use disk::{Disk, DiskFile, Lock, Open, SharedDisk};
+use disk::{Disk, DiskFile, Lock, Open, SharedDisk, if_there};
 use pages::{MemoryId, StagedMemory, retain_staged, sync_dir};
 use state::BlobStore;
 use state::manifest::{Header, ObjectId, PIECE_BYTES, piece_hash};
@@ -90,11 +90,11 @@ impl Staging {
     /// The header that is there, right or not.
     pub(super) fn header(&self) -> Result<Option<Vec<u8>>, InstallError> {
         let path = self.dir.join("header");
-        match fs::metadata(&path) {
-            Ok(found) if found.len() > HEADER_BYTES_MAX => Ok(None),
-            Ok(_) => fs::read(&path).map(Some).map_err(InstallError::io("read", &path)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(InstallError::io("read", &path)(error)),
+        match if_there(fs::metadata(&path)).map_err(InstallError::io("read", &path))? {
+            Some(found) if found.len() <= HEADER_BYTES_MAX => {
+                fs::read(&path).map(Some).map_err(InstallError::io("read", &path))
+            }
+            _ => Ok(None),
         }
     }
 
@@ -244,10 +244,5 @@ impl Staging {
 
 /// Removes a directory and its contents; a missing one counts as removed.
 pub(super) fn remove_dir(disk: &dyn Disk, path: &Path) -> Result<(), InstallError> {
-    match disk.remove_folder(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(InstallError::io("remove", path)(error))
-        }
-        _ => Ok(()),
-    }
+    if_there(disk.remove_folder(path)).map(drop).map_err(InstallError::io("remove", path))
 }

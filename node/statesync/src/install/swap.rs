@@ -5,10 +5,9 @@
 //! Then whatever is at `<name>` is the old one, or nothing, because it was moved aside before the
 //! crash. So the same two renames, resumed at any point, have the same result.
 
-use std::io;
 use std::path::Path;
 
-use disk::{Disk, RealDisk};
+use disk::{Disk, RealDisk, if_there};
 use pages::sync_dir;
 
 use super::InstallError;
@@ -58,12 +57,8 @@ pub fn complete_install_on(disk: &dyn Disk, data_dir: &Path) -> Result<bool, Ins
         sync_dir(disk, &staging)?;
     }
     // The mark `complete` is removed first, so that nothing is done twice.
-    match disk.remove(&complete) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(InstallError::io("remove", &complete)(error));
-        }
-        _ => sync_dir(disk, &staging)?,
-    }
+    if_there(disk.remove(&complete)).map_err(InstallError::io("remove", &complete))?;
+    sync_dir(disk, &staging)?;
     remove_dir(disk, &staging)?;
     sync_dir(disk, data_dir)?;
     Ok(true)

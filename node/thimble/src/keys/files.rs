@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    io::{self, Read},
+    io::Read,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 pub(crate) use disk::Readers;
-use disk::{Disk, DiskFile, Lock, Open, RealDisk};
+use disk::{Disk, DiskFile, Lock, Open, RealDisk, if_there};
 use zeroize::Zeroizing;
 
 /// Makes a folder that only its owner reads, with what `fill` puts there: whole or not at all.
@@ -96,11 +96,7 @@ where
 
 /// The text of a file; none when there is no such file.
 pub(crate) fn read_text(path: &Path) -> Result<Option<String>> {
-    match fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("reading {}", path.display())),
-    }
+    if_there(fs::read_to_string(path)).with_context(|| format!("reading {}", path.display()))
 }
 
 /// Like [`read`], for a secret; none when there is no such file.
