@@ -52,9 +52,10 @@ use tokio::{
 };
 
 use crate::{
+    ErrorResponse, TEXT,
     connections::{AdmitError, Slot},
     list::List,
-    response::with_reservation,
+    response::{set_common_headers, with_reservation},
     stall_guard::{Progress, StallGuard, at_least_rate},
 };
 
@@ -74,13 +75,17 @@ pub trait HttpHandler: Send + Sync + 'static {
     /// Name and value of the limit on connections.
     fn connections_limit(&self) -> (&'static str, u64);
     /// The text for a client whose connection is not admitted.
-    fn refusal_text(&self, _error: AdmitError) -> String {
-        // The pool is as large as all slots need, unless an operator made it smaller.
-        let (name, limit) = self.connections_limit();
-        format!(
-            "the node has as many connections as its limit {name} = {limit} allows; retry in a \
-             second"
-        )
+    fn refusal_text(&self, error: AdmitError) -> String {
+        match error {
+            AdmitError::Limit => {
+                let (name, limit) = self.connections_limit();
+                format!(
+                    "there are as many connections as the limit {name} = {limit} allows; retry in \
+                     a second"
+                )
+            }
+            AdmitError::Memory(full) => format!("{full}; retry in a second"),
+        }
     }
     /// Counts a connection that was not served: the name of the limit, or
     /// [`crate::ACCEPT_ERROR`].
@@ -128,7 +133,7 @@ impl Default for ConnectionSettings {
             write_stall: WRITE_STALL,
             linger: None,
             refusals: REFUSALS_MAX,
-            any_origin: true,
+            any_origin: false,
         }
     }
 }
@@ -157,6 +162,15 @@ impl Outgoing {
     pub fn charged(bytes: Vec<u8>, responses: &Pool) -> Result<Self, PoolFull> {
         let held = responses.try_reserve(bytes.capacity() as u64)?;
         Ok(Self::short(with_reservation(bytes, held)))
+    }
+}
+
+impl From<ErrorResponse> for Response<Outgoing> {
+    fn from(mut refused: ErrorResponse) -> Self {
+        let message = std::mem::take(&mut refused.message);
+        let mut response = refused.with_body(TEXT, Outgoing::short(message));
+        set_common_headers(response.headers_mut());
+        response
     }
 }
 
@@ -278,7 +292,8 @@ impl Progress for Activity {
     }
 
     fn bytes_written(&self) {
-        if !self.reading.load(Ordering::Relaxed) {
+        // What answers a PING of HTTP/2 is no response.
+        if !self.reading.load(Ordering::Relaxed) && self.write_deadline().is_some() {
             self.touch();
         }
     }
@@ -410,10 +425,9 @@ fn builder(settings: &ConnectionSettings, read_timeout: Duration) -> auto::Build
         .timer(TokioTimer::new())
         .max_headers(HEADERS_MAX)
         .max_buf_size(settings.head_bytes)
+        // hyper has a default, which would end idle connections before their time.
+        .header_read_timeout(settings.idle.is_none().then_some(read_timeout))
         .half_close(false);
-    if settings.idle.is_none() {
-        builder.http1().header_read_timeout(read_timeout);
-    }
     let Some(streams_max) = settings.streams else { return builder.http1_only() };
     builder
         .http2()
@@ -424,6 +438,21 @@ fn builder(settings: &ConnectionSettings, read_timeout: Duration) -> auto::Build
         .max_send_buf_size(SEND_BUFFER_BYTES)
         .max_header_list_size(settings.head_bytes as u32);
     builder
+}
+
+/// Refuses a request that names its sender, its server or its content twice: the checks here would
+/// read one of them, and a proxy before or a program behind this server another.
+fn check_head(request: &Request<Incoming>) -> Result<(), ErrorResponse> {
+    let headers = request.headers();
+    for name in ["host", "origin", "content-type", "sec-fetch-site"] {
+        let times = headers.get_all(name).iter().take(2).count();
+        if times > 1 {
+            let message = format!("the header {name} is there more than once; send it once");
+            let refused = ErrorResponse::bad_request("repeated_header", message);
+            return Err(ErrorResponse { close: !request.body().is_end_stream(), ..refused });
+        }
+    }
+    Ok(())
 }
 
 /// Serves one connection until it ends, or is evicted.
@@ -444,13 +473,18 @@ pub(crate) async fn serve<A: HttpHandler>(
             serving.request_begins(request.version());
             // Called here and not where it is awaited: hyper drops an unpolled future when the peer
             // has closed the connection behind its request.
-            let answer = service.clone().answer(request, connection_state.clone());
+            let answer = check_head(&request)
+                .map(|()| service.clone().answer(request, connection_state.clone()));
             (guard, Active(serving.clone()), answer)
         });
         async move {
             // The connection is evicted, which ends this future.
             let Some((guard, active, answer)) = begun else { return std::future::pending().await };
-            let (head, body) = answer.await.into_parts();
+            let response = match answer {
+                Ok(answer) => answer.await,
+                Err(refused) => refused.into(),
+            };
+            let (head, body) = response.into_parts();
             let body = match body {
                 // It is there as a whole, so this neither waits nor copies.
                 Outgoing::Whole(body) if is_multiplexed => {
@@ -487,6 +521,9 @@ pub(crate) async fn serve<A: HttpHandler>(
                 }
                 let overdue = deadline().is_some_and(|deadline| deadline <= Instant::now());
                 if closing.is_none() && overdue {
+                    if activity.reading.load(Ordering::Relaxed) {
+                        return;
+                    }
                     connection.as_mut().graceful_shutdown();
                     closing = Some(Instant::now() + CLOSING);
                 }

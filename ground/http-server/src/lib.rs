@@ -42,7 +42,7 @@ pub use connection::{ConnectionSettings, HttpHandler, Outgoing, STREAMS_MAX, Sta
 pub use list::{List, Pieces};
 pub use listener::{ACCEPT_ERROR, ListenError, Server, bind, runtime};
 pub use request_body::{
-    BodyBudget, BodyError, DISCARDED_BODIES, PoolBudget, check_content_type, discard,
-    discard_within, read_body, with_unread,
+    BodyBudget, BodyError, PoolBudget, RequestBody, check_content_type, discard, read_body,
+    with_unread,
 };
 pub use response::{ErrorResponse, TEXT, respond, set_common_headers, with_reservation};

@@ -10,7 +10,7 @@ use accounting::{Pool, PoolFull, Reservation};
 use http_body_util::BodyExt;
 use hyper::{
     HeaderMap, Request, Version,
-    body::{Body as _, Bytes, Incoming},
+    body::{Body as _, Bytes, Frame, Incoming, SizeHint},
     header,
 };
 use tokio::time::timeout;
@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use crate::ErrorResponse;
 
 /// How much of a refused body is read and thrown away, in times of the limit.
-pub const DISCARDED_BODIES: u64 = 4;
+const DISCARDED_BODIES: u64 = 4;
 /// How long that may take.
 const DISCARD_TIME: Duration = Duration::from_secs(2);
 /// Body of a request refused before it is read: up to this length it is read and thrown away ...
@@ -42,6 +42,45 @@ pub fn check_content_type(headers: &HeaderMap, expected: &str) -> Result<(), Str
         return Ok(());
     }
     Err(declared.chars().take(CONTENT_TYPE_CHARS_MAX).collect())
+}
+
+/// The body of a request, of which a part may be unread.
+#[derive(Debug)]
+pub struct RequestBody {
+    incoming: Incoming,
+    /// The client sends it after a `100 Continue`, which hyper writes when the body is first asked
+    /// for.
+    is_awaited: bool,
+}
+
+impl RequestBody {
+    /// The body of a request with these headers.
+    pub fn new(headers: &HeaderMap, incoming: Incoming) -> Self {
+        Self { incoming, is_awaited: headers.contains_key(header::EXPECT) }
+    }
+
+    /// The next part of it. Invites the client to send, if it waits for that.
+    pub async fn frame(&mut self) -> Option<Result<Frame<Bytes>, hyper::Error>> {
+        self.is_awaited = false;
+        self.incoming.frame().await
+    }
+
+    /// Whether nothing is unread.
+    pub fn is_at_end(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    /// Bounds of the bytes that are unread.
+    pub fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}
+
+impl From<Request<Incoming>> for RequestBody {
+    fn from(request: Request<Incoming>) -> Self {
+        let (head, incoming) = request.into_parts();
+        Self::new(&head.headers, incoming)
+    }
 }
 
 /// Where a body is counted while it is read.
@@ -113,7 +152,7 @@ pub enum BodyError<F> {
 /// When it is longer than `limit`, ends early, does not arrive within `time`, or `budget` is full.
 /// The part that has arrived is dropped; the rest is unread.
 pub async fn read_body<B: BodyBudget>(
-    body: &mut Incoming,
+    body: &mut RequestBody,
     budget: &mut B,
     limit: u64,
     time: Duration,
@@ -122,7 +161,7 @@ pub async fn read_body<B: BodyBudget>(
 }
 
 async fn read_within<B: BodyBudget>(
-    body: &mut Incoming,
+    body: &mut RequestBody,
     budget: &mut B,
     limit: u64,
 ) -> Result<Bytes, BodyError<B::Full>> {
@@ -170,13 +209,16 @@ async fn read_within<B: BodyBudget>(
 
 /// Reads what a client still sends of a body over `limit` or otherwise refused, so that it gets to
 /// read the refusal: closing on unread data resets the connection, and the answer is lost with it.
-/// Returns whether the body was read to its end.
-pub async fn discard(body: &mut Incoming, limit: u64) -> bool {
+/// A client that waits to be asked for it is not asked. Returns whether the body was read to its
+/// end.
+pub async fn discard(body: &mut RequestBody, limit: u64) -> bool {
     discard_within(body, limit.saturating_mul(DISCARDED_BODIES), DISCARD_TIME).await
 }
 
-/// The same with bounds of its own, in bytes and in time.
-pub async fn discard_within(body: &mut Incoming, bytes_max: u64, time: Duration) -> bool {
+async fn discard_within(body: &mut RequestBody, bytes_max: u64, time: Duration) -> bool {
+    if body.is_awaited {
+        return body.is_at_end();
+    }
     let reading = async {
         let mut left = bytes_max;
         while let Some(Ok(frame)) = body.frame().await {
@@ -194,17 +236,13 @@ pub async fn discard_within(body: &mut Incoming, bytes_max: u64, time: Duration)
 /// The refusal of a request whose body was not read. A short body on its way is read and thrown
 /// away, so that the connection can be used again; otherwise the answer announces its end.
 pub async fn with_unread(request: Request<Incoming>, refused: ErrorResponse) -> ErrorResponse {
-    let is_awaited = request.headers().contains_key(header::EXPECT);
     let version = request.version();
-    let mut body = request.into_body();
-    if version == Version::HTTP_2 || body.is_end_stream() {
+    let mut body = RequestBody::from(request);
+    if version == Version::HTTP_2 || body.is_at_end() {
         return refused;
     }
     let is_short = body.size_hint().upper().is_some_and(|bytes| bytes <= UNREAD_BODY_BYTES);
-    if is_short
-        && !is_awaited
-        && discard_within(&mut body, UNREAD_BODY_BYTES, UNREAD_BODY_TIME).await
-    {
+    if is_short && discard_within(&mut body, UNREAD_BODY_BYTES, UNREAD_BODY_TIME).await {
         return refused;
     }
     ErrorResponse { close: true, ..refused }

@@ -4,9 +4,11 @@
 use http_body_util::Full;
 use hyper::{
     HeaderMap, Response, StatusCode,
-    body::{Body as _, Bytes, Incoming},
+    body::Bytes,
     header::{self, HeaderValue},
 };
+
+use crate::RequestBody;
 
 /// The content type of a text for people.
 pub const TEXT: &str = "text/plain; charset=utf-8";
@@ -59,8 +61,8 @@ impl ErrorResponse {
     }
 
     /// The same for a request with this body, of which a part may be unread.
-    pub fn closing(self, body: &Incoming) -> Self {
-        Self { close: !body.is_end_stream(), ..self }
+    pub fn closing(self, body: &RequestBody) -> Self {
+        Self { close: !body.is_at_end(), ..self }
     }
 
     /// The response with this body.

@@ -28,8 +28,8 @@ use bytes::Bytes;
 use dashboard::page;
 use envelope::{EnvelopeBounds, auth::AuthConfig, effective::Effective};
 use http_server::{
-    BodyBudget, BodyError, ErrorResponse, HttpHandler, Outgoing, PoolBudget, Stage,
-    check_content_type,
+    BodyBudget, BodyError, ConnectionSettings, ErrorResponse, HttpHandler, Outgoing, PoolBudget,
+    RequestBody, Stage, check_content_type,
     connections::Connections,
     discard, metrics,
     origin::{OriginHeaders, check_origin},
@@ -239,7 +239,7 @@ impl Service {
             Ok(place) => place,
             Err(refused) => return Err(with_unread(request, refused).await),
         };
-        let body = self.read_body(request.into_body()).await?;
+        let body = self.read_body(request.into()).await?;
         let read = Instant::now();
         match operation {
             Operation::CallAsync => self.call(effective, None, body).await,
@@ -322,7 +322,7 @@ impl Service {
     }
 
     /// Reads the body within its limit, the pool's and the read timeout.
-    async fn read_body(&self, body: Incoming) -> Result<ReceivedBody, ErrorResponse> {
+    async fn read_body(&self, body: RequestBody) -> Result<ReceivedBody, ErrorResponse> {
         let full = |full: PoolFull| pool_full("bodies_bytes", full);
         let room = PoolBudget::new(&self.config.bodies, |received, _| received);
         let mut room = room.map_err(|none| full(none).closing(&body))?;
@@ -334,7 +334,7 @@ impl Service {
     /// The same into other room, within the limit of this name.
     pub(crate) async fn read_body_into<B: BodyBudget>(
         &self,
-        mut body: Incoming,
+        mut body: RequestBody,
         room: &mut B,
         (name, limit): (&'static str, u64),
         full: impl FnOnce(B::Full) -> ErrorResponse,
@@ -496,6 +496,10 @@ impl fmt::Debug for Service {
 
 impl HttpHandler for Service {
     type ConnectionState = ();
+
+    fn settings(&self) -> ConnectionSettings {
+        ConnectionSettings { any_origin: true, ..ConnectionSettings::default() }
+    }
 
     fn read_timeout(&self) -> Duration {
         Duration::from_millis(self.config.limits.read_timeout_millis)

@@ -13,10 +13,9 @@ use std::{
 
 use bytes::Bytes;
 use envelope::auth::AuthConfig;
-use http_body_util::BodyExt;
 use http_server::{
-    BodyError, DISCARDED_BODIES, HttpHandler, Outgoing, PoolBudget, check_content_type,
-    discard_within, read_body, respond,
+    BodyError, HttpHandler, Outgoing, PoolBudget, RequestBody, check_content_type, discard,
+    read_body, respond,
 };
 use hyper::{
     Method, Request, Response, StatusCode, Uri, Version,
@@ -52,8 +51,10 @@ const SYNC_WAIT_MAX: Duration = Duration::from_secs(600);
 /// library names itself.
 const PATIENT_AGENT: &str = "python-requests/";
 const PATIENT_WAIT: Duration = Duration::from_secs(3_600);
-/// Time to send a body.
-const READ_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time to send a body; for a blob, time before it must have the least rate.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes per second at least of a blob: clients are on the same machine.
+const BLOB_RATE_MIN: u64 = 1 << 20;
 
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain";
@@ -133,7 +134,11 @@ impl HttpHandler for Server {
     }
 
     fn count_refusal(&self, reason: &'static str) {
-        tracing::warn!(reason, "a connection was refused");
+        if self.has_refused_connection.swap(true, Ordering::Relaxed) {
+            tracing::debug!(reason, "a connection was refused");
+        } else {
+            tracing::warn!(reason, "connections are refused; only the first is logged");
+        }
     }
 
     fn count_eviction(&self) {
@@ -492,27 +497,28 @@ impl Server {
                 return Err("blobs are taken as they are or with the encoding gzip".to_owned());
             }
         };
-        let mut body = request.into_body();
+        let mut body = RequestBody::from(request);
         let begun = self.blobs.begin(is_compressed);
         let mut blob = begun.map_err(|error| error.to_string())?;
-        let (mut refusal, mut discarded) = (None, 0);
-        let late = |_| format!("no part of the blob came within {READ_TIMEOUT:?}");
-        while let Some(frame) =
-            tokio::time::timeout(READ_TIMEOUT, body.frame()).await.map_err(late)?
-        {
+        let (started, mut received) = (Instant::now(), 0);
+        loop {
+            let time = READ_TIMEOUT + Duration::from_secs(received / BLOB_RATE_MIN);
+            let left = time.saturating_sub(started.elapsed());
+            let next = tokio::time::timeout(left, body.frame()).await.map_err(|_| {
+                format!(
+                    "{received} bytes of the blob arrived within {time:?}; after {READ_TIMEOUT:?} \
+                     it must come with blob_rate_min = {BLOB_RATE_MIN} bytes per second"
+                )
+            })?;
+            let Some(frame) = next else { return blob.finish() };
             let frame = frame.map_err(|error| error.to_string())?;
             let Some(bytes) = frame.data_ref() else { continue };
-            match &refusal {
-                None => refusal = blob.write(bytes).err(),
-                Some(_) => discarded += bytes.len() as u64,
+            received += bytes.len() as u64;
+            if let Err(refusal) = blob.write(bytes) {
+                drop(blob);
+                discard(&mut body, BODY_BYTES).await;
+                return Err(refusal);
             }
-            if discarded > DISCARDED_BODIES * BODY_BYTES {
-                break;
-            }
-        }
-        match refusal {
-            None => blob.finish(),
-            Some(refusal) => Err(refusal),
         }
     }
 
@@ -541,14 +547,12 @@ impl Server {
         // Nothing of another type is kept.
         let is_json = check_content_type(request.headers(), "application/json").is_ok();
         let limit = if is_json { BODY_BYTES } else { 0 };
-        let mut incoming = request.into_body();
+        let mut body = RequestBody::from(request);
         // Once as it came, once decoded.
         let Ok(mut room) = PoolBudget::new(&self.bounds.bodies, |received, _| 2 * received) else {
             return Ok(None);
         };
-        let deadline = Instant::now() + READ_TIMEOUT;
-        let (status, message) = match read_body(&mut incoming, &mut room, limit, READ_TIMEOUT).await
-        {
+        let (status, message) = match read_body(&mut body, &mut room, limit, READ_TIMEOUT).await {
             Ok(bytes) => return Ok(Some(Body { bytes, room: room.into_reservation() })),
             Err(BodyError::Incomplete(error)) => return Err(Failure::bad(error)),
             Err(BodyError::TimedOut) => {
@@ -557,7 +561,7 @@ impl Server {
             }
             Err(BodyError::Full(_)) => {
                 drop(room);
-                discard_refused(&mut incoming, deadline).await;
+                discard(&mut body, BODY_BYTES).await;
                 return Ok(None);
             }
             Err(BodyError::TooLarge(_)) if limit == 0 => (
@@ -569,16 +573,10 @@ impl Server {
                 format!("the body has more bytes than the limit body_bytes = {BODY_BYTES}"),
             ),
         };
-        discard_refused(&mut incoming, deadline).await;
+        // The answer announces the end of the connection in either case.
+        discard(&mut body, BODY_BYTES).await;
         Err(Failure { status, message })
     }
-}
-
-/// Reads what a client still sends: one that is answered before may not read the answer.
-async fn discard_refused(incoming: &mut Incoming, deadline: Instant) {
-    let left = deadline.saturating_duration_since(Instant::now());
-    // The answer announces the end of the connection in either case.
-    let _ = discard_within(incoming, DISCARDED_BODIES * BODY_BYTES, left).await;
 }
 
 /// Whether bytes of a body follow the head of a request on its connection.
@@ -586,17 +584,9 @@ fn has_body(request: &Request<Incoming>) -> bool {
     request.version() != Version::HTTP_2 && !request.body().is_end_stream()
 }
 
-/// Announces the end of the connection in a refusal after which unread bytes of the request's body
-/// may end it.
+/// Announces the end of the connection in a refusal: unread bytes of the request's body may end it.
 fn closing(mut response: Response<Outgoing>, has_body: bool) -> Response<Outgoing> {
-    let is_early = matches!(
-        response.status(),
-        StatusCode::FORBIDDEN
-            | StatusCode::NOT_FOUND
-            | StatusCode::REQUEST_TIMEOUT
-            | StatusCode::PAYLOAD_TOO_LARGE
-    );
-    if has_body && is_early {
+    if has_body && !response.status().is_success() {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response

@@ -7,7 +7,7 @@ use std::{
     path::Path,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -100,6 +100,8 @@ pub(crate) struct Server {
     pub(crate) gateways: Gateways,
     pub(crate) blobs: Blobs,
     pub(crate) activity: Arc<Activity>,
+    /// Whether a connection was refused, which is logged once.
+    pub(crate) has_refused_connection: AtomicBool,
     sandboxes: Sandboxes,
     /// Makes HTTPS outcalls of instances that are live.
     requests: OutcallClient,
@@ -173,6 +175,7 @@ impl Server {
             gateways: Gateways::default(),
             blobs: Blobs::in_folder(folder.path().join("blobs"))?,
             activity: Arc::new(Activity::new()),
+            has_refused_connection: AtomicBool::new(false),
             instances: Mutex::default(),
             under_way: watch::channel(0).0,
             bounds,

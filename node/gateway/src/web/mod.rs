@@ -53,7 +53,7 @@ use std::{
 };
 
 use http_server::{
-    ConnectionSettings, ErrorResponse, HttpHandler, Outgoing, STREAMS_MAX, with_unread,
+    ConnectionSettings, ErrorResponse, HttpHandler, Outgoing, RequestBody, STREAMS_MAX, with_unread,
 };
 use hyper::{
     Method, Request, Response, StatusCode,
@@ -137,6 +137,7 @@ impl Web {
             Err(refused) => return Err(with_unread(request, refused).await),
         };
         let (head, body) = request.into_parts();
+        let body = RequestBody::new(&head.headers, body);
         let limit = ("http_gateway.body_bytes", self.limits.body_bytes);
         let reading = self.service.read_body_into(body, &mut room, limit, std::convert::identity);
         let body = reading.await?;
@@ -194,7 +195,11 @@ impl HttpHandler for Web {
     fn settings(&self) -> ConnectionSettings {
         let part = (self.limits.requests_in_flight / CONNECTION_PART).max(1);
         let streams = u32::try_from(part).unwrap_or(u32::MAX).min(STREAMS_MAX);
-        ConnectionSettings { streams: Some(streams), ..ConnectionSettings::default() }
+        ConnectionSettings {
+            streams: Some(streams),
+            any_origin: true,
+            ..ConnectionSettings::default()
+        }
     }
 
     fn read_timeout(&self) -> Duration {

@@ -1,5 +1,11 @@
 //! Bounds of the server, and removal of an instance's resources.
 
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    time::{Duration, Instant},
+};
+
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 
@@ -142,4 +148,30 @@ async fn a_body_that_is_too_long_is_refused_with_the_limit() {
     let answer = server.update(instance, &long).await;
     let message = answer["Err"]["reject_message"].as_str().unwrap();
     assert!(message.contains("message_payload_bytes"), "{message}");
+}
+
+// Promise: P15 - A blob that arrives slowly is refused with the rate that it must have.
+#[test]
+fn a_blob_that_drips_is_refused_with_the_least_rate() {
+    let server = Server::start(&[]);
+    let mut stream = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+    let head = "POST /blobstore HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n";
+    stream.write_all(head.as_bytes()).unwrap();
+    let (started, mut dripping) = (Instant::now(), stream.try_clone().unwrap());
+    // A byte each second is more than the time between two bytes may be.
+    let dripper = std::thread::spawn(move || {
+        while dripping.write_all(b"b").is_ok() {
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    });
+    let mut refused = Vec::new();
+    // The byte after the refusal resets the connection.
+    let _ = stream.set_read_timeout(Some(testing::TIMEOUT));
+    let _ = stream.read_to_end(&mut refused);
+    let refused = String::from_utf8_lossy(&refused);
+    assert!(refused.starts_with("HTTP/1.1 400 Bad Request\r\n"), "{refused}");
+    assert!(refused.contains("connection: close\r\n"), "{refused}");
+    assert!(refused.contains("blob_rate_min = 1048576 bytes per second"), "{refused}");
+    assert!(started.elapsed() < testing::TIMEOUT, "{:?}", started.elapsed());
+    dripper.join().unwrap();
 }

@@ -17,7 +17,7 @@ use dashboard::page;
 use heap_profiler::Sampler;
 use http_server::{
     ACCEPT_ERROR, BodyError, ConnectionSettings, ErrorResponse, HttpHandler, Outgoing, PoolBudget,
-    check_content_type,
+    RequestBody, check_content_type,
     connections::{AdmitError, Connections},
     discard,
     origin::{OriginHeaders, check_origin},
@@ -178,7 +178,7 @@ impl Service {
         }
         let response = match routes::find(request.method(), request.uri().path()) {
             Ok(route) => self.dispatch(route, request).await,
-            Err(refused) => Err(self.discarded(request.into_body(), refused).await),
+            Err(refused) => Err(self.discarded(request.into(), refused).await),
         };
         let response = response.unwrap_or_else(answer::refused);
         self.answered.add(response.status().as_u16());
@@ -237,7 +237,7 @@ impl Service {
             Route::AddPeers => self.add_peers(self.read(request).await?).await,
             Route::FilterSubscribers => self.filter_subscribers(),
             Route::LogLevel(level) => {
-                Err(self.discarded(request.into_body(), self.log_level(&level)).await)
+                Err(self.discarded(request.into(), self.log_level(&level)).await)
             }
             Route::LightPush => Ok(self.light_push(self.push(request).await).await),
             Route::LightPushLegacy => self.light_push_legacy(self.push(request).await?).await,
@@ -289,16 +289,16 @@ impl Service {
             return self.read(request).await;
         };
         refused.add(Reason::Memory);
-        Err(self.discarded(request.into_body(), answer::busy(status, why)).await)
+        Err(self.discarded(request.into(), answer::busy(status, why)).await)
     }
 
     /// Reads a body of JSON within its bounds.
     async fn read(&self, request: Request<Incoming>) -> HttpResult<ReceivedBody> {
         if let Err(found) = check_content_type(request.headers(), "application/json") {
             let message = format!("the content type is \"{found}\"; send application/json");
-            return Err(self.discarded(request.into_body(), answer::bad(message)).await);
+            return Err(self.discarded(request.into(), answer::bad(message)).await);
         }
-        let mut body = request.into_body();
+        let mut body = RequestBody::from(request);
         let refused = match self.receive(&mut body).await {
             Ok(received) => return Ok(received),
             Err(BodyError::TooLarge(bytes)) => {
@@ -324,7 +324,7 @@ impl Service {
         Err(self.discarded(body, refused).await)
     }
 
-    async fn receive(&self, body: &mut Incoming) -> Result<ReceivedBody, BodyError<PoolFull>> {
+    async fn receive(&self, body: &mut RequestBody) -> Result<ReceivedBody, BodyError<PoolFull>> {
         let limit = self.limits.body_bytes;
         let most = body.size_hint().upper().map_or(limit, |bytes| bytes.min(limit));
         let charge = move |received: u64, buffers: u64| received.max(buffers.min(most));
@@ -342,7 +342,7 @@ impl Service {
     }
 
     /// The refusal of a request with this body, of which the client may still send a part.
-    async fn discarded(&self, mut body: Incoming, refused: ErrorResponse) -> ErrorResponse {
+    async fn discarded(&self, mut body: RequestBody, refused: ErrorResponse) -> ErrorResponse {
         let close = !discard(&mut body, self.limits.body_bytes).await;
         ErrorResponse { close, ..refused }
     }
