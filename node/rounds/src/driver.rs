@@ -330,7 +330,10 @@ impl<R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<R, K, D, O> {
     async fn checkpoint_if_due(&mut self, height: Height) -> Result<bool, RoundError> {
         loop {
             let pressing = self.replica.checkpoint_pressing();
-            let due = self.replica.checkpoint_due()
+            // One that failed stays due: a batch that made it itself, for room in the delta log,
+            // does not withdraw the reason for which updates are refused.
+            let due = self.retry.is_some()
+                || self.replica.checkpoint_due()
                 || self.block_bytes >= self.settings.checkpoint_block_bytes
                 || pressing;
             if !due {

@@ -167,6 +167,8 @@ struct Checkpoints {
     saved: Height,
     /// The next batch has to wait for it.
     pressing: bool,
+    /// Batches make one themselves after one has failed, as for room in the delta log.
+    makes_room: bool,
     disk: FailingIo,
 }
 
@@ -204,6 +206,9 @@ impl Replica for Checkpoints {
     fn execute(&mut self, batch: &Batch, _: &[Fault]) -> Result<RoundResult, FatalError> {
         assert!(!(self.pressing && self.checkpoint_due()), "a batch that had to wait was executed");
         self.height = batch.height;
+        if self.makes_room && self.disk.tried() > 0 {
+            self.saved = self.height;
+        }
         Ok(RoundResult {
             root: [0; 32],
             finished: vec![],
@@ -303,6 +308,7 @@ struct Setup {
     log: FailingIo,
     checkpoints: FailingIo,
     pressing: bool,
+    makes_room: bool,
     held: bool,
     free: u64,
 }
@@ -314,6 +320,7 @@ impl Setup {
             log: FailingIo::never(),
             checkpoints: FailingIo::never(),
             pressing: true,
+            makes_room: false,
             held: false,
             free: u64::MAX,
         }
@@ -332,6 +339,7 @@ impl Setup {
             height: Height(0),
             saved: Height(0),
             pressing: self.pressing,
+            makes_room: self.makes_room,
             disk: self.checkpoints,
         };
         let longest = Arc::new(Mutex::default());
@@ -420,6 +428,18 @@ fn rounds_continue_while_an_optional_checkpoint_fails() {
     // Twenty that failed, then one per hundred batches.
     assert!(disk.tried() > 20 + 2_000, "{}", disk.tried());
     assert_eq!(run.refusing, None, "a checkpoint that was made withdraws the reason");
+}
+
+// Promise: P7 - A checkpoint that a batch made for room withdraws the reason of a failed one.
+#[test]
+fn updates_are_accepted_after_a_batch_made_the_checkpoint_itself() {
+    let disk = FailingIo::times(1, full);
+    let setup = Setup::until(Duration::from_secs(60));
+    let run = Setup { checkpoints: disk.clone(), pressing: false, makes_room: true, ..setup }.run();
+    assert_eq!(run.ended.unwrap(), DriverExit::Stopped);
+    // The one that failed, its repetition, and the one of the stop.
+    assert_eq!((run.refusing, disk.tried()), (None, 3));
+    assert!(!run.health.has(Cause::Checkpoint));
 }
 
 // Promise: P7 - A checkpoint that cannot succeed ends the node with an error message.
