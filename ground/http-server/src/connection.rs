@@ -503,9 +503,10 @@ pub(crate) async fn serve<A: HttpHandler>(
     let mut closing: Option<Instant> = None;
     let deadline = || settings.idle.and_then(|idle| activity.deadline(read_timeout, idle));
     loop {
-        // The connection's deadline may change at any moment, so it is checked once per read
-        // timeout at least.
-        let soon = Instant::now() + read_timeout;
+        // The connection's deadline may change at any moment, so it is checked once in the shorter
+        // of the times at least.
+        let soon =
+            Instant::now() + settings.idle.map_or(read_timeout, |idle| idle.min(read_timeout));
         let waiting = closing.or_else(deadline);
         let wake = waiting.into_iter().chain(activity.write_deadline()).fold(soon, Instant::min);
         let awaited = if closing.is_some() { Stage::Draining } else { Stage::Serving };

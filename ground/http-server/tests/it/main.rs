@@ -179,7 +179,7 @@ fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
 #[tokio::test]
 async fn pings_do_not_keep_an_idle_connection() {
     let idle = Duration::from_secs(2);
-    let world = World::new(idle / 2, idle, 2).await;
+    let world = World::new(LONG, idle, 2).await;
     let (mut reading, mut writing) = world.connect().await.into_split();
     let settings = frame(4, 0, 0, b"");
     // GET, http, /, and the authority "a" (RFC 7541, appendix A).
