@@ -1,14 +1,16 @@
 //! Handling of tests that lack a requirement on this machine: they fail where everything is
 //! required, and otherwise report on standard error that they were not run. And common helpers of
 //! tests: control groups of their own ([`group`]), disks that can be full ([`SmallDisk`]), waiting
-//! for what must happen ([`until`]), signals to processes ([`process`]), pinned bytes
-//! ([`formats`]), pages of reference ([`mod@reference`]). A dependency of tests only.
+//! for what must happen ([`until`]), signals to processes ([`process`]), programs that a test
+//! writes and runs ([`executable()`]), pinned bytes ([`formats`]), pages of reference
+//! ([`mod@reference`]). A dependency of tests only.
 //!
 //! A test that returns early passes, and libtest hides what a passing test prints. So a gate that
 //! runs without the right to mount, for example, would be green and have checked nothing. Every
 //! early return of a test goes through [`missing`].
 
 mod disk;
+mod executable;
 pub mod formats;
 pub mod group;
 pub mod process;
@@ -18,6 +20,7 @@ mod wait;
 use std::io::Write;
 
 pub use disk::SmallDisk;
+pub use executable::executable;
 pub use wait::{TIMEOUT, eventually, pause, until, until_async};
 
 /// Environment variables that demand that every test runs; set to anything but "", "0" or "false".

@@ -401,8 +401,7 @@ fn missing_cgroup_support_is_reported_with_a_remedy() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let copy = folder.path().join("thimble-lab");
-    fs::copy(env!("CARGO_BIN_EXE_thimble-lab"), &copy).unwrap();
-    fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+    testing::executable(&copy, &fs::read(env!("CARGO_BIN_EXE_thimble-lab")).unwrap());
     let output = Command::new(&copy)
         .args(["cap", "--memory", "64MiB", "--", "true"])
         .current_dir("/")

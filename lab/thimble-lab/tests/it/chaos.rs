@@ -199,8 +199,7 @@ fn a_build_that_replays_to_another_root_is_found() {
          exec '{}' \"$@\"\n",
         node.display()
     );
-    fs::write(&other, script).unwrap();
-    fs::set_permissions(&other, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    testing::executable(&other, script.as_bytes());
     let output = lab("hostile --seed 3 --on alone --case nested-opt-settings --round-within 60")
         .arg("--node")
         .arg(&other)

@@ -8,7 +8,6 @@ use std::{
     fs,
     io::{Read, Write},
     net::{TcpListener, TcpStream},
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
@@ -70,8 +69,7 @@ impl Net {
     /// was down when the ports were found free would answer on them.
     fn program(&self, script: &str) -> String {
         let path = self.folder.path().join("node.sh");
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        testing::executable(&path, format!("#!/bin/sh\n{script}\n").as_bytes());
         path.display().to_string()
     }
 

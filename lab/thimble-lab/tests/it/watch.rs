@@ -345,7 +345,7 @@ fn process_of_another_user_is_refused_with_a_reason() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let lab = folder.path().join("thimble-lab");
-    fs::copy(LAB, &lab).unwrap();
+    testing::executable(&lab, &fs::read(LAB).unwrap());
     let own = std::process::id().to_string();
     let output =
         Command::new(&lab).args(["watch", "--pid", &own]).uid(NOBODY).gid(NOBODY).output().unwrap();

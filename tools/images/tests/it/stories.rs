@@ -162,8 +162,7 @@ fn ctrl_c_leaves_nothing() {
 fn hanging(lab: &Lab) -> (Running, String) {
     let raw = lab.disk("disk", 4 << 20, 9);
     let slow = lab.path("slow");
-    fs::write(&slow, "#!/bin/sh\necho $$ > \"$0.pid\"\nexec sleep 600\n").unwrap();
-    fs::set_permissions(&slow, fs::Permissions::from_mode(0o755)).unwrap();
+    testing::executable(&slow, b"#!/bin/sh\necho $$ > \"$0.pid\"\nexec sleep 600\n");
     let running = Running::start(
         lab.command("add").arg("--compressed").arg("--qemu-img").arg(&slow).arg(&raw),
     );
@@ -207,8 +206,10 @@ fn without_qemu_img_raw_images_work_and_the_rest_says_what_to_install() {
     lab.assert_only(1);
     // One that fails: its own words are shown.
     let broken = lab.path("broken");
-    fs::write(&broken, "#!/bin/sh\necho 'qemu-img: the moon is in the way' >&2\nexit 1\n").unwrap();
-    fs::set_permissions(&broken, fs::Permissions::from_mode(0o755)).unwrap();
+    testing::executable(
+        &broken,
+        b"#!/bin/sh\necho 'qemu-img: the moon is in the way' >&2\nexit 1\n",
+    );
     let failed = lab
         .command("add")
         .arg("--qemu-img")
