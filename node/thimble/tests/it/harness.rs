@@ -504,7 +504,22 @@ pub(crate) async fn query(
     method: &str,
     arg: Vec<u8>,
 ) -> Result<Vec<u8>, AgentError> {
-    agent.query(&canister, method).with_arg(arg).call_with_verification().await
+    let begun = Instant::now();
+    loop {
+        let call = agent.query(&canister, method).with_arg(arg.clone());
+        match call.call_with_verification().await {
+            Err(error) if is_compiling(&error) && begun.elapsed() < testing::TIMEOUT => {}
+            answer => return answer,
+        }
+        tokio::time::sleep(testing::pause(begun.elapsed())).await;
+    }
+}
+
+/// A busy machine may take longer to compile a module than a query may: its answer asks to repeat.
+fn is_compiling(error: &AgentError) -> bool {
+    matches!(error, AgentError::UncertifiedReject { reject, .. }
+        if reject.error_code.as_deref() == Some("IC0208")
+            && reject.reject_message.contains("the compilation continues"))
 }
 
 /// Reject code and text of a failed call, certified or not.
