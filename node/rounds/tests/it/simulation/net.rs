@@ -207,6 +207,8 @@ pub(crate) struct Member {
     pub(crate) record: NodeRecord,
     /// Its operator runs it: it is a member, or is to be one.
     pub(crate) is_wanted: Arc<AtomicBool>,
+    /// How often its operator asked the others to admit it.
+    pub(crate) admissions: Arc<AtomicU64>,
     pub(crate) vault: Arc<Vault>,
     pub(crate) durable: Arc<Mutex<Durable>>,
     pub(crate) slow: Arc<AtomicU64>,
@@ -319,6 +321,7 @@ impl Net {
                     secret,
                     record: NodeRecord::new(&node, public, &address).unwrap(),
                     is_wanted: Arc::new(AtomicBool::new(place < NODES)),
+                    admissions: Arc::default(),
                     vault: Arc::new(vault),
                     durable: Durable::empty(u64::from_le_bytes(secret[..8].try_into().unwrap())),
                     slow: Arc::default(),
@@ -589,6 +592,8 @@ impl Net {
         let (found, manager) = (self.found.clone(), self.oracle.manager());
         let (disk, faults, is_wanted) =
             (member.disk.clone(), faults.clone(), member.is_wanted.clone());
+        let admissions = member.admissions.clone();
+        let asked = admissions.load(Ordering::Relaxed);
         let task = context.spawn(move |context| async move {
             let disk_layer = DiskLayer { clock: Arc::new(context.child("disk")), disk, faults };
             let disk_layer = LayeredRuntime::new(context.child("engine"), disk_layer);
@@ -605,9 +610,12 @@ impl Net {
             let rounds = async move {
                 match driver.run().await {
                     Ok(_) | Err(RoundError::Consensus(ConsensusError::EngineEnded)) => {}
-                    // It is not started again unless it is to be a member again.
+                    // It is not started again unless it is to be a member again, which its operator
+                    // may have asked for before it ended.
                     Err(RoundError::Consensus(ConsensusError::Left { .. })) => {
-                        is_wanted.store(false, Ordering::Relaxed);
+                        if admissions.load(Ordering::Relaxed) == asked {
+                            is_wanted.store(false, Ordering::Relaxed);
+                        }
                     }
                     Err(error) => found
                         .lock()

@@ -91,6 +91,7 @@ pub(crate) async fn propose(net: &mut Net, change: &Change, handed_to: &[usize],
     }
     for place in &change.add {
         net.members[*place].is_wanted.store(true, Ordering::Relaxed);
+        net.members[*place].admissions.fetch_add(1, Ordering::Relaxed);
         if !net.running.contains_key(place) {
             net.start(*place).await;
         }
