@@ -19,6 +19,7 @@ import (
 	"github.com/ethereum/go-ethereum/crypto"
 	"github.com/libp2p/go-libp2p"
 	mplex "github.com/libp2p/go-libp2p-mplex"
+	rcmgr "github.com/libp2p/go-libp2p/p2p/host/resource-manager"
 	"github.com/waku-org/go-waku/waku/v2/node"
 	"github.com/waku-org/go-waku/waku/v2/protocol"
 	wenr "github.com/waku-org/go-waku/waku/v2/protocol/enr"
@@ -147,10 +148,18 @@ func stop(peer *node.WakuNode) {
 }
 
 // withMplex offers mplex besides yamux, which js clients need: go-libp2p offers yamux only since it
-// dropped mplex from its own modules.
-func withMplex() node.WakuNodeOption {
-	own := libp2p.Muxer(mplex.ID, mplex.DefaultTransport)
-	return node.WithLibP2POptions(append(slices.Clone(node.DefaultLibP2POptions), own)...)
+// dropped mplex from its own modules. Further options of libp2p go with it.
+func withMplex(further ...libp2p.Option) node.WakuNodeOption {
+	own := append(further, libp2p.Muxer(mplex.ID, mplex.DefaultTransport))
+	return node.WithLibP2POptions(append(slices.Clone(node.DefaultLibP2POptions), own...)...)
+}
+
+// withoutDials refuses every connection that the node opens itself.
+func withoutDials() (libp2p.Option, error) {
+	refused := rcmgr.ResourceLimits{ConnsOutbound: rcmgr.BlockAllLimit}
+	limits := rcmgr.PartialLimitConfig{System: refused}.Build(rcmgr.InfiniteLimits)
+	manager, err := rcmgr.NewResourceManager(rcmgr.NewFixedLimiter(limits))
+	return libp2p.ResourceManager(manager), err
 }
 
 // subscribe joins the mesh of every shard, until `long` ends; go-waku's own services then receive

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/ethereum/go-ethereum/p2p/enode"
+	"github.com/libp2p/go-libp2p"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/waku-org/go-waku/waku/persistence"
 	"github.com/waku-org/go-waku/waku/persistence/sqlite"
@@ -23,7 +24,7 @@ type serviceFlags struct {
 	store                    string
 	peers, bootstrap         textList
 	discv5Port               uint
-	standIns                 bool
+	standIns, noDials        bool
 }
 
 // ready is the line printed once a node can be used.
@@ -58,6 +59,7 @@ func runService(ctx context.Context, args []string) error {
 	flags.Var(&f.peers, "peer", "multiaddress of a relay peer; may be repeated")
 	flags.UintVar(&f.discv5Port, "discv5-port", 0, "UDP port of discovery v5; 0 is off")
 	flags.Var(&f.bootstrap, "bootstrap", "record (enr:...) of a discovery peer; may be repeated")
+	flags.BoolVar(&f.noDials, "no-dials", false, "open no connection, only accept them")
 	flags.BoolVar(&f.standIns, "stand-ins", false,
 		"also serve store v3, light push v3 and metadata field 2, which go-waku does not")
 	if err := flags.Parse(args); err != nil {
@@ -113,13 +115,21 @@ func (f *serviceFlags) addresses() int {
 }
 
 func (f *serviceFlags) options() ([]node.WakuNodeOption, error) {
+	var connections []libp2p.Option
+	if f.noDials {
+		refused, err := withoutDials()
+		if err != nil {
+			return nil, fmt.Errorf("-no-dials: %w", err)
+		}
+		connections = append(connections, refused)
+	}
 	options := []node.WakuNodeOption{
 		// A push is accepted without relay peers, as the tests of a single node want it.
 		node.WithWakuRelayAndMinPeers(0),
 		node.WithLightPush(),
 		node.WithWakuFilterFullNode(filter.WithMaxSubscribers(1000)),
 		node.WithPeerExchange(),
-		withMplex(),
+		withMplex(connections...),
 	}
 	if f.wsPort >= 0 {
 		options = append(options, node.WithWebsockets("127.0.0.1", f.wsPort))

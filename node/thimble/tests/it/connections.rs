@@ -58,7 +58,7 @@ impl KeepAliveConnection {
             loop {
                 match self.try_send(request).await {
                     Ok((503, text))
-                        if text.windows(20).any(|part| part == b"its limit connection") => {}
+                        if String::from_utf8_lossy(&text).contains("the limit connections = ") => {}
                     Ok(answer) => return answer,
                     Err(error) => println!("the kept connection was closed: {error}"),
                 }

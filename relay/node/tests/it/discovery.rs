@@ -116,12 +116,12 @@ impl GoPeer {
 // Promise: P23 - The relay finds a go-waku node by discv5 and dials it.
 #[test]
 fn a_go_node_is_found_and_dialled() {
-    let go = GoPeer::start(&[]);
-    // The Go node learns of the relay from its first packet, and would often dial first. At the
-    // announced address nothing listens, so that only the relay can.
-    let announced = ["--announce", "/ip4/127.0.0.1/tcp/1"];
-    let found = ["--cluster", "2", "--shard", "0", "--discv5-bootstrap", go.record()];
-    let relay = Relay::start(&[&found, &announced[..], &DISCV5[1..]].concat());
+    // It learns of the relay from the first packet, and would dial it before the relay does.
+    let go = GoPeer::start(&["-no-dials"]);
+    let relay = Relay::start(
+        &[&["--cluster", "2", "--shard", "0", "--discv5-bootstrap", go.record()], &DISCV5[1..]]
+            .concat(),
+    );
     let peer = connected(&relay, go.id());
     assert_eq!(peer["origin"], "Discv5");
     eventually("gossip with it", || {
