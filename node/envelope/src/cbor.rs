@@ -423,8 +423,14 @@ impl Writer {
 
     /// A byte string.
     pub fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
-        self.head(2, bytes.len() as u64);
+        self.bytes_head(bytes.len() as u64);
         self.0.extend_from_slice(bytes);
+        self
+    }
+
+    /// The head of a byte string of `len` bytes, which the caller appends.
+    pub fn bytes_head(&mut self, len: u64) -> &mut Self {
+        self.head(2, len);
         self
     }
 

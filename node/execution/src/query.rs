@@ -8,6 +8,7 @@
 //! state, but for counts that members report ([`crate::query_stats`]).
 
 mod compiling;
+mod data_certificate;
 mod lanes;
 
 use std::collections::VecDeque;
@@ -28,6 +29,7 @@ use state::{
 };
 
 use self::compiling::{Compilations, Failure};
+use self::data_certificate::DataCertificate;
 use self::lanes::{Lanes, Permit};
 use crate::core::Core;
 use crate::machine::{Invocation, system_context};
@@ -60,6 +62,7 @@ pub struct QueryService {
     reader: CertifiedReader,
     lanes: Arc<Lanes>,
     compilations: Arc<Compilations>,
+    data_certificate: Arc<DataCertificate>,
     counters: Arc<Counters>,
     cache: Option<Arc<QueryCache>>,
     /// Counts queries. `None`: they are not reported.
@@ -90,6 +93,7 @@ struct Counters {
 struct Session<'a> {
     core: &'a Arc<Core>,
     compilations: &'a Arc<Compilations>,
+    data_certificate: &'a DataCertificate,
     state: &'a CertifiedState,
     lane: usize,
     root: CanisterId,
@@ -115,8 +119,16 @@ impl QueryService {
             limits.query_threads_per_canister,
             Duration::from_secs(limits.query_wait_seconds),
         ));
-        let (compilations, counters) = (Arc::default(), Arc::default());
-        Self { core, reader, lanes, compilations, counters, cache: None, tally: None }
+        Self {
+            core,
+            reader,
+            lanes,
+            compilations: Arc::default(),
+            data_certificate: Arc::default(),
+            counters: Arc::default(),
+            cache: None,
+            tally: None,
+        }
     }
 
     /// Queries that a limit on time ended.
@@ -144,6 +156,7 @@ impl QueryService {
         Session {
             core: &self.core,
             compilations: &self.compilations,
+            data_certificate: &self.data_certificate,
             state,
             lane: permit.lane,
             root,
@@ -399,13 +412,8 @@ impl Session<'_> {
         self.repeatable &= !composite;
         // Only the canister that was asked can show what is certified of it, and only before it
         // calls anyone.
-        let certificate = (id == self.root && depth == 0).then(|| {
-            self.state.certificate(&[vec![
-                b"canister".to_vec(),
-                id.as_slice().to_vec(),
-                b"certified_data".to_vec(),
-            ]])
-        });
+        let certificate = (id == self.root && depth == 0)
+            .then(|| self.data_certificate.get(self.state, id).to_vec());
         let callback_base = Invocation {
             caller: request.sender,
             caller_info: request.sender_info,

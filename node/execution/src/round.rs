@@ -33,7 +33,7 @@ use crate::induction;
 use crate::lane_pool::LanePool;
 use crate::management::{self, Dispatcher, STOP_TIMEOUT_SECONDS};
 use crate::message::{CanisterRoundState, Effects};
-use crate::messaging::{self, MessageMemory};
+use crate::messaging::{self, LazyMemory};
 use crate::retry::ExecutionPoint;
 use crate::scheduler::{self, IterationResult, LaneBudget, VIRTUAL_LANES};
 
@@ -91,7 +91,7 @@ pub(crate) fn run(
     core: &Arc<Core>,
     pool: &LanePool,
     state: &mut ReplicatedState,
-    batch: Batch,
+    batch: &Batch,
     rejected: BTreeSet<Fault>,
 ) -> Result<RoundWork, FatalError> {
     assert!(batch.height > state.subnet.height, "heights grow");
@@ -112,7 +112,7 @@ pub(crate) fn run(
     } else {
         batch.height.0 % 2 == 1
     };
-    let Batch { height, time, randomness, .. } = batch;
+    let Batch { height, time, randomness, .. } = *batch;
     let facts = Arc::new(RoundFacts { height, time, randomness, rejected });
     let mut round = Round {
         core,
@@ -133,9 +133,9 @@ pub(crate) fn run(
         round.expire_all_waits()?;
     }
     round.expire_and_charge(&batch.randomness)?;
-    let effects = management::outcalls::answer(round.state, batch.outcalls, batch.time);
+    let effects = management::outcalls::answer(round.state, &batch.outcalls, batch.time);
     round.merge_one(effects)?;
-    round.spent += induction::induct(core, round.state, batch.ingress);
+    round.spent += induction::induct(core, round.state, &batch.ingress);
     round.state.refresh();
     let executed = round.advance().and_then(|()| round.execute());
     pool.roam();
@@ -176,7 +176,7 @@ impl Round<'_> {
         messaging::expire_calls(self.state, latest);
         let effects = messaging::expire_stops(self.state, latest, STOP_TIMEOUT_SECONDS);
         self.merge_one(effects)?;
-        let effects = management::outcalls::answer(self.state, Vec::new(), latest);
+        let effects = management::outcalls::answer(self.state, &[], latest);
         self.merge_one(effects)
     }
 
@@ -471,8 +471,7 @@ impl Round<'_> {
     fn merge(&mut self, mut all: Vec<Effects>) -> Result<(), FatalError> {
         self.state.refresh();
         messaging::release(self.state, &mut all);
-        let mut memory = MessageMemory::from_state(self.state);
-        memory.release(self.core, all.iter().flat_map(|effects| &effects.requests));
+        let mut memory = LazyMemory::for_merge(self.core, self.state, &all);
         for mut effects in all {
             self.work.instructions += effects.instructions;
             self.work.execution_work += effects.execution_work;

@@ -121,6 +121,18 @@ pub trait CertifiedView: Send + Sync {
     /// A CBOR certificate that reveals everything below the paths, or proves absence; `/time`
     /// always.
     fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8>;
+    /// The same behind what `head` returns, which is given the bytes of the certificate and leaves
+    /// room for them.
+    fn certificate_behind(
+        &self,
+        paths: &[Vec<Vec<u8>>],
+        head: &dyn Fn(usize) -> Vec<u8>,
+    ) -> Vec<u8> {
+        let certificate = self.certificate(paths);
+        let mut bytes = head(certificate.len());
+        bytes.extend_from_slice(&certificate);
+        bytes
+    }
     /// Facts of an update call, if it is known.
     fn request(&self, id: &RequestId) -> Option<RequestFacts>;
     /// Whether `sender` may read the custom section `name`: anyone may unless it exists and is
@@ -135,6 +147,14 @@ pub trait CertifiedView: Send + Sync {
 impl CertifiedView for CertifiedState {
     fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8> {
         CertifiedState::certificate(self, paths)
+    }
+
+    fn certificate_behind(
+        &self,
+        paths: &[Vec<Vec<u8>>],
+        head: &dyn Fn(usize) -> Vec<u8>,
+    ) -> Vec<u8> {
+        CertifiedState::certificate_behind(self, paths, head)
     }
 
     fn request(&self, id: &RequestId) -> Option<RequestFacts> {

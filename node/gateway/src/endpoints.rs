@@ -309,10 +309,10 @@ impl Service {
     }
 
     fn certified_answer(&self, id: &RequestId) -> Result<Response<Body>, ErrorResponse> {
-        let certificate =
-            self.latest()?.certificate(&[vec![b"request_status".to_vec(), id.0.to_vec()]]);
+        let path = vec![b"request_status".to_vec(), id.0.to_vec()];
+        let body = self.latest()?.certificate_behind(&[path], &answer::certified_call_head);
         // Without room for the certificate the call is still accepted; the client polls for it.
-        self.reserve_cbor(answer::certified_call(&certificate)).or_else(|refused| {
+        self.reserve_cbor(body).or_else(|refused| {
             self.metrics.count_refusal(refused.reason);
             Ok(answer::accepted())
         })
@@ -404,7 +404,7 @@ impl Service {
                 hosted,
             };
             let paths = paths::permitted(paths, &scope, &authenticated, view.as_ref())?;
-            service.reserve_cbor(answer::certificate(&view.certificate(&paths)))
+            service.reserve_cbor(view.certificate_behind(&paths, &answer::certificate_head))
         };
         match many {
             true => self.on_places(&self.permits.verify_threads, certify).await?,

@@ -373,8 +373,12 @@ impl CanisterState {
     /// Bytes that count against the subnet's capacity: the memory used, or the allocation if that
     /// is more. Growth by a paused message counts as used already.
     pub fn memory_taken(&self) -> u64 {
+        self.memory_taken_with(&self.memory_usage())
+    }
+
+    pub(crate) fn memory_taken_with(&self, usage: &MemoryUsage) -> u64 {
         let grown = self.paused.as_ref().map_or(0, |paused| paused.grown_bytes);
-        (self.memory_usage().total() + grown).max(self.settings.memory_allocation)
+        (usage.total() + grown).max(self.settings.memory_allocation)
     }
 
     /// Message memory: bytes of guaranteed-response messages with the room reserved for their
@@ -412,9 +416,12 @@ impl CanisterState {
     /// paused message counts with its own bytes only: its record takes a kilobyte or two, and long
     /// messages of one canister must not cause the installs of others to be refused.
     pub fn metadata_bytes(&self) -> u64 {
+        self.metadata_bytes_with(&self.memory_usage())
+    }
+
+    pub(crate) fn metadata_bytes_with(&self, usage: &MemoryUsage) -> u64 {
         let environment: usize =
             self.settings.environment.iter().map(|(name, value)| name.len() + value.len()).sum();
-        let usage = self.memory_usage();
         1024 + 30 * self.controllers.len() as u64
             + environment as u64
             + self.module().map_or(0, InstalledModule::metadata_bytes)

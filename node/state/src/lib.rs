@@ -32,6 +32,7 @@ mod query_stats;
 mod queues;
 mod record;
 mod replicated;
+mod resting;
 mod snapshots;
 pub mod store;
 pub mod tree;

@@ -550,6 +550,9 @@ impl ReplicatedState {
 
     /// Brings indexes and totals up to date for what was touched.
     pub fn refresh(&mut self) {
+        if self.touched.is_empty() {
+            return;
+        }
         let touched = std::mem::take(&mut self.touched);
         let _here = state_heap::enter();
         for id in &touched {
@@ -679,10 +682,8 @@ impl ReplicatedState {
                 came.count += 1;
                 came.bytes += message.accounted_bytes();
             }
-            // Data that a round added to it is allocated elsewhere: a copy is allocated here as a
-            // whole.
-            let resting = if state_heap::is_installed() { canister.clone() } else { canister };
-            self.canisters.insert(Arc::new(resting));
+            canister.rest();
+            self.canisters.insert(Arc::new(canister));
         }
         debug_assert!(
             self.rows.settled_below <= self.subnet.next_message,
@@ -771,9 +772,9 @@ impl ReplicatedState {
         }
     }
 
-    /// Checks the invariants between rounds: no cycles were created or lost, and every sum and
-    /// index agrees with the canisters. Visits the whole state, so tests and the simulation call it
-    /// after every round, and a running node does not.
+    /// Checks the invariants between rounds: no cycles were created or lost, every sum and index
+    /// agrees with the canisters, and every kept hash with its values. Visits and hashes the whole
+    /// state, so tests and the simulation call it after every round, and a running node does not.
     ///
     /// # Panics
     /// When an invariant does not hold.
@@ -782,6 +783,8 @@ impl ReplicatedState {
         assert!(self.touched.is_empty(), "the indexes are not fresh");
         assert_eq!(self.canisters.len(), self.facts.len(), "canisters and their facts");
         self.subnet.outcalls.check();
+        self.canisters.check();
+        self.history.check();
         self.check_indexes();
         let mut totals = Totals::default();
         let mut modules: BTreeMap<ModuleHash, u64> = BTreeMap::new();
@@ -995,10 +998,10 @@ impl Facts {
             names_blobs: !canister.chunks.is_empty() || !canister.snapshots.is_empty(),
             loose: canister.queues.loose_bytes > 0,
             totals: Totals {
-                memory_taken: canister.memory_taken(),
+                memory_taken: canister.memory_taken_with(&usage),
                 memory_used: usage.total(),
                 custom_section_bytes: usage.custom_sections,
-                metadata_bytes: canister.metadata_bytes(),
+                metadata_bytes: canister.metadata_bytes_with(&usage),
                 guaranteed_message_bytes: guaranteed,
                 best_effort_message_bytes: best_effort,
                 waiting_call_bytes: canister

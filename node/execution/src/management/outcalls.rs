@@ -259,11 +259,7 @@ fn outcall(
 /// Answers the requests that a block has answers to, each once, then those whose time is over. An
 /// answer that does not match the request, or exceeds its bounds, is ignored, whichever members
 /// signed it.
-pub(crate) fn answer(
-    state: &mut ReplicatedState,
-    answers: Vec<OutcallAnswer>,
-    now: Time,
-) -> Effects {
+pub(crate) fn answer(state: &mut ReplicatedState, answers: &[OutcallAnswer], now: Time) -> Effects {
     let mut effects = Effects::default();
     let mut respond = |state: &mut ReplicatedState, id: OutcallId, payload: Payload| {
         let Some(outcall) = state.subnet.outcalls.remove(id) else { return };
@@ -273,8 +269,8 @@ pub(crate) fn answer(
     };
     for answer in answers {
         let open = state.subnet.outcalls.open().get(&answer.id);
-        if open.is_some_and(|open| is_answer_to(&answer, open)) {
-            respond(state, answer.id, answer.payload);
+        if open.is_some_and(|open| is_answer_to(answer, open)) {
+            respond(state, answer.id, answer.payload.clone());
         }
     }
     for id in state.subnet.outcalls.expired(now) {

@@ -370,6 +370,26 @@ fn a_subnet_path_shows_all_keys() {
 }
 
 #[test]
+fn certificate_behind_a_head_is_the_same_and_is_never_moved() {
+    let mut fixture = fixture();
+    let state = certified(&mut fixture);
+    for paths in [vec![], vec![path(&[b"request_status", &request_id(2).0])]] {
+        let certificate = state.certificate(&paths);
+        assert_eq!(certificate.capacity(), certificate.len(), "room for what it takes");
+        let announced = std::cell::Cell::new(0);
+        let body = state.certificate_behind(&paths, &|bytes| {
+            announced.set(bytes);
+            let mut head = Vec::with_capacity(bytes + 3);
+            head.extend(*b"abc");
+            head
+        });
+        assert_eq!(announced.get(), certificate.len());
+        assert_eq!(body.capacity(), certificate.len() + 3);
+        assert_eq!(body, [b"abc".as_slice(), &certificate].concat());
+    }
+}
+
+#[test]
 fn nobody_gets_everything() {
     let mut fixture = fixture();
     let state = certified(&mut fixture);
