@@ -1,10 +1,10 @@
 //! The consensus engine alone: simplex and marshal as this crate uses them, with Ed25519 votes and
 //! blocks of 200 bytes that mean nothing. The floor under the cost of a block of a subnet.
 //!
-//! `engine member` is one member, a process of its own; `thimble-lab bench-net --engine FILE` starts
-//! four of them beside the subnet that it measures. Network, storage and timeouts are those of the
-//! node. `engine signature` measures what certifying a state adds to each block: one threshold
-//! signature, made and verified. Each prints one line of JSON.
+//! `engine member` is one member, a process of its own; `thimble-lab bench-net --engine FILE`
+//! starts four of them in the run that measures a subnet. Network, storage and timeouts are those
+//! of the node. `engine signature` measures what certifying a state adds to each block: one
+//! threshold signature, made and verified. Each prints one line of JSON.
 
 mod member;
 mod signature;

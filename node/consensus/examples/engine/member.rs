@@ -65,7 +65,7 @@ type Certificates =
 type Blocks = prunable::Archive<EightCap, runtime::Context, Digest, Arc<Block>>;
 
 const NAMESPACE: &[u8] = b"thimble-engine-alone";
-/// Bytes of a block besides parent, height and time: 200 in all.
+/// Bytes of a block in addition to parent, height and time: 200 in all.
 const FILLER_BYTES: usize = 152;
 /// As the node has it.
 const MAILBOX: usize = 64;
@@ -74,7 +74,7 @@ const MESSAGE_BYTES: usize = 512 << 10;
 const SILENCE: Duration = Duration::from_secs(15);
 const HANDSHAKE_AGE: Duration = Duration::from_secs(30);
 const PENDING_MAX: NonZeroUsize = NZUsize!(4);
-/// A member goes on for the others, which do not end at the same moment.
+/// A member continues for the others, which do not end at the same moment.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// What a member does, and for how long.
@@ -153,7 +153,7 @@ fn now_micros() -> u64 {
 
 /// Blocks that are final and stored here.
 #[derive(Default)]
-struct Delivered {
+struct BlockProgress {
     height: u64,
     /// From proposal to delivery, in microseconds.
     latencies: Vec<u64>,
@@ -162,7 +162,7 @@ struct Delivered {
 #[derive(Clone)]
 struct Application {
     pause: Duration,
-    delivered: Arc<Mutex<Delivered>>,
+    delivered: Arc<Mutex<BlockProgress>>,
 }
 
 impl<E: Clock + Spawner + CryptoRng> commonware_consensus::Application<E> for Application {
@@ -224,7 +224,7 @@ struct Reading {
 }
 
 impl Reading {
-    fn now(delivered: &Mutex<Delivered>) -> Result<Self, String> {
+    fn now(delivered: &Mutex<BlockProgress>) -> Result<Self, String> {
         let cpu = cpu::tree(Pid::own()).map_err(|error| error.to_string())?;
         Ok(Self { at: Instant::now(), cpu, height: delivered.lock().height })
     }
@@ -356,7 +356,7 @@ async fn take_part(context: runtime::Context, config: Config) -> Result<String, 
         },
     )
     .await;
-    let delivered = Arc::<Mutex<Delivered>>::default();
+    let delivered = Arc::<Mutex<BlockProgress>>::default();
     let application = Application { pause: config.pause, delivered: delivered.clone() };
     marshal.start(application.clone(), buffer, fetches);
 
