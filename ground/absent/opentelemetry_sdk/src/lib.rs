@@ -1,5 +1,5 @@
-//! In place of opentelemetry_sdk: builders that the consensus engine uses once it has an exporter of
-//! spans, of which there is none.
+//! In place of opentelemetry_sdk: builders that the consensus engine uses once it has an exporter
+//! of spans, of which there is none.
 
 /// What spans belong to.
 #[derive(Clone, Copy, Debug)]
