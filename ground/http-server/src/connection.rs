@@ -30,12 +30,12 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
 use accounting::{Pool, PoolFull};
-use http_body_util::{BodyExt, Full};
+use http_body_util::Full;
 use hyper::{
     Request, Response, Version,
     body::{Body, Bytes, Frame, Incoming, SizeHint},
@@ -455,6 +455,15 @@ fn check_head(request: &Request<Incoming>) -> Result<(), ErrorResponse> {
     Ok(())
 }
 
+/// The bytes of a body that is there as a whole, without a copy.
+fn whole(mut body: Full<Bytes>) -> Bytes {
+    let polled = Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop()));
+    match polled {
+        Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+        _ => Bytes::new(),
+    }
+}
+
 /// Serves one connection until it ends, or is evicted.
 pub(crate) async fn serve<A: HttpHandler>(
     stream: TcpStream,
@@ -486,10 +495,9 @@ pub(crate) async fn serve<A: HttpHandler>(
             };
             let (head, body) = response.into_parts();
             let body = match body {
-                // It is there as a whole, so this neither waits nor copies.
                 Outgoing::Whole(body) if is_multiplexed => {
-                    let body = body.collect().await?.to_bytes();
-                    Outgoing::Whole(Full::new(active.0.response(body, write_stall)))
+                    let body = active.0.response(whole(body), write_stall);
+                    Outgoing::Whole(Full::new(body))
                 }
                 other => other,
             };
