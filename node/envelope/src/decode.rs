@@ -323,7 +323,10 @@ fn canonical_envelope(envelope: &Value<'_>, bytes: usize) -> Vec<u8> {
             }
         }
     }
-    writer.finish()
+    let mut bytes = writer.finish();
+    // It waits in the ingress pool, which counts its length.
+    bytes.shrink_to_fit();
+    bytes
 }
 
 /// Whether an envelope in canonical form may be a call that installs code, without decoding it: it
