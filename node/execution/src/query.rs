@@ -235,7 +235,8 @@ impl QueryService {
     }
 
     /// The kept reply to a query, of at most `bytes_max` bytes, from the newest certified state.
-    /// Does not block; takes the time of a hash of the argument. On `None`, [`Self::query`] answers.
+    /// Does not block; takes the time of a hash of the argument. On `None`, [`Self::query`]
+    /// answers.
     pub fn kept_reply(&self, request: &QueryRequest, bytes_max: usize) -> Option<Arc<[u8]>> {
         let state = self.reader.latest()?;
         let (cache, key, canister) = self.keyed(&state, request)?;

@@ -200,7 +200,7 @@ pub trait Node: Send + Sync + 'static {
     /// The non-replicated check of a call before it is submitted. May block.
     fn inspect(&self, ingress: &Ingress) -> Result<(), Reject>;
     /// The outcome of [`Self::inspect`] where no canister code has to run for it. `None` where it
-    /// has to, or the node does not tell the two apart. Must not block.
+    /// has to, or the node does not distinguish the two. Must not block.
     fn inspect_at_once(&self, ingress: &Ingress) -> Option<Result<(), Reject>> {
         let _ = ingress;
         None

@@ -1,8 +1,8 @@
 //! The endpoints that take an envelope: call, query and read_state.
 //!
 //! Each decodes and authenticates the envelope, checks that its content belongs at the URL, and
-//! asks the node. Changing threads costs two wake-ups, which is more than most of this work, so a
-//! thread of its own is used only where it pays:
+//! asks the node. Changing threads costs two wake-ups, so it is done for work that is longer than
+//! that or blocks:
 //!
 //! - Small bodies are decoded where they are, and one or two Ed25519 or P-256 signatures are
 //!   verified there, by [`in_place_max`] requests at once; others wait for a blocking thread.

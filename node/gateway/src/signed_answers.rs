@@ -17,7 +17,7 @@ use state::{RequestId, Time};
 
 /// How old the timestamp of an answer may be: less than the interval of most blocks.
 const SIGNED_FOR_NANOS: u64 = 100_000_000;
-/// Bytes of an answer beside its reply and body.
+/// Bytes of an answer in addition to its reply and body.
 const PLACE_BYTES: u64 = 128;
 
 pub(crate) struct SignedAnswers {
@@ -57,7 +57,7 @@ impl SignedAnswers {
         }
         let (reply, body) = (reply.into(), Bytes::copy_from_slice(body));
         let answer = SignedAnswer { id: *id, signed_at, reply, body };
-        // What was there is dropped after the lock.
+        // The answer before is dropped after the lock.
         let _before = self.with_place(id, |place| place.replace(answer));
     }
 

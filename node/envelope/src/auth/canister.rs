@@ -17,7 +17,7 @@ use ic_certification::hash_tree::{
 use ic_principal::Principal;
 use sha2::{Digest, Sha256};
 
-use super::{keys::CanisterKey, remembered::Remembered};
+use super::{bounded_map::BoundedMap, keys::CanisterKey};
 use crate::{
     cbor::{self, Bounds, Value},
     hash::{self, Hash},
@@ -41,7 +41,7 @@ pub(crate) type Tree<'a> = HashTree<&'a [u8]>;
 pub(crate) struct CertificateVerifier {
     root_key: nidkg::PublicKey,
     /// Digests of (key, message, signature) that verified.
-    verified: Remembered<()>,
+    verified: BoundedMap<()>,
 }
 
 struct Certificate<'a> {
@@ -157,7 +157,7 @@ fn covers(tree: &Tree<'_>, subnet_id: &[u8], canister: &[u8]) -> bool {
 impl CertificateVerifier {
     /// Trusts this root key, and remembers at most `remembered` signatures.
     pub(crate) fn new(root_key: nidkg::PublicKey, remembered: u64) -> Self {
-        Self { root_key, verified: Remembered::new(remembered) }
+        Self { root_key, verified: BoundedMap::new(remembered) }
     }
 
     pub(crate) fn root_key(&self) -> nidkg::PublicKey {

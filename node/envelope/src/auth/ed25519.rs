@@ -20,16 +20,16 @@ use curve25519_dalek::{
 };
 use sha2::{Digest, Sha512};
 
-use super::remembered::Remembered;
+use super::bounded_map::BoundedMap;
 
 /// Decoded public keys, negated, by their encoding.
 #[derive(Debug)]
-pub(crate) struct KnownKeys(Remembered<EdwardsPoint>);
+pub(crate) struct KnownKeys(BoundedMap<EdwardsPoint>);
 
 impl KnownKeys {
     /// Remembers at most `limit` keys.
     pub(crate) fn new(limit: u64) -> Self {
-        Self(Remembered::new(limit))
+        Self(BoundedMap::new(limit))
     }
 
     /// Whether the signature, 64 bytes, is one of the key over the message, the concatenation of

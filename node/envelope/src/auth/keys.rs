@@ -6,8 +6,8 @@
 //! alone.
 //!
 //! Ed25519 is verified by the strict rules of ed25519-dalek ([`super::ed25519`]: no small-order
-//! keys, canonical scalars), P-256 and RSA by ring, secp256k1 by k256. ECDSA signatures are accepted
-//! with either sign of `s`, as the specification does not restrict it.
+//! keys, canonical scalars), P-256 and RSA by ring, secp256k1 by k256. ECDSA signatures are
+//! accepted with either sign of `s`, as the specification does not restrict it.
 
 use ic_principal::Principal;
 use thiserror::Error;

@@ -19,10 +19,10 @@
 //! - A link with `permissions: "queries"` anywhere in the chain rules out calls.
 //! - `sender_info` must be signed by the canister whose key is `sender_pubkey`.
 
+mod bounded_map;
 pub(crate) mod canister;
 mod ed25519;
 mod keys;
-mod remembered;
 mod webauthn;
 
 use std::{collections::BTreeSet, time::Duration};
@@ -37,7 +37,7 @@ pub use canister::CertifiedData;
 pub use keys::KeyError;
 
 use self::{
-    canister::CertificateVerifier, ed25519::KnownKeys, keys::PublicKey, remembered::Remembered,
+    bounded_map::BoundedMap, canister::CertificateVerifier, ed25519::KnownKeys, keys::PublicKey,
 };
 use crate::{Envelope, Permissions, Request, SignedDelegation, hash::Hash};
 
@@ -57,7 +57,7 @@ pub struct AuthConfig {
     certificates: CertificateVerifier,
     keys: KnownKeys,
     /// Digests of delegations with their keys and signatures, which verified.
-    delegations: Remembered<()>,
+    delegations: BoundedMap<()>,
 }
 
 impl AuthConfig {
@@ -72,7 +72,7 @@ impl AuthConfig {
             ingress_drift,
             certificates: CertificateVerifier::new(root_key, 0),
             keys: KnownKeys::new(0),
-            delegations: Remembered::new(0),
+            delegations: BoundedMap::new(0),
         }
     }
 
@@ -84,7 +84,7 @@ impl AuthConfig {
         Self {
             certificates: CertificateVerifier::new(self.certificates.root_key(), signatures),
             keys: KnownKeys::new(limits.remembered_keys),
-            delegations: Remembered::new(signatures),
+            delegations: BoundedMap::new(signatures),
             ..self
         }
     }

@@ -11,7 +11,7 @@ use crate::hash::Hash;
 
 /// At most `limit` values by 32 bytes.
 #[derive(Debug)]
-pub(crate) struct Remembered<V> {
+pub(crate) struct BoundedMap<V> {
     limit: usize,
     entries: Mutex<Entries<V>>,
 }
@@ -23,7 +23,7 @@ struct Entries<V> {
     order: VecDeque<Hash>,
 }
 
-impl<V: Copy> Remembered<V> {
+impl<V: Copy> BoundedMap<V> {
     /// Room for `limit` values; nothing is remembered at 0.
     pub(crate) fn new(limit: u64) -> Self {
         let entries = Entries { values: HashMap::new(), order: VecDeque::new() };
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn the_oldest_entry_leaves_at_the_limit() {
-        let remembered = Remembered::new(2);
+        let remembered = BoundedMap::new(2);
         for number in [1, 2, 1, 3] {
             remembered.insert([number; 32], number);
         }
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn nothing_is_remembered_without_room() {
-        let remembered = Remembered::new(0);
+        let remembered = BoundedMap::new(0);
         remembered.insert([1; 32], ());
         assert_eq!(remembered.get(&[1; 32]), None);
     }
