@@ -22,12 +22,11 @@
 //! request to every other limit.
 
 use std::{
-    collections::BTreeMap,
     convert::Infallible,
     io,
     pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker, ready},
@@ -214,9 +213,9 @@ struct Activity {
     http2: AtomicBool,
     /// Milliseconds after `started` at which the current wait began.
     since: AtomicU64,
-    /// Responses that are not written to their end, by number, and when they must be. As many as
-    /// there are streams.
-    unwritten: Mutex<BTreeMap<u64, Instant>>,
+    /// Responses that are not written to their end, with their numbers, and when they must be. As
+    /// many as there are streams.
+    unwritten: Mutex<Vec<(u64, Instant)>>,
     responses: AtomicU64,
 }
 
@@ -245,13 +244,17 @@ impl Activity {
     fn await_peer(self: &Arc<Self>, time: Duration) -> Unwritten {
         let number = self.responses.fetch_add(1, Ordering::Relaxed);
         let deadline = Instant::now() + time;
-        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).insert(number, deadline);
+        self.unwritten().push((number, deadline));
         Unwritten { number, activity: self.clone() }
     }
 
     /// When the first of the responses must be written.
     fn write_deadline(&self) -> Option<Instant> {
-        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).values().min().copied()
+        self.unwritten().iter().map(|(_, deadline)| *deadline).min()
+    }
+
+    fn unwritten(&self) -> MutexGuard<'_, Vec<(u64, Instant)>> {
+        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn touch(&self) {
@@ -307,8 +310,7 @@ struct Unwritten {
 
 impl Drop for Unwritten {
     fn drop(&mut self) {
-        let mut unwritten = self.activity.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
-        unwritten.remove(&self.number);
+        self.activity.unwritten().retain(|(number, _)| *number != self.number);
     }
 }
 

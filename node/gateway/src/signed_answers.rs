@@ -1,10 +1,9 @@
 //! Signed answers to queries that were asked a moment ago, for the same request.
 //!
 //! Clients that do not number their queries send the same envelope again while its expiry, which
-//! they round, is the same; so do many clients at once. The signature over the answer is most of
-//! the cost of a query whose reply is kept. An answer of at most [`SIGNED_FOR_NANOS`] ago is given
-//! once more if request and reply are the same: it states what held at its timestamp, and still
-//! does.
+//! they round, is the same; so do many clients at once. A query whose reply is kept still costs the
+//! signature over the answer. An answer of at most [`SIGNED_FOR_NANOS`] ago is given once more if
+//! request and reply are the same: it states what held at its timestamp, and still does.
 //!
 //! Bounds: `gateway.signed_answers` answers of at most [`SIGNED_ANSWER_BYTES`], one at the place
 //! that a request's id selects. A newer one replaces it.
@@ -15,7 +14,7 @@ use bytes::Bytes;
 use limits::SIGNED_ANSWER_BYTES;
 use state::{RequestId, Time};
 
-/// How old the timestamp of an answer may be: less than the interval of most blocks.
+/// How old the timestamp of an answer may be; clients accept minutes.
 const SIGNED_FOR_NANOS: u64 = 100_000_000;
 /// Bytes of an answer in addition to its reply and body.
 const PLACE_BYTES: u64 = 128;
