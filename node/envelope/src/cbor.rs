@@ -474,7 +474,7 @@ fn key_order<'v>(key: &'v Value<'_>) -> (u8, u64, &'v str) {
     match key {
         Value::Nat(number) => (0, *number, ""),
         Value::Negative(number) => (1, *number, ""),
-        Value::Text(text) => (3, text.len() as u64, text),
+        Value::Text(text) => (3, text.len() as u64, &**text),
         _ => (u8::MAX, 0, ""),
     }
 }

@@ -46,8 +46,7 @@ const FIELDS: [&str; 11] = [
     "pubkey",
     "expiration",
 ];
-static FIELD_HASHES: LazyLock<[Hash; FIELDS.len()]> =
-    LazyLock::new(|| FIELDS.map(|field| of_bytes(field)));
+static FIELD_HASHES: LazyLock<[Hash; FIELDS.len()]> = LazyLock::new(|| FIELDS.map(of_bytes));
 
 /// Hash of a field's name.
 fn of_field_name(name: &str) -> Hash {

@@ -169,14 +169,15 @@ mod tests {
         }
         // Encodings that decode, but are not those of their points: y of p and p + 1, and a sign
         // of x = 0.
-        let mut prime = [0xff; 32];
+        let mut prime = [0xff_u8; 32];
         (prime[0], prime[31]) = (0xed, 0x7f);
         let mut above = prime;
         above[0] = 0xee;
-        let mut signed_zero = [0; 32];
+        let mut signed_zero = [0_u8; 32];
         (signed_zero[0], signed_zero[31]) = (1, 0x80);
+        let scalar: [u8; 32] = valid[32..].try_into().unwrap();
         for odd in [prime, above, signed_zero, [0xff; 32], [0; 32]] {
-            for s in [[0; 32], valid[32..].try_into().unwrap()] {
+            for s in [[0; 32], scalar] {
                 let signature = [odd, s].concat();
                 assert!(!verdict(&known, &odd, b"message", &signature));
                 assert!(!verdict(&known, &public, b"message", &signature));
@@ -247,7 +248,8 @@ mod tests {
         ) {
             let known = KnownKeys::new(2);
             let key = SigningKey::from_bytes(&seed);
-            let mut bytes = [&key.verifying_key().to_bytes()[..], &key.sign(&message).to_bytes()].concat();
+            let (public, signature) = (key.verifying_key().to_bytes(), key.sign(&message).to_bytes());
+            let mut bytes = [&public[..], &signature].concat();
             for (at, bit) in flips {
                 bytes[at] ^= 1 << bit;
             }
