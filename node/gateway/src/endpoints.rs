@@ -87,10 +87,10 @@ impl From<Refusal> for ErrorResponse {
 }
 
 /// How many requests are verified at once on the threads of the HTTP server. Where the machine has
-/// more cores than that, one of the threads stays free, and the other cores verify.
+/// more cores than that, half of the threads stay free, and the other cores verify.
 pub(crate) fn in_place_max(verify_threads: u64) -> usize {
     let has_more = verify_threads > RUNTIME_THREADS as u64;
-    if has_more { (RUNTIME_THREADS - 1).max(1) } else { RUNTIME_THREADS }
+    if has_more { RUNTIME_THREADS.div_ceil(2) } else { RUNTIME_THREADS }
 }
 
 /// A request whose sender is known.
