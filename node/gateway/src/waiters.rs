@@ -5,9 +5,9 @@
 //! [`Waiters::notify_certified`] after it published a height, with the requests that height
 //! finished. They leave the map together and are woken after its lock is released, so that a woken
 //! call does not block on it: while a thread that the runtime woke for the first of them looks for
-//! work, no thread is woken for the others. Waiting is bounded by a count; a call that finds no room is answered as an
-//! asynchronous one. A waiter that stops waiting (timeout, client gone) leaves the map by being
-//! dropped.
+//! work, no thread is woken for the others. Waiting is bounded by a count; a call that finds no
+//! room is answered as an asynchronous one. A waiter that stops waiting (timeout, client gone)
+//! leaves the map by being dropped.
 
 use std::{
     collections::HashMap,
