@@ -35,7 +35,7 @@ use crate::core::Core;
 use crate::machine::{Invocation, system_context};
 use crate::management;
 use crate::message::check_callable;
-use crate::query_cache::QueryCache;
+use crate::query_cache::{Key, QueryCache};
 use crate::query_stats::QueryTally;
 use crate::reject::{self, refused};
 
@@ -226,24 +226,11 @@ impl QueryService {
             )?;
             return Ok(QueryReply { bytes, height, time, instructions: 0 });
         }
-        let asked_before = self.cache.as_ref().and_then(|cache| {
-            let canister = state.canister(&request.canister_id)?;
-            // Whether it may still be asked is part of its state.
-            Some((cache, QueryCache::key(&request)?, canister))
-        });
+        let asked_before = self.keyed(&state, &request);
         if let Some((cache, key, canister)) = &asked_before
             && let Some((reply, instructions)) = cache.get(key, canister)
         {
-            if let Some(tally) = &self.tally {
-                // Whether it was kept is this node's affair: it counts as if it had run.
-                let counts = QueryCounts {
-                    calls: 1,
-                    instructions,
-                    request_bytes: request.arg.len() as u64,
-                    response_bytes: reply.len() as u64,
-                };
-                tally.count(&request.canister_id, &counts);
-            }
+            self.count_kept(&request, &reply, instructions);
             return Ok(QueryReply { bytes: reply.to_vec(), height, time, instructions: 0 });
         }
         let permit = self.acquire(request.canister_id)?;
@@ -258,6 +245,41 @@ impl QueryService {
             cache.put(*key, canister, (&bytes, session.instructions));
         }
         Ok(QueryReply { bytes, height, time, instructions: session.instructions })
+    }
+
+    /// The kept reply to a query, of at most `bytes_max` bytes, from the newest certified state.
+    /// Does not block; takes the time of a hash of the argument. On `None`, [`Self::query`]
+    /// answers.
+    pub fn kept_reply(&self, request: &QueryRequest, bytes_max: usize) -> Option<Arc<[u8]>> {
+        let state = self.reader.latest()?;
+        let (cache, key, canister) = self.keyed(&state, request)?;
+        let (reply, instructions) = cache.get_short(&key, &canister, bytes_max)?;
+        self.count_kept(request, &reply, instructions);
+        Some(reply)
+    }
+
+    /// Where the reply to a query is kept: under which key, and for which state of the canister.
+    /// Whether the canister may still be asked is part of its state.
+    fn keyed(
+        &self,
+        state: &CertifiedState,
+        request: &QueryRequest,
+    ) -> Option<(&QueryCache, Key, SharedCanister)> {
+        let cache = self.cache.as_deref()?;
+        let canister = state.canister(&request.canister_id)?;
+        Some((cache, QueryCache::key(request)?, canister))
+    }
+
+    /// Whether a reply was kept is this node's affair: it counts as if it had run.
+    fn count_kept(&self, request: &QueryRequest, reply: &[u8], instructions: u64) {
+        let Some(tally) = &self.tally else { return };
+        let counts = QueryCounts {
+            calls: 1,
+            instructions,
+            request_bytes: request.arg.len() as u64,
+            response_bytes: reply.len() as u64,
+        };
+        tally.count(&request.canister_id, &counts);
     }
 
     /// Runs a canister's query method on `arg`, called by the management canister: the transform of
@@ -310,6 +332,32 @@ impl QueryService {
     /// The reject for the client.
     pub fn inspect(&self, ingress: &Ingress) -> Result<(), Reject> {
         let state = self.reader.latest().ok_or_else(reject::no_certified_state)?;
+        match self.check_ingress(&state, ingress)? {
+            Some(canister) => self.run_inspection(&state, &canister, ingress),
+            None => Ok(()),
+        }
+    }
+
+    /// The outcome of [`Self::inspect`] where no canister code has to run for it: does not block,
+    /// and decodes the argument of a management call. `None` where a canister decides.
+    pub fn inspect_without_code(&self, ingress: &Ingress) -> Option<Result<(), Reject>> {
+        let Some(state) = self.reader.latest() else {
+            return Some(Err(reject::no_certified_state()));
+        };
+        match self.check_ingress(&state, ingress) {
+            Ok(Some(_)) => None,
+            Ok(None) => Some(Ok(())),
+            Err(reject) => Some(Err(reject)),
+        }
+    }
+
+    /// The checks of a call by what is known of its callee. Returns the canister if it inspects
+    /// calls itself.
+    fn check_ingress(
+        &self,
+        state: &CertifiedState,
+        ingress: &Ingress,
+    ) -> Result<Option<SharedCanister>, Reject> {
         let core = &*self.core;
         if core.pages.is_disk_low().unwrap_or(false) {
             return refused!(
@@ -329,17 +377,26 @@ impl QueryService {
             if let Some(target) = target.filter(|_| charged) {
                 affordable(core, &target, ingress)?;
             }
-            return Ok(());
+            return Ok(None);
         }
         let id = ingress.canister_id;
         let canister = state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))?;
         check_callable(core, &canister)?;
         affordable(core, &canister, ingress)?;
-        if !canister.module().is_some_and(|module| module.info.hooks.inspect_message) {
-            return Ok(());
-        }
+        let inspects = canister.module().is_some_and(|module| module.info.hooks.inspect_message);
+        Ok(inspects.then_some(canister))
+    }
+
+    /// Runs `canister_inspect_message`.
+    fn run_inspection(
+        &self,
+        state: &CertifiedState,
+        canister: &SharedCanister,
+        ingress: &Ingress,
+    ) -> Result<(), Reject> {
+        let (core, id) = (&*self.core, canister.id);
         let permit = self.acquire(id)?;
-        let mut session = self.begin(&state, &permit, id);
+        let mut session = self.begin(state, &permit, id);
         let limits = MessageLimits {
             instructions: core.limits().execution.instructions_per_inspect,
             ..core.query_limits()
@@ -356,11 +413,11 @@ impl QueryService {
                 limits,
             )
         };
-        let executed = session.execute(&canister, invocation, None, None);
+        let executed = session.execute(canister, invocation, None, None);
         self.record_deadline(&session);
         let outcome = executed?;
         match outcome.result {
-            Err(trap) => Err(reject::of_trap(&canister, &ingress.sender, trap)),
+            Err(trap) => Err(reject::of_trap(canister, &ingress.sender, trap)),
             Ok(_) if outcome.accepted => Ok(()),
             Ok(_) => Err(reject::not_accepted(&id)),
         }

@@ -155,7 +155,7 @@ impl NodeSigner {
     pub(crate) fn query_response(
         &self,
         request_id: &RequestId,
-        outcome: &Result<Vec<u8>, Reject>,
+        outcome: Result<&[u8], &Reject>,
         now: Time,
     ) -> Vec<u8> {
         let mut fields = vec![
@@ -238,7 +238,7 @@ mod tests {
         for outcome in [Ok(b"DIDL\x00\x00".to_vec()), Err(reject)] {
             let body = signer.query_response(
                 &RequestId([3; 32]),
-                &outcome,
+                outcome.as_deref(),
                 Time(1_685_570_400_000_000_000),
             );
             let response: QueryResponse = serde_cbor_2::from_slice(&body).unwrap();

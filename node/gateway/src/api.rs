@@ -219,6 +219,18 @@ pub trait Node: Send + Sync + 'static {
     ) -> Result<(), Refusal>;
     /// The non-replicated check of a call before it is submitted. May block.
     fn inspect(&self, ingress: &Ingress) -> Result<(), Reject>;
+    /// The outcome of [`Self::inspect`] where no canister code has to run for it. `None` where it
+    /// has to, or the node does not distinguish the two. Must not block.
+    fn inspect_at_once(&self, ingress: &Ingress) -> Option<Result<(), Reject>> {
+        let _ = ingress;
+        None
+    }
+    /// The reply to a query, of at most `bytes_max` bytes, if the node has it from an earlier query
+    /// and the state that it depends on is the same. Must not block.
+    fn kept_reply(&self, query: &QueryRequest, bytes_max: usize) -> Option<Arc<[u8]>> {
+        let _ = (query, bytes_max);
+        None
+    }
     /// Runs a query on the newest certified state. May block.
     fn query(&self, query: QueryRequest) -> Result<Vec<u8>, Reject>;
     /// The newest certified state; `None` until there is one.
