@@ -1,7 +1,7 @@
 //! Progress of the running message within its slices, and waiting at the end of one.
 //!
 //! At a point that the grant does not reach beyond ([`crate::Grant`]) the worker reports
-//! [`Report::Paused`] and waits on its socket: in the middle of a system function if the point is
+//! [`Report::Paused`] and waits for the next order: in the middle of a system function if the point is
 //! the end of one, and next to the suspended stack of the instance if the engine yielded. Nothing
 //! else runs in the worker meanwhile.
 //!
