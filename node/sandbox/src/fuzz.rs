@@ -8,7 +8,7 @@ use std::{os::unix::process::ExitStatusExt, process::ExitStatus, time::Duration}
 
 use crate::{
     Caps, CompileError, CompiledModule, Outcome, Request,
-    ipc::{Channel, Incoming, IpcError, Outgoing, RING_BYTES_MIN, Step, Word},
+    ipc::{Channel, Cursor, Incoming, IpcError, Outgoing, RING_BYTES_MIN, Step},
     pool::verdict::{check, outcome_bytes_max},
     worker::protocol::Report,
 };
@@ -34,7 +34,7 @@ pub fn worker_frame(bytes: &[u8], request: &Request) -> Option<Outcome> {
     let (mut pool, mut worker) = Channel::pair(RING_BYTES).ok()?;
     let (own, peer) = worker.rings();
     own.write(0, bytes);
-    own.publish(Word::Written, u32::try_from(bytes.len()).ok()?, peer);
+    own.publish(Cursor::Written, u32::try_from(bytes.len()).ok()?, peer);
     pool.set_timeout(Some(Duration::ZERO));
     let (report, _) = pool.receive::<Report>(outcome_bytes_max(request)).ok()?;
     let Report::Outcome(outcome) = report else { return None };
@@ -81,12 +81,12 @@ pub fn worker_ring(bytes: &[u8]) -> Option<RingRun> {
         let stepped: Result<(), IpcError> = match operation[0] % 8 {
             change @ (0 | 1) => {
                 written = if change == 0 { value } else { written.wrapping_add(little) };
-                theirs.publish(Word::Written, written, ours);
+                theirs.publish(Cursor::Written, written, ours);
                 Ok(())
             }
             change @ (2 | 3) => {
                 taken = if change == 2 { value } else { taken.wrapping_add(little) };
-                theirs.publish(Word::Taken, taken, ours);
+                theirs.publish(Cursor::Taken, taken, ours);
                 Ok(())
             }
             4 => {

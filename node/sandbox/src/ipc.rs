@@ -12,7 +12,7 @@
 //! it looks between two naps, which are [`NAP_FIRST`] at first and [`NAP_MAX`] at last, so long
 //! messages cost next to nothing and a death is noticed soon. A worker ends with its pool: the
 //! kernel kills it. Where both are on one processor ([`accounting::processor`]) one of them always
-//! waits, and sleeping is a switch of context. Where they are not, a side first looks at the word
+//! waits, and sleeping is a switch of context. Where they are not, a side first looks at the cursor
 //! for [`SPIN`], as long as its last wait was shorter than that.
 //!
 //! # Bounds
@@ -47,7 +47,7 @@ use rustix::net::{
 use serde::{Serialize, de::DeserializeOwned};
 
 pub(crate) use frame::{Incoming, Outgoing, Step};
-pub(crate) use ring::{OwnRing, PeerRing, RING_BYTES_MIN, Word};
+pub(crate) use ring::{Cursor, OwnRing, PeerRing, RING_BYTES_MIN};
 
 /// Descriptors one frame may carry: as many as the kernel allows.
 pub(crate) const DESCRIPTORS_MAX: usize = 253;
@@ -195,7 +195,7 @@ impl Channel {
         let encoded = postcard::to_extend(message, vec![0; frame::HEADER_BYTES])?;
         let mut outgoing = Outgoing::new(&self.own, encoded, descriptors.len())?;
         while let Step::Wait(seen) = outgoing.step(&mut self.own, &self.peer)? {
-            self.wait(Word::Taken, seen, deadline)?;
+            self.wait(Cursor::Taken, seen, deadline)?;
         }
         Ok(())
     }
@@ -209,7 +209,7 @@ impl Channel {
         let scratch = std::mem::take(&mut self.scratch);
         let mut incoming = Incoming::new(&self.own, scratch, bytes_max);
         while let Step::Wait(seen) = incoming.step(&mut self.own, &self.peer)? {
-            self.wait(Word::Written, seen, deadline)?;
+            self.wait(Cursor::Written, seen, deadline)?;
         }
         let (body, announced) = incoming.finish();
         let descriptors = self.take_descriptors(announced)?;
@@ -245,26 +245,31 @@ impl Channel {
         }
     }
 
-    /// Waits until the other side's `word` is not `seen`. It may change for no reason.
-    fn wait(&mut self, word: Word, seen: u32, deadline: Option<Instant>) -> Result<(), IpcError> {
+    /// Waits until the other side's `cursor` is not `seen`. It may change for no reason.
+    fn wait(
+        &mut self,
+        cursor: Cursor,
+        seen: u32,
+        deadline: Option<Instant>,
+    ) -> Result<(), IpcError> {
         if !self.is_apart() {
-            return self.sleep(word, seen, deadline);
+            return self.sleep(cursor, seen, deadline);
         }
         let began = Instant::now();
-        if self.spin_pays && self.spin(word, seen, began + SPIN) {
+        if self.spin_pays && self.spin(cursor, seen, began + SPIN) {
             // One that changes for ever is no progress.
             return self.check_deadline(deadline);
         }
-        let slept = self.sleep(word, seen, deadline);
+        let slept = self.sleep(cursor, seen, deadline);
         self.spin_pays = began.elapsed() < SPIN;
         slept
     }
 
-    /// Looks at the word until then. Returns whether it changed.
-    fn spin(&self, word: Word, seen: u32, until: Instant) -> bool {
+    /// Looks at the cursor until then. Returns whether it changed.
+    fn spin(&self, cursor: Cursor, seen: u32, until: Instant) -> bool {
         loop {
             for _ in 0..LOOKS {
-                if self.peer.position(word) != seen {
+                if self.peer.position(cursor) != seen {
                     return true;
                 }
                 std::hint::spin_loop();
@@ -275,18 +280,18 @@ impl Channel {
         }
     }
 
-    fn sleep(&self, word: Word, seen: u32, deadline: Option<Instant>) -> Result<(), IpcError> {
+    fn sleep(&self, cursor: Cursor, seen: u32, deadline: Option<Instant>) -> Result<(), IpcError> {
         let mut nap = NAP_FIRST;
         loop {
             self.check_deadline(deadline)?;
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()).min(nap));
-            let over = self.peer.sleep(&self.own, word, seen, left)?;
-            if self.peer.position(word) != seen {
+            let over = self.peer.sleep(&self.own, cursor, seen, left)?;
+            if self.peer.position(cursor) != seen {
                 return Ok(());
             }
             if over && self.is_closed() {
                 // What it wrote before it ended counts.
-                let changed = self.peer.position(word) != seen;
+                let changed = self.peer.position(cursor) != seen;
                 return if changed { Ok(()) } else { Err(IpcError::Closed) };
             }
             nap = nap.saturating_mul(2).min(NAP_MAX);
@@ -490,7 +495,7 @@ mod tests {
         let frame = [&1_u32.to_le_bytes()[..], &1_u32.to_le_bytes(), &[0]].concat();
         let (own, peer) = worker.rings();
         own.write(0, &frame);
-        own.publish(Word::Written, frame.len() as u32, peer);
+        own.publish(Cursor::Written, frame.len() as u32, peer);
         assert!(matches!(pool.receive::<u8>(10), Err(IpcError::Malformed(_))));
     }
 
@@ -506,7 +511,7 @@ mod tests {
             sent += 1;
             // A worker that takes the frame, and leaves the descriptors where they are.
             let (own, peer) = worker.rings();
-            own.publish(Word::Taken, peer.position(Word::Written), peer);
+            own.publish(Cursor::Taken, peer.position(Cursor::Written), peer);
             assert!(sent < 100_000, "{sent} are in the kernel");
         };
         assert!(matches!(refused, IpcError::Io(_)), "{refused:?}");

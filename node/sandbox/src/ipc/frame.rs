@@ -12,7 +12,7 @@
 
 use super::{
     DESCRIPTORS_MAX, IpcError,
-    ring::{OwnRing, PeerRing, Word},
+    ring::{Cursor, OwnRing, PeerRing},
 };
 
 /// Bytes of a frame before its body.
@@ -48,8 +48,8 @@ pub(super) fn write_in_place(
     descriptors: usize,
     encode: impl FnOnce(&mut [u8]) -> Result<usize, postcard::Error>,
 ) -> Result<bool, IpcError> {
-    let start = own.position(Word::Written);
-    if peer.position(Word::Taken) != start {
+    let start = own.position(Cursor::Written);
+    if peer.position(Cursor::Taken) != start {
         return Ok(false);
     }
     let (before, body) = own.data().split_at_mut(HEADER_BYTES);
@@ -59,7 +59,7 @@ pub(super) fn write_in_place(
         Err(error) => return Err(error.into()),
     };
     before.copy_from_slice(&header(bytes, descriptors)?);
-    own.publish(Word::Written, start.wrapping_add((HEADER_BYTES + bytes) as u32), peer);
+    own.publish(Cursor::Written, start.wrapping_add((HEADER_BYTES + bytes) as u32), peer);
     Ok(true)
 }
 
@@ -83,12 +83,12 @@ impl Outgoing {
             return Err(IpcError::Malformed("a frame without room for its header"));
         };
         before.copy_from_slice(&header(body.len(), descriptors)?);
-        Ok(Self { start: own.position(Word::Written), sent: 0, frame })
+        Ok(Self { start: own.position(Cursor::Written), sent: 0, frame })
     }
 
-    /// Writes what there is room for; to be called again when [`Word::Taken`] changed.
+    /// Writes what there is room for; to be called again when [`Cursor::Taken`] changed.
     pub(crate) fn step(&mut self, own: &mut OwnRing, peer: &PeerRing) -> Result<Step, IpcError> {
-        let position = peer.position(Word::Taken);
+        let position = peer.position(Cursor::Taken);
         let taken = position.wrapping_sub(self.start) as usize;
         // Both sides of a frame are bounded: no more is taken than was sent, and no more waits than
         // there is room for.
@@ -104,7 +104,7 @@ impl Outgoing {
         }
         own.write(self.sent, piece);
         self.sent += piece.len();
-        own.publish(Word::Written, self.start.wrapping_add(self.sent as u32), peer);
+        own.publish(Cursor::Written, self.start.wrapping_add(self.sent as u32), peer);
         Ok(if self.sent == self.frame.len() { Step::Done } else { Step::Wait(position) })
     }
 }
@@ -133,12 +133,12 @@ impl Incoming {
     pub(crate) fn new(own: &OwnRing, mut body: Vec<u8>, bytes_max: usize) -> Self {
         body.clear();
         let bytes_max = bytes_max.min(BODY_BYTES_MAX);
-        Self { start: own.position(Word::Taken), taken: 0, bytes_max, header: None, body }
+        Self { start: own.position(Cursor::Taken), taken: 0, bytes_max, header: None, body }
     }
 
-    /// Takes what is there; to be called again when [`Word::Written`] changed.
+    /// Takes what is there; to be called again when [`Cursor::Written`] changed.
     pub(crate) fn step(&mut self, own: &mut OwnRing, peer: &PeerRing) -> Result<Step, IpcError> {
-        let position = peer.position(Word::Written);
+        let position = peer.position(Cursor::Written);
         let written = position.wrapping_sub(self.start) as usize;
         let new = written
             .checked_sub(self.taken)
@@ -159,7 +159,7 @@ impl Incoming {
         self.body.resize(filled + written - self.taken, 0);
         peer.copy(self.taken, &mut self.body[filled..]);
         self.taken = written;
-        own.publish(Word::Taken, position, peer);
+        own.publish(Cursor::Taken, position, peer);
         Ok(if written == end { Step::Done } else { Step::Wait(position) })
     }
 

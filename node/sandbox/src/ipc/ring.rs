@@ -1,16 +1,16 @@
 //! The memory that the pool and a worker share: one file for each side, which only that side can
 //! write.
 //!
-//! A file has no name, is sealed at its size, and begins with words ([`Word`]) that say how far its
-//! side has written its own frames and taken those of the other; the rest is the ring. Positions
+//! A file has no name, is sealed at its size, and begins with cursors ([`Cursor`]): how far its
+//! side has written its own frames and taken those of the other. The rest is the ring. Cursors
 //! count the bytes of all frames, wrapping. A frame always begins at the start of the ring, so
-//! frames that are short touch one page of it; a longer one continues there once the other side
-//! has taken what it would overwrite ([`super::frame`] has the rules).
+//! frames that are short touch one page of it; a longer one continues there once the other side has
+//! taken what it would overwrite ([`super::frame`] has the rules).
 //!
 //! # What a worker can do with it
 //!
 //! The pool's file is sealed against further writers: a worker can only map it for reading. Its
-//! own file it may fill with anything, at any time. So each word is read once for each decision,
+//! own file it may fill with anything, at any time. So each cursor is read once for each decision,
 //! each byte is copied once, before anything looks at it, and no reference to bytes of the other
 //! side's file is ever made: they are read as atomics. The size of a file cannot change, so reading
 //! it raises no signal.
@@ -39,14 +39,14 @@ pub(crate) const RING_BYTES_MIN: usize = 4096;
 
 /// A position that a side publishes, and that the other waits for. Each has a cache line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Word {
+pub(crate) enum Cursor {
     /// The end of what this side has written into its own ring.
     Written,
     /// The end of what this side has taken from the other side's ring.
     Taken,
 }
 
-impl Word {
+impl Cursor {
     const fn at(self) -> usize {
         match self {
             Self::Written => 0,
@@ -54,7 +54,7 @@ impl Word {
         }
     }
 
-    /// What a side that waits for this word of the other writes at [`WAITS_AT`].
+    /// What a side that waits for this cursor of the other writes at [`WAITS_AT`].
     const fn waiting(self) -> u32 {
         match self {
             Self::Written => 1,
@@ -63,7 +63,7 @@ impl Word {
     }
 }
 
-/// The word that this side waits for in a system call; 0 for none.
+/// The cursor that this side waits for in a system call; 0 for none.
 const WAITS_AT: usize = 128;
 /// Whether the pool says that the two run on different processors.
 const APART_AT: usize = 192;
@@ -160,24 +160,24 @@ impl OwnRing {
     }
 
     /// The position last published.
-    pub(super) fn position(&self, word: Word) -> u32 {
-        match word {
-            Word::Written => self.written,
-            Word::Taken => self.taken,
+    pub(super) fn position(&self, cursor: Cursor) -> u32 {
+        match cursor {
+            Cursor::Written => self.written,
+            Cursor::Taken => self.taken,
         }
     }
 
     /// Publishes a position, and wakes the other side if it waits for it.
-    pub(crate) fn publish(&mut self, word: Word, position: u32, peer: &PeerRing) {
-        match word {
-            Word::Written => self.written = position,
-            Word::Taken => self.taken = position,
+    pub(crate) fn publish(&mut self, cursor: Cursor, position: u32, peer: &PeerRing) {
+        match cursor {
+            Cursor::Written => self.written = position,
+            Cursor::Taken => self.taken = position,
         }
-        let shared = self.mapping.word(word.at());
+        let shared = self.mapping.word(cursor.at());
         // In one order with the same two of a side that begins to wait ([`PeerRing::sleep`]):
         // either it sees the position, or it is seen to wait.
         shared.store(position, SeqCst);
-        if peer.mapping.word(WAITS_AT).load(SeqCst) == word.waiting() {
+        if peer.mapping.word(WAITS_AT).load(SeqCst) == cursor.waiting() {
             // Nobody may be there; then there is nothing to do.
             let _ = futex::wake(shared, futex::Flags::empty(), 1);
         }
@@ -224,8 +224,8 @@ impl PeerRing {
     }
 
     /// A position as it is now.
-    pub(super) fn position(&self, word: Word) -> u32 {
-        self.mapping.word(word.at()).load(SeqCst)
+    pub(super) fn position(&self, cursor: Cursor) -> u32 {
+        self.mapping.word(cursor.at()).load(SeqCst)
     }
 
     /// Copies what is at this offset of a frame, continuing at the start of the ring behind its
@@ -267,22 +267,22 @@ impl PeerRing {
         self.mapping.word(APART_AT).load(Relaxed) != 0
     }
 
-    /// Waits in the kernel until `word` is not `seen`, or something else happens, for `time` at
+    /// Waits in the kernel until `cursor` is not `seen`, or something else happens, for `time` at
     /// most. Returns whether all of that time passed.
     pub(super) fn sleep(
         &self,
         own: &OwnRing,
-        word: Word,
+        cursor: Cursor,
         seen: u32,
         time: Option<Duration>,
     ) -> io::Result<bool> {
         let waits = own.mapping.word(WAITS_AT);
-        waits.store(word.waiting(), SeqCst);
+        waits.store(cursor.waiting(), SeqCst);
         let time = time.and_then(|time| Timespec::try_from(time).ok());
-        // The kernel looks at the word once more, in one order with a change of it.
-        let slept = if self.position(word) == seen {
-            let word = self.mapping.word(word.at());
-            futex::wait(word, futex::Flags::empty(), seen, time.as_ref())
+        // The kernel looks at it once more, in one order with a change of it.
+        let slept = if self.position(cursor) == seen {
+            let shared = self.mapping.word(cursor.at());
+            futex::wait(shared, futex::Flags::empty(), seen, time.as_ref())
         } else {
             Ok(())
         };

@@ -1,9 +1,9 @@
 //! The worker: a process that runs canister code and nothing else (docs/internals/sandbox.md).
 //!
 //! A worker starts with one socket, maps the rings that come over it ([`crate::ipc`]), confines
-//! itself ([`confine`]), and then answers orders of the pool ([`protocol`]) one at a time: map these
-//! files, run this message, report what it did. It has no clock, no path and no data of a canister
-//! other than that of the current message.
+//! itself ([`confine`]), and then answers orders of the pool ([`protocol`]) one at a time: map
+//! these files, run this message, report what it did. It has no clock, no path and no data of a
+//! canister other than that of the current message.
 //!
 //! [`keeper`] has the state between messages, [`mapping`] is one memory in the address space,
 //! [`heap`] and [`stable`] are those of the running message, [`dirty`] the pages that it wrote.
