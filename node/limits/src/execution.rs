@@ -89,8 +89,8 @@ memory_budget::limits! {
     pub struct ExecutionLimits as execution of Limits, rules check {
         /// Threads (and update workers) that execute messages in parallel; at least 1.
         threads: u64 = steps([1, 2, 2, 2, 2, 2, 2, 4, 4]), agreed,
-            pays line("program", "worker_processes", "worker_buffers", "executions",
-                  "delta_index", "delta_log"),
+            pays line("program", "worker_processes", "worker_rings", "worker_buffers",
+                  "executions", "delta_index", "delta_log"),
             bounds [
                 at_least(1, "messages could never run"),
                 at_most(64, "each is a worker process"),
@@ -99,7 +99,7 @@ memory_budget::limits! {
                     of a single one";
         /// Query workers, each a process of its own; 1 to 64.
         query_threads: u64 = steps([1, 1, 1, 1, 1, 2, 2, 4, 4]), local,
-            pays line("program", "worker_processes", "worker_buffers", "queries"),
+            pays line("program", "worker_processes", "worker_rings", "worker_buffers", "queries"),
             bounds [
                 at_least(1, "queries could never run"),
                 at_most(64, "each is a worker process"),

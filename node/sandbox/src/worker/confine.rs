@@ -4,13 +4,13 @@
 //! environment, no descriptors but the socket, few descriptors, a stack large enough for the
 //! engine's limit for canisters. [`confine`] runs once all allocations that need more permissions
 //! are done: from then on a system call that is not on the list kills the process. The list holds
-//! what execution needs (memory, the socket, the append files, signals) and nothing that names a
-//! file, makes a socket or a process.
+//! what execution needs (memory, the rings, receiving descriptors, the append files, signals) and
+//! nothing that names a file, sends over the socket, makes a socket or a process.
 //!
-//! Some calls are narrowed by argument: `fcntl` only duplicates descriptors, `tgkill` only reaches
-//! the own process, `statx` and `newfstatat` only take the flag that asks about a descriptor. A
-//! filter cannot see the path behind that flag, so the one thing an escaped canister can still
-//! learn of the file system is whether a path exists and its metadata.
+//! Some calls are narrowed by argument: `futex` only waits and wakes, `fcntl` only duplicates
+//! descriptors, `tgkill` only reaches the own process, `statx` and `newfstatat` only take the flag
+//! that asks about a descriptor. A filter cannot see the path behind that flag, so the one thing an
+//! escaped canister can still learn of the file system is whether a path exists and its metadata.
 
 use std::{io, os::fd::AsRawFd};
 
@@ -97,12 +97,8 @@ pub(super) fn confine() -> io::Result<()> {
         libc::SYS_madvise,
         libc::SYS_mremap,
         libc::SYS_brk,
-        // The socket, and files received over it.
-        libc::SYS_sendmsg,
+        // Files: received over the socket, read and written.
         libc::SYS_recvmsg,
-        libc::SYS_ppoll,
-        libc::SYS_sendto,
-        libc::SYS_recvfrom,
         libc::SYS_read,
         libc::SYS_write,
         libc::SYS_writev,
@@ -119,8 +115,6 @@ pub(super) fn confine() -> io::Result<()> {
         libc::SYS_rt_sigprocmask,
         libc::SYS_sigaltstack,
         libc::SYS_restart_syscall,
-        // Locks of the allocator and the standard library.
-        libc::SYS_futex,
         libc::SYS_sched_yield,
         libc::SYS_getrandom,
         libc::SYS_clock_gettime,
@@ -135,7 +129,19 @@ pub(super) fn confine() -> io::Result<()> {
         libc::SYS_exit_group,
     ];
     let is = |call: i64, argument: u8, value: u64| (call, argument, SeccompCmpOp::Eq, value);
+    let futex = |operation: i32| is(libc::SYS_futex, 1, operation as u64);
+    let private = libc::FUTEX_PRIVATE_FLAG;
+    let wait_bitset = libc::FUTEX_WAIT_BITSET | private;
     let narrowed = [
+        // The rings: waiting for the pool, and waking it.
+        futex(libc::FUTEX_WAIT),
+        futex(libc::FUTEX_WAKE),
+        // Locks of the allocator and the standard library. Nothing that has owners or moves
+        // waiters.
+        futex(libc::FUTEX_WAIT | private),
+        futex(libc::FUTEX_WAKE | private),
+        futex(wait_bitset),
+        futex(wait_bitset | libc::FUTEX_CLOCK_REALTIME),
         // Size and kind of a file by its descriptor.
         is(libc::SYS_statx, 2, libc::AT_EMPTY_PATH as u64),
         is(libc::SYS_newfstatat, 3, libc::AT_EMPTY_PATH as u64),

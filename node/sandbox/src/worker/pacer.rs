@@ -1,9 +1,9 @@
 //! Progress of the running message within its slices, and waiting at the end of one.
 //!
 //! At a point that the grant does not reach beyond ([`crate::Grant`]) the worker reports
-//! [`Report::Paused`] and waits on its socket: in the middle of a system function if the point is
-//! the end of one, and next to the suspended stack of the instance if the engine yielded. Nothing
-//! else runs in the worker meanwhile.
+//! [`Report::Paused`] and waits for the next order: in the middle of a system function if the point
+//! is the end of one, and next to the suspended stack of the instance if the engine yielded.
+//! Nothing else runs in the worker meanwhile.
 //!
 //! A paused message that is kept gets [`Order::Spill`] with a file that has no name: the worker
 //! writes what the message holds to it, so that it keeps its stack, its argument and little else
