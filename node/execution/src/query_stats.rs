@@ -178,7 +178,7 @@ mod tests {
         Batch {
             height: Height(height),
             time: Time(height),
-            randomness: [0; 32],
+            randomness: Randomness::NONE,
             ingress: vec![],
             outcalls: vec![],
             key: None,

@@ -682,7 +682,7 @@ mod tests {
                 context: vec![15],
             }),
             until: Time(16),
-            node: Some(Principal::from_slice(&[17])),
+            askers: crate::Askers::One(Principal::from_slice(&[17])),
             height: crate::Height(18),
         });
         let mut query_reports = crate::QueryReports::default();
@@ -718,6 +718,19 @@ mod tests {
             .into(),
             outcalls,
             query_reports,
+            randomness_waiters: [crate::RandomnessWaiter {
+                origin: Origin::System,
+                cycles: 26,
+                height: crate::Height(27),
+            }]
+            .into(),
+            awaited_roots: [(crate::Height(27), [28; 32])].into(),
+            key: Some(crate::SubnetKey {
+                summary: vec![29],
+                boundary: [30; 32],
+                voters: vec![31],
+                nodes: vec![],
+            }),
             ..crate::SubnetState::default()
         };
         let samples = [

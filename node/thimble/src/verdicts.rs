@@ -182,7 +182,7 @@ mod tests {
             let block = FinalisedBlock {
                 height: Height(height),
                 time: Time(height),
-                randomness: [0; 32],
+                randomness: Randomness::NONE,
                 ingress: vec![],
                 key: None,
                 agreed: None,

@@ -532,11 +532,12 @@ impl Dispatcher<'_> {
     fn raw_rand(&mut self, call: &SubnetCall) -> MethodResult {
         let limits = self.core.limits();
         self.charging(|cost| argument::decode_nothing(limits, &call.arg, cost))?;
-        // The randomness of this round was known when the call was made; that of the next is not.
-        self.state
-            .subnet
-            .randomness_waiters
-            .push_back(RandomnessWaiter { origin: call.origin.clone(), cycles: call.cycles });
+        // No value is given that was known when the call was made.
+        self.state.subnet.randomness_waiters.push_back(RandomnessWaiter {
+            origin: call.origin.clone(),
+            cycles: call.cycles,
+            height: self.round.height,
+        });
         Ok(MethodOutcome::Waits)
     }
 

@@ -308,7 +308,7 @@ fn a_batch_is_not_executed_over_a_state_that_is_owed_a_manifest() {
         let next = Batch {
             height: Height(number),
             time: state::Time(1_700_000_000_000_000_000 + number),
-            randomness: [1; 32],
+            randomness: Randomness::Drawn([1; 32]),
             ingress: vec![],
             outcalls: vec![],
             key: None,

@@ -132,7 +132,7 @@ impl Consensus for Batches {
             let batch = Batch {
                 height: Height(self.height),
                 time: Time(self.height),
-                randomness: [0; 32],
+                randomness: Randomness::NONE,
                 ingress: vec![],
                 outcalls: vec![],
                 key: None,
