@@ -149,7 +149,7 @@ pub(crate) fn account(
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use state::Time;
+    use state::{Randomness, Time};
 
     use super::*;
     use crate::ExecutorConfig;

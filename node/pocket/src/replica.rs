@@ -27,8 +27,8 @@ use ic_principal::Principal;
 use lifecycle::Stop;
 use pages::PageStore;
 use state::{
-    Batch, BlobStore, CertifiedReader, Height, Ingress, Outcall, OutcallId, RequestId, StateStore,
-    SubnetInfo, SubnetType, Time,
+    Batch, BlobStore, CertifiedReader, Height, Ingress, Outcall, OutcallId, Randomness, RequestId,
+    StateStore, SubnetInfo, SubnetType, Time,
 };
 
 use crate::{

@@ -256,6 +256,7 @@ pub(crate) fn last_block(data: &Path) -> Result<(Height, Option<Time>)> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use consensus::FinalisedBlock;
+    use state::Randomness;
 
     use super::*;
     use crate::cli::Settings;

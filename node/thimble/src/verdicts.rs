@@ -163,7 +163,7 @@ mod tests {
 
     use consensus::{BlockLog, FinalisedBlock};
     use execution::ExecutorConfig;
-    use state::Time;
+    use state::{Randomness, Time};
 
     use super::*;
 

@@ -16,8 +16,8 @@ use pages::PageStore;
 use sandbox::Sandbox;
 use serde::de::DeserializeOwned;
 use state::{
-    Batch, BlobStore, CanisterId, CanisterState, Fault, Height, Ingress, ModuleHash, Reject,
-    RequestId, StateStore, Status, SubnetInfo, Time,
+    Batch, BlobStore, CanisterId, CanisterState, Fault, Height, Ingress, ModuleHash, Randomness,
+    Reject, RequestId, StateStore, Status, SubnetInfo, Time,
     certified::{NodeInfo, SubnetType},
 };
 

@@ -14,7 +14,7 @@ use limits::Limits;
 use pages::{PAGE_BYTES, read_pages};
 use sha2::{Digest, Sha256};
 use state::manifest::{Body, CHUNK_BYTES_MAX, Header, LEAF_BYTES, encode_leaf, piece_hash};
-use state::{Batch, CanisterId, ChunkId, Height, ObjectId};
+use state::{Batch, CanisterId, ChunkId, Height, ObjectId, Randomness};
 use statesync::{
     InstallError, LocalState, OfferError, ServeError, SnapshotSource, StateInstaller,
     complete_install, complete_install_on,

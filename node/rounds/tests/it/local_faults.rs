@@ -24,7 +24,7 @@ use rounds::{
     Clock, DiskProbe, Driver, DriverExit, HistoryCapacity, Installation, MachineClock, Observer,
     OfferOutcome, Replica, RoundError, Settings,
 };
-use state::{Batch, Fault, Height, StoreError, Time};
+use state::{AwaitedRoots, Batch, Fault, Height, Randomness, StoreError, Time};
 use statesync::{InstallError, Progress};
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -217,6 +217,7 @@ impl Replica for Checkpoints {
             messages: 0,
             more: true,
             next_timer: None,
+            awaited: AwaitedRoots::default(),
             every_round: false,
             manifest: false,
         })

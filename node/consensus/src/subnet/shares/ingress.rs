@@ -20,6 +20,14 @@ pub(in crate::subnet) enum Message {
         root: [u8; 32],
         signature: Signature,
     },
+    /// A share on the root of a state that execution waits for, of the committee that begins at
+    /// height `committee`. Its sender misses the signature.
+    Awaited {
+        committee: Height,
+        height: Height,
+        root: [u8; 32],
+        share: SignatureShare,
+    },
     /// With which limits the sender runs; `ask` when it wants to know the receiver's.
     Limits {
         limits: BoundedList<(String, u64), LIMITS_MAX>,
@@ -35,6 +43,15 @@ pub(in crate::subnet) fn samples() -> Vec<(&'static str, Vec<u8>)> {
     crate::subnet::wire::samples([
         ("share", Message::Share { height, root, share: SignatureShare([8; 48]), again: true }),
         ("certificate", Message::Certificate { height, root, signature: Signature([9; 48]) }),
+        (
+            "awaited",
+            Message::Awaited {
+                committee: Height(501),
+                height,
+                root,
+                share: SignatureShare([10; 48]),
+            },
+        ),
         ("limits", Message::Limits { limits, ask: true }),
     ])
 }
