@@ -6,7 +6,8 @@ use std::sync::Arc;
 use ic_principal::Principal;
 use limits::Limits;
 use state::{
-    AwaitedRoots, BlobError, CanisterId, Fault, PayloadError, RequestId, StoreError, SubnetInfo, Time,
+    AwaitedRoots, BlobError, CanisterId, Fault, PayloadError, RequestId, StoreError, SubnetInfo,
+    Time,
 };
 use thiserror::Error;
 

@@ -164,8 +164,7 @@ impl Subnet {
             epocher: epocher.clone(),
             silent_until,
         };
-        let resharing =
-            Resharing::new((summary, voters), logged, boundary, resharing_config);
+        let resharing = Resharing::new((summary, voters), logged, boundary, resharing_config);
         let entered = match resharing.enter() {
             // Everything but the keys was lost, and those are of a later epoch by now: it takes
             // over a state, and then has its share of that epoch.

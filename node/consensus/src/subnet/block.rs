@@ -20,9 +20,7 @@ use commonware_consensus::{
 use commonware_cryptography::{Digestible, Hasher, Sha256, sha256};
 use nidkg::{Signature, state_root_message};
 use serde::{Deserialize, Serialize};
-use state::{
-    AWAITED_MAX, INGRESS_OVERHEAD_BYTES, IngressId, Randomness, SignedRandomness, Time,
-};
+use state::{AWAITED_MAX, INGRESS_OVERHEAD_BYTES, IngressId, Randomness, SignedRandomness, Time};
 
 use super::{key::Scheme, queries::BlockQueryReport};
 

@@ -191,7 +191,8 @@ impl CertificationProgress {
         while self.certificates.len() > CERTIFICATES_KEPT {
             let is_unneeded =
                 |(_, certificate): &(&Height, &Certificate)| !awaited.contains(&certificate.root);
-            let Some(oldest) = self.certificates.iter().find(is_unneeded).map(|(height, _)| *height)
+            let Some(oldest) =
+                self.certificates.iter().find(is_unneeded).map(|(height, _)| *height)
             else {
                 break;
             };

@@ -241,12 +241,8 @@ fn every_path_of_the_specification_reads_as_it_says() {
 #[test]
 fn two_views_of_how_the_key_is_held_have_two_roots() {
     let nodes = subnet().nodes[..1].to_vec();
-    let key = SubnetKey {
-        summary: vec![1, 2],
-        boundary: [3; 32],
-        voters: vec![6],
-        nodes: nodes.clone(),
-    };
+    let key =
+        SubnetKey { summary: vec![1, 2], boundary: [3; 32], voters: vec![6], nodes: nodes.clone() };
     let state = |key: &SubnetKey| {
         let Fixture { mut canisters, mut history } = fixture();
         let tree = Arc::new(SubnetTree::holding(subnet(), key));

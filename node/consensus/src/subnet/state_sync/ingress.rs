@@ -9,7 +9,7 @@ use super::floor::{self, Floor};
 use crate::{
     ChunkRequest, FetchedChunks, StateOffer,
     subnet::{
-        block::{Block, BlockBounds, Opening},
+        block::{Block, BlockBounds, BlockFinalization},
         engine::block_bounds,
         wire,
     },
@@ -45,7 +45,8 @@ pub(super) enum Message<'a> {
 #[cfg(test)]
 pub(in crate::subnet) fn samples() -> Vec<(&'static str, Vec<u8>)> {
     let (height, name) = (Height(0x0102_0304), [1, 2, 3].as_slice());
-    let offer = WireOffer { certificate: &[4; 5], block: &[6; 7], finalization: &[8; 9] };
+    let key = Some(WireKey { voters: &[12; 13], rest: [14; 32] });
+    let offer = WireOffer { certificate: &[4; 5], key, block: &[6; 7], finalization: &[8; 9] };
     wire::samples([
         ("ask", Message::Ask { next: height }),
         ("answer", Message::Answer { next: BlockAvailability::Gone, offer: Some(offer) }),
@@ -64,16 +65,26 @@ pub(super) enum BlockAvailability {
     Unknown,
 }
 
+/// [`state::KeyProof`] of the certificate's tree.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) struct WireKey<'a> {
+    pub(super) voters: &'a [u8],
+    pub(super) rest: [u8; 32],
+}
+
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(super) struct WireOffer<'a> {
     pub(super) certificate: &'a [u8],
+    /// None while the key is held as the ceremony left it.
+    #[serde(borrow)]
+    pub(super) key: Option<WireKey<'a>>,
     pub(super) block: &'a [u8],
     pub(super) finalization: &'a [u8],
 }
 
 impl WireOffer<'_> {
     /// The block and the finalization in it.
-    pub(super) fn decode(&self, bounds: &BlockBounds) -> Option<(Block, Opening)> {
+    pub(super) fn decode(&self, bounds: &BlockBounds) -> Option<(Block, BlockFinalization)> {
         let block = bytes::Bytes::copy_from_slice(self.block);
         Some((Block::decode_cfg(block, bounds).ok()?, floor::decode(self.finalization)?))
     }

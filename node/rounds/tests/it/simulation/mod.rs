@@ -399,6 +399,12 @@ fn check(seed: u64, net: &Net, honest: &[usize]) {
                 durable.height
             );
         }
+        let toy = &durable.checkpoint;
+        assert!(
+            net.real || toy.height < 100 || toy.answered > 0,
+            "seed {seed}: node {place} got no randomness up to height {}",
+            toy.height
+        );
         let twice = durable.executed.iter().find(|(_, times)| **times != 1);
         assert_eq!(twice, None, "seed {seed}: node {place}");
     }
