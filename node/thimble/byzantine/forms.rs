@@ -179,8 +179,8 @@ pub(crate) fn decode_vote(
 pub(crate) enum RootMessage {
     Share { height: Height, root: [u8; 32], share: SignatureShare, again: bool },
     Certificate { height: Height, root: [u8; 32], signature: Signature },
-    Awaited { committee: Height, height: Height, root: [u8; 32], share: SignatureShare },
     Limits { limits: Vec<(String, u64)>, ask: bool },
+    Awaited { committee: Height, height: Height, root: [u8; 32], share: SignatureShare },
 }
 
 /// About answers to outcalls.

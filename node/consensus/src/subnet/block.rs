@@ -373,7 +373,12 @@ impl BoundedBlock for Block {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use commonware_codec::{Decode as _, Encode as _};
+    use commonware_consensus::types::{Epoch, View};
+    use rand::{SeedableRng as _, rngs::StdRng};
+
     use super::*;
 
     const BOUNDS: NameBounds = NameBounds { calls: 3, bytes: 10_000, call_bytes: 20_000 };
@@ -406,9 +411,57 @@ mod tests {
         assert!(refused(&[(1, 200), (1, 2_000)]).contains("twice"));
     }
 
+    // Promise: P9 - A block carries no certification that the subnet did not sign.
+    #[test]
+    fn certifications_are_judged_by_the_subnets_key() {
+        let mut rng = StdRng::seed_from_u64(5);
+        let (committee, shares) = nidkg::deal(1, 1, &mut rng).unwrap();
+        let certification = |root: [u8; 32]| {
+            let share = shares[0].sign(&state_root_message(&root));
+            Certification { root, signature: Signature(share.0) }
+        };
+        let verdict = |certifications: Vec<Certification>, known: Option<Signature>| {
+            let block = Block { certifications, ..Block::genesis(b"subnet", Time(1)) };
+            block.check_certifications(&committee.public_key, |_| known)
+        };
+        let (one, other) = (certification([1; 32]), certification([2; 32]));
+        assert_eq!(verdict(vec![], None), Ok(()));
+        assert_eq!(verdict(vec![one.clone(), other.clone()], None), Ok(()));
+        assert!(verdict(vec![one.clone(), one.clone()], None).is_err(), "the same twice");
+        // The signature on another state, under this one's root: the value would be known before.
+        let swapped = Certification { root: other.root, signature: one.signature };
+        assert!(verdict(vec![one.clone(), swapped.clone()], None).is_err());
+        // A member that verified the state's signature before gives the same verdicts.
+        assert_eq!(verdict(vec![other.clone()], Some(other.signature)), Ok(()));
+        assert!(verdict(vec![swapped], Some(other.signature)).is_err());
+        // One value for each state, whoever signs.
+        assert_eq!(one.randomness(), certification([1; 32]).randomness());
+        assert_ne!(one.randomness().value, other.randomness().value);
+    }
+
+    #[test]
+    fn certifications_read_back_and_their_number_is_bounded() {
+        let bounds = BlockBounds { ingress: 3, payload: 10 };
+        let block = |count: usize| {
+            let signature = Signature([7; 48]);
+            let certifications =
+                (0..count).map(|it| Certification { root: [it as u8; 32], signature });
+            Block {
+                round: Round::new(Epoch::new(u64::MAX), View::new(u64::MAX)),
+                certifications: certifications.collect(),
+                ..named(&[(1, 0), (2, 200), (3, u32::MAX)])
+            }
+        };
+        let most = block(CERTIFICATIONS_MAX);
+        let bytes = most.encode();
+        assert!(bytes.len() <= Block::max_encode_size(&bounds));
+        assert_eq!(Block::decode_cfg(bytes, &bounds).ok(), Some(most));
+        let more = block(CERTIFICATIONS_MAX + 1).encode();
+        assert!(Block::decode_cfg(more, &bounds).is_err());
+    }
+
     #[test]
     fn names_read_back_and_their_size_is_bounded() {
-        use commonware_codec::{Decode as _, Encode as _};
         let bounds = BlockBounds { ingress: 3, payload: 10 };
         let block = named(&[(1, 0), (2, 200), (3, u32::MAX)]);
         let bytes = block.encode();

@@ -86,6 +86,13 @@ impl Voters {
     }
 }
 
+/// Of two epochs.
+#[cfg(test)]
+pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
+    let (current, previous) = (BoundedList(vec![[1; 32], [2; 32]]), BoundedList(vec![[3; 32]]));
+    wire::samples([("voters", Voters { epoch: 300, current, previous })])
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {

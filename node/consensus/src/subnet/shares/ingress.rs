@@ -20,6 +20,11 @@ pub(in crate::subnet) enum Message {
         root: [u8; 32],
         signature: Signature,
     },
+    /// With which limits the sender runs; `ask` when it wants to know the receiver's.
+    Limits {
+        limits: BoundedList<(String, u64), LIMITS_MAX>,
+        ask: bool,
+    },
     /// A share on the root of a state that execution waits for, of the committee that begins at
     /// height `committee`. Its sender misses the signature.
     Awaited {
@@ -27,11 +32,6 @@ pub(in crate::subnet) enum Message {
         height: Height,
         root: [u8; 32],
         share: SignatureShare,
-    },
-    /// With which limits the sender runs; `ask` when it wants to know the receiver's.
-    Limits {
-        limits: BoundedList<(String, u64), LIMITS_MAX>,
-        ask: bool,
     },
 }
 
