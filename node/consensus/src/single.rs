@@ -158,8 +158,8 @@ impl SingleNode {
         Ok(batch)
     }
 
-    /// The value drawn for the next block. Waits for the random source as long as it fails; none when the
-    /// node is closing.
+    /// The value drawn for the next block. Waits for the random source as long as it fails; none
+    /// when the node is closing.
     fn randomness(&mut self) -> Option<[u8; 32]> {
         let mut wait = RANDOMNESS_RETRY;
         let mut failed = false;

@@ -10,7 +10,7 @@
 //! The signature of the subnet on a message is unique, no set of fewer members than the threshold
 //! can compute it, and members sign the root of a state after they executed its block, which was
 //! final then. So a call is fixed before any member knows the value that answers it, and there is
-//! one value only (`docs/decisions/0019-votes-by-node-keys.md`).
+//! one value only (`docs/decisions/0023-votes-by-node-keys.md`).
 //!
 //! A node alone draws a value for each block, which answers everything that waits.
 

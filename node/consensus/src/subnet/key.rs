@@ -1,7 +1,7 @@
 //! The node keys in the engine's types, and the checks of the subnet's key before it signs.
 //!
 //! Members vote with their node keys; the subnet's key signs state roots and answers to outcalls
-//! only (decision 19).
+//! only (decision 23).
 
 use commonware_codec::{Copying, DecodeExt as _, Error};
 pub(super) use commonware_consensus::simplex::scheme::ed25519::Scheme;

@@ -1,7 +1,7 @@
 //! A subnet of several nodes behind the seam; `docs/internals/consensus.md` describes it.
 //!
-//! Agreement is done by commonware's simplex with votes by node keys; marshal stores the blocks that
-//! are agreed on and fetches missing ones. Everything here but [`network`] is generic in
+//! Agreement is done by commonware's simplex with votes by node keys; marshal stores the blocks
+//! that are agreed on and fetches missing ones. Everything here but [`network`] is generic in
 //! runtime and network, and none of it knows what a call means.
 
 mod actor;

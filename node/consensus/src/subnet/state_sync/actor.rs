@@ -243,8 +243,8 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
             }
             _ => None,
         };
-        // The certificate is of a state that is newer than the one that is offered: it may prove the
-        // keys of later epochs only.
+        // The certificate is of a state that is newer than the one that is offered: it may prove
+        // the keys of later epochs only.
         let proved = offered.as_ref().zip(self.own.as_ref()).filter(|(offered, own)| {
             let voters = match &offered.key {
                 Some(proof) => Voters::decode(&proof.voters),
