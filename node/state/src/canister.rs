@@ -665,9 +665,7 @@ mod tests {
         }
     }
 
-    // Promise: P8 - Records of the store keep the bytes of their version.
-    #[test]
-    fn records_have_the_bytes_of_their_format() {
+    fn outcalls() -> crate::Outcalls {
         let mut outcalls = crate::Outcalls::default();
         outcalls.add(crate::Outcall {
             origin: Origin::System,
@@ -685,6 +683,13 @@ mod tests {
             askers: crate::Askers::One(Principal::from_slice(&[17])),
             height: crate::Height(18),
         });
+        outcalls
+    }
+
+    // Promise: P8 - Records of the store keep the bytes of their version.
+    #[test]
+    fn records_have_the_bytes_of_their_format() {
+        let outcalls = outcalls();
         let mut query_reports = crate::QueryReports::default();
         let node = Principal::from_slice(&[19]);
         query_reports.begin(20, &[node]);

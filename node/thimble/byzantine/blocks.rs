@@ -95,12 +95,7 @@ fn refused(state: &mut State, block: &Block) -> Option<(Block, &'static str)> {
             "the last time there is"
         }
         3 => {
-            let root = state.digest();
-            let signature = match state.certification {
-                Some((_, signature)) => signature,
-                None => state.keys()?.share.sign(&state_root_message(&root)).0,
-            };
-            other.certifications = vec![(root, signature)];
+            other.certifications = vec![false_certification(state)?];
             "a certification that the subnet did not sign"
         }
         4 => {
@@ -152,6 +147,16 @@ fn refused(state: &mut State, block: &Block) -> Option<(Block, &'static str)> {
         }
     };
     Some((other, detail))
+}
+
+/// The signature on another state, if there was one, or this node's share.
+fn false_certification(state: &mut State) -> Option<([u8; 32], [u8; 48])> {
+    let root = state.digest();
+    let signature = match state.certification {
+        Some((_, signature)) => signature,
+        None => state.keys()?.share.sign(&state_root_message(&root)).0,
+    };
+    Some((root, signature))
 }
 
 /// A dealing that is not what it should be.

@@ -148,47 +148,11 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                 self.publish_certificate(taken.map_err(Input::Failed)?).await;
             }
             Message::Certificate { height, root, signature } => {
-                if self.kept(height).is_some() {
-                    return Ok(());
-                }
-                let accepted = self.certifier.accept(Certificate { height, root, signature });
-                match accepted.map_err(Input::Failed)? {
-                    CertificateCheck::New(certificate) => {
-                        self.publish_certificate(Some(certificate)).await
-                    }
-                    CertificateCheck::Unneeded if self.awaited.wants(height, &root) => {
-                        let key = &self.config.deps.public_key;
-                        if is_signature(key, &root, &signature) {
-                            self.keep(Certificate { height, root, signature });
-                        } else {
-                            self.config
-                                .scorer
-                                .report_fault(&from, "a certificate that the subnet did not sign");
-                        }
-                    }
-                    CertificateCheck::Unneeded => {}
-                    CertificateCheck::Invalid => {
-                        self.config
-                            .scorer
-                            .report_fault(&from, "a certificate that the subnet did not sign");
-                    }
-                }
+                let certificate = Certificate { height, root, signature };
+                self.accept_certificate(&from, certificate).await?;
             }
             Message::Awaited { committee, height, root, share } => {
-                if let Some(Certificate { signature, .. }) =
-                    self.kept(height).filter(|certificate| certificate.root == root)
-                {
-                    self.send(
-                        Recipients::One(from),
-                        &Message::Certificate { height, root, signature },
-                    );
-                    return Ok(());
-                }
-                let state = AwaitedRoot { height, root };
-                let signature = self.awaited.add_share((committee, &from[..]), state, share);
-                if let Some(signature) = signature.map_err(failed)? {
-                    self.keep(Certificate { height, root, signature });
-                }
+                self.add_awaited_share(&from, committee, AwaitedRoot { height, root }, share)?;
             }
             Message::Limits { limits, ask } => {
                 if !self.limits_received.spend(&from, 1, now) {
@@ -205,6 +169,62 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                 let members = self.config.deps.resharing.members();
                 self.greeting.add_peer_limits(&from, limits.0, &members).map_err(Input::Differs)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Takes a certificate that this node misses: of a state that it executed, or of one that
+    /// execution waits for.
+    async fn accept_certificate(
+        &mut self,
+        from: &PublicKey,
+        certificate: Certificate,
+    ) -> Result<(), Input> {
+        let Certificate { height, root, signature } = &certificate;
+        if self.kept(*height).is_some() {
+            return Ok(());
+        }
+        let is_awaited = self.awaited.wants(*height, root);
+        let is_valid = match self.certifier.accept(certificate.clone()).map_err(Input::Failed)? {
+            CertificateCheck::New(certificate) => {
+                self.publish_certificate(Some(certificate)).await;
+                true
+            }
+            CertificateCheck::Unneeded if is_awaited => {
+                let is_valid = is_signature(&self.config.deps.public_key, root, signature);
+                if is_valid {
+                    self.keep(certificate);
+                }
+                is_valid
+            }
+            CertificateCheck::Unneeded => true,
+            CertificateCheck::Invalid => false,
+        };
+        if !is_valid {
+            self.config.scorer.report_fault(from, "a certificate that the subnet did not sign");
+        }
+        Ok(())
+    }
+
+    /// Takes a share on a state that execution waits for, or answers it with the certificate.
+    fn add_awaited_share(
+        &mut self,
+        from: &PublicKey,
+        committee: Height,
+        state: AwaitedRoot,
+        share: SignatureShare,
+    ) -> Result<(), Input> {
+        let AwaitedRoot { height, root } = state;
+        if let Some(Certificate { signature, .. }) =
+            self.kept(height).filter(|certificate| certificate.root == root)
+        {
+            let message = Message::Certificate { height, root, signature };
+            self.send(Recipients::One(from.clone()), &message);
+            return Ok(());
+        }
+        let signature = self.awaited.add_share((committee, &from[..]), state, share);
+        if let Some(signature) = signature.map_err(failed)? {
+            self.keep(Certificate { height, root, signature });
         }
         Ok(())
     }
