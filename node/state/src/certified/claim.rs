@@ -48,7 +48,7 @@ impl ManifestClaim {
             return None;
         }
         // A tree that hides the key is none that a member offers.
-        let key = match certificate.tree.lookup_path([KEY_LABEL]) {
+        let key: Option<Digest> = match certificate.tree.lookup_path([KEY_LABEL]) {
             LookupResult::Found(digest) => Some(digest.try_into().ok()?),
             LookupResult::Absent => None,
             LookupResult::Unknown | LookupResult::Error => return None,

@@ -608,6 +608,37 @@ fn node_within_retained_blocks_executes_blocks() {
     });
 }
 
+// Promise: P9 - Calls get randomness after all members lost power at once.
+#[test]
+fn awaited_states_are_signed_after_all_members_lost_power() {
+    deterministic::Runner::new(history(13)).start(|context| async move {
+        let rng = &mut StdRng::seed_from_u64(13);
+        let mut net = Net::started_with_epochs_of(LONG_EPOCH, &context, rng, false).await;
+        for _ in 0..3 {
+            for _ in 0..40 {
+                call(&context, &net, rng);
+                context.sleep(Duration::from_millis(50)).await;
+            }
+            for place in 0..NODES {
+                net.kill(place).await;
+            }
+            for place in 0..NODES {
+                net.start(place).await;
+            }
+            let goal = net.heights().into_iter().max().unwrap() + 2 * CHECKPOINT_EVERY;
+            for place in 0..NODES {
+                reach(&context, &mut net, place, goal).await;
+            }
+        }
+        // A checkpoint was made since the last call was executed.
+        for (place, member) in net.members.iter().enumerate().take(NODES) {
+            let durable = member.durable.lock();
+            assert!(durable.checkpoint.answered > 0, "node {place}");
+            assert_eq!(durable.checkpoint.unanswered(), 0, "node {place}");
+        }
+    });
+}
+
 // Promise: P17 - A node that ends at any of its first 59 disk operations continues.
 /// Every operation from the first of a start on, done and not done; later ones here and there.
 #[test]

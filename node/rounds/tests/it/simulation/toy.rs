@@ -111,6 +111,11 @@ impl Toy {
         self.last_root
     }
 
+    /// Number of states whose signatures are awaited, the last included.
+    pub(crate) fn unanswered(&self) -> usize {
+        self.awaited.len() + usize::from(self.asked)
+    }
+
     /// States whose signatures are awaited, the last included.
     fn awaited(&self) -> AwaitedRoots {
         let last = self.asked.then_some((&self.height, &self.last_root));
