@@ -11,6 +11,7 @@ use crate::{
     subnet::{
         block::{Block, BlockBounds, BlockFinalization},
         engine::block_bounds,
+        voters::Voters,
         wire,
     },
 };
@@ -94,11 +95,12 @@ pub(super) fn encode(message: &Message<'_>) -> Option<Vec<u8>> {
     wire::encode(message, "a message about states")
 }
 
-/// Whether a message of this channel decodes, with the block and the finalization in it.
+/// Whether a message of this channel decodes, with the block, the finalization and the keys in it.
 pub(in crate::subnet) fn decodes(bytes: &[u8]) -> bool {
     match wire::decode::<Message<'_>>(bytes, bytes.len()) {
         Some(Message::Answer { offer: Some(offer), .. }) => {
-            offer.decode(&block_bounds(1_000)).is_some()
+            let is_known = |key: WireKey<'_>| Voters::decode(key.voters).is_some();
+            offer.decode(&block_bounds(1_000)).is_some() && offer.key.is_none_or(is_known)
         }
         message => message.is_some(),
     }
