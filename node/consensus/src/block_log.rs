@@ -36,7 +36,7 @@ use thiserror::Error;
 use crate::seam::{FinalisedBlock, RecordedOutcome};
 
 /// A record larger than this is damage: no block can be.
-const KIND: Kind = Kind { name: *b"blocks\0\0", version: 5, bytes_max: 64 << 20 };
+const KIND: Kind = Kind { name: *b"blocks\0\0", version: 6, bytes_max: 64 << 20 };
 /// File of the newest certified height.
 const CERTIFIED: &str = "certified";
 
@@ -96,6 +96,7 @@ enum Record<'a> {
 /// The version, and one record of each kind.
 #[cfg(test)]
 pub(crate) fn samples() -> (u64, Vec<(&'static str, Vec<u8>)>) {
+    use state::{Randomness, SignedRandomness};
     let signed = state::SignedIngress {
         effective_canister_id: ic_principal::Principal::from_slice(&[1, 2, 3]),
         envelope: vec![5; 300].into(),
@@ -109,9 +110,14 @@ pub(crate) fn samples() -> (u64, Vec<(&'static str, Vec<u8>)>) {
     let block = FinalisedBlock {
         height: Height(0x0102_0304),
         time: state::Time(77),
-        randomness: [6; 32],
+        randomness: Randomness::Signed(vec![SignedRandomness { root: [6; 32], value: [14; 32] }]),
         ingress: vec![signed.clone(), signed],
-        key: None,
+        key: Some(state::SubnetKey {
+            summary: vec![15],
+            boundary: [16; 32],
+            voters: vec![17],
+            nodes: vec![],
+        }),
         agreed: Some(state::AgreedRound { epoch: 3, view: 700 }),
         queries: Some(Box::new(state::QueryReport {
             node: ic_principal::Principal::from_slice(&[7, 8]),

@@ -4,7 +4,7 @@ use std::{fs, sync::Arc};
 
 use disk::SimulatedDisk;
 use ic_principal::Principal;
-use state::Time;
+use state::{Randomness, Time};
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn block(height: u64) -> FinalisedBlock {
     FinalisedBlock {
         height: Height(height),
         time: Time(height),
-        randomness: [height as u8; 32],
+        randomness: Randomness::Drawn([height as u8; 32]),
         ingress: vec![],
         key: None,
         agreed: None,
@@ -288,7 +288,7 @@ fn uncertified_tail_block_may_be_torn() {
 
 /// A block of this height that says in which try it was made.
 fn block_of_attempt(height: u64, attempt: u8) -> FinalisedBlock {
-    FinalisedBlock { randomness: [attempt; 32], ..block(height) }
+    FinalisedBlock { randomness: Randomness::Drawn([attempt; 32]), ..block(height) }
 }
 
 // Promise: P6 - The block log loses no synced block in 300 histories of failed syncs and power
@@ -315,7 +315,10 @@ fn failed_syncs_and_power_cuts_lose_nothing_that_was_acknowledged() {
                 replay.next_block().unwrap_or_else(|error| panic!("seed {seed}: {error}"))
             {
                 assert_eq!(logged.block.height.0, found.len() as u64 + 1);
-                found.push(logged.block.randomness[0]);
+                let Randomness::Drawn(drawn) = logged.block.randomness else {
+                    panic!("seed {seed}: a block that this test did not make")
+                };
+                found.push(drawn[0]);
             }
             assert!(
                 found.starts_with(&acknowledged),

@@ -39,8 +39,8 @@ pub use seam::{
 };
 pub use single::{RandomSource, SingleNode, SystemRandom};
 pub use state_sync::{
-    CHUNK_NAME_BYTES_MAX, CHUNKS_WANTED_MAX, ChunkRequest, ChunkSource, FetchedChunks, StateOffer,
-    StateServer, SyncProgress,
+    CHUNK_NAME_BYTES_MAX, CHUNKS_WANTED_MAX, ChunkRequest, ChunkSource, FetchedChunks,
+    OfferedState, StateOffer, StateServer, SyncProgress,
 };
 pub use subnet::{
     Arithmetic, Attempt, ChannelName, Channels, ConsensusEngine, EngineKeyError, IdentityLayer,

@@ -231,6 +231,7 @@ impl Executor {
             .into_iter()
             .flatten()
             .min(),
+            awaited: self.state.subnet.awaited_roots(),
             every_round: !self.state.heartbeats().is_empty(),
             manifest: self.manifest_owed,
         })

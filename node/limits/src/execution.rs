@@ -237,6 +237,11 @@ memory_budget::limits! {
             ],
             reason "of each member, in the state until the next period; queries of further \
                     canisters are not counted in that period; 0: none are";
+        /// Calls of `raw_rand` that wait for randomness.
+        raw_rand_waiting: u64 = fixed(2_000), agreed, pays within("state_heap"),
+            bounds [at_least(1, "no call could be answered")],
+            reason "a call waits for a block or two, about a tenth of a KiB each; further ones \
+                    are rejected and may be made again";
         /// Refuse calls with guaranteed responses at the System API.
         reject_guaranteed_response_calls: bool = off(), agreed,
             reason "an option for subnets that must not promise memory; off";

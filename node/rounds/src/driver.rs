@@ -226,7 +226,8 @@ impl<R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<R, K, D, O> {
             };
             self.observer.stalled(self.clock.now().saturating_sub(certified));
             certified = self.clock.now();
-            demand = Demand { more: result.more, next_timer: result.next_timer };
+            let RoundResult { more, next_timer, awaited, .. } = result;
+            demand = Demand { more, next_timer, awaited };
             if !self.checkpoint_if_due(height).await? {
                 break;
             }

@@ -672,9 +672,7 @@ mod tests {
         }
     }
 
-    // Promise: P8 - Records of the store keep the bytes of their version.
-    #[test]
-    fn records_have_the_bytes_of_their_format() {
+    fn outcalls() -> crate::Outcalls {
         let mut outcalls = crate::Outcalls::default();
         outcalls.add(crate::Outcall {
             origin: Origin::System,
@@ -689,9 +687,16 @@ mod tests {
                 context: vec![15],
             }),
             until: Time(16),
-            node: Some(Principal::from_slice(&[17])),
+            askers: crate::Askers::One(Principal::from_slice(&[17])),
             height: crate::Height(18),
         });
+        outcalls
+    }
+
+    // Promise: P8 - Records of the store keep the bytes of their version.
+    #[test]
+    fn records_have_the_bytes_of_their_format() {
+        let outcalls = outcalls();
         let mut query_reports = crate::QueryReports::default();
         let node = Principal::from_slice(&[19]);
         query_reports.begin(20, &[node]);
@@ -725,6 +730,19 @@ mod tests {
             .into(),
             outcalls,
             query_reports,
+            randomness_waiters: [crate::RandomnessWaiter {
+                origin: Origin::System,
+                cycles: 26,
+                height: crate::Height(27),
+            }]
+            .into(),
+            awaited_roots: [(crate::Height(27), [28; 32])].into(),
+            key: Some(crate::SubnetKey {
+                summary: vec![29],
+                boundary: [30; 32],
+                voters: vec![31],
+                nodes: vec![],
+            }),
             ..crate::SubnetState::default()
         };
         let samples = [

@@ -23,8 +23,8 @@ use crate::paused::PausedIndex;
 use crate::{
     CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, CyclesTotal, Height,
     IngressHistory, LowMemoryHook, MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, ModuleHash,
-    NodeMetrics, Origin, Outcalls, PausedMessage, QueryReports, StateArc, StoredPayload, SubnetKey,
-    Time, WaitingMessage, state_heap,
+    NodeMetrics, Origin, Outcalls, PausedMessage, QueryReports, RandomnessWaiter, StateArc,
+    StoredPayload, SubnetKey, Time, WaitingMessage, state_heap,
 };
 
 /// A call to the management canister, waiting its turn.
@@ -52,15 +52,6 @@ impl SubnetCall {
     }
 }
 
-/// A `raw_rand` that waits for the randomness of the next round.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RandomnessWaiter {
-    /// The caller that waits for the response to `raw_rand`.
-    pub origin: Origin,
-    /// Cycles to return.
-    pub cycles: Cycles,
-}
-
 /// State of the subnet that belongs to no canister; stored whole with every checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubnetState {
@@ -78,8 +69,10 @@ pub struct SubnetState {
     pub retired: BTreeSet<CanisterId>,
     /// Calls to the management canister.
     pub calls: VecDeque<SubnetCall>,
-    /// Calls that wait for randomness.
+    /// Calls that wait for randomness, in the order of their rounds.
     pub randomness_waiters: VecDeque<RandomnessWaiter>,
+    /// Roots of earlier states whose signatures are awaited, as something waits since their rounds.
+    pub awaited_roots: BTreeMap<Height, [u8; 32]>,
     /// Requests to servers outside that canisters wait for.
     pub outcalls: Outcalls,
     /// Cycles spent by canisters that are gone, and lost on the way to them.

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, num::NonZeroU64, path::PathBuf, sync::Arc, thread::JoinHandle};
 
-use commonware_consensus::types::FixedEpocher;
+use commonware_consensus::types::{Epoch, FixedEpocher};
 use commonware_cryptography::{Digestible as _, Signer as _};
 use commonware_utils::sync::Mutex;
 use futures::{
@@ -25,6 +25,7 @@ use super::{
     resharing::{self, Resharing},
     shares::ExecutionResult,
     state_sync::{self, Command, FLOOR_DEPTH, Floor, SyncTarget},
+    voters::Voters,
     votes,
 };
 use crate::{
@@ -110,7 +111,8 @@ impl Subnet {
         let ConsensusDeps { pool, mut log, clock, envelopes, limits, states, outcalls, queries } =
             deps;
         log.check_complete(resume_from)?;
-        let me = key::node_key(&config.node_secret)?.public_key();
+        let signer = key::node_key(&config.node_secret)?;
+        let me = signer.public_key();
         let namespace = key::namespace(&config.genesis);
         let public_key = config.genesis.committee().public_key;
         let genesis = Block::genesis(public_key.as_bytes(), config.genesis_time);
@@ -130,30 +132,39 @@ impl Subnet {
         while let Some(logged) = blocks.next_block()? {
             newest = logged.block.key.or(newest);
         }
-        let (summary, boundary) = match newest {
+        let first_voters = Voters::first(&config.genesis);
+        let (summary, voters, boundary) = match newest {
             Some(key) => {
                 let read = Summary::from_bytes(&key.summary);
+                let voters = Voters::decode(&key.voters);
                 (
                     read.map_err(|error| StartError::Summary(error.to_string()))?,
+                    voters.ok_or_else(|| StartError::Summary("the keys of votes".into()))?,
                     Digest::from(key.boundary),
                 )
             }
-            None => (config.genesis, genesis.digest()),
+            None => (config.genesis, first_voters.clone(), genesis.digest()),
         };
         let blocks_per_epoch = NonZeroU64::new(limits.blocks_per_epoch).unwrap_or(NonZeroU64::MAX);
         let epocher = FixedEpocher::new(blocks_per_epoch);
-        let schemes = Schemes::new(key::verifier(&namespace, &public_key)?);
+        let schemes = Schemes::default();
+        for epoch in voters.epochs().filter(|epoch| *epoch < summary.epoch()) {
+            if let Some(scheme) = voters.verifier(&namespace, epoch)? {
+                schemes.insert(Epoch::new(epoch), scheme);
+            }
+        }
         let voted = config.keys.voted().map_err(StartError::Share)?;
         let silent_until = votes::silent_until(&disk, &config.directory, voted)?;
         let resharing_config = resharing::Config {
             keys: config.keys,
             arithmetic: config.arithmetic,
-            namespace,
+            namespace: namespace.clone(),
+            signer,
             node_key: me.as_ref().try_into().unwrap_or_default(),
             epocher: epocher.clone(),
             silent_until,
         };
-        let resharing = Resharing::new(summary, logged, boundary, resharing_config);
+        let resharing = Resharing::new((summary, voters), logged, boundary, resharing_config);
         let entered = match resharing.enter() {
             // Everything but the keys was lost, and those are of a later epoch by now: it takes
             // over a state, and then has its share of that epoch.
@@ -192,6 +203,8 @@ impl Subnet {
         let deps = Arc::new(Deps {
             me,
             public_key,
+            namespace,
+            first_voters,
             limits,
             call_bytes: config.call_bytes,
             epocher,

@@ -14,10 +14,10 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use commonware_actor::Feedback;
 use commonware_consensus::{
-    Application as Engine, Epochable as _, Heightable as _, Reporter,
+    Application as Engine, Heightable as _, Reporter,
     marshal::{Update, ancestry::Ancestry},
     simplex::types::Context,
-    types::{Height as EngineHeight, Round, View},
+    types::Height as EngineHeight,
 };
 use commonware_cryptography::{Digested, Digestible as _, ed25519::PublicKey};
 use commonware_macros::select;
@@ -34,21 +34,18 @@ use rand_core::CryptoRng;
 use state::{Height, IngressId, Time};
 
 use super::{
-    block::{Block, CallName, Digest, KeyPayload, Opening, VerdictError},
+    block::{Block, CallName, Certification, Digest, KeyPayload, VerdictError},
     calls::{Calls, GatheredCall},
     deps::Deps,
     engine::PENDING_MAX,
+    key::Scheme,
     published::{ExecutionProgress, wait_for_change},
     queries::{self, BlockQueryReport},
-    scheme::{HasSeed as _, Scheme, Seed},
 };
 
 /// How long a proposal waits for execution before it declines. Declining hands the lead on at once,
 /// so lagging nodes would pass it round in circles.
 const TIMEOUT: Duration = Duration::from_millis(250);
-/// How long a proposal waits for the seed of its parent's round, which comes with the certificate
-/// that made the parent final enough to build on.
-const SEED_TIMEOUT: Duration = Duration::from_millis(500);
 /// How far a block's time may be ahead of a voter's clock: beyond, the vote waits.
 const DRIFT: Duration = Duration::from_millis(500);
 /// Time between two checks of the clock while a block's time is ahead of it: the clock may be set.
@@ -64,6 +61,8 @@ fn time_until(now: Time, then: Time) -> Duration {
 #[derive(Default)]
 struct UnexecutedContents {
     calls: BTreeSet<IngressId>,
+    /// Roots of states whose certifications they carry.
+    certified: BTreeSet<[u8; 32]>,
     payloads: Vec<(EngineHeight, KeyPayload)>,
     reporters: BTreeSet<Principal>,
 }
@@ -106,6 +105,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         let mut taken = UnexecutedContents::default();
         let mut take = |block: &Block| {
             taken.calls.extend(block.ingress.iter().map(|name| name.id));
+            taken.certified.extend(block.certifications.iter().map(|it| it.root));
             taken.payloads.extend(block.payload.clone().map(|payload| (block.height, payload)));
             taken.reporters.extend(block.queries.as_ref().map(|report| report.0.node));
         };
@@ -137,80 +137,26 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         (!taken.reporters.contains(&report.node)).then_some(BlockQueryReport(report))
     }
 
+    /// Certifications of states that execution waits for, as far as this node has them and no block
+    /// before has.
+    fn certifications(&self, taken: &UnexecutedContents) -> Vec<Certification> {
+        let awaited = self.deps.published.execution_rx.borrow().demand.awaited;
+        let known = self.deps.published.certification_rx.borrow();
+        let certification = |root: [u8; 32]| {
+            let signature = known.signature(&root)?;
+            Some(Certification { root, signature })
+        };
+        let roots = awaited.iter().map(|it| it.root).filter(|root| !taken.certified.contains(root));
+        roots.filter_map(certification).collect()
+    }
+
     /// Whether a block is due before the idle interval is over.
-    fn has_work(&self, taken: &BTreeSet<IngressId>, now: Time) -> bool {
+    fn has_work(&self, taken: &UnexecutedContents, now: Time) -> bool {
         let demand = self.deps.published.execution_rx.borrow().demand;
         demand.more
             || demand.next_timer.is_some_and(|timer| timer <= now)
-            || self.deps.pool.has_more_than(taken)
-    }
-
-    /// The seed a block built on `parent` in this round must carry, and the finalization that shows
-    /// it where the epoch begins.
-    async fn seed_for(
-        &self,
-        clock: &impl Clock,
-        round: Round,
-        parent_view: View,
-        parent: &Block,
-    ) -> Option<(Option<Seed>, Option<Opening>)> {
-        let until = clock.current() + SEED_TIMEOUT;
-        loop {
-            let came = self.deps.published.consensus.notified();
-            tokio::pin!(came);
-            came.as_mut().enable();
-            if parent_view == View::zero() {
-                // The first block of an epoch: its parent was agreed on in the epoch before, in a
-                // round that may have been repeated.
-                if round.epoch().previous().is_none() {
-                    return Some((None, None));
-                }
-                if let Some(opening) = self.deps.published.consensus.opening(&parent.digest()) {
-                    return Some((Some(opening.seed()), Some(opening)));
-                }
-            } else if let Some(seed) =
-                self.deps.published.consensus.seed(Round::new(round.epoch(), parent_view))
-            {
-                return Some((Some(seed), None));
-            }
-            select! {
-                () = came => {},
-                () = clock.sleep_until(until) => {
-                    tracing::debug!(%round, height = parent.height.get(), "no seed of the parent's round: the proposal is left to another node");
-                    return None;
-                },
-            }
-        }
-    }
-
-    fn is_seed_for(
-        &self,
-        rng: &mut impl CryptoRng,
-        block: &Block,
-        round: Round,
-        parent_view: View,
-        parent: &Block,
-    ) -> bool {
-        let begins = parent_view == View::zero();
-        match (&block.seed, &block.opening) {
-            (None, None) => begins && round.epoch().previous().is_none(),
-            (Some(seed), None) => {
-                !begins
-                    && seed.round == Round::new(round.epoch(), parent_view)
-                    && (self.deps.published.consensus.seed(seed.round).as_ref() == Some(seed)
-                        || self.deps.schemes.lasting.is_seed(seed))
-            }
-            // A leader has no choice among rounds that were given up, or in which something else
-            // was agreed on.
-            (Some(seed), Some(opening)) => {
-                begins
-                    && Some(opening.epoch()) == round.epoch().previous()
-                    && opening.proposal.payload == parent.digest()
-                    && opening.seed() == *seed
-                    && opening.verify(rng, &*self.deps.schemes.lasting, &Sequential)
-            }
-            (None, Some(_)) => false,
-        }
+            || self.deps.pool.has_more_than(&taken.calls)
+            || !self.certifications(taken).is_empty()
     }
 
     /// Makes the block's calls durable, if it may hold them. Trouble of this node's disk, or a full
@@ -264,6 +210,9 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         block: &Block,
         parent: &Block,
     ) -> Result<(), String> {
+        if block.round != context.round {
+            return Err(format!("it names round {} and is of {}", block.round, context.round));
+        }
         if block.time <= parent.time {
             return Err(format!(
                 "its time {} is not after its parent's, {}",
@@ -277,12 +226,13 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
             self.deps.resharing.wait_for_epoch(clock, context.round.epoch()).await;
             queries::check_report(&self.deps.resharing, &context.leader, block)?;
         }
+        let certification_rx = &self.deps.published.certification_rx;
+        block.check_certifications(&self.deps.public_key, |root| {
+            certification_rx.borrow().signature(root)
+        })?;
         // Who executes slowly does not help the chain away from itself; so the shares of state
         // roots come from 2f+1 nodes that are close together.
         self.wait_for_execution().await;
-        if !self.is_seed_for(clock, block, context.round, context.parent.0, parent) {
-            return Err("its seed is not that of its parent's round".into());
-        }
         if !block.ingress.is_empty() {
             let calls = self.calls.gather(clock, &block.ingress, None, Some(&context.leader)).await;
             self.journal_calls(clock, block, calls).await?;
@@ -322,8 +272,6 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
             () = self.wait_for_execution() => {},
             () = clock.sleep_until(until) => return None,
         }
-        let (seed, opening) =
-            self.seed_for(&clock, context.round, context.parent.0, parent.inner()).await?;
         let taken = self.unexecuted_contents(parent.inner(), ancestry).await;
         let idle = Duration::from_millis(self.deps.limits.idle_round_millis);
         // A clock that is behind the others' does not make this node wait for longer.
@@ -335,7 +283,7 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
             let now = self.deps.clock.now();
             let idle_left = idle.saturating_sub(time_until(parent.inner().time, now));
             let left = latest.duration_since(clock.current()).unwrap_or_default().min(idle_left);
-            if left.is_zero() || self.has_work(&taken.calls, now) {
+            if left.is_zero() || self.has_work(&taken, now) {
                 break;
             }
             let timer = self.deps.published.execution_rx.borrow().demand.next_timer;
@@ -373,8 +321,10 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
         };
         let payload = self.deps.resharing.payload(height, &taken.payloads);
         let queries = self.query_report(height, &taken);
-        let parent = parent.digest();
-        let block = Block { parent, height, time, seed, opening, ingress, payload, queries };
+        let certifications = self.certifications(&taken);
+        let (parent, round) = (parent.digest(), context.round);
+        let block =
+            Block { parent, height, time, round, certifications, ingress, payload, queries };
         Some(Digested::compute(block, &Sequential).await)
     }
 

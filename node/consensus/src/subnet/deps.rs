@@ -14,6 +14,7 @@ use super::{
     journal::Journal,
     published::ProgressReaders,
     resharing::Resharing,
+    voters::Voters,
 };
 use crate::{
     BlockLog, CountedQueries, IngressPool, OutcallAnswers, StateServer, WallClock,
@@ -29,6 +30,10 @@ pub(super) struct Deps {
     /// This node, as peers know it.
     pub(super) me: PublicKey,
     pub(super) public_key: nidkg::PublicKey,
+    /// Precedes everything that members sign for the engine.
+    pub(super) namespace: Vec<u8>,
+    /// Keys that sign votes of the subnet's first epoch.
+    pub(super) first_voters: Voters,
     pub(super) limits: ConsensusLimits,
     /// Most bytes of an envelope.
     pub(super) call_bytes: u64,

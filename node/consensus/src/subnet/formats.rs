@@ -1,15 +1,17 @@
 //! The bytes of everything that members send each other or keep on disk, pinned.
 
 use commonware_codec::Encode as _;
+use commonware_consensus::types::{Epoch, Round, View};
 use ic_principal::Principal;
+use nidkg::Signature;
 use state::{IngressId, QueryCounts, QueryReport, Time};
 use testing::formats::check;
 
 use super::{
-    block::{Block, CallName, KeyPayload},
+    block::{Block, CallName, Certification, KeyPayload},
     calls, journal, outcalls,
     queries::BlockQueryReport,
-    shares, state_sync, wire,
+    shares, state_sync, voters, wire,
 };
 use crate::block_log;
 
@@ -21,6 +23,7 @@ fn messages_between_members_have_the_bytes_of_their_version() {
     check("messages about calls", calls::samples(), (2, "3be25831532aff1ba447aefcfd71171b"));
     check("messages about outcalls", outcalls::samples(), (2, "44219d008e3925e6ab9d7a76620e540b"));
     check("messages of state sync", state_sync::samples(), (2, "3185b29dfca553f21406529ac0a5eac3"));
+    check("the keys of votes", voters::samples(), (2, ""));
 }
 
 // Promise: P8 - Blocks keep the bytes of their version.
@@ -30,7 +33,10 @@ fn a_block_has_the_bytes_of_its_version() {
     let canister = Principal::from_slice(&[8, 9]);
     let counts =
         QueryCounts { calls: 1, instructions: 300, request_bytes: 1 << 40, response_bytes: 0 };
+    let signature = Signature([10; 48]);
     let block = Block {
+        round: Round::new(Epoch::new(300), View::new(70_000)),
+        certifications: vec![Certification { root: [11; 32], signature }],
         ingress: vec![name],
         payload: Some(KeyPayload { leader: 3, bytes: vec![1, 2, 3].into() }),
         queries: Some(BlockQueryReport(QueryReport {

@@ -1,6 +1,6 @@
 //! A subnet of several nodes behind the seam; `docs/internals/consensus.md` describes it.
 //!
-//! Agreement is done by commonware's simplex with threshold signatures; marshal stores the blocks
+//! Agreement is done by commonware's simplex with votes by node keys; marshal stores the blocks
 //! that are agreed on and fetches missing ones. Everything here but [`network`] is generic in
 //! runtime and network, and none of it knows what a call means.
 
@@ -29,10 +29,10 @@ mod queries;
 mod recent_speakers;
 mod resharing;
 mod runtime;
-mod scheme;
 mod shares;
 mod state_sync;
 mod storage_retry;
+mod voters;
 mod votes;
 mod wire;
 

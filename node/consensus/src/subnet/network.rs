@@ -39,10 +39,9 @@ use super::{
     ConsensusEngine, Input, StartError, Subnet, SubnetConfig,
     block::{Block, BlockBounds},
     engine::{ChannelName, Channels, IdentityLayer, SenderLayer, Transport},
-    key,
+    key::{self, Scheme},
     peers::BLOCKED,
     runtime::{Layer, LayeredRuntime, MonotonicClock},
-    scheme::Scheme,
 };
 use crate::ConsensusDeps;
 

@@ -35,7 +35,7 @@ mod tests;
 
 pub use canister::metadata_digest;
 pub use claim::{MANIFEST_CERTIFICATE_BYTES_MAX, ManifestClaim};
-pub use subnet::{NodeInfo, SubnetInfo, SubnetMetrics, SubnetTree, SubnetType};
+pub use subnet::{KeyProof, NodeInfo, SubnetInfo, SubnetMetrics, SubnetTree, SubnetType};
 
 use subnet::SubnetAtHeight;
 
@@ -271,11 +271,18 @@ impl CertifiedState {
         self.state.manifest
     }
 
-    /// A certificate of the newest manifest, for [`ManifestClaim::read`]; `None` while there is
-    /// none.
+    /// A certificate of the newest manifest and of the subnet's key, for [`ManifestClaim::read`];
+    /// `None` while there is no manifest.
     pub fn manifest_certificate(&self) -> Option<(Height, Vec<u8>)> {
         let (height, _) = self.state.manifest?;
-        Some((height, self.certificate(&[vec![claim::MANIFEST_LABEL.to_vec()]])))
+        let paths = [claim::MANIFEST_LABEL, claim::KEY_LABEL].map(|label| vec![label.to_vec()]);
+        Some((height, self.certificate(&paths)))
+    }
+
+    /// Proof of the voters, which belongs to that certificate. `None` while the key is held as the
+    /// ceremony left it.
+    pub fn key_proof(&self) -> Option<&KeyProof> {
+        self.state.subnet.key_proof()
     }
 
     /// The metrics in the tree.

@@ -127,6 +127,17 @@ pub struct SubnetTree {
     shards: Frozen,
     /// Of what agreement keeps of the subnet's key, once a block changed it.
     key_digest: Option<Digest>,
+    key_proof: Option<KeyProof>,
+}
+
+/// The part of a [`SubnetKey`] from which the keys of votes can be proved by its digest in the
+/// tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyProof {
+    /// [`SubnetKey::voters`].
+    pub voters: Vec<u8>,
+    /// [`SubnetKey::rest_digest`].
+    pub rest: Digest,
 }
 
 impl SubnetTree {
@@ -151,13 +162,20 @@ impl SubnetTree {
             shards: Frozen::node([(info.subnet_id.as_slice().to_vec(), Frozen::node(shards))]),
             info,
             key_digest: None,
+            key_proof: None,
         }
     }
 
     /// The same with the key held like this, by the nodes that it names.
     pub fn holding(info: SubnetInfo, key: &SubnetKey) -> Self {
         let tree = Self::new(SubnetInfo { nodes: key.nodes.clone(), ..info });
-        SubnetTree { key_digest: Some(key.digest()), ..tree }
+        let proof = KeyProof { voters: key.voters.clone(), rest: key.rest_digest() };
+        SubnetTree { key_digest: Some(key.digest()), key_proof: Some(proof), ..tree }
+    }
+
+    /// Proof of the voters of the key it shows.
+    pub fn key_proof(&self) -> Option<&KeyProof> {
+        self.key_proof.as_ref()
     }
 
     /// [`SubnetKey::digest`] of the key it shows.

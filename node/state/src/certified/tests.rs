@@ -241,7 +241,8 @@ fn every_path_of_the_specification_reads_as_it_says() {
 #[test]
 fn two_views_of_how_the_key_is_held_have_two_roots() {
     let nodes = subnet().nodes[..1].to_vec();
-    let key = SubnetKey { summary: vec![1, 2], boundary: [3; 32], nodes: nodes.clone() };
+    let key =
+        SubnetKey { summary: vec![1, 2], boundary: [3; 32], voters: vec![6], nodes: nodes.clone() };
     let state = |key: &SubnetKey| {
         let Fixture { mut canisters, mut history } = fixture();
         let tree = Arc::new(SubnetTree::holding(subnet(), key));
@@ -266,6 +267,11 @@ fn two_views_of_how_the_key_is_held_have_two_roots() {
     assert_eq!(held.root(), state(&key).root());
     assert_ne!(held.root(), state(&further).root());
     assert_ne!(held.root(), state(&elsewhere).root());
+    let voted_by_others = SubnetKey { voters: vec![7], ..key.clone() };
+    assert_ne!(held.root(), state(&voted_by_others).root());
+    let proof = held.key_proof().unwrap();
+    assert_eq!(proof.voters, key.voters);
+    assert_eq!(SubnetKey::digest_of(&proof.voters, &proof.rest), key.digest());
 }
 
 #[test]
@@ -474,6 +480,9 @@ fn a_manifest_is_read_out_of_its_certificate_and_out_of_no_other() {
     assert_eq!((height, claim.height, claim.root), (Height(300), Height(300), [9; 32]));
     assert_eq!(claim.tree, state.state.subtree().digest());
     assert_eq!(claim.signature, state.signature());
+    assert_eq!(claim.key, None, "provably absent");
+    let hidden = state.certificate(&[vec![b"state_manifest".to_vec()]]);
+    assert_eq!(ManifestClaim::read(&hidden), None, "the key may be hidden");
     // Whatever a peer changes, it says the same, says something else of another tree, or says
     // nothing.
     for at in 0..bytes.len() {

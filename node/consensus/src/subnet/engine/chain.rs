@@ -13,7 +13,7 @@ use commonware_consensus::{
     simplex::types::Finalization,
     types::ViewDelta,
 };
-use commonware_cryptography::{Digested, certificate::Verifier as _, ed25519::PublicKey};
+use commonware_cryptography::{Digested, ed25519::PublicKey};
 use commonware_p2p::{Blocker, Provider, Receiver, Sender};
 use commonware_parallel::Sequential;
 use commonware_runtime::{Clock, Handle, Metrics, Spawner, Storage, buffer::paged::CacheRef};
@@ -30,7 +30,7 @@ use super::{
         application::Application,
         block::{Block, Digest},
         deps::Deps,
-        scheme::Scheme,
+        key::Scheme,
     },
     MAILBOX, Mailbox, PENDING_MAX,
 };
@@ -66,12 +66,9 @@ where
     where
         E: Clock + Spawner + Storage + Metrics,
     {
-        // Decoding this scheme's certificates needs no configuration.
-        #[allow(clippy::let_unit_value)]
-        let unbounded = Scheme::certificate_codec_config_unbounded();
         let certificates = prunable::Archive::init(
             context.child("certificates"),
-            archive(self.storage, "certificates", &self.cache, unbounded),
+            archive(self.storage, "certificates", &self.cache, genesis::NODES_MAX),
         );
         let blocks = prunable::Archive::init(
             context.child("blocks"),

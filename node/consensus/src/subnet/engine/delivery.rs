@@ -90,9 +90,9 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
             randomness: block.randomness(),
             ingress,
             key,
-            agreed: block.seed.as_ref().map(|seed| AgreedRound {
-                epoch: seed.round.epoch().get(),
-                view: seed.round.view().get(),
+            agreed: Some(AgreedRound {
+                epoch: block.round.epoch().get(),
+                view: block.round.view().get(),
             }),
             queries: block.queries.clone().map(|report| Box::new(report.0)),
         };

@@ -25,8 +25,8 @@ use rand_core::CryptoRng;
 
 use super::{
     super::{
-        application::Application, block::Digest, deps::Deps, published::Observer,
-        recent_speakers::RecentSpeakers, scheme::Scheme,
+        application::Application, block::Digest, deps::Deps, key::Scheme, published::Observer,
+        recent_speakers::RecentSpeakers,
     },
     MAILBOX, Mailbox,
     chain::ChainTask,
@@ -117,10 +117,6 @@ where
                 return;
             };
             engine.abort();
-            // The leader of the next epoch's first round shows how this one ended.
-            if let Some(finalization) = self.marshal.get_finalization(last).await {
-                self.deps.published.consensus.finalised(finalization);
-            }
             // Its storage can be open once only.
             let _ = engine.await;
             self.remove_votes(&context, epoch).await;
@@ -139,7 +135,10 @@ where
     where
         E: Clock + CryptoRng + Spawner + Storage + Metrics,
     {
-        let scheme = self.deps.schemes.get(epoch);
+        let Some(scheme) = self.deps.schemes.get(epoch) else {
+            tracing::error!(epoch = epoch.get(), "the members of the epoch are not known");
+            return None;
+        };
         let application = Inline::new(
             context.child("application").with_attribute("epoch", epoch),
             self.application.clone(),

@@ -42,12 +42,12 @@ use super::{
     block::{Block, Digest},
     calls::{self, Calls},
     deps::Deps,
+    key::Scheme,
     outcalls::{self, Agreement, NodeIds},
     peers::{self, PeerScorer},
     published::ProgressWriters,
     recent_speakers::RecentSpeakers,
     runtime::LayeredRuntime,
-    scheme::Scheme,
     shares::{self, ExecutionResult, Roots},
     state_sync::{self, Command, Floor, StateSync},
     storage_retry::StorageRetry,
@@ -170,9 +170,6 @@ impl ConsensusEngine {
         start_outcalls(&context, &deps, channels.outcalls, scorer.clone());
 
         let floor = verified_floor(&mut context, floor, &deps.schemes);
-        if let Some(floor) = &floor {
-            deps.published.consensus.finalised(floor.finalization.clone());
-        }
         let chain = Chain {
             storage: &storage,
             cache: cache.clone(),
@@ -195,7 +192,7 @@ impl ConsensusEngine {
             .await;
 
         let processed = processed.processed().map_or(0, |processed| processed.height().get());
-        let Some((epoch, root)) = resume(processed, floor, &deps, &marshal).await else { return };
+        let Some((epoch, root)) = resume(processed, floor, &deps) else { return };
         let state_sync = StateSync::new(
             &context,
             state_sync::Config {
@@ -284,14 +281,16 @@ fn share_pool(deps: &Deps, input_tx: &futures::channel::mpsc::Sender<Input>) {
     });
 }
 
-/// The floor to begin above, if it is the subnet's: the engine takes it for granted.
+/// The floor to begin above, if it is the subnet's: the engine takes it for granted. A floor of an
+/// epoch long before the state is of no use any more: the engine is past it.
 fn verified_floor(
     rng: &mut impl CryptoRng,
     floor: Option<Floor>,
     schemes: &Schemes,
 ) -> Option<Floor> {
     floor.filter(|floor| {
-        let holds = floor.finalization.verify(rng, &*schemes.lasting, &Sequential);
+        let Some(scheme) = schemes.get(floor.finalization.epoch()) else { return false };
+        let holds = floor.finalization.verify(rng, &*scheme, &Sequential);
         if !holds {
             tracing::error!(
                 height = floor.height.0,
@@ -314,11 +313,10 @@ fn chain_start(floor: Option<&Floor>, genesis: Block) -> Start<Scheme, Digest, D
 
 /// The block from which consensus resumes: above the blocks that marshal handed out and those in
 /// the block log, whichever is more. The block before an epoch's first is final and in both.
-async fn resume(
+fn resume(
     processed: u64,
     floor: Option<Floor>,
     deps: &Deps,
-    marshal: &Mailbox,
 ) -> Option<(Epoch, EngineFloor<Scheme, Digest>)> {
     let next = EngineHeight::new(processed.max(deps.published.logged.0) + 1);
     let Some(epoch) = deps.epocher.containing(next).map(|bounds| bounds.epoch()) else {
@@ -334,11 +332,5 @@ async fn resume(
         }
         _ => EngineFloor::Genesis(deps.resharing.boundary()),
     };
-    // The first block of an epoch carries the finalization of the last one of the epoch before.
-    if let Some(before) = epoch.previous().and_then(|before| deps.epocher.last(before))
-        && let Some(finalization) = marshal.get_finalization(before).await
-    {
-        deps.published.consensus.finalised(finalization);
-    }
     Some((epoch, root))
 }

@@ -399,6 +399,12 @@ fn check(seed: u64, net: &Net, honest: &[usize]) {
                 durable.height
             );
         }
+        let toy = &durable.checkpoint;
+        assert!(
+            net.real || toy.height < 100 || toy.answered > 0,
+            "seed {seed}: node {place} got no randomness up to height {}",
+            toy.height
+        );
         let twice = durable.executed.iter().find(|(_, times)| **times != 1);
         assert_eq!(twice, None, "seed {seed}: node {place}");
     }
@@ -599,6 +605,37 @@ fn node_within_retained_blocks_executes_blocks() {
         reach(&context, &mut net, 3, 4 * CHECKPOINT_EVERY).await;
         assert_eq!(net.found.lock().syncs, 0);
         check(5, &net, &[0, 1, 2, 3]);
+    });
+}
+
+// Promise: P9 - Calls get randomness after all members lost power at once.
+#[test]
+fn awaited_states_are_signed_after_all_members_lost_power() {
+    deterministic::Runner::new(history(13)).start(|context| async move {
+        let rng = &mut StdRng::seed_from_u64(13);
+        let mut net = Net::started_with_epochs_of(LONG_EPOCH, &context, rng, false).await;
+        for _ in 0..3 {
+            for _ in 0..40 {
+                call(&context, &net, rng);
+                context.sleep(Duration::from_millis(50)).await;
+            }
+            for place in 0..NODES {
+                net.kill(place).await;
+            }
+            for place in 0..NODES {
+                net.start(place).await;
+            }
+            let goal = net.heights().into_iter().max().unwrap() + 2 * CHECKPOINT_EVERY;
+            for place in 0..NODES {
+                reach(&context, &mut net, place, goal).await;
+            }
+        }
+        // A checkpoint was made since the last call was executed.
+        for (place, member) in net.members.iter().enumerate().take(NODES) {
+            let durable = member.durable.lock();
+            assert!(durable.checkpoint.answered > 0, "node {place}");
+            assert_eq!(durable.checkpoint.unanswered(), 0, "node {place}");
+        }
     });
 }
 
