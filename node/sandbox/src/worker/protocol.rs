@@ -187,6 +187,8 @@ pub enum Probe {
     Hang,
     /// From now on memories cannot grow, as if the kernel refused.
     RefuseGrowth,
+    /// From now on written pages are counted by faults, as where the kernel does not note writes.
+    CountByFaults,
 }
 
 /// Worker to pool.
