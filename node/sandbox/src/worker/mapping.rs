@@ -29,9 +29,10 @@
 //!
 //! The kernel allows a process 65,530 mappings. A mapping knows how many it may have split into
 //! ([`Mapping::mappings`]), the worker adds them up and drops the memories used longest ago. One
-//! memory may use [`MAPPINGS_MAX`]: runs beyond that are copied into private pages instead of
-//! mapped, which costs memory (at most the delta capacity) but works; such a memory is folded by
-//! the next checkpoint and mapped afresh then.
+//! memory may use [`MAPPINGS_MAX`]. One that comes to more over time is mapped afresh; in one that
+//! has more runs at once, those beyond are copied into private pages instead of mapped, which costs
+//! memory (at most the delta capacity) but works; such a memory is folded by the next checkpoint
+//! and mapped afresh then.
 
 use std::{
     cell::Cell,
@@ -285,7 +286,7 @@ impl Mapping {
     /// Maps the runs of `order` over what is mapped. `segments` are the files of `order.segments`,
     /// in their order.
     pub(crate) fn map_runs(&mut self, order: &MapOrder, segments: &[File]) -> io::Result<()> {
-        self.broken = true;
+        let broken = std::mem::replace(&mut self.broken, true);
         for run in &order.runs {
             let place = order
                 .segments
@@ -296,6 +297,10 @@ impl Mapping {
                 place.ok_or_else(|| io::Error::other("a run in a segment that was not sent"))?;
             let range = self.run_bytes(run)?;
             let mappable = self.mappings + 2 <= MAPPINGS_MAX;
+            if !mappable && order.base.is_none() && !self.copied {
+                // Mapped afresh it takes fewer mappings: this one stays broken.
+                return Ok(());
+            }
             if mappable {
                 self.map_resting(file, run.offset_page * PAGE_BYTES, range.clone())?;
                 self.mappings += 2;
@@ -314,7 +319,7 @@ impl Mapping {
             }
             self.forget_retained(run);
         }
-        self.broken = false;
+        self.broken = broken;
         Ok(())
     }
 
@@ -458,7 +463,8 @@ impl Mapping {
         Ok(runs)
     }
 
-    /// Writes the pages of `dirty` to `file`, one behind the other.
+    /// Writes the pages of `dirty` to `file`, one behind the other, over pages that no version needs
+    /// if the order has enough of them.
     fn append_pages(
         &self,
         dirty: &[Range<u64>],
@@ -466,19 +472,22 @@ impl Mapping {
         file: &File,
         order: &AppendOrder,
     ) -> io::Result<Vec<Run>> {
+        let all_pages = dirty.iter().map(|range| range.end - range.start).sum::<u64>();
+        if all_pages > order.pages_max {
+            return Err(io::Error::other(format!(
+                "{all_pages} dirty pages, room for {}",
+                order.pages_max
+            )));
+        }
+        let mut offset_page = match all_pages <= order.free_pages {
+            true => order.free_page,
+            false => order.offset_page,
+        };
         let mut runs = Vec::with_capacity(dirty.len());
-        let mut offset_page = order.offset_page;
         for range in dirty {
             let pages = range.end - range.start;
             runs.push(Run { start_page: range.start, pages, segment, offset_page });
             offset_page += pages;
-        }
-        if offset_page - order.offset_page > order.pages_max {
-            return Err(io::Error::other(format!(
-                "{} dirty pages, room for {}",
-                offset_page - order.offset_page,
-                order.pages_max
-            )));
         }
         for part in runs.chunks(VECTORS_MAX) {
             let mut vectors = Vec::with_capacity(part.len());

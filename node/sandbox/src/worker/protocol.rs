@@ -164,6 +164,9 @@ pub(crate) struct AppendOrder {
     pub(crate) offset_page: u64,
     /// Pages that may be written.
     pub(crate) pages_max: u64,
+    /// Where they go instead if there are at most `free_pages`.
+    pub(crate) free_page: u64,
+    pub(crate) free_pages: u64,
     /// Whether its descriptor comes with this frame.
     pub(crate) file: bool,
 }
