@@ -66,6 +66,20 @@ fn ranges() -> impl Strategy<Value = Vec<(u64, u64)>> {
     })
 }
 
+fn commit() -> impl Strategy<Value = Step> {
+    (0..MEMORIES, ranges(), any::<bool>(), any::<bool>()).prop_map(
+        |(id, ranges, with_layout, again)| Step::Commit { id, ranges, with_layout, again },
+    )
+}
+
+/// The pages that a busy canister writes in each message.
+fn busy_commit() -> impl Strategy<Value = Step> {
+    (0..MEMORIES, 1..4_u64, any::<bool>()).prop_map(|(id, pages, with_layout)| {
+        let ranges = vec![(3, pages), (20, 1)];
+        Step::Commit { id, ranges, with_layout, again: true }
+    })
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let id = 0..MEMORIES;
     prop_oneof![
@@ -73,9 +87,8 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (id.clone(), id.clone(), 1..=PAGES + 40).prop_map(|(from, to, pages)| Step::Copy(from, to, pages)),
         1 => id.clone().prop_map(Step::CopyHeld),
         2 => id.clone().prop_map(Step::Remove),
-        12 => (id.clone(), ranges(), any::<bool>(), any::<bool>()).prop_map(|(id, ranges, with_layout, again)| Step::Commit { id, ranges, with_layout, again }),
-        // The pages that a busy canister writes in each message.
-        12 => (id.clone(), 1..4u64, any::<bool>()).prop_map(|(id, pages, with_layout)| Step::Commit { id, ranges: vec![(3, pages), (20, 1)], with_layout, again: true }),
+        12 => commit(),
+        12 => busy_commit(),
         2 => (id.clone(), 1..9u64, any::<bool>()).prop_map(|(id, pages, again)| Step::Drop { id, pages, again }),
         3 => Just(Step::Checkpoint),
         2 => any::<bool>().prop_map(|synced| Step::HalfCheckpoint { synced }),

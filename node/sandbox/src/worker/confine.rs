@@ -1,16 +1,17 @@
 //! Confinement of a worker: the barrier between a canister that escaped the engine and the machine.
 //!
 //! [`prepare`] runs first: die with the parent, no privileges, no core dumps, no ptrace, no
-//! environment, no descriptors but the socket and two for [`watch`], few descriptors, a stack large enough for the
-//! engine's limit for canisters. [`confine`] runs once all allocations that need more permissions
-//! are done: from then on a system call that is not on the list kills the process. The list holds
-//! what execution needs (memory, the socket, the append files, signals) and nothing that names a
-//! file, makes a socket or a process.
+//! environment, no descriptors but the socket and two for [`watch`], few descriptors, a stack large
+//! enough for the engine's limit for canisters. [`confine`] runs once all allocations that need
+//! more permissions are done: from then on a system call that is not on the list kills the process.
+//! The list holds what execution needs (memory, the socket, the append files, signals) and nothing
+//! that names a file, makes a socket or a process.
 //!
 //! Some calls are narrowed by argument: `fcntl` only duplicates descriptors, `tgkill` only reaches
-//! the own process, `ioctl` only makes the requests of [`watch`], `statx` and `newfstatat` only take the flag that asks about a descriptor. A
-//! filter cannot see the path behind that flag, so the one thing an escaped canister can still
-//! learn of the file system is whether a path exists and its metadata.
+//! the own process, `ioctl` only makes the requests of [`watch`], `statx` and `newfstatat` only
+//! take the flag that asks about a descriptor. A filter cannot see the path behind that flag, so
+//! the one thing an escaped canister can still learn of the file system is whether a path exists
+//! and its metadata.
 
 use std::{io, os::fd::AsRawFd};
 

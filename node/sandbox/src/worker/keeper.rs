@@ -45,6 +45,10 @@ use crate::{
 /// pages of the running message, see [`super::dirty`].
 const MAPPINGS_ALL_MAX: usize = 24_000;
 
+/// Messages of a module whose pages are counted by faults from the beginning after one had to be
+/// repeated: so repetitions cost little on average.
+const MESSAGES_BY_FAULTS: u32 = 100;
+
 /// Memories mapped at once.
 const MEMORIES_MAX: usize = 4096;
 
@@ -234,8 +238,9 @@ impl Keeper {
         };
 
         let (mapping, stable_baseline) = stable;
-        let may_watch =
-            (order.slice.is_some() || !order.context.replicated) && mapping.can_discard();
+        let may_watch = (order.slice.is_some() || !order.context.replicated)
+            && mapping.can_discard()
+            && self.is_seldom_repeated(&order.module);
         let mut heap_baseline = None;
         if let Some((mapping, baseline)) = heap {
             let kept = baseline.kept.as_ref().map(|(dirty, _)| dirty.as_slice());
@@ -316,6 +321,9 @@ impl Keeper {
             let Some(repeat) = ended.repeat.take() else { return Ok((ended, left, append_anew)) };
             message = *repeat;
             stable = self.begin_again(rules, left)?;
+            if let Some(module) = self.modules.get_mut(&rules.module) {
+                module.by_faults = MESSAGES_BY_FAULTS;
+            }
         }
     }
 
@@ -340,6 +348,14 @@ impl Keeper {
             return Err(doing.into());
         }
         Ok(self.enter_stable(mapping, &rules.limits, &baseline))
+    }
+
+    /// Whether no message of `module` was repeated lately; called once for each message.
+    fn is_seldom_repeated(&mut self, module: &ModuleHash) -> bool {
+        let Some(module) = self.modules.get_mut(module) else { return true };
+        let by_faults = module.by_faults;
+        module.by_faults = by_faults.saturating_sub(1);
+        by_faults == 0
     }
 
     /// Pages are counted by faults from now on, as where the kernel does not note writes.

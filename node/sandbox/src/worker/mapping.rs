@@ -29,8 +29,8 @@
 //!
 //! The kernel allows a process 65,530 mappings. A mapping knows how many it may have split into
 //! ([`Mapping::mappings`]), the worker adds them up and drops the memories used longest ago. One
-//! memory may use [`MAPPINGS_MAX`]. One that comes to more over time is mapped afresh; in one that
-//! has more runs at once, those beyond are copied into private pages instead of mapped, which costs
+//! memory may use [`MAPPINGS_MAX`]. One that used more over time is mapped afresh; in one that has
+//! more runs at once, those beyond are copied into private pages instead of mapped, which costs
 //! memory (at most the delta capacity) but works; such a memory is folded by the next checkpoint
 //! and mapped afresh then.
 
@@ -463,8 +463,8 @@ impl Mapping {
         Ok(runs)
     }
 
-    /// Writes the pages of `dirty` to `file`, one behind the other, over pages that no version needs
-    /// if the order has enough of them.
+    /// Writes the pages of `dirty` to `file`, one behind the other, over pages that no version
+    /// needs if the order has enough of them.
     fn append_pages(
         &self,
         dirty: &[Range<u64>],

@@ -15,8 +15,8 @@
 //! Canister code is hostile and may escape the engine. It then controls a process with no network,
 //! no file system, no way to make a process, no privileges, and descriptors of this shape: base
 //! files and segments read-only, for each memory it ran an update of that memory's open segment for
-//! writing, and for a message that was paused its file, which no other process reads. Two more, of its own
-//! page map and of userfaultfd, show it which of its own pages were written. It can send
+//! writing, and for a message that was paused its file, which no other process reads. Two more, of
+//! its own page map and of userfaultfd, show it which of its own pages were written. It can send
 //! false reports about the canisters of its lane; the pool checks that reports are possible, but
 //! cannot detect a plausible false one.
 

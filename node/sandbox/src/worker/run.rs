@@ -40,6 +40,8 @@ pub(crate) struct LoadedModule {
     pub(crate) has_memory: bool,
     /// For backtraces.
     added_import: Option<u32>,
+    /// Messages whose pages are counted by faults from the beginning, because one was repeated.
+    pub(crate) by_faults: u32,
 }
 
 impl LoadedModule {
@@ -62,6 +64,7 @@ impl LoadedModule {
                 .imports()
                 .position(|import| import.module() == RUNTIME_MODULE)
                 .map(|index| index as u32),
+            by_faults: 0,
         })
     }
 }
@@ -112,8 +115,8 @@ pub(crate) fn run(
     if module.has_memory {
         let cell = heap.clone();
         // SAFETY: the handler is async-signal-safe: `fault` allocates nothing, takes no lock, and
-        // calls nothing but `mprotect`, `ioctl` and copies. The kernel passes a valid `siginfo_t` to
-        // a handler installed with `SA_SIGINFO`, as wasmtime's is.
+        // calls nothing but `mprotect`, `ioctl` and copies. The kernel passes a valid `siginfo_t`
+        // to a handler installed with `SA_SIGINFO`, as wasmtime's is.
         unsafe {
             store.set_signal_handler(move |signal, info, context| {
                 signal == libc::SIGSEGV && cell.fault((*info).si_addr() as usize, is_write(context))

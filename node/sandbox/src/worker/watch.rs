@@ -1,5 +1,5 @@
 //! Written pages as the kernel notes them, where it can: a write costs a fault inside the kernel
-//! and neither a signal nor a change of protection (docs/internals/metering.md).
+//! and neither a signal nor a change of protection (docs/internals/written-pages.md).
 //!
 //! A range that is *watched* is registered for asynchronous write protection with userfaultfd
 //! (`UFFD_FEATURE_WP_ASYNC`): the first write to a page clears a bit of its page table entry and

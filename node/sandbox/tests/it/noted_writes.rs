@@ -29,7 +29,8 @@ const FOLLOWER: &str = r#"(module
     ;; Writes every other page of the first 4 MiB from here on.
     (func $sweep (param $at i32) (loop $next
         (i32.store (local.get $at) (i32.const 5))
-        (br_if $next (i32.lt_u (local.tee $at (i32.add (local.get $at) (i32.const 0x2000))) (i32.const 0x400000)))))
+        (br_if $next (i32.lt_u
+            (local.tee $at (i32.add (local.get $at) (i32.const 0x2000))) (i32.const 0x400000)))))
     (func $follow (local $at i32) (local $end i32) (local $number i32)
         (local.set $end (call $size))
         (call $copy (i32.const 0) (i32.const 0) (local.get $end))
@@ -40,16 +41,21 @@ const FOLLOWER: &str = r#"(module
                     (block $7 (block $6 (block $5 (block $4 (block $3 (block $2 (block $1 (block $0
                         (br_table $0 $1 $2 $3 $4 $5 $6 $7 (i32.load (local.get $at))))
                         ;; 0: a store
-                        (i32.store8 (call $address (local.get $number)) (local.get $number)) (br $done))
+                        (i32.store8 (call $address (local.get $number)) (local.get $number))
+                        (br $done))
                         ;; 1: the count
                         (i64.store (i32.const 0x10000) (call $counter (i32.const 0)))
                         (call $append (i32.const 0x10000) (i32.const 8)) (br $done))
                         ;; 2: time
-                        (call $spin (i32.add (i32.const 1) (i32.rem_u (local.get $number) (i32.const 3000000)))) (br $done))
+                        (call $spin
+                            (i32.add (i32.const 1) (i32.rem_u (local.get $number) (i32.const 3000000))))
+                        (br $done))
                         ;; 3: growth
                         (drop (memory.grow (i32.const 1))) (br $done))
                         ;; 4: an operation on three pages
-                        (memory.fill (call $address (local.get $number)) (local.get $number) (i32.const 0x2000)) (br $done))
+                        (memory.fill
+                            (call $address (local.get $number)) (local.get $number) (i32.const 0x2000))
+                        (br $done))
                         ;; 5: a page of stable memory, a line of the log
                         (call $swrite (i64.extend_i32_u (i32.and (local.get $number) (i32.const 0xffff)))
                             (call $address (local.get $number)) (i64.const 8))
@@ -144,7 +150,6 @@ fn messages() -> impl Strategy<Value = Vec<Message>> {
     prop::collection::vec(message, 1..12)
 }
 
-// Promise: P1 - The kernel's notes and faults give the same pages, instructions, pauses and failures.
 #[test]
 fn noted_writes_and_faults_agree_on_everything() {
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
