@@ -61,6 +61,8 @@ pub(crate) struct Accounts {
     pub(crate) copied: AtomicU64,
     /// Files with an open descriptor for writing.
     pub(crate) open_files: AtomicU64,
+    /// Memories whose recent writes are remembered.
+    pub(crate) remembered: Arc<AtomicU64>,
     pub(crate) committed: AtomicU64,
     pub(crate) commits: AtomicU64,
     pub(crate) rewritten: AtomicU64,
@@ -111,8 +113,8 @@ struct Open {
     file: Option<Arc<File>>,
     /// It was closed once since the segment was created.
     was_closed: bool,
-    /// None until something is written that may be written over. Not inline: most memories are
-    /// idle.
+    /// None until something is written that may be written over, and while very many memories have
+    /// one. Not inline: most memories are idle.
     recent: Option<Box<RecentExtents>>,
 }
 
@@ -361,7 +363,7 @@ impl Memory {
     }
 
     /// Remembers what the newest version wrote to the open segment.
-    fn note_place(&mut self, target: &AppendTarget, runs: &[Run]) {
+    fn note_place(&mut self, accounts: &Accounts, target: &AppendTarget, runs: &[Run]) {
         let start = runs.iter().map(|run| run.offset_page).min();
         let end = runs.iter().map(|run| run.offset_page + run.pages).max();
         let (Some(start), Some(end)) = (start, end) else { return };
@@ -369,7 +371,12 @@ impl Memory {
         let pages = if is_in_free(target, runs) { target.free.clone() } else { start..end };
         let (version, index) = (self.version, &self.index);
         if let Some(open) = self.open.as_mut().filter(|open| open.segment == target.segment) {
-            open.recent.get_or_insert_default().committed(target.segment, pages, version, index);
+            if open.recent.is_none() {
+                open.recent = RecentExtents::new(&accounts.remembered).map(Box::new);
+            }
+            if let Some(recent) = &mut open.recent {
+                recent.committed(target.segment, pages, version, index);
+            }
         }
     }
 
@@ -421,7 +428,7 @@ impl Memory {
         self.lay(accounts, runs);
         self.outdate_layouts();
         self.version += 1;
-        self.note_place(target, runs);
+        self.note_place(accounts, target, runs);
         debug_assert!(
             self.older.last().is_none_or(|(older, _)| *older < self.version),
             "version {} is read and not older than {}",

@@ -13,11 +13,22 @@
 //! where a memory has thousands of runs, so memories that had more than [`RUNS_MAX`] since their
 //! files were last mapped afresh reuse nothing.
 //!
-//! Bounds: [`EXTENTS_MAX`] extents for each open segment.
+//! Bounds: [`EXTENTS_MAX`] extents for each of [`MEMORIES_MAX`] memories, 80 KiB in all; others
+//! append. The sheet's line of the index counts an entry for every page of the log, also for dead
+//! ones, of which there is none.
 
-use std::ops::Range;
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
-use crate::{SegmentId, index::RunIndex};
+use crate::{SegmentId, index::RunIndex, memory::subtract};
+
+/// Memories whose extents are remembered at a time.
+const MEMORIES_MAX: u64 = 256;
 
 /// Extents that are remembered; the oldest goes first.
 const EXTENTS_MAX: usize = 8;
@@ -34,9 +45,17 @@ const INDEXED_RUNS_MAX: usize = 64;
 pub(crate) const RUNS_MAX: usize = 1_024;
 
 /// Extents of one open segment that recent commits wrote.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct RecentExtents {
     extents: Vec<Extent>,
+    /// Memories that have such a value, this one included.
+    memories: Arc<AtomicU64>,
+}
+
+impl Drop for RecentExtents {
+    fn drop(&mut self) {
+        subtract(&self.memories, 1);
+    }
 }
 
 #[derive(Debug)]
@@ -50,6 +69,13 @@ struct Extent {
 }
 
 impl RecentExtents {
+    /// `None` while as many of the `memories` of a store have one as may.
+    pub(crate) fn new(memories: &Arc<AtomicU64>) -> Option<Self> {
+        let one_more = |memories: u64| (memories < MEMORIES_MAX).then_some(memories + 1);
+        memories.fetch_update(Relaxed, Relaxed, one_more).ok()?;
+        Some(Self { extents: Vec::new(), memories: Arc::clone(memories) })
+    }
+
     /// `version`, whose index is `index`, wrote `pages` of `segment`.
     pub(crate) fn committed(
         &mut self,
@@ -100,10 +126,27 @@ fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::Run;
 
     const SEGMENT: SegmentId = SegmentId(3);
+
+    fn extents() -> RecentExtents {
+        RecentExtents::new(&Arc::default()).unwrap()
+    }
+
+    #[test]
+    fn memories_that_remember_are_bounded_and_make_room_for_others() {
+        let memories = Arc::default();
+        let mut all: Vec<_> =
+            (0..MEMORIES_MAX).map(|_| RecentExtents::new(&memories).unwrap()).collect();
+        assert!(RecentExtents::new(&memories).is_none());
+        drop(all.pop());
+        assert!(RecentExtents::new(&memories).is_some());
+        drop(all);
+        assert_eq!(memories.load(Relaxed), 0);
+    }
 
     fn commit(extents: &mut RecentExtents, index: &mut RunIndex, version: u64, run: Run) {
         index.insert(run, |_, _| ());
@@ -117,7 +160,7 @@ mod tests {
 
     #[test]
     fn what_a_later_version_replaced_is_free_unless_a_version_between_is_read() {
-        let (mut extents, mut index) = (RecentExtents::default(), RunIndex::default());
+        let (mut extents, mut index) = (extents(), RunIndex::default());
         commit(&mut extents, &mut index, 1, run(10, 3, 0));
         assert!(extents.free(|_| false).is_empty(), "the newest version needs it");
         commit(&mut extents, &mut index, 2, run(10, 2, 3));
@@ -133,7 +176,7 @@ mod tests {
 
     #[test]
     fn extents_are_bounded_in_number_and_length() {
-        let (mut extents, mut index) = (RecentExtents::default(), RunIndex::default());
+        let (mut extents, mut index) = (extents(), RunIndex::default());
         for version in 1..40 {
             let pages = if version % 5 == 0 { EXTENT_PAGES_MAX + 1 } else { 1 };
             commit(&mut extents, &mut index, version, run(0, pages, version * 100));

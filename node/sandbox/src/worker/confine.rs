@@ -178,6 +178,14 @@ pub(super) fn attempt(probe: Probe) {
         Probe::Ptrace => unsafe {
             libc::ptrace(libc::PTRACE_TRACEME);
         },
+        Probe::Ioctl => {
+            let mut unread: libc::c_int = 0;
+            let unread: *mut libc::c_int = &mut unread;
+            // SAFETY: the request writes one number, which there is room for.
+            unsafe {
+                libc::ioctl(libc::STDIN_FILENO, libc::FIONREAD, unread);
+            }
+        }
         Probe::Lie | Probe::Hang | Probe::RefuseGrowth | Probe::CountByFaults => {}
     }
 }

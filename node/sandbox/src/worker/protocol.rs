@@ -184,6 +184,8 @@ pub enum Probe {
     Exec,
     /// Asks to be traced with `ptrace`.
     Ptrace,
+    /// Makes a request of `ioctl` that does not concern written pages.
+    Ioctl,
     /// Answers with an outcome no honest worker returns.
     Lie,
     /// Sends no report, so that the pool's time limit ends the worker.
