@@ -681,7 +681,8 @@ impl Files {
             self.owned.push(target.file.clone());
         }
         let AppendTarget { segment, offset_page, pages_max, .. } = *target;
-        AppendOrder { segment, offset_page, pages_max, file }
+        let (free_page, free_pages) = (target.free.start, target.free.end - target.free.start);
+        AppendOrder { segment, offset_page, pages_max, free_page, free_pages, file }
     }
 
     /// The other base files of `layout`, which are added, and the parts that are in them.

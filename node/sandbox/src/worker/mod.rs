@@ -6,7 +6,8 @@
 //! canister other than that of the current message.
 //!
 //! [`keeper`] has the state between messages, [`mapping`] is one memory in the address space,
-//! [`heap`] and [`stable`] are those of the running message, [`dirty`] the pages that it wrote.
+//! [`heap`] and [`stable`] are those of the running message, [`dirty`] the pages that it wrote,
+//! [`watch`] how the kernel notes them.
 //! [`run`] is one message in one instance, [`pacer`] how it waits at the end of a slice, on a
 //! [`stack`] of its own, [`backtrace`] the functions that a trap was in.
 //!
@@ -16,9 +17,10 @@
 //! no file system, no way to make a process, no privileges, and descriptors of this shape: base
 //! files and segments read-only, for each memory it ran an update of that memory's open segment for
 //! writing, and for a message that was paused its file, which no other process reads. It shares two
-//! rings with the pool and can write one of them, at any time. It can send false reports about the
-//! canisters of its lane; the pool checks that reports are possible, but cannot detect a plausible
-//! false one.
+//! rings with the pool and can write one of them, at any time. Two more descriptors, of its own page
+//! map and of userfaultfd, show it which of its own pages were written. It can send false reports
+//! about the canisters of its lane; the pool checks that reports are possible, but cannot detect a
+//! plausible false one.
 
 mod backtrace;
 mod bits;
@@ -32,6 +34,7 @@ pub(crate) mod protocol;
 mod run;
 mod stable;
 mod stack;
+mod watch;
 
 use std::{
     ffi::OsString,
@@ -131,9 +134,9 @@ impl From<IpcError> for Stop {
 fn serve(channel: &Wire, parent: u32, probes: bool, heap: Arc<Allocator>) -> Result<(), Stop> {
     // A panic is reported over the wire; standard error leads nowhere.
     std::panic::set_hook(Box::new(|_| {}));
-    confine::prepare(parent)
+    let watcher = confine::prepare(parent)
         .map_err(|error| Stop::Failed(format!("cannot prepare the worker: {error}")))?;
-    let mut keeper = Keeper::new(Arc::clone(channel), Arc::clone(&heap))
+    let mut keeper = Keeper::new(Arc::clone(channel), Arc::clone(&heap), watcher)
         .map_err(|error| Stop::Failed(format!("cannot start the engine: {error}")))?;
     confine::confine()
         .map_err(|error| Stop::Failed(format!("cannot confine the worker: {error}")))?;
@@ -155,6 +158,10 @@ fn serve(channel: &Wire, parent: u32, probes: bool, heap: Arc<Allocator>) -> Res
                 Report::Done
             }
             Order::Heap { trim } => Report::Heap(heap(trim)),
+            Order::Probe(Probe::CountByFaults) if probes => {
+                keeper.count_by_faults();
+                Report::Done
+            }
             Order::Probe(probe) if probes => attempt(probe),
             Order::Probe(_) => return Err(Stop::Failed("this worker takes no probes".into())),
         };

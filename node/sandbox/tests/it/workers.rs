@@ -151,7 +151,8 @@ fn memory_that_the_kernel_refuses_is_no_answer() {
 fn workers_cannot_reach_the_machine() {
     let world = World::with(HOST, |config| config.probes = true);
     let mut canister = world.install(COUNTER);
-    for probe in [Probe::Open, Probe::Socket, Probe::Fork, Probe::Exec, Probe::Ptrace] {
+    use Probe::{Exec, Fork, Ioctl, Open, Ptrace, Socket};
+    for probe in [Open, Socket, Fork, Exec, Ptrace, Ioctl] {
         assert!(
             !world.pool.probe(Lane::Update(0), probe, Duration::from_secs(20)),
             "{probe:?} succeeded"
@@ -163,7 +164,7 @@ fn workers_cannot_reach_the_machine() {
         assert!(status.contains("Seccomp:\t2") && status.contains("NoNewPrivs:\t1"), "{status}");
         assert!(status.contains("Threads:\t1\n"), "{status}");
     }
-    assert_eq!(counters(&world.query(&canister, "get", b"").result.unwrap()), [5; 3]);
+    assert_eq!(counters(&world.query(&canister, "get", b"").result.unwrap()), [6; 3]);
 }
 
 #[test]
