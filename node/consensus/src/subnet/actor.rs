@@ -16,6 +16,7 @@ use tokio::sync::watch;
 
 use super::{
     ConsensusEngine, DeliveredBlock, Input, StartError, SubnetConfig, SubnetProgress,
+    blobs::BlobLog,
     block::{Block, Digest},
     deps::Deps,
     engine::Schemes,
@@ -145,6 +146,7 @@ impl Subnet {
         let schemes = Schemes::new(key::verifier(&namespace, &public_key)?);
         let voted = config.keys.voted().map_err(StartError::Share)?;
         let silent_until = votes::silent_until(&disk, &config.directory, voted)?;
+        let blobs = BlobLog::open(disk.clone(), &votes::blobs_folder(&disk, &config.directory)?)?;
         let resharing_config = resharing::Config {
             keys: config.keys,
             arithmetic: config.arithmetic,
@@ -199,6 +201,7 @@ impl Subnet {
             envelopes,
             log: Arc::new(Mutex::new(log)),
             journal: Arc::new(journal),
+            blobs,
             clock,
             states,
             outcalls,

@@ -6,6 +6,7 @@ use state::{IngressId, QueryCounts, QueryReport, Time};
 use testing::formats::check;
 
 use super::{
+    blobs,
     block::{Block, CallName, KeyPayload},
     calls, journal, outcalls,
     queries::BlockQueryReport,
@@ -48,6 +49,8 @@ fn a_block_has_the_bytes_of_its_version() {
 fn files_of_agreement_have_the_bytes_of_their_version() {
     let (version, samples) = block_log::samples();
     check("the block log", version, &samples, (5, "519e8b2ec1aecc9652f3efb15b81bfc9"));
+    let (version, samples) = blobs::samples();
+    check("the engine's storage", version, &samples, (1, "669b4ac3e06733de985add79c9fb7601"));
     let (version, samples) = journal::samples();
     check("the journal", version, &samples, (2, "84909b78f903e3b0b605aa9cce6d8386"));
 }

@@ -7,6 +7,7 @@
 mod actor;
 pub mod adversary;
 mod application;
+mod blobs;
 mod block;
 mod calls;
 mod config;
@@ -40,6 +41,7 @@ pub(crate) use self::block::CallName;
 use self::ingress::{DeliveredBlock, Input};
 pub use self::{
     actor::{Subnet, SubnetStatus},
+    blobs::BlobLog,
     config::{StartError, SubnetConfig},
     engine::{
         ChannelName, Channels, ConsensusEngine, IdentityLayer, Peering, SenderLayer, Transport,

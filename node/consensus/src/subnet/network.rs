@@ -41,7 +41,7 @@ use super::{
     engine::{ChannelName, Channels, IdentityLayer, SenderLayer, Transport},
     key,
     peers::BLOCKED,
-    runtime::{Layer, LayeredRuntime, MonotonicClock},
+    runtime::{Layer, LayeredRuntime, MachineLayer, MonotonicClock},
     scheme::Scheme,
 };
 use crate::ConsensusDeps;
@@ -299,8 +299,9 @@ fn run<L: SenderLayer>(network: Network, prepared: ConsensusEngine, layer: L) {
         .with_read_write_timeout(SILENCE)
         .with_storage_directory(network.directory.clone());
     runtime::Runner::new(config).start(|context| async move {
-        let monotonic = MonotonicClock::starting_at(context.current());
-        let context = LayeredRuntime::new(context, monotonic);
+        let clock = MonotonicClock::starting_at(context.current());
+        let machine = MachineLayer { clock, blobs: prepared.blobs() };
+        let context = LayeredRuntime::new(context, machine);
         // Memory is taken for each: twice as many as there are leaves room to grow until the next
         // start.
         let peers_max = (2 * distinct(&prepared.deps.resharing.summary()).len()).max(PEERS_MIN);

@@ -39,6 +39,7 @@ use self::{
 use super::{
     Input,
     application::Application,
+    blobs::BlobLog,
     block::{Block, Digest},
     calls::{self, Calls},
     deps::Deps,
@@ -82,6 +83,11 @@ pub struct ConsensusEngine {
 }
 
 impl ConsensusEngine {
+    /// The engine's storage. The runtime that it is run on must use it ([`super::Layer::blobs`]).
+    pub fn blobs(&self) -> BlobLog {
+        self.deps.blobs.clone()
+    }
+
     /// Runs until the task is aborted, the subnet's [`super::Subnet`] is dropped, or a part of the
     /// engine ends.
     ///
@@ -98,6 +104,7 @@ impl ConsensusEngine {
         P: Provider<PublicKey = PublicKey>,
         B: Blocker<PublicKey = PublicKey>,
     {
+        self.deps.blobs.start(context.child("blobs"));
         // An actor that panics, as it does when the disk fails it for good, ends the task that this
         // runs in.
         let context = LayeredRuntime::new(
