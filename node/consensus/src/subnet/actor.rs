@@ -146,7 +146,8 @@ impl Subnet {
         let schemes = Schemes::new(key::verifier(&namespace, &public_key)?);
         let voted = config.keys.voted().map_err(StartError::Share)?;
         let silent_until = votes::silent_until(&disk, &config.directory, voted)?;
-        let blobs = BlobLog::open(disk.clone(), &votes::blobs_folder(&disk, &config.directory)?)?;
+        let blobs_folder = votes::blobs_folder(&disk, &config.directory)?;
+        let blobs = BlobLog::open(disk, &blobs_folder)?;
         let resharing_config = resharing::Config {
             keys: config.keys,
             arithmetic: config.arithmetic,
@@ -179,14 +180,11 @@ impl Subnet {
         schemes.insert(entered.epoch, entered.scheme);
         let schedule = CommitteeSchedule::new(entered.from, entered.signers);
         let replay = log.read_from(resume_from);
-        let journal = Journal::open(
-            disk,
-            &log.folder().join("voted"),
-            limits
-                .block_ingress_bytes
-                .max(config.call_bytes.saturating_add(state::INGRESS_OVERHEAD_BYTES))
-                .saturating_mul(JOURNAL_BLOCKS),
-        )?;
+        let journal_bytes = limits
+            .block_ingress_bytes
+            .max(config.call_bytes.saturating_add(state::INGRESS_OVERHEAD_BYTES))
+            .saturating_mul(JOURNAL_BLOCKS);
+        let journal = Journal::open(blobs.clone(), journal_bytes).map_err(std::io::Error::other)?;
         let (published, execution_tx, progress) = ProgressReaders::new(resume_from, logged);
         let (input_tx, input_rx) = mpsc::channel(INPUT_MAX);
         let (executed_tx, executed_rx) = mpsc::channel(EXECUTED_MAX);

@@ -55,6 +55,9 @@ const DRIFT: Duration = Duration::from_millis(500);
 const CLOCK_CHECK_EVERY: Duration = Duration::from_secs(1);
 /// Between two tries to make the calls of a block durable.
 const JOURNAL_RETRY: Duration = Duration::from_millis(200);
+/// Bytes of calls that are written to the journal by the task that votes.
+const INLINE_BYTES: u64 = 64 << 10;
+
 /// How long it is from `now` to `then`; nothing if that is past.
 fn time_until(now: Time, then: Time) -> Duration {
     Duration::from_nanos(then.0.saturating_sub(now.0))
@@ -239,7 +242,9 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         }
     }
 
-    /// Checks signatures and waits for the disk on a thread that may block.
+    /// Few calls that were verified before are written here, to the operating system's cache;
+    /// signatures are checked, and many bytes are written, on a thread that may block. Then waits
+    /// until they are durable: with the block itself, which marshal stores meanwhile.
     async fn journal_calls_once(
         &self,
         context: &impl Spawner,
@@ -247,13 +252,20 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         gathered: Vec<GatheredCall>,
         at: (Height, Time),
     ) -> Result<(), VerdictError> {
-        let (calls, names) = (self.calls.clone(), names.to_vec());
-        let kept = context
-            .child("keep")
-            .shared(true)
-            .spawn(move |_| async move { calls.journal_calls(&names, gathered, at) });
-        // The task is gone when the node is ending.
-        kept.await.unwrap_or_else(|error| Err(VerdictError::Unavailable(error.to_string())))
+        let bytes: u64 = names.iter().map(CallName::accounted_bytes).sum();
+        let change = if bytes <= INLINE_BYTES && gathered.iter().all(GatheredCall::is_verified) {
+            self.calls.journal_calls(names, gathered, at)?
+        } else {
+            let (calls, names) = (self.calls.clone(), names.to_vec());
+            let kept = context
+                .child("keep")
+                .shared(true)
+                .spawn(move |_| async move { calls.journal_calls(&names, gathered, at) });
+            // The task is gone when the node is ending.
+            kept.await.unwrap_or_else(|error| Err(VerdictError::Unavailable(error.to_string())))?
+        };
+        let synced = self.deps.blobs.synced(change).await;
+        synced.map_err(|error| VerdictError::Unavailable(error.to_string()))
     }
 
     /// Why the block gets no vote. Pends for as long as it may still get one.

@@ -52,5 +52,5 @@ fn files_of_agreement_have_the_bytes_of_their_version() {
     let (version, samples) = blobs::samples();
     check("the engine's storage", version, &samples, (1, "669b4ac3e06733de985add79c9fb7601"));
     let (version, samples) = journal::samples();
-    check("the journal", version, &samples, (2, "84909b78f903e3b0b605aa9cce6d8386"));
+    check("the journal", version, &samples, (3, "3b003558fb6b93f4091f45a39fce6e75"));
 }

@@ -200,7 +200,8 @@ impl Log {
         blob.ok_or_else(|| Error::BlobMissing("removed".into(), key.to_string()))
     }
 
-    pub(super) fn write(&mut self, key: Key, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+    /// Returns the number of the change.
+    pub(super) fn write(&mut self, key: Key, offset: u64, bytes: &[u8]) -> Result<u64, Error> {
         let id = self.named(key)?.id;
         offset.checked_add(bytes.len() as u64).ok_or(Error::OffsetOverflow)?;
         let mut offset = offset;
@@ -213,7 +214,7 @@ impl Log {
             }
             offset += piece.len() as u64;
         }
-        Ok(())
+        Ok(self.appended)
     }
 
     /// Returns the segment and where the bytes are.
@@ -282,6 +283,15 @@ impl Log {
                 })
             })
             .collect())
+    }
+
+    pub(super) fn durable(&self) -> u64 {
+        self.durable
+    }
+
+    /// Whether this change is not durable.
+    pub(super) fn is_pending(&self, change: u64) -> Result<bool, Error> {
+        if self.lost { Err(Error::Closed) } else { Ok(change > self.durable) }
     }
 
     /// Whether changes of this blob are not durable.

@@ -109,6 +109,17 @@ impl BlobLog {
         self.0.log.lock().scan(partition)
     }
 
+    /// The newest change that is durable, with all before it.
+    pub(in crate::subnet) fn durable(&self) -> u64 {
+        self.0.log.lock().durable()
+    }
+
+    /// Done when this change is durable, and all before it.
+    pub(in crate::subnet) fn synced(&self, change: u64) -> Handle<()> {
+        let needed = self.0.log.lock().is_pending(change);
+        self.0.wait_for_sync(needed)
+    }
+
     #[cfg(test)]
     pub(super) fn with_log<T>(&self, look: impl FnOnce(&mut Log) -> T) -> T {
         look(&mut self.0.log.lock())
@@ -116,13 +127,26 @@ impl BlobLog {
 
     /// What [`Self::run`] does each time.
     #[cfg(test)]
-    pub(super) fn sync_now(&self) -> Result<(), Error> {
+    pub(in crate::subnet) fn sync_now(&self) -> Result<(), Error> {
         self.0.sync()?;
         self.0.compact()
     }
 }
 
 impl Shared {
+    /// Done after the next sync, if one is needed.
+    fn wait_for_sync(&self, needed: Result<bool, Error>) -> Handle<()> {
+        match needed {
+            Ok(true) => {
+                let (answer, answered) = oneshot::channel();
+                self.waiting.lock().push(answer);
+                self.asked.notify_one();
+                Handle::from_receiver(answered)
+            }
+            done => Handle::ready(done.map(|_| ())),
+        }
+    }
+
     /// Makes everything durable. Waits for the disk, others can use the log meanwhile.
     fn sync(&self) -> Result<(), Error> {
         let pending = self.log.lock().begin_sync()?;
@@ -149,7 +173,18 @@ impl Shared {
 }
 
 impl LogBlob {
-    fn read(&self, offset: u64, bytes: usize) -> Result<Vec<u8>, Error> {
+    /// Writes to the operating system's cache. Returns the number of the change.
+    pub(in crate::subnet) fn write(&self, offset: u64, bytes: &[u8]) -> Result<u64, Error> {
+        self.shared.log.lock().write(self.key, offset, bytes)
+    }
+
+    /// Shortens it to this length.
+    pub(in crate::subnet) fn cut(&self, length: u64) -> Result<(), Error> {
+        self.shared.log.lock().resize(self.key, length)
+    }
+
+    /// Reads exactly so many bytes.
+    pub(in crate::subnet) fn read(&self, offset: u64, bytes: usize) -> Result<Vec<u8>, Error> {
         let parts = self.shared.log.lock().locate(self.key, offset, bytes)?;
         let mut read = vec![0; bytes];
         for part in parts {
@@ -193,7 +228,7 @@ impl Blob for LogBlob {
         options: WriteOptions,
     ) -> Result<(), Error> {
         let bytes = bufs.into().coalesce();
-        self.shared.log.lock().write(self.key, offset, bytes.as_ref())?;
+        self.write(offset, bytes.as_ref())?;
         if options.contains(WriteOptions::SYNC) { self.sync().await } else { Ok(()) }
     }
 
@@ -207,15 +242,7 @@ impl Blob for LogBlob {
 
     async fn start_sync(&self) -> Handle<()> {
         let needed = self.shared.log.lock().needs_sync(self.key);
-        match needed {
-            Ok(true) => {
-                let (answer, answered) = oneshot::channel();
-                self.shared.waiting.lock().push(answer);
-                self.shared.asked.notify_one();
-                Handle::from_receiver(answered)
-            }
-            done => Handle::ready(done.map(|_| ())),
-        }
+        self.shared.wait_for_sync(needed)
     }
 }
 

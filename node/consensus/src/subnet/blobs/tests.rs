@@ -90,7 +90,7 @@ fn change(log: &mut Log, rng: &mut StdRng, states: &mut Vec<Contents>) -> Result
                     content[from..end].copy_from_slice(&bytes);
                 }
                 states.push(now);
-                log.write(key, from as u64, &bytes)
+                log.write(key, from as u64, &bytes).map(drop)
             };
             log.close_blob(key);
             changed

@@ -338,15 +338,16 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         }
     }
 
-    /// Makes the calls of a block of this height and time durable, if it may hold them: then it may
-    /// be voted for. Checks signatures and waits for the disk, so it must not run on a thread that
-    /// carries votes.
+    /// Writes the calls of a block of this height and time to the journal, if it may hold them: then
+    /// it may be voted for once the change of the engine's storage is durable that is returned.
+    /// Checks the signatures of calls that are not verified yet ([`GatheredCall::is_verified`]), so
+    /// with such calls it must not run on a thread that carries votes.
     pub(in crate::subnet) fn journal_calls(
         &self,
         names: &[CallName],
         calls: Vec<GatheredCall>,
         (height, time): (Height, Time),
-    ) -> Result<(), VerdictError> {
+    ) -> Result<u64, VerdictError> {
         let mut kept = Vec::with_capacity(names.len());
         for (name, GatheredCall { signed, verdict }) in names.iter().zip(calls) {
             let validity = self
