@@ -270,19 +270,31 @@ impl Subnet {
             };
             match input {
                 Some(Input::Block(delivered)) => {
-                    if let Err(error) = self.deps.log.lock().append_block(&delivered.block) {
-                        self.unlogged = Some(delivered);
-                        return Err(error.into());
-                    }
+                    let logged = {
+                        let mut log = self.deps.log.lock();
+                        let appended = if delivered.is_held {
+                            log.append_block_later(&delivered.block)
+                        } else {
+                            log.append_block(&delivered.block)
+                        };
+                        appended.map(|()| log.durable())
+                    };
+                    let durable = match logged {
+                        Ok(durable) => durable,
+                        Err(error) => {
+                            self.unlogged = Some(delivered);
+                            return Err(error.into());
+                        }
+                    };
                     // The receiver is gone if the engine ended, which the next call detects.
-                    let _ = delivered.durable_tx.send(());
+                    let _ = delivered.logged_tx.send(durable);
                     return self.batches.hand_out(&delivered.block, None).map(Step::Execute);
                 }
                 Some(Input::Certified(certificate)) => {
                     // A certificate may come before the blocks it covers: the log is held to what
-                    // it has.
+                    // is durable in it.
                     let mut log = self.deps.log.lock();
-                    let covered = log.last().unwrap_or_default().min(certificate.height);
+                    let covered = log.durable().min(certificate.height);
                     log.record_certified(covered)?;
                     return Ok(Step::Certified(certificate));
                 }
@@ -352,6 +364,10 @@ impl Consensus for Subnet {
             }
             Ok(Vec::new())
         })
+    }
+
+    fn before_checkpoint(&mut self) -> Result<(), ConsensusError> {
+        Ok(self.deps.log.lock().sync()?)
     }
 
     fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError> {

@@ -37,7 +37,7 @@ use super::{
     block::{Block, CallName, Digest, KeyPayload, Opening, VerdictError},
     calls::{Calls, GatheredCall},
     deps::Deps,
-    engine::PENDING_MAX,
+    engine::UNACKNOWLEDGED_MAX,
     published::{ExecutionProgress, wait_for_change},
     queries::{self, BlockQueryReport},
     scheme::{HasSeed as _, Scheme, Seed},
@@ -425,7 +425,7 @@ impl<S: Clone + Send + Sync + 'static> Reporter for Application<S> {
                 }
                 Err(TrySendError::Full(_)) => {
                     unreachable!(
-                        "marshal hands out {PENDING_MAX} blocks before one is acknowledged"
+                        "marshal hands out {UNACKNOWLEDGED_MAX} blocks before one is acknowledged"
                     )
                 }
             },

@@ -4,15 +4,15 @@
 //!
 //! Finalised blocks are handed out in height order, each once its calls are present; the next
 //! blocks wait behind it, at most [`PENDING_MAX`] of them, in storage otherwise. A block is
-//! acknowledged, and so never handed out again after a restart, when its receiver reports it as
-//! durable.
+//! acknowledged, and so never handed out again after a restart, when it is durable in the block
+//! log.
 
 mod chain;
 mod config;
 mod delivery;
 mod epochs;
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use commonware_consensus::{
     Epochable as _,
@@ -53,9 +53,12 @@ use super::{
     state_sync::{self, Command, Floor, StateSync},
     storage_retry::StorageRetry,
 };
+use crate::block_log::UNSYNCED_BLOCKS_MAX;
 
-/// Finalised blocks handed out and not yet durable.
-pub(super) const PENDING_MAX: usize = 4;
+/// Finalised blocks that wait to be handed to the driver.
+const PENDING_MAX: usize = 4;
+/// Finalised blocks that marshal handed out and that are not durable in the block log.
+pub(super) const UNACKNOWLEDGED_MAX: usize = PENDING_MAX + UNSYNCED_BLOCKS_MAX;
 /// Messages that wait for an actor of the engine.
 const MAILBOX: usize = 64;
 
@@ -195,7 +198,7 @@ impl ConsensusEngine {
                 return;
             }
         };
-        let (deliveries_tx, deliveries_rx) = mpsc::channel(PENDING_MAX);
+        let (deliveries_tx, deliveries_rx) = mpsc::channel(UNACKNOWLEDGED_MAX);
         let application = Application { deps: deps.clone(), calls: calls.clone(), deliveries_tx };
         let (marshal, processed, ended) = chain
             .start(&context, opened, channels.backfill, channels.broadcast, application.clone())
@@ -225,8 +228,9 @@ impl ConsensusEngine {
             marshal: marshal.clone(),
             pruned: Height(0),
             peering,
+            unacknowledged: VecDeque::with_capacity(UNACKNOWLEDGED_MAX),
         };
-        let (durable_tx, durable_rx) = mpsc::channel(PENDING_MAX);
+        let (durable_tx, durable_rx) = mpsc::channel(UNACKNOWLEDGED_MAX);
         let delivery: Handle<()> = context
             .child("delivery")
             .spawn(move |context| delivery.run(context, deliveries_rx, durable_tx));
