@@ -53,7 +53,7 @@ const SEED_TIMEOUT: Duration = Duration::from_millis(500);
 const DRIFT: Duration = Duration::from_millis(500);
 /// Time between two checks of the clock while a block's time is ahead of it: the clock may be set.
 const CLOCK_CHECK_EVERY: Duration = Duration::from_secs(1);
-/// Between two tries to make the calls of a block durable.
+/// Between two tries to keep the calls of a block.
 const JOURNAL_RETRY: Duration = Duration::from_millis(200);
 /// Bytes of calls that are written to the journal by the task that votes.
 const INLINE_BYTES: u64 = 64 << 10;
@@ -216,9 +216,9 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         }
     }
 
-    /// Makes the block's calls durable, if it may hold them. Trouble of this node's disk, or a full
-    /// journal, is not a reason against the block: the vote waits until that is over, or the engine
-    /// gives the round up.
+    /// Keeps the block's calls, if it may hold them. Trouble of this node's disk, or a full journal,
+    /// is not a reason against the block: the vote waits until that is over, or the engine gives the
+    /// round up.
     async fn journal_calls(
         &self,
         context: &(impl Clock + Spawner),
@@ -233,7 +233,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
                 Err(VerdictError::Invalid(reason)) => return Err(reason),
                 Err(VerdictError::Unavailable(reason)) => {
                     if !logged {
-                        tracing::warn!(height = at.0.0, %reason, "calls of a block cannot be made durable: this node's vote waits");
+                        tracing::warn!(height = at.0.0, %reason, "calls of a block cannot be kept: this node's vote waits");
                         logged = true;
                     }
                     context.sleep(JOURNAL_RETRY).await;
@@ -242,9 +242,10 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         }
     }
 
+    /// Writes calls to the journal, in front of the vote for their block: the engine's storage is
+    /// one log, so the sync of the vote, before which it is not sent, makes the calls durable too.
     /// Few calls that were verified before are written here, to the operating system's cache;
-    /// signatures are checked, and many bytes are written, on a thread that may block. Then waits
-    /// until they are durable: with the block itself, which marshal stores meanwhile.
+    /// signatures are checked, and many bytes are written, on a thread that may block.
     async fn journal_calls_once(
         &self,
         context: &impl Spawner,
@@ -253,19 +254,16 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         at: (Height, Time),
     ) -> Result<(), VerdictError> {
         let bytes: u64 = names.iter().map(CallName::accounted_bytes).sum();
-        let change = if bytes <= INLINE_BYTES && gathered.iter().all(GatheredCall::is_verified) {
-            self.calls.journal_calls(names, gathered, at)?
-        } else {
-            let (calls, names) = (self.calls.clone(), names.to_vec());
-            let kept = context
-                .child("keep")
-                .shared(true)
-                .spawn(move |_| async move { calls.journal_calls(&names, gathered, at) });
-            // The task is gone when the node is ending.
-            kept.await.unwrap_or_else(|error| Err(VerdictError::Unavailable(error.to_string())))?
-        };
-        let synced = self.deps.blobs.synced(change).await;
-        synced.map_err(|error| VerdictError::Unavailable(error.to_string()))
+        if bytes <= INLINE_BYTES && gathered.iter().all(GatheredCall::is_verified) {
+            return self.calls.journal_calls(names, gathered, at);
+        }
+        let (calls, names) = (self.calls.clone(), names.to_vec());
+        let kept = context
+            .child("keep")
+            .shared(true)
+            .spawn(move |_| async move { calls.journal_calls(&names, gathered, at) });
+        // The task is gone when the node is ending.
+        kept.await.unwrap_or_else(|error| Err(VerdictError::Unavailable(error.to_string())))
     }
 
     /// Why the block gets no vote. Pends for as long as it may still get one.
@@ -376,7 +374,7 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
                 match self.journal_calls_once(&clock, &ingress, calls, at).await {
                     Ok(()) => ingress,
                     Err(VerdictError::Unavailable(reason) | VerdictError::Invalid(reason)) => {
-                        tracing::warn!(%reason, "calls cannot be made durable: a block without any is proposed");
+                        tracing::warn!(%reason, "calls cannot be kept: a block without any is proposed");
                         Vec::new()
                     }
                 }

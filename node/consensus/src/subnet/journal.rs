@@ -4,11 +4,12 @@
 //! power at once would leave a final block that no node can execute, and the chain would halt for
 //! good. So each voter has the calls on disk, and 2f+1 vote for each final block.
 //!
-//! The calls are blobs of the engine's storage ([`super::blobs`]), one for each height, so they are
-//! synced together with the block and the vote. A call is in the blob of the greatest height of a
-//! block that names it and was voted for, each with its length (u32, little-endian) in front. It is
-//! removed when the block of that height is durable in the block log, because then the blocks that
-//! name it are in the log or can never become final, or when it is void.
+//! The calls are blobs of the engine's storage ([`super::blobs`]), one for each height. That storage
+//! is one log, and the vote is written behind the calls: the sync before which no vote is sent makes
+//! them durable too. A call is in the blob of the greatest height of a block that names it and was
+//! voted for, each with its length (u32, little-endian) in front. It is removed when the block of
+//! that height is durable in the block log, because then the blocks that name it are in the log or
+//! can never become final, or when it is void.
 //!
 //! A call that does not decode is logged and skipped: it is one copy less of the 2f+1 that its
 //! block's votes stand for, and is requested from the others.
@@ -126,11 +127,10 @@ impl Journal {
         })
     }
 
-    /// Writes these. They are durable once the change of the storage is that is returned
-    /// ([`BlobLog::synced`]).
-    pub(super) fn append(&self, calls: Vec<JournaledCall>) -> io::Result<u64> {
+    /// Writes these: they are durable with whatever is written to the storage after them.
+    pub(super) fn append(&self, calls: Vec<JournaledCall>) -> io::Result<()> {
         let mut heights = self.heights.lock();
-        let (calls, mut newest) = self.kept.lock().missing(calls, self.bytes_max)?;
+        let calls = self.kept.lock().missing(calls, self.bytes_max)?;
         for call in calls {
             let file = match heights.entry(call.height) {
                 Entry::Occupied(file) => file.into_mut(),
@@ -148,12 +148,11 @@ impl Journal {
             let change = file.blob.write(file.length, &record).map_err(into_io)?;
             file.length += record.len() as u64;
             file.torn = false;
-            newest = newest.max(change);
             let mut kept = self.kept.lock();
             kept.add(call, change);
             debug_assert_eq!(kept.bytes, kept.count(), "the sum of the bytes that are kept");
         }
-        Ok(newest)
+        Ok(())
     }
 
     /// The block of this height and time is durable in the block log: drops the calls that no later
@@ -179,17 +178,12 @@ impl Journal {
 }
 
 impl LiveCalls {
-    /// The calls that are to be written, as they are not kept for their height or a greater one,
-    /// and the newest change that brought one of the others.
-    fn missing(
-        &self,
-        calls: Vec<JournaledCall>,
-        bytes_max: u64,
-    ) -> io::Result<(Vec<JournaledCall>, u64)> {
-        let (mut missing, mut added, mut newest) = (Vec::new(), 0, 0);
+    /// The calls that are to be written, as they are not kept for their height or a greater one.
+    fn missing(&self, calls: Vec<JournaledCall>, bytes_max: u64) -> io::Result<Vec<JournaledCall>> {
+        let (mut missing, mut added) = (Vec::new(), 0);
         for call in calls {
             match self.calls.get(&call.name.digest) {
-                Some((kept, change)) if kept.height >= call.height => newest = newest.max(*change),
+                Some((kept, _)) if kept.height >= call.height => {}
                 // It is in the blob of a lower height, which is removed first.
                 Some(_) => missing.push(call),
                 None => {
@@ -208,7 +202,7 @@ impl LiveCalls {
                 ),
             ));
         }
-        Ok((missing, newest))
+        Ok(missing)
     }
 
     fn add(&mut self, call: JournaledCall, change: u64) {
@@ -312,8 +306,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let journal = open(folder.path(), 10_000);
         journal.append(vec![call(1, 100, 9), call(2, 100, 9)]).unwrap();
-        let change = journal.append(vec![call(2, 100, 9), call(3, 100, 9)]).unwrap();
-        assert_eq!(journal.append(vec![call(3, 100, 9)]).unwrap(), change, "it is kept");
+        journal.append(vec![call(2, 100, 9), call(3, 100, 9)]).unwrap();
         let second = call(2, 100, 9);
         assert!(!journal.holds_durably(&[second.name], Height(1)));
         journal.blobs.sync_now().unwrap();

@@ -289,11 +289,6 @@ impl Log {
         self.durable
     }
 
-    /// Whether this change is not durable.
-    pub(super) fn is_pending(&self, change: u64) -> Result<bool, Error> {
-        if self.lost { Err(Error::Closed) } else { Ok(change > self.durable) }
-    }
-
     /// Whether changes of this blob are not durable.
     pub(super) fn needs_sync(&self, key: Key) -> Result<bool, Error> {
         if self.lost {

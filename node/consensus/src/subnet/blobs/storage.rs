@@ -114,12 +114,6 @@ impl BlobLog {
         self.0.log.lock().durable()
     }
 
-    /// Done when this change is durable, and all before it.
-    pub(in crate::subnet) fn synced(&self, change: u64) -> Handle<()> {
-        let needed = self.0.log.lock().is_pending(change);
-        self.0.wait_for_sync(needed)
-    }
-
     #[cfg(test)]
     pub(super) fn with_log<T>(&self, look: impl FnOnce(&mut Log) -> T) -> T {
         look(&mut self.0.log.lock())
@@ -134,19 +128,6 @@ impl BlobLog {
 }
 
 impl Shared {
-    /// Done after the next sync, if one is needed.
-    fn wait_for_sync(&self, needed: Result<bool, Error>) -> Handle<()> {
-        match needed {
-            Ok(true) => {
-                let (answer, answered) = oneshot::channel();
-                self.waiting.lock().push(answer);
-                self.asked.notify_one();
-                Handle::from_receiver(answered)
-            }
-            done => Handle::ready(done.map(|_| ())),
-        }
-    }
-
     /// Makes everything durable. Waits for the disk, others can use the log meanwhile.
     fn sync(&self) -> Result<(), Error> {
         let pending = self.log.lock().begin_sync()?;
@@ -242,7 +223,15 @@ impl Blob for LogBlob {
 
     async fn start_sync(&self) -> Handle<()> {
         let needed = self.shared.log.lock().needs_sync(self.key);
-        self.shared.wait_for_sync(needed)
+        match needed {
+            Ok(true) => {
+                let (answer, answered) = oneshot::channel();
+                self.shared.waiting.lock().push(answer);
+                self.shared.asked.notify_one();
+                Handle::from_receiver(answered)
+            }
+            done => Handle::ready(done.map(|_| ())),
+        }
     }
 }
 

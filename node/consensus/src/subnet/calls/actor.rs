@@ -339,15 +339,15 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     }
 
     /// Writes the calls of a block of this height and time to the journal, if it may hold them: then
-    /// it may be voted for once the change of the engine's storage is durable that is returned.
-    /// Checks the signatures of calls that are not verified yet ([`GatheredCall::is_verified`]), so
-    /// with such calls it must not run on a thread that carries votes.
+    /// it may be voted for. Checks the signatures of calls that are not verified yet
+    /// ([`GatheredCall::is_verified`]), so with such calls it must not run on a thread that carries
+    /// votes.
     pub(in crate::subnet) fn journal_calls(
         &self,
         names: &[CallName],
         calls: Vec<GatheredCall>,
         (height, time): (Height, Time),
-    ) -> Result<u64, VerdictError> {
+    ) -> Result<(), VerdictError> {
         let mut kept = Vec::with_capacity(names.len());
         for (name, GatheredCall { signed, verdict }) in names.iter().zip(calls) {
             let validity = self

@@ -10,6 +10,7 @@
 mod chain;
 mod config;
 mod delivery;
+mod epoch_channels;
 mod epochs;
 
 use std::{collections::VecDeque, sync::Arc};
@@ -34,7 +35,7 @@ use self::{
     chain::Chain,
     config::Timing,
     delivery::Delivery,
-    epochs::{Epochs, Subchannels, Tasks},
+    epochs::{EpochChannels, Epochs, Tasks},
 };
 use super::{
     Input,
@@ -242,12 +243,7 @@ impl ConsensusEngine {
             timing,
             application,
             marshal,
-            channels: Subchannels::start(
-                &context,
-                channels.votes,
-                channels.certificates,
-                channels.resolver,
-            ),
+            channels: EpochChannels::new(channels.votes, channels.certificates, channels.resolver),
             speakers: RecentSpeakers::new(context.child("presence"), deps.me.clone(), timing.skip),
             tasks: Tasks { chain: ended, roots, delivery },
             durable_rx,
