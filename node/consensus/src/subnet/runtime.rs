@@ -226,9 +226,15 @@ impl<C: Storage, L: Layer> Storage for LayeredRuntime<C, L> {
         let open = move || match self.layer.blobs() {
             Some(blobs) => {
                 let opened = blobs.open_blob(partition, name, &versions);
-                let opened = opened
-                    .map(|(blob, bytes, version)| (AnyBlob::<C::Blob>::Log(blob), bytes, version));
-                ready(opened).boxed()
+                let opened = async move {
+                    let (blob, bytes, version) = opened?;
+                    // What is read after opening counts as durable.
+                    if bytes > 0 {
+                        blob.sync().await?;
+                    }
+                    Ok::<_, Error>((AnyBlob::<C::Blob>::Log(blob), bytes, version))
+                };
+                opened.boxed()
             }
             None => self
                 .inner
