@@ -9,9 +9,9 @@
 //!
 //! [`BlockLog::append_block`] returns after `fdatasync`. A block that is durable elsewhere may be
 //! synced together with later ones ([`BlockLog::append_block_later`]): with the
-//! [`UNSYNCED_BLOCKS_MAX`]th, or when they have [`UNSYNCED_BYTES_MAX`] bytes. An outcome with faults
-//! is synced; one without can be computed again. The first record behind a sync also marks what is
-//! before it as durable: from then on a changed bit is damage, not a tear.
+//! [`UNSYNCED_BLOCKS_MAX`]th, or when they have [`UNSYNCED_BYTES_MAX`] bytes. An outcome with
+//! faults is synced; one without can be computed again. The first record behind a sync also marks
+//! what is before it as durable: from then on a changed bit is damage, not a tear.
 //!
 //! The newest certified height is kept in a separate file, written before a certificate is shown. A
 //! log that ends below it lost acknowledged data ([`BlockLog::check_complete`]).

@@ -216,9 +216,9 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         }
     }
 
-    /// Keeps the block's calls, if it may hold them. Trouble of this node's disk, or a full journal,
-    /// is not a reason against the block: the vote waits until that is over, or the engine gives the
-    /// round up.
+    /// Keeps the block's calls, if it may hold them. Trouble of this node's disk, or a full
+    /// journal, is not a reason against the block: the vote waits until that is over, or the engine
+    /// gives the round up.
     async fn journal_calls(
         &self,
         context: &(impl Clock + Spawner),

@@ -4,12 +4,12 @@
 //! power at once would leave a final block that no node can execute, and the chain would halt for
 //! good. So each voter has the calls on disk, and 2f+1 vote for each final block.
 //!
-//! The calls are blobs of the engine's storage ([`super::blobs`]), one for each height. That storage
-//! is one log, and the vote is written behind the calls: the sync before which no vote is sent makes
-//! them durable too. A call is in the blob of the greatest height of a block that names it and was
-//! voted for, each with its length (u32, little-endian) in front. It is removed when the block of
-//! that height is durable in the block log, because then the blocks that name it are in the log or
-//! can never become final, or when it is void.
+//! The calls are blobs of the engine's storage ([`super::blobs`]), one for each height. That
+//! storage is one log, and the vote is written behind the calls: the sync before which no vote is
+//! sent makes them durable too. A call is in the blob of the greatest height of a block that names
+//! it and was voted for, each with its length (u32, little-endian) in front. It is removed when the
+//! block of that height is durable in the block log, because then the blocks that name it are in
+//! the log or can never become final, or when it is void.
 //!
 //! A call that does not decode is logged and skipped: it is one copy less of the 2f+1 that its
 //! block's votes stand for, and is requested from the others.

@@ -1,5 +1,5 @@
-//! The log on disk with its index: changes are appended and looked up, nothing here waits for
-//! anybody but the disk.
+//! The log on disk with its index: changes are appended, and contents are looked up. Nothing here
+//! is asynchronous.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -61,7 +61,7 @@ pub(super) enum Compaction {
 }
 
 /// Part of a read: bytes of the buffer, and where they are. Others are zeros.
-pub(super) struct Part {
+pub(super) struct ReadPart {
     pub(super) range: std::ops::Range<usize>,
     pub(super) file: Arc<dyn DiskFile>,
     pub(super) at: u64,
@@ -267,7 +267,12 @@ impl Log {
     }
 
     /// Where bytes of a blob are, which may have been removed.
-    pub(super) fn locate(&self, key: Key, offset: u64, bytes: usize) -> Result<Vec<Part>, Error> {
+    pub(super) fn locate(
+        &self,
+        key: Key,
+        offset: u64,
+        bytes: usize,
+    ) -> Result<Vec<ReadPart>, Error> {
         let end = offset.checked_add(bytes as u64).ok_or(Error::OffsetOverflow)?;
         let blob = self.index.blobs.get(&key).filter(|blob| end <= blob.length);
         let blob = blob.ok_or(Error::BlobInsufficientLength)?;
@@ -276,7 +281,7 @@ impl Log {
         Ok(parts
             .filter_map(|(start, extent)| {
                 let (from, to) = (offset.max(*start), end.min(start + extent.bytes));
-                (from < to).then(|| Part {
+                (from < to).then(|| ReadPart {
                     range: (from - offset) as usize..(to - offset) as usize,
                     file: extent.file.clone(),
                     at: extent.at + (from - start),

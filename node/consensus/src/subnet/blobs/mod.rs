@@ -4,8 +4,8 @@
 //! files, syncs them and removes them again: with a file for each of its blobs a block would cost
 //! more than ten syncs, and files that are created and removed in every round. Here a blob is an
 //! entry of an index in memory, and every change of any blob is a record at the end of one log. So
-//! one sync covers the changes of all journals, those that ask while a sync runs share the next
-//! one, and in the steady state no file is opened or removed but at the end of a segment.
+//! one sync covers the changes of all journals, callers that arrive while a sync runs share the
+//! next one, and in the steady state no file is opened or removed but at the end of a segment.
 //!
 //! # Format
 //!

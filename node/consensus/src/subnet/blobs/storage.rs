@@ -1,8 +1,8 @@
 //! The log as the engine's storage: opens, reads, writes, and syncs that are shared.
 //!
-//! Writes go to the operating system's cache where they are called; only [`BlobLog::run`] waits for
-//! the disk, on a thread of its own where the runtime has threads. Who asks while a sync runs is
-//! answered by the next one, together with all others.
+//! Writes go to the operating system's cache in the task that calls them; only [`BlobLog::run`]
+//! waits for the disk, on a thread of its own where the runtime has threads. Calls that arrive
+//! while a sync runs are answered together by the next one.
 
 use std::{ops::RangeInclusive, path::Path, sync::Arc};
 
@@ -24,20 +24,19 @@ use super::{
 
 /// The engine's storage. Copies share it.
 #[derive(Clone)]
-pub struct BlobLog(Arc<Shared>);
+pub struct BlobLog(Arc<SharedLog>);
 
-struct Shared {
+struct SharedLog {
     log: Mutex<Log>,
-    /// Who waits for the next sync: at most one for each call that the engine has not been
-    /// answered.
+    /// Calls that wait for the next sync: the engine makes one for each blob at a time.
     waiting: Mutex<Vec<oneshot::Sender<Result<(), Error>>>>,
-    /// Someone waits.
+    /// A call waits.
     asked: Notify,
 }
 
 /// An open blob.
 pub(in crate::subnet) struct LogBlob {
-    shared: Arc<Shared>,
+    shared: Arc<SharedLog>,
     key: Key,
 }
 
@@ -56,7 +55,7 @@ impl BlobLog {
         segment_bytes: u64,
     ) -> Result<Self, RecordError> {
         let log = Mutex::new(Log::open(disk, folder, segment_bytes)?);
-        Ok(Self(Arc::new(Shared { log, waiting: Mutex::default(), asked: Notify::new() })))
+        Ok(Self(Arc::new(SharedLog { log, waiting: Mutex::default(), asked: Notify::new() })))
     }
 
     /// Starts what makes changes durable: without it no sync ends.
@@ -65,7 +64,7 @@ impl BlobLog {
         context.dedicated().spawn(move |_| log.run());
     }
 
-    /// Answers those who wait for a sync. Ends never.
+    /// Answers calls that wait for a sync. Ends never.
     async fn run(self) {
         loop {
             self.0.asked.notified().await;
@@ -75,7 +74,7 @@ impl BlobLog {
             }
             let synced = self.0.sync();
             for waits in waiting {
-                // Who gave up is not told.
+                // The caller may have given up.
                 let _ = waits.send(synced.clone());
             }
             if let Err(error) = self.0.compact() {
@@ -127,7 +126,7 @@ impl BlobLog {
     }
 }
 
-impl Shared {
+impl SharedLog {
     /// Makes everything durable. Waits for the disk, others can use the log meanwhile.
     fn sync(&self) -> Result<(), Error> {
         let pending = self.log.lock().begin_sync()?;
@@ -164,7 +163,7 @@ impl LogBlob {
         self.shared.log.lock().resize(self.key, length)
     }
 
-    /// Reads exactly so many bytes.
+    /// Reads exactly this number of bytes.
     pub(in crate::subnet) fn read(&self, offset: u64, bytes: usize) -> Result<Vec<u8>, Error> {
         let parts = self.shared.log.lock().locate(self.key, offset, bytes)?;
         let mut read = vec![0; bytes];

@@ -338,8 +338,8 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         }
     }
 
-    /// Writes the calls of a block of this height and time to the journal, if it may hold them: then
-    /// it may be voted for. Checks the signatures of calls that are not verified yet
+    /// Writes the calls of a block of this height and time to the journal, if it may hold them:
+    /// then it may be voted for. Checks the signatures of calls that are not verified yet
     /// ([`GatheredCall::is_verified`]), so with such calls it must not run on a thread that carries
     /// votes.
     pub(in crate::subnet) fn journal_calls(

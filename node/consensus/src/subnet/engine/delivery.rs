@@ -44,11 +44,11 @@ pub(super) struct Delivery<S> {
     pub(super) pruned: Height,
     pub(super) peering: Peering,
     /// Blocks that are not durable in the block log, at most [`super::UNACKNOWLEDGED_MAX`].
-    pub(super) unacknowledged: VecDeque<Unacknowledged>,
+    pub(super) unacknowledged: VecDeque<PendingBlock>,
 }
 
 /// A block that was handed out.
-pub(super) struct Unacknowledged {
+pub(super) struct PendingBlock {
     height: EngineHeight,
     digest: Digest,
     time: Time,
@@ -64,7 +64,7 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
         durable_tx: mpsc::Sender<(EngineHeight, Digest)>,
     ) {
         while let Some((block, ack)) = deliveries_rx.recv().await {
-            self.unacknowledged.push_back(Unacknowledged {
+            self.unacknowledged.push_back(PendingBlock {
                 height: block.height(),
                 digest: block.digest(),
                 time: block.inner().time,
@@ -93,7 +93,7 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
         if let Err(error) = self.deps.journal.drop_through(durable, time) {
             tracing::warn!(%error, "the journal of calls voted for cannot be shortened");
         }
-        for Unacknowledged { height, digest, ack, .. } in acknowledged {
+        for PendingBlock { height, digest, ack, .. } in acknowledged {
             ack.acknowledge();
             // The loop over epochs may be gone; that ends this task too.
             let _ = durable_tx.send((height, digest)).await;

@@ -80,7 +80,7 @@ impl Disk {
         self.operations_left.store(ENDLESS, Ordering::Relaxed);
     }
 
-    /// One write or sync of so many fails; none if it is 0.
+    /// One write or sync of this number fails; none if it is 0.
     pub(crate) fn fail_every(&self, changes: u64) {
         self.fails_every.store(changes, Ordering::Relaxed);
     }
