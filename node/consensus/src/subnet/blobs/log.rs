@@ -500,7 +500,7 @@ impl Recovery {
     ) -> Result<(), RecordError> {
         let mut reader = Reader::open(disk.as_ref(), &path, KIND, None)?;
         let file = open_segment(disk, &path)?;
-        let mut begun = false;
+        let (mut follows, mut is_used) = (None, false);
         while let Some((offset, payload)) = reader.next()? {
             // A mark.
             if payload.is_empty() {
@@ -509,27 +509,24 @@ impl Recovery {
             let Some(record) = Record::decode(payload) else {
                 return damaged(&path, offset, "a record does not decode");
             };
-            match record {
-                Record::Begin { previous_end } if !begun => {
-                    begun = true;
-                    let previous = self.segments.back();
-                    let follows = previous.is_none_or(|segment| {
-                        segment.number + 1 == number && segment.bytes == previous_end
-                    });
-                    if !follows {
-                        let what = format!("it follows {previous_end} bytes that are not there");
-                        return damaged(&path, offset, what);
-                    }
-                }
-                _ if !begun => return damaged(&path, offset, "its first record is another"),
-                record => self.apply(record, number, &file, offset),
+            if let (Record::Begin { previous_end }, None) = (record, follows) {
+                follows = Some(self.segments.back().is_none_or(|previous| {
+                    previous.number + 1 == number && previous.bytes == previous_end
+                }));
+                continue;
             }
+            if follows != Some(true) {
+                return damaged(&path, offset, "it does not follow the segment before it");
+            }
+            is_used = true;
+            self.apply(record, number, &file, offset);
         }
-        if !begun {
+        if !is_used {
             if !newest {
                 return damaged(&path, HEADER_BYTES, "it has no records");
             }
-            // A crash while it was begun.
+            // It was begun, and nothing was written to it: that may have failed, and the segment
+            // before it was written to again.
             return if_there(disk.remove(&path))
                 .map(drop)
                 .map_err(|source| RecordError::io(&path, "removing", source));
