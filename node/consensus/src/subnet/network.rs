@@ -290,10 +290,18 @@ impl Subnet {
     }
 }
 
+/// Threads of the engine's tasks, on a machine of this number of cores. A message between two tasks
+/// wakes an idle thread, and the tasks of a round wait for each other: on few cores a second thread
+/// costs more in wake-ups than it gains.
+fn worker_threads(cores: usize) -> usize {
+    if cores > 2 { 2 } else { 1 }
+}
+
 /// Runs the engine until it ends. Blocks the calling thread.
 fn run<L: SenderLayer>(network: Network, prepared: ConsensusEngine, layer: L) {
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let config = runtime::Config::new()
-        .with_worker_threads(2)
+        .with_worker_threads(worker_threads(cores))
         .with_max_blocking_threads(4)
         .with_tcp_nodelay(Some(true))
         .with_read_write_timeout(SILENCE)
