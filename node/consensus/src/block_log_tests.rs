@@ -364,7 +364,7 @@ fn failed_syncs_and_power_cuts_lose_nothing_that_was_acknowledged() {
 }
 
 // Promise: P6 - Blocks that are synced later are in the block log up to the height it reports, in
-// 200 histories of failed syncs and power cuts.
+//   200 histories of failed syncs and power cuts.
 #[test]
 fn blocks_synced_later_are_durable_up_to_the_reported_height() {
     let (mut failures, mut lost) = (0, 0);

@@ -99,7 +99,7 @@ fn change(log: &mut Log, rng: &mut StdRng, states: &mut Vec<Contents>) -> Result
 }
 
 // Promise: P6 - Votes and blocks of the engine that a sync returned for survive power cuts and
-// failed syncs in 60 histories.
+//   failed syncs in 60 histories.
 #[test]
 fn a_power_cut_leaves_a_prefix_of_the_changes_with_all_that_were_synced() {
     let (mut emptied, mut lost) = (0, 0);
