@@ -1,8 +1,9 @@
 //! The engine's interface to the node: proposes blocks, judges blocks, and takes finalised ones.
 //!
-//! Pace. With calls or other work waiting, a block follows its parent at once; without, after the
-//! idle interval. A proposal waits while execution lags, and declines if it lags on: the chain then
-//! goes at the speed of 2f+1 nodes' execution.
+//! Pace. With work of execution, a block follows its parent at once; with calls, at once or shortly
+//! after, for more calls ([`super::batching`]); without either, after the idle interval. A proposal
+//! waits while execution lags, and declines if it lags on: the chain then goes at the speed of 2f+1
+//! nodes' execution.
 //!
 //! Judging. A refusal is final, and depends only on data that all nodes share: the block, its
 //! parent, the envelopes it names by their digests, limits that members compare. Conditions local
@@ -34,6 +35,7 @@ use rand_core::CryptoRng;
 use state::{Height, IngressId, Time};
 
 use super::{
+    batching::Batching,
     block::{Block, CallName, Digest, KeyPayload, Opening, VerdictError},
     calls::{Calls, GatheredCall},
     deps::Deps,
@@ -78,6 +80,7 @@ pub(super) struct Application<S> {
     pub(super) calls: Calls<S>,
     /// Has room for what marshal hands out before earlier blocks are acknowledged.
     pub(super) deliveries_tx: mpsc::Sender<(Digested<Block>, Exact)>,
+    pub(super) batching: Arc<Batching>,
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Application<S> {
@@ -140,12 +143,67 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         (!taken.reporters.contains(&report.node)).then_some(BlockQueryReport(report))
     }
 
-    /// Whether a block is due before the idle interval is over.
-    fn has_work(&self, taken: &BTreeSet<IngressId>, now: Time) -> bool {
+    /// Whether execution has work of its own, for which a block is due before the idle interval is
+    /// over.
+    fn is_demanded(&self, now: Time) -> bool {
         let demand = self.deps.published.execution_rx.borrow().demand;
-        demand.more
-            || demand.next_timer.is_some_and(|timer| timer <= now)
-            || self.deps.pool.has_more_than(taken)
+        demand.more || demand.next_timer.is_some_and(|timer| timer <= now)
+    }
+
+    /// Returns when a block is due after `parent`: at once with work of execution, with calls when
+    /// no more are waited for, without either after the idle interval.
+    async fn wait_until_due(
+        &self,
+        clock: &impl Clock,
+        parent: &Block,
+        taken: &BTreeSet<IngressId>,
+    ) {
+        let idle = Duration::from_millis(self.deps.limits.idle_round_millis);
+        let began = clock.current();
+        // A clock that is behind the others' does not make this node wait for longer.
+        let latest = began + idle;
+        let calls_max = usize::try_from(self.deps.limits.block_ingress_messages / 4);
+        let calls_max = calls_max.unwrap_or(usize::MAX).max(1);
+        let mut batch = self.batching.begin(parent.ingress.len(), calls_max);
+        let mut certification_rx = self.deps.published.certification_rx.clone();
+        loop {
+            let work = self.deps.published.work_available.notified();
+            tokio::pin!(work);
+            work.as_mut().enable();
+            let now = self.deps.clock.now();
+            let idle_left = idle.saturating_sub(time_until(parent.time, now));
+            let left = latest.duration_since(clock.current()).unwrap_or_default().min(idle_left);
+            let certified = certification_rx.borrow_and_update().certified;
+            if left.is_zero() || self.is_demanded(now) {
+                return;
+            }
+            let timer = self.deps.published.execution_rx.borrow().demand.next_timer;
+            let mut wake = timer
+                .filter(|timer| *timer > now)
+                .map_or(left, |timer| time_until(now, timer).min(left));
+            let most = if batch.is_some() { calls_max } else { 1 };
+            let calls = self.deps.pool.count_beyond(taken, most);
+            let is_certified = certified.0 >= parent.height.get();
+            if calls > 0 {
+                let waited = clock.current().duration_since(began).unwrap_or_default();
+                let more = batch.as_mut().and_then(|wait| wait.left(waited, calls, is_certified));
+                let Some(more) = more else { return };
+                wake = wake.min(more);
+            }
+            let certificate = async {
+                // Every share changes the value: only a proposal that waits for it looks.
+                if calls > 0 && !is_certified {
+                    wait_for_change(&mut certification_rx).await;
+                } else {
+                    std::future::pending::<()>().await;
+                }
+            };
+            select! {
+                () = work => {},
+                () = certificate => {},
+                () = clock.sleep(wake) => {},
+            }
+        }
     }
 
     /// The seed a block built on `parent` in this round must carry, and the finalization that shows
@@ -335,28 +393,7 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
         let (seed, opening) =
             self.seed_for(&clock, context.round, context.parent.0, parent.inner()).await?;
         let taken = self.unexecuted_contents(parent.inner(), ancestry).await;
-        let idle = Duration::from_millis(self.deps.limits.idle_round_millis);
-        // A clock that is behind the others' does not make this node wait for longer.
-        let latest = clock.current() + idle;
-        loop {
-            let work = self.deps.published.work_available.notified();
-            tokio::pin!(work);
-            work.as_mut().enable();
-            let now = self.deps.clock.now();
-            let idle_left = idle.saturating_sub(time_until(parent.inner().time, now));
-            let left = latest.duration_since(clock.current()).unwrap_or_default().min(idle_left);
-            if left.is_zero() || self.has_work(&taken.calls, now) {
-                break;
-            }
-            let timer = self.deps.published.execution_rx.borrow().demand.next_timer;
-            let wake = timer
-                .filter(|timer| *timer > now)
-                .map_or(left, |timer| time_until(now, timer).min(left));
-            select! {
-                () = work => {},
-                () = clock.sleep(wake) => {},
-            }
-        }
+        self.wait_until_due(&clock, parent.inner(), &taken.calls).await;
         let now = self.deps.clock.now();
         let time = Time(now.0.max(parent.inner().time.0 + 1));
         let ingress = self.deps.pool.offer(

@@ -7,6 +7,7 @@
 mod actor;
 pub mod adversary;
 mod application;
+mod batching;
 mod blobs;
 mod block;
 mod calls;

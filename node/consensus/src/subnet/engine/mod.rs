@@ -200,7 +200,12 @@ impl ConsensusEngine {
             }
         };
         let (deliveries_tx, deliveries_rx) = mpsc::channel(UNACKNOWLEDGED_MAX);
-        let application = Application { deps: deps.clone(), calls: calls.clone(), deliveries_tx };
+        let application = Application {
+            deps: deps.clone(),
+            calls: calls.clone(),
+            deliveries_tx,
+            batching: Arc::default(),
+        };
         let (marshal, processed, ended) = chain
             .start(&context, opened, channels.backfill, channels.broadcast, application.clone())
             .await;
