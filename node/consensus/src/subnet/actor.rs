@@ -30,7 +30,8 @@ use super::{
 };
 use crate::{
     Certificate, ChunkRequest, Consensus, ConsensusDeps, ConsensusError, Demand, FetchedChunks,
-    Step, SyncProgress, block_log::Replay, certifier::CommitteeSchedule, replay::BatchSequence,
+    FinalisedBatch, Step, SyncProgress, block_log::Replay, certifier::CommitteeSchedule,
+    replay::BatchSequence,
 };
 
 /// Blocks and certificates that wait for the driver.
@@ -270,25 +271,7 @@ impl Subnet {
             };
             match input {
                 Some(Input::Block(delivered)) => {
-                    let logged = {
-                        let mut log = self.deps.log.lock();
-                        let appended = if delivered.is_held {
-                            log.append_block_later(&delivered.block)
-                        } else {
-                            log.append_block(&delivered.block)
-                        };
-                        appended.map(|()| log.durable())
-                    };
-                    let durable = match logged {
-                        Ok(durable) => durable,
-                        Err(error) => {
-                            self.unlogged = Some(delivered);
-                            return Err(error.into());
-                        }
-                    };
-                    // The receiver is gone if the engine ended, which the next call detects.
-                    let _ = delivered.logged_tx.send(durable);
-                    return self.batches.hand_out(&delivered.block, None).map(Step::Execute);
+                    return self.log_block(delivered).map(Step::Execute);
                 }
                 Some(Input::Certified(certificate)) => {
                     // A certificate may come before the blocks it covers: the log is held to what
@@ -316,6 +299,29 @@ impl Subnet {
                 Some(Input::Ended) | None => return Err(ConsensusError::EngineEnded),
             }
         }
+    }
+
+    /// Appends a block to the log, and gives its batch.
+    fn log_block(&mut self, delivered: DeliveredBlock) -> Result<FinalisedBatch, ConsensusError> {
+        let logged = {
+            let mut log = self.deps.log.lock();
+            let appended = if delivered.is_held {
+                log.append_block_later(&delivered.block)
+            } else {
+                log.append_block(&delivered.block)
+            };
+            appended.map(|()| log.durable())
+        };
+        let durable = match logged {
+            Ok(durable) => durable,
+            Err(error) => {
+                self.unlogged = Some(delivered);
+                return Err(error.into());
+            }
+        };
+        // The receiver is gone if the engine ended, which the next call detects.
+        let _ = delivered.logged_tx.send(durable);
+        self.batches.hand_out(&delivered.block, None)
     }
 
     /// Blocks at and below this height are not needed: this node has two checkpoints above them,
