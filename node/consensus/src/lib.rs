@@ -43,9 +43,9 @@ pub use state_sync::{
     OfferedState, StateOffer, StateServer, SyncProgress,
 };
 pub use subnet::{
-    Arithmetic, Attempt, ChannelName, Channels, ConsensusEngine, EngineKeyError, IdentityLayer,
-    KeyStore, Layer, LayeredRuntime, LimitsDiffer, Operation, Peering, SenderLayer, StartError,
-    Subnet, SubnetConfig, SubnetProgress, SubnetStatus, Transport, arithmetic,
+    Arithmetic, Attempt, BlobLog, ChannelName, Channels, ConsensusEngine, EngineKeyError,
+    IdentityLayer, KeyStore, Layer, LayeredRuntime, LimitsDiffer, Operation, Peering, SenderLayer,
+    StartError, Subnet, SubnetConfig, SubnetProgress, SubnetStatus, Transport, arithmetic,
 };
 #[doc(hidden)]
 pub use subnet::{adversary, fuzz};

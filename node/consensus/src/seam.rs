@@ -169,7 +169,8 @@ impl ConsensusError {
 /// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A batch is final and durable.
+    /// A batch is final and durable: in the block log, or until it is there in the storage of the
+    /// engine, which hands it out again after a crash.
     Execute(FinalisedBatch),
     /// A certificate became complete. Heights rise and need not be contiguous: a certificate covers
     /// what earlier states hold.
@@ -208,6 +209,15 @@ pub trait Consensus: Send {
         root: [u8; 32],
         faults: Vec<Fault>,
     ) -> BoxFuture<'_, Result<Vec<Certificate>, ConsensusError>>;
+
+    /// A checkpoint of what was executed is about to be made. What it covers must be in the block
+    /// log by then: the log must not end below a checkpoint.
+    ///
+    /// # Errors
+    /// If the disk fails; the call may be repeated.
+    fn before_checkpoint(&mut self) -> Result<(), ConsensusError> {
+        Ok(())
+    }
 
     /// A checkpoint at `height` is durable: batches up to it will not be asked for again.
     fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError>;

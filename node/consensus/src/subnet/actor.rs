@@ -16,6 +16,7 @@ use tokio::sync::watch;
 
 use super::{
     ConsensusEngine, DeliveredBlock, Input, StartError, SubnetConfig, SubnetProgress,
+    blobs::BlobLog,
     block::{Block, Digest},
     deps::Deps,
     engine::Schemes,
@@ -30,7 +31,8 @@ use super::{
 };
 use crate::{
     Certificate, ChunkRequest, Consensus, ConsensusDeps, ConsensusError, Demand, FetchedChunks,
-    Step, SyncProgress, block_log::Replay, certifier::CommitteeSchedule, replay::BatchSequence,
+    FinalisedBatch, Step, SyncProgress, block_log::Replay, certifier::CommitteeSchedule,
+    replay::BatchSequence,
 };
 
 /// Blocks and certificates that wait for the driver.
@@ -155,6 +157,8 @@ impl Subnet {
         }
         let voted = config.keys.voted().map_err(StartError::Share)?;
         let silent_until = votes::silent_until(&disk, &config.directory, voted)?;
+        let blobs_folder = votes::blobs_folder(&disk, &config.directory)?;
+        let blobs = BlobLog::open(disk, &blobs_folder)?;
         let resharing_config = resharing::Config {
             keys: config.keys,
             arithmetic: config.arithmetic,
@@ -188,14 +192,11 @@ impl Subnet {
         schemes.insert(entered.epoch, entered.scheme);
         let schedule = CommitteeSchedule::new(entered.from, entered.signers);
         let replay = log.read_from(resume_from);
-        let journal = Journal::open(
-            disk,
-            &log.folder().join("voted"),
-            limits
-                .block_ingress_bytes
-                .max(config.call_bytes.saturating_add(state::INGRESS_OVERHEAD_BYTES))
-                .saturating_mul(JOURNAL_BLOCKS),
-        )?;
+        let journal_bytes = limits
+            .block_ingress_bytes
+            .max(config.call_bytes.saturating_add(state::INGRESS_OVERHEAD_BYTES))
+            .saturating_mul(JOURNAL_BLOCKS);
+        let journal = Journal::open(blobs.clone(), journal_bytes).map_err(std::io::Error::other)?;
         let (published, execution_tx, progress) = ProgressReaders::new(resume_from, logged);
         let (input_tx, input_rx) = mpsc::channel(INPUT_MAX);
         let (executed_tx, executed_rx) = mpsc::channel(EXECUTED_MAX);
@@ -212,6 +213,7 @@ impl Subnet {
             envelopes,
             log: Arc::new(Mutex::new(log)),
             journal: Arc::new(journal),
+            blobs,
             clock,
             states,
             outcalls,
@@ -282,19 +284,13 @@ impl Subnet {
             };
             match input {
                 Some(Input::Block(delivered)) => {
-                    if let Err(error) = self.deps.log.lock().append_block(&delivered.block) {
-                        self.unlogged = Some(delivered);
-                        return Err(error.into());
-                    }
-                    // The receiver is gone if the engine ended, which the next call detects.
-                    let _ = delivered.durable_tx.send(());
-                    return self.batches.hand_out(&delivered.block, None).map(Step::Execute);
+                    return self.log_block(delivered).map(Step::Execute);
                 }
                 Some(Input::Certified(certificate)) => {
                     // A certificate may come before the blocks it covers: the log is held to what
-                    // it has.
+                    // is durable in it.
                     let mut log = self.deps.log.lock();
-                    let covered = log.last().unwrap_or_default().min(certificate.height);
+                    let covered = log.durable().min(certificate.height);
                     log.record_certified(covered)?;
                     return Ok(Step::Certified(certificate));
                 }
@@ -316,6 +312,29 @@ impl Subnet {
                 Some(Input::Ended) | None => return Err(ConsensusError::EngineEnded),
             }
         }
+    }
+
+    /// Appends a block to the log, and gives its batch.
+    fn log_block(&mut self, delivered: DeliveredBlock) -> Result<FinalisedBatch, ConsensusError> {
+        let logged = {
+            let mut log = self.deps.log.lock();
+            let appended = if delivered.is_held {
+                log.append_block_later(&delivered.block)
+            } else {
+                log.append_block(&delivered.block)
+            };
+            appended.map(|()| log.durable())
+        };
+        let durable = match logged {
+            Ok(durable) => durable,
+            Err(error) => {
+                self.unlogged = Some(delivered);
+                return Err(error.into());
+            }
+        };
+        // The receiver is gone if the engine ended, which the next call detects.
+        let _ = delivered.logged_tx.send(durable);
+        self.batches.hand_out(&delivered.block, None)
     }
 
     /// Blocks at and below this height are not needed: this node has two checkpoints above them,
@@ -364,6 +383,10 @@ impl Consensus for Subnet {
             }
             Ok(Vec::new())
         })
+    }
+
+    fn before_checkpoint(&mut self) -> Result<(), ConsensusError> {
+        Ok(self.deps.log.lock().sync()?)
     }
 
     fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError> {

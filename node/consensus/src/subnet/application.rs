@@ -1,8 +1,9 @@
 //! The engine's interface to the node: proposes blocks, judges blocks, and takes finalised ones.
 //!
-//! Pace. With calls or other work waiting, a block follows its parent at once; without, after the
-//! idle interval. A proposal waits while execution lags, and declines if it lags on: the chain then
-//! goes at the speed of 2f+1 nodes' execution.
+//! Pace. With work of execution, a block follows its parent at once; with calls, at once or shortly
+//! after, for more calls ([`super::batching`]); without either, after the idle interval. A proposal
+//! waits while execution lags, and declines if it lags on: the chain then goes at the speed of 2f+1
+//! nodes' execution.
 //!
 //! Judging. A refusal is final, and depends only on data that all nodes share: the block, its
 //! parent, the envelopes it names by their digests, limits that members compare. Conditions local
@@ -34,10 +35,11 @@ use rand_core::CryptoRng;
 use state::{Height, IngressId, Time};
 
 use super::{
+    batching::Batching,
     block::{Block, CallName, Certification, Digest, KeyPayload, VerdictError},
     calls::{Calls, GatheredCall},
     deps::Deps,
-    engine::PENDING_MAX,
+    engine::UNACKNOWLEDGED_MAX,
     key::Scheme,
     published::{ExecutionProgress, wait_for_change},
     queries::{self, BlockQueryReport},
@@ -50,8 +52,11 @@ const TIMEOUT: Duration = Duration::from_millis(250);
 const DRIFT: Duration = Duration::from_millis(500);
 /// Time between two checks of the clock while a block's time is ahead of it: the clock may be set.
 const CLOCK_CHECK_EVERY: Duration = Duration::from_secs(1);
-/// Between two tries to make the calls of a block durable.
+/// Between two tries to keep the calls of a block.
 const JOURNAL_RETRY: Duration = Duration::from_millis(200);
+/// Bytes of calls that are written to the journal by the task that votes.
+const INLINE_BYTES: u64 = 64 << 10;
+
 /// How long it is from `now` to `then`; nothing if that is past.
 fn time_until(now: Time, then: Time) -> Duration {
     Duration::from_nanos(then.0.saturating_sub(now.0))
@@ -74,6 +79,7 @@ pub(super) struct Application<S> {
     pub(super) calls: Calls<S>,
     /// Has room for what marshal hands out before earlier blocks are acknowledged.
     pub(super) deliveries_tx: mpsc::Sender<(Digested<Block>, Exact)>,
+    pub(super) batching: Arc<Batching>,
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Application<S> {
@@ -150,16 +156,72 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         roots.filter_map(certification).collect()
     }
 
-    /// Whether a block is due before the idle interval is over.
-    fn has_work(&self, taken: &UnexecutedContents, now: Time) -> bool {
+    /// Whether execution has work of its own, or waits for a certification that this node has, for
+    /// which a block is due before the idle interval is over.
+    fn is_demanded(&self, taken: &UnexecutedContents, now: Time) -> bool {
         let demand = self.deps.published.execution_rx.borrow().demand;
         demand.more
             || demand.next_timer.is_some_and(|timer| timer <= now)
-            || self.deps.pool.has_more_than(&taken.calls)
             || !self.certifications(taken).is_empty()
     }
 
-    /// Makes the block's calls durable, if it may hold them. Trouble of this node's disk, or a full
+    /// Returns when a block is due after `parent`: at once with work of execution, with calls when
+    /// no more are waited for, without either after the idle interval.
+    async fn wait_until_due(
+        &self,
+        clock: &impl Clock,
+        parent: &Block,
+        taken: &UnexecutedContents,
+    ) {
+        let idle = Duration::from_millis(self.deps.limits.idle_round_millis);
+        let began = clock.current();
+        // A clock that is behind the others' does not make this node wait for longer.
+        let latest = began + idle;
+        let calls_max = usize::try_from(self.deps.limits.block_ingress_messages / 4);
+        let calls_max = calls_max.unwrap_or(usize::MAX).max(1);
+        let mut batch = self.batching.begin(parent.ingress.len(), calls_max);
+        let mut certification_rx = self.deps.published.certification_rx.clone();
+        loop {
+            let work = self.deps.published.work_available.notified();
+            tokio::pin!(work);
+            work.as_mut().enable();
+            let now = self.deps.clock.now();
+            let idle_left = idle.saturating_sub(time_until(parent.time, now));
+            let left = latest.duration_since(clock.current()).unwrap_or_default().min(idle_left);
+            let certified = certification_rx.borrow_and_update().certified;
+            if left.is_zero() || self.is_demanded(taken, now) {
+                return;
+            }
+            let timer = self.deps.published.execution_rx.borrow().demand.next_timer;
+            let mut wake = timer
+                .filter(|timer| *timer > now)
+                .map_or(left, |timer| time_until(now, timer).min(left));
+            let most = if batch.is_some() { calls_max } else { 1 };
+            let calls = self.deps.pool.count_beyond(&taken.calls, most);
+            let is_certified = certified.0 >= parent.height.get();
+            if calls > 0 {
+                let waited = clock.current().duration_since(began).unwrap_or_default();
+                let more = batch.as_mut().and_then(|wait| wait.left(waited, calls, is_certified));
+                let Some(more) = more else { return };
+                wake = wake.min(more);
+            }
+            let certificate = async {
+                // Every share changes the value: only a proposal that waits for it looks.
+                if calls > 0 && !is_certified {
+                    wait_for_change(&mut certification_rx).await;
+                } else {
+                    std::future::pending::<()>().await;
+                }
+            };
+            select! {
+                () = work => {},
+                () = certificate => {},
+                () = clock.sleep(wake) => {},
+            }
+        }
+    }
+
+    /// Keeps the block's calls, if it may hold them. Trouble of this node's disk, or a full
     /// journal, is not a reason against the block: the vote waits until that is over, or the engine
     /// gives the round up.
     async fn journal_calls(
@@ -176,7 +238,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
                 Err(VerdictError::Invalid(reason)) => return Err(reason),
                 Err(VerdictError::Unavailable(reason)) => {
                     if !logged {
-                        tracing::warn!(height = at.0.0, %reason, "calls of a block cannot be made durable: this node's vote waits");
+                        tracing::warn!(height = at.0.0, %reason, "calls of a block cannot be kept: this node's vote waits");
                         logged = true;
                     }
                     context.sleep(JOURNAL_RETRY).await;
@@ -185,7 +247,10 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         }
     }
 
-    /// Checks signatures and waits for the disk on a thread that may block.
+    /// Writes calls to the journal, in front of the vote for their block: the engine's storage is
+    /// one log, so the sync of the vote, before which it is not sent, makes the calls durable too.
+    /// Few calls that were verified before are written here, to the operating system's cache;
+    /// signatures are checked, and many bytes are written, on a thread that may block.
     async fn journal_calls_once(
         &self,
         context: &impl Spawner,
@@ -193,6 +258,10 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         gathered: Vec<GatheredCall>,
         at: (Height, Time),
     ) -> Result<(), VerdictError> {
+        let bytes: u64 = names.iter().map(CallName::accounted_bytes).sum();
+        if bytes <= INLINE_BYTES && gathered.iter().all(GatheredCall::is_verified) {
+            return self.calls.journal_calls(names, gathered, at);
+        }
         let (calls, names) = (self.calls.clone(), names.to_vec());
         let kept = context
             .child("keep")
@@ -273,28 +342,7 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
             () = clock.sleep_until(until) => return None,
         }
         let taken = self.unexecuted_contents(parent.inner(), ancestry).await;
-        let idle = Duration::from_millis(self.deps.limits.idle_round_millis);
-        // A clock that is behind the others' does not make this node wait for longer.
-        let latest = clock.current() + idle;
-        loop {
-            let work = self.deps.published.work_available.notified();
-            tokio::pin!(work);
-            work.as_mut().enable();
-            let now = self.deps.clock.now();
-            let idle_left = idle.saturating_sub(time_until(parent.inner().time, now));
-            let left = latest.duration_since(clock.current()).unwrap_or_default().min(idle_left);
-            if left.is_zero() || self.has_work(&taken, now) {
-                break;
-            }
-            let timer = self.deps.published.execution_rx.borrow().demand.next_timer;
-            let wake = timer
-                .filter(|timer| *timer > now)
-                .map_or(left, |timer| time_until(now, timer).min(left));
-            select! {
-                () = work => {},
-                () = clock.sleep(wake) => {},
-            }
-        }
+        self.wait_until_due(&clock, parent.inner(), &taken).await;
         let now = self.deps.clock.now();
         let time = Time(now.0.max(parent.inner().time.0 + 1));
         let ingress = self.deps.pool.offer(
@@ -312,7 +360,7 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
                 match self.journal_calls_once(&clock, &ingress, calls, at).await {
                     Ok(()) => ingress,
                     Err(VerdictError::Unavailable(reason) | VerdictError::Invalid(reason)) => {
-                        tracing::warn!(%reason, "calls cannot be made durable: a block without any is proposed");
+                        tracing::warn!(%reason, "calls cannot be kept: a block without any is proposed");
                         Vec::new()
                     }
                 }
@@ -363,7 +411,7 @@ impl<S: Clone + Send + Sync + 'static> Reporter for Application<S> {
                 }
                 Err(TrySendError::Full(_)) => {
                     unreachable!(
-                        "marshal hands out {PENDING_MAX} blocks before one is acknowledged"
+                        "marshal hands out {UNACKNOWLEDGED_MAX} blocks before one is acknowledged"
                     )
                 }
             },

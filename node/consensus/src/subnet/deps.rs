@@ -9,6 +9,7 @@ use envelope::Envelopes;
 use limits::ConsensusLimits;
 
 use super::{
+    blobs::BlobLog,
     block::{BlockBounds, NameBounds},
     engine::{Schemes, block_bounds},
     journal::Journal,
@@ -42,6 +43,8 @@ pub(super) struct Deps {
     pub(super) envelopes: Arc<dyn Envelopes>,
     pub(super) log: Log,
     pub(super) journal: Arc<Journal>,
+    /// The engine's storage.
+    pub(super) blobs: BlobLog,
     /// Clock of block times and the validity of calls. Everything else uses the runtime's clock,
     /// which never jumps.
     pub(super) clock: Arc<dyn WallClock>,

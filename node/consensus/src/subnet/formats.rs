@@ -8,6 +8,7 @@ use state::{IngressId, QueryCounts, QueryReport, Time};
 use testing::formats::check;
 
 use super::{
+    blobs,
     block::{Block, CallName, Certification, KeyPayload},
     calls, journal, outcalls,
     queries::BlockQueryReport,
@@ -54,6 +55,8 @@ fn a_block_has_the_bytes_of_its_version() {
 fn files_of_agreement_have_the_bytes_of_their_version() {
     let (version, samples) = block_log::samples();
     check("the block log", version, &samples, (5, "519e8b2ec1aecc9652f3efb15b81bfc9"));
+    let (version, samples) = blobs::samples();
+    check("the engine's storage", version, &samples, (1, "669b4ac3e06733de985add79c9fb7601"));
     let (version, samples) = journal::samples();
-    check("the journal", version, &samples, (2, "84909b78f903e3b0b605aa9cce6d8386"));
+    check("the journal", version, &samples, (3, "3b003558fb6b93f4091f45a39fce6e75"));
 }

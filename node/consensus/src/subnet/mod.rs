@@ -7,6 +7,8 @@
 mod actor;
 pub mod adversary;
 mod application;
+mod batching;
+mod blobs;
 mod block;
 mod calls;
 mod config;
@@ -40,6 +42,7 @@ pub(crate) use self::block::CallName;
 use self::ingress::{DeliveredBlock, Input};
 pub use self::{
     actor::{Subnet, SubnetStatus},
+    blobs::BlobLog,
     config::{StartError, SubnetConfig},
     engine::{
         ChannelName, Channels, ConsensusEngine, IdentityLayer, Peering, SenderLayer, Transport,

@@ -140,10 +140,10 @@ impl ProgressReaders {
     }
 }
 
-/// Waits until the driver shows something else; for ever once there is none, because then the node
-/// is ending.
-pub(super) async fn wait_for_change(execution_rx: &mut watch::Receiver<ExecutionProgress>) {
-    if execution_rx.changed().await.is_err() {
+/// Waits until the owner of a value shows another; for ever once there is no owner, because then
+/// the node is ending.
+pub(super) async fn wait_for_change<T>(value_rx: &mut watch::Receiver<T>) {
+    if value_rx.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
 }

@@ -32,7 +32,7 @@ use super::{
         deps::Deps,
         key::Scheme,
     },
-    MAILBOX, Mailbox, PENDING_MAX,
+    MAILBOX, Mailbox, UNACKNOWLEDGED_MAX,
 };
 
 type Certificates<E> = prunable::Archive<EightCap, E, Digest, Finalization<Scheme, Digest>>;
@@ -140,7 +140,7 @@ where
                 value_write_buffer: NZUsize!(64 << 10),
                 block_codec_config: bounds,
                 max_repair: NZUsize!(16),
-                max_pending_acks: NZUsize!(PENDING_MAX),
+                max_pending_acks: NZUsize!(UNACKNOWLEDGED_MAX),
                 strategy: Sequential,
             },
         )

@@ -14,10 +14,7 @@ use std::{sync::Arc, time::Duration};
 
 use commonware_cryptography::{Sha256, ed25519::PublicKey};
 use commonware_macros::select;
-use commonware_p2p::{
-    Blocker, Channel, Message, Receiver, Sender,
-    utils::mux::{self, Builder as _, MuxHandle},
-};
+use commonware_p2p::{Blocker, Receiver, Sender};
 use commonware_parallel::Sequential;
 use commonware_runtime::{Clock, Handle, Metrics, Spawner, Storage, buffer::paged::CacheRef};
 use commonware_utils::{NZDuration, NZUsize, channel::mpsc, vec::NonEmptyVec};
@@ -31,37 +28,31 @@ use super::{
     MAILBOX, Mailbox,
     chain::ChainTask,
     config::Timing,
+    epoch_channels::{EpochChannel, EpochMessage},
 };
 
-/// The three consensus channels, of which each epoch's engine has subchannels.
-pub(super) struct Subchannels<S: Sender<PublicKey = PublicKey>> {
-    votes: MuxHandle<S>,
+/// The three consensus channels.
+pub(super) struct EpochChannels<S: Sender<PublicKey = PublicKey>, R> {
+    votes: EpochChannel<S, R>,
     /// Votes of epochs that this node is not in.
-    other_epochs: mpsc::Receiver<(Channel, Message<PublicKey>)>,
-    certificates: MuxHandle<S>,
-    fetches: MuxHandle<S>,
+    other_epochs: mpsc::Receiver<EpochMessage>,
+    certificates: EpochChannel<S, R>,
+    fetches: EpochChannel<S, R>,
 }
 
-impl<S: Sender<PublicKey = PublicKey>> Subchannels<S> {
-    pub(super) fn start<E, R>(
-        context: &E,
-        votes: (S, R),
-        certificates: (S, R),
-        fetches: (S, R),
-    ) -> Self
-    where
-        E: Spawner + Metrics,
-        R: Receiver<PublicKey = PublicKey>,
-    {
-        let (mux, votes, other_epochs) =
-            mux::Muxer::builder(context.child("votes"), votes.0, votes.1).with_backup().build();
-        mux.start();
-        let (mux, certificates) =
-            mux::Muxer::new(context.child("certs"), certificates.0, certificates.1);
-        mux.start();
-        let (mux, fetches) = mux::Muxer::new(context.child("fetches"), fetches.0, fetches.1);
-        mux.start();
-        Self { votes, other_epochs, certificates, fetches }
+impl<S, R> EpochChannels<S, R>
+where
+    S: Sender<PublicKey = PublicKey>,
+    R: Receiver<PublicKey = PublicKey>,
+{
+    pub(super) fn new(votes: (S, R), certificates: (S, R), fetches: (S, R)) -> Self {
+        let (votes, other_epochs) = EpochChannel::with_others(votes);
+        Self {
+            votes,
+            other_epochs,
+            certificates: EpochChannel::new(certificates),
+            fetches: EpochChannel::new(fetches),
+        }
     }
 }
 
@@ -71,7 +62,7 @@ pub(super) struct Tasks {
     pub(super) delivery: Handle<()>,
 }
 
-pub(super) struct Epochs<S, B, C>
+pub(super) struct Epochs<S, R, B, C>
 where
     S: Sender<PublicKey = PublicKey>,
 {
@@ -83,16 +74,17 @@ where
     pub(super) timing: Timing,
     pub(super) application: Application<S>,
     pub(super) marshal: Mailbox,
-    pub(super) channels: Subchannels<S>,
+    pub(super) channels: EpochChannels<S, R>,
     pub(super) speakers: Arc<RecentSpeakers<C>>,
     pub(super) tasks: Tasks,
     /// Durable heights, with the digests of their blocks.
     pub(super) durable_rx: mpsc::Receiver<(EngineHeight, Digest)>,
 }
 
-impl<S, B, C> Epochs<S, B, C>
+impl<S, R, B, C> Epochs<S, R, B, C>
 where
     S: Sender<PublicKey = PublicKey>,
+    R: Receiver<PublicKey = PublicKey>,
     B: Blocker<PublicKey = PublicKey>,
     C: Clock,
 {
@@ -107,7 +99,7 @@ where
         E: Clock + CryptoRng + Spawner + Storage + Metrics,
     {
         loop {
-            let Some(mut engine) = self.start_engine(&context, epoch, root).await else { return };
+            let mut engine = self.start_engine(&context, epoch, root);
             context.child("dealing").spawn({
                 let resharing = self.deps.resharing.clone();
                 move |context| resharing.deal(context)
@@ -125,13 +117,12 @@ where
         }
     }
 
-    /// None when the channels ended.
-    async fn start_engine<E>(
-        &mut self,
+    fn start_engine<E>(
+        &self,
         context: &E,
         epoch: Epoch,
         floor: EngineFloor<Scheme, Digest>,
-    ) -> Option<Handle<()>>
+    ) -> Handle<()>
     where
         E: Clock + CryptoRng + Spawner + Storage + Metrics,
     {
@@ -176,12 +167,10 @@ where
                 forward: ForwardPolicy::SilentVoters,
             },
         );
-        let number = epoch.get();
-        let vote = self.channels.votes.register(number).await.ok()?;
-        let certificate = self.channels.certificates.register(number).await.ok()?;
-        let fetch = self.channels.fetches.register(number).await.ok()?;
-        let vote = (vote.0, self.speakers.prime_votes(vote.1, &scheme, epoch));
-        Some(engine.start(vote, certificate, fetch))
+        let EpochChannels { votes, certificates, fetches, .. } = &self.channels;
+        let (vote_tx, vote_rx) = votes.ends(epoch);
+        let vote_rx = self.speakers.prime_votes(vote_rx, &scheme, epoch);
+        engine.start((vote_tx, vote_rx), certificates.ends(epoch), fetches.ends(epoch))
     }
 
     /// Lasts until the epoch's last block is durable, and gives its digest. None when something
@@ -204,12 +193,8 @@ where
                 },
                 _ = &mut self.tasks.roots => return None,
                 message = self.channels.other_epochs.recv() => {
-                    // A channel that ended is ready for ever: reading it again would keep
-                    // everything else from running.
-                    let Some((theirs, (from, _))) = message else {
-                        tracing::warn!("the channel of votes ended");
-                        return None;
-                    };
+                    // This loop holds the other end.
+                    let (theirs, (from, _)) = message?;
                     // Votes of a later epoch mean that its boundary was finalised: ask the voter
                     // for it.
                     if theirs > epoch.get() {

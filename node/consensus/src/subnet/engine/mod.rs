@@ -4,15 +4,16 @@
 //!
 //! Finalised blocks are handed out in height order, each once its calls are present; the next
 //! blocks wait behind it, at most [`PENDING_MAX`] of them, in storage otherwise. A block is
-//! acknowledged, and so never handed out again after a restart, when its receiver reports it as
-//! durable.
+//! acknowledged, and so never handed out again after a restart, when it is durable in the block
+//! log.
 
 mod chain;
 mod config;
 mod delivery;
+mod epoch_channels;
 mod epochs;
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use commonware_consensus::{
     Epochable as _,
@@ -34,11 +35,12 @@ use self::{
     chain::Chain,
     config::Timing,
     delivery::Delivery,
-    epochs::{Epochs, Subchannels, Tasks},
+    epochs::{EpochChannels, Epochs, Tasks},
 };
 use super::{
     Input,
     application::Application,
+    blobs::BlobLog,
     block::{Block, Digest},
     calls::{self, Calls},
     deps::Deps,
@@ -52,9 +54,12 @@ use super::{
     state_sync::{self, Command, Floor, StateSync},
     storage_retry::StorageRetry,
 };
+use crate::block_log::UNSYNCED_BLOCKS_MAX;
 
-/// Finalised blocks handed out and not yet durable.
-pub(super) const PENDING_MAX: usize = 4;
+/// Finalised blocks that wait to be handed to the driver.
+const PENDING_MAX: usize = 4;
+/// Finalised blocks that marshal handed out and that are not durable in the block log.
+pub(super) const UNACKNOWLEDGED_MAX: usize = PENDING_MAX + UNSYNCED_BLOCKS_MAX;
 /// Messages that wait for an actor of the engine.
 const MAILBOX: usize = 64;
 
@@ -82,6 +87,11 @@ pub struct ConsensusEngine {
 }
 
 impl ConsensusEngine {
+    /// The engine's storage. The runtime that it is run on must use it ([`super::Layer::blobs`]).
+    pub fn blobs(&self) -> BlobLog {
+        self.deps.blobs.clone()
+    }
+
     /// Runs until the task is aborted, the subnet's [`super::Subnet`] is dropped, or a part of the
     /// engine ends.
     ///
@@ -98,6 +108,7 @@ impl ConsensusEngine {
         P: Provider<PublicKey = PublicKey>,
         B: Blocker<PublicKey = PublicKey>,
     {
+        self.deps.blobs.start(context.child("blobs"));
         // An actor that panics, as it does when the disk fails it for good, ends the task that this
         // runs in.
         let context = LayeredRuntime::new(
@@ -185,8 +196,13 @@ impl ConsensusEngine {
                 return;
             }
         };
-        let (deliveries_tx, deliveries_rx) = mpsc::channel(PENDING_MAX);
-        let application = Application { deps: deps.clone(), calls: calls.clone(), deliveries_tx };
+        let (deliveries_tx, deliveries_rx) = mpsc::channel(UNACKNOWLEDGED_MAX);
+        let application = Application {
+            deps: deps.clone(),
+            calls: calls.clone(),
+            deliveries_tx,
+            batching: Arc::default(),
+        };
         let (marshal, processed, ended) = chain
             .start(&context, opened, channels.backfill, channels.broadcast, application.clone())
             .await;
@@ -215,8 +231,9 @@ impl ConsensusEngine {
             marshal: marshal.clone(),
             pruned: Height(0),
             peering,
+            unacknowledged: VecDeque::with_capacity(UNACKNOWLEDGED_MAX),
         };
-        let (durable_tx, durable_rx) = mpsc::channel(PENDING_MAX);
+        let (durable_tx, durable_rx) = mpsc::channel(UNACKNOWLEDGED_MAX);
         let delivery: Handle<()> = context
             .child("delivery")
             .spawn(move |context| delivery.run(context, deliveries_rx, durable_tx));
@@ -228,12 +245,7 @@ impl ConsensusEngine {
             timing,
             application,
             marshal,
-            channels: Subchannels::start(
-                &context,
-                channels.votes,
-                channels.certificates,
-                channels.resolver,
-            ),
+            channels: EpochChannels::new(channels.votes, channels.certificates, channels.resolver),
             speakers: RecentSpeakers::new(context.child("presence"), deps.me.clone(), timing.skip),
             tasks: Tasks { chain: ended, roots, delivery },
             durable_rx,

@@ -52,7 +52,7 @@ use state::Time;
 
 use self::{
     clients::{Call, call, deploy, deploy_another},
-    net::{Durable, Net, probability, twins},
+    net::{Durable, Net, twins},
     operators::{Change, change_members, propose},
     toy::CHECKPOINT_EVERY,
 };
@@ -156,13 +156,7 @@ fn simulate(seed: u64) -> Outcome {
         let faulty = twin.or(liar);
         let faulty_disk = faulty.is_none() && rng.gen_bool(0.25);
         if faulty_disk {
-            *context.storage_fault_config().write() = deterministic::FaultConfig::default()
-                .sync(probability(0.001))
-                .write(deterministic::WriteConfig {
-                    failure_rate: probability(0.001),
-                    retention_rate: probability(0.5),
-                    mode: deterministic::PartialWriteMode::Subset,
-                });
+            net.members.iter().for_each(|member| member.disk.fail_every(1_000));
         }
         if rng.gen_bool(0.3) {
             let place = rng.gen_range(0..NODES);
@@ -185,7 +179,6 @@ fn simulate(seed: u64) -> Outcome {
             absence(&context, &mut net, rng).await;
         }
 
-        *context.storage_fault_config().write() = deterministic::FaultConfig::default();
         net.connect(rng, 1.0).await;
         for place in 0..net.members.len() {
             net.fill_disk(place, false);
@@ -194,6 +187,7 @@ fn simulate(seed: u64) -> Outcome {
             member.slow.store(0, Ordering::Relaxed);
             member.disk.slow(0);
             member.disk.endless();
+            member.disk.fail_every(0);
             member.disk.jump(0);
             member.ends_with = None;
             member.queried.clear();
