@@ -167,12 +167,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
 
     /// Returns when a block is due after `parent`: at once with work of execution, with calls when
     /// no more are waited for, without either after the idle interval.
-    async fn wait_until_due(
-        &self,
-        clock: &impl Clock,
-        parent: &Block,
-        taken: &UnexecutedContents,
-    ) {
+    async fn wait_until_due(&self, clock: &impl Clock, parent: &Block, taken: &UnexecutedContents) {
         let idle = Duration::from_millis(self.deps.limits.idle_round_millis);
         let began = clock.current();
         // A clock that is behind the others' does not make this node wait for longer.

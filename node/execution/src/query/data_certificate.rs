@@ -12,9 +12,9 @@ use state::{CanisterId, CertifiedState, Digest};
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct DataCertificate(Mutex<Option<Kept>>);
+pub(super) struct DataCertificate(Mutex<Option<CachedCertificate>>);
 
-struct Kept {
+struct CachedCertificate {
     canister_id: CanisterId,
     /// Of the state; equal roots have equal paths.
     root: Digest,
@@ -32,7 +32,7 @@ impl DataCertificate {
         }
         let bytes: Arc<[u8]> = state.certificate(&[path_of(&canister_id)]).into();
         if bytes.len() as u64 <= CERTIFICATE_BYTES {
-            let kept = Kept { canister_id, root, bytes: Arc::clone(&bytes) };
+            let kept = CachedCertificate { canister_id, root, bytes: Arc::clone(&bytes) };
             *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
         }
         bytes
