@@ -8,10 +8,10 @@
 //! signals) and nothing that names a file, sends over the socket, makes a socket or a process.
 //!
 //! Some calls are narrowed by argument: `futex` only waits and wakes, `fcntl` only duplicates
-//! descriptors, `tgkill` only reaches the own process, `ioctl` only makes the requests of [`watch`],
-//! `statx` and `newfstatat` only take the flag that asks about a descriptor. A filter cannot see the
-//! path behind that flag, so the one thing an escaped canister can still learn of the file system is
-//! whether a path exists and its metadata.
+//! descriptors, `tgkill` only reaches the own process, `ioctl` only makes the requests of
+//! [`watch`], `statx` and `newfstatat` only take the flag that asks about a descriptor. A filter
+//! cannot see the path behind that flag, so the one thing an escaped canister can still learn of
+//! the file system is whether a path exists and its metadata.
 
 use std::{io, os::fd::AsRawFd};
 

@@ -17,10 +17,10 @@
 //! no file system, no way to make a process, no privileges, and descriptors of this shape: base
 //! files and segments read-only, for each memory it ran an update of that memory's open segment for
 //! writing, and for a message that was paused its file, which no other process reads. It shares two
-//! rings with the pool and can write one of them, at any time. Two more descriptors, of its own page
-//! map and of userfaultfd, show it which of its own pages were written. It can send false reports
-//! about the canisters of its lane; the pool checks that reports are possible, but cannot detect a
-//! plausible false one.
+//! rings with the pool and can write one of them, at any time. Two more descriptors, of its own
+//! page map and of userfaultfd, show it which of its own pages were written. It can send false
+//! reports about the canisters of its lane; the pool checks that reports are possible, but cannot
+//! detect a plausible false one.
 
 mod backtrace;
 mod bits;
