@@ -99,7 +99,7 @@ where
         E: Clock + CryptoRng + Spawner + Storage + Metrics,
     {
         loop {
-            let mut engine = self.start_engine(&context, epoch, root);
+            let Some(mut engine) = self.start_engine(&context, epoch, root) else { return };
             context.child("dealing").spawn({
                 let resharing = self.deps.resharing.clone();
                 move |context| resharing.deal(context)
@@ -122,7 +122,7 @@ where
         context: &E,
         epoch: Epoch,
         floor: EngineFloor<Scheme, Digest>,
-    ) -> Handle<()>
+    ) -> Option<Handle<()>>
     where
         E: Clock + CryptoRng + Spawner + Storage + Metrics,
     {
@@ -170,7 +170,7 @@ where
         let EpochChannels { votes, certificates, fetches, .. } = &self.channels;
         let (vote_tx, vote_rx) = votes.ends(epoch);
         let vote_rx = self.speakers.prime_votes(vote_rx, &scheme, epoch);
-        engine.start((vote_tx, vote_rx), certificates.ends(epoch), fetches.ends(epoch))
+        Some(engine.start((vote_tx, vote_rx), certificates.ends(epoch), fetches.ends(epoch)))
     }
 
     /// Lasts until the epoch's last block is durable, and gives its digest. None when something
