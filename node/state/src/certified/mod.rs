@@ -282,7 +282,7 @@ impl CertifiedState {
     /// Proof of the voters, which belongs to that certificate. `None` while the key is held as the
     /// ceremony left it.
     pub fn key_proof(&self) -> Option<&KeyProof> {
-        self.state.subnet.key_proof()
+        self.state.subnet.tree().key_proof()
     }
 
     /// The metrics in the tree.
