@@ -130,7 +130,7 @@ impl Log {
         for (number, path) in paths {
             recovery.read(&disk, number, path, number == newest)?;
         }
-        let Recovery { mut index, segments, tail, next_id } = recovery;
+        let Recovery { mut index, segments, tail, next_id, .. } = recovery;
         index.drop_unnamed();
         let (tail, segments) = match tail {
             Some(reader) => {
@@ -488,6 +488,8 @@ struct Recovery {
     /// Of the last segment that has records, read to its end.
     tail: Option<Reader>,
     next_id: u64,
+    /// The last segment that has records, if it has a torn end, and where.
+    torn: Option<(PathBuf, u64)>,
 }
 
 impl Recovery {
@@ -531,8 +533,12 @@ impl Recovery {
                 .map(drop)
                 .map_err(|source| RecordError::io(&path, "removing", source));
         }
-        if let (End::Torn(offset), false) = (reader.end(), newest) {
+        // A segment behind it that was begun and not written to does not say that.
+        if let Some((path, offset)) = self.torn.take() {
             return damaged(&path, offset, "it was complete when the next one was begun");
+        }
+        if let End::Torn(offset) = reader.end() {
+            self.torn = Some((path.clone(), offset));
         }
         let bytes = reader.offset();
         self.segments.push_back(Segment { number, path, bytes, file });
