@@ -210,6 +210,13 @@ impl HeapCell {
         self.owes.set(owes && self.was_watched.get());
     }
 
+    /// The message is paused: nothing of it is uncounted or owed, and nothing will be. It is not
+    /// repeated any more, as what it reported of its beginning counts.
+    pub(crate) fn settle(&self) {
+        debug_assert!(!self.is_watched() && !self.owes(), "pages of a paused message are hidden");
+        self.was_watched.set(false);
+    }
+
     /// Counts what the kernel noted. A refusal of the kernel is recorded: the worker ends for it.
     pub(crate) fn count_noted(&self) {
         if let Some(mapping) = self.mapping()

@@ -250,6 +250,7 @@ impl Pacer {
         if self.heap.kernel_refused() || lock(&self.stable).kernel_refused() {
             return Err("the kernel refused memory".into());
         }
+        self.heap.settle();
         let heap_wasm_pages =
             self.heap_aside.unwrap_or_else(|| self.heap.size_bytes() / WASM_PAGE_BYTES);
         let report = Progress {
