@@ -418,7 +418,7 @@ mod tests {
             response_bytes_asked: Some(100),
             transform: Some(OutcallTransform { method_name: "t".into(), context: vec![4; 10] }),
             until: Time(until),
-            node: None,
+            askers: Askers::All,
             height: Height(1),
         }
     }
