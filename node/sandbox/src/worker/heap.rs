@@ -294,6 +294,9 @@ impl HeapCell {
         self.refused.set(None);
         self.kernel_refused.set(false);
         self.watched_pages.set(0);
+        // A module without a heap, which may run next, enters none.
+        self.was_watched.set(false);
+        self.owes.set(false);
         // SAFETY: the message is over, so there is no other reference to the cells.
         unsafe {
             let mut mapping = (*self.mapping.get()).take()?;
