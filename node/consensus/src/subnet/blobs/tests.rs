@@ -198,6 +198,35 @@ fn the_log_is_bounded_by_what_blobs_hold() {
     assert_eq!((&content[..100], &content[100..]), (&[0; 100][..], &[7; 3_000][..]));
 }
 
+#[test]
+fn a_torn_segment_in_front_of_one_that_was_only_begun_is_cut_off() {
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let blobs = BlobLog::open_with(RealDisk::shared(), folder.path(), SEGMENT).unwrap();
+    let write = |number: u8| {
+        blobs.with_log(|log| {
+            let key = open_blob(log, "votes", &[number]).unwrap();
+            log.write(key, 0, &[number; 20]).unwrap();
+            log.close_blob(key);
+        });
+    };
+    write(1);
+    blobs.sync_now().unwrap();
+    // The next segment was begun, which failed for want of room, and this one written to again.
+    drop(BlobLog::open_with(RealDisk::shared(), other.path(), SEGMENT).unwrap());
+    let begun = fs::read_dir(other.path()).unwrap().next().unwrap().unwrap().path();
+    fs::copy(begun, folder.path().join(format!("{:020}.log", 2))).unwrap();
+    write(2);
+    let end = blobs.with_log(|log| log.size().1);
+    drop(blobs);
+    let first = folder.path().join(format!("{:020}.log", 1));
+    fs::File::options().write(true).open(first).unwrap().set_len(end - 1).unwrap();
+
+    let blobs = BlobLog::open_with(RealDisk::shared(), folder.path(), SEGMENT).unwrap();
+    let found = blobs.with_log(|log| contents(log));
+    let blob = |number: u8, bytes: usize| (("votes".to_owned(), vec![number]), vec![number; bytes]);
+    assert_eq!(found, Contents::from([blob(1, 20), blob(2, 0)]));
+}
+
 // Promise: P6 - Each flipped bit of a synced vote is detected when the engine's storage is opened.
 #[test]
 fn each_flipped_bit_of_what_was_synced_is_refused() {
