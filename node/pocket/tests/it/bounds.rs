@@ -49,9 +49,6 @@ async fn idle_connections_up_to_the_limit_are_closed_for_new_ones() {
     let address = server.url.strip_prefix("http://").unwrap().to_owned();
     // The limit of the server.
     let idle: Vec<_> = (0..512).map(|_| std::net::TcpStream::connect(&address).unwrap()).collect();
-    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count();
-    testing::until("the server has taken all of them", || descriptors() > idle.len());
-    // And they have been idle for long enough.
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     for _ in 0..4 {
         let answered = reqwest::get(format!("http://{address}/status")).await.unwrap();
