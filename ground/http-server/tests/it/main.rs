@@ -131,10 +131,15 @@ async fn heads_that_do_not_arrive_in_time_end_the_connection_at_once() {
     let read_timeout = Duration::from_secs(1);
     let world = World::new(read_timeout, LONG, 2).await;
     for part in ["", "GET / HTTP/1.1\r\nho"] {
-        let started = Instant::now();
-        assert_eq!(world.send(part).await, "");
-        let elapsed = started.elapsed();
-        assert!((read_timeout..2 * read_timeout).contains(&elapsed), "{part:?}: {elapsed:?}");
+        // A busy machine may be late now and then, not each time.
+        let mut took: Vec<Duration> = Vec::new();
+        while took.iter().all(|elapsed| *elapsed >= 2 * read_timeout) {
+            let started = Instant::now();
+            assert_eq!(world.send(part).await, "");
+            took.push(started.elapsed());
+            assert!(took.iter().all(|elapsed| *elapsed >= read_timeout), "{part:?}: {took:?}");
+            assert!(took.len() <= 10, "{part:?}: {took:?}");
+        }
     }
 }
 
@@ -158,14 +163,23 @@ async fn refusals_name_what_is_full_and_are_not_for_pages_of_other_origins() {
         let world = World::new(LONG, LONG, connections).await;
         let mut held = vec![];
         for _ in 0..connections {
-            held.push(world.connect().await);
+            let mut stream = world.connect().await;
+            let head =
+                "POST / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n";
+            stream.write_all(head.as_bytes()).await.unwrap();
+            // A request in progress: it is not closed for another, however long that takes.
+            let mut asked = [0; b"HTTP/1.1 100 Continue\r\n\r\n".len()];
+            stream.read_exact(&mut asked).await.unwrap();
+            assert_eq!(&asked, b"HTTP/1.1 100 Continue\r\n\r\n");
+            held.push(stream);
         }
-        // As yet none has been idle long enough to be closed for another.
         let refused = text_until_closed(&mut world.connect().await).await;
         assert!(refused.starts_with("HTTP/1.1 503 Service Unavailable\r\n"), "{refused}");
         assert!(refused.contains(expected), "{refused}");
         assert!(!refused.contains("access-control-allow-origin"), "{refused}");
-        drop(held);
+        for stream in &mut held {
+            stream.write_all(b"ab").await.unwrap();
+        }
     }
 }
 

@@ -211,17 +211,22 @@ fn four_nodes_agree_while_one_is_hurt() {
     moves(&[0, 1, 2, 3], "the fourth comes back");
 
     net.good("partition 0|1,2,3");
-    moves(&[1, 2, 3], "three continue without the first");
-    let alone = heights()[0];
-    moves(&[1, 2, 3], "and on");
-    assert_eq!(heights()[0], alone, "one alone certifies nothing");
+    // What had arrived before the cut may still be certified; then nothing is.
+    let mut alone = None;
+    until("one alone certifies nothing", || {
+        moves(&[1, 2, 3], "three continue without the first");
+        let now = heights()[0];
+        std::mem::replace(&mut alone, now) == now && now.is_some()
+    });
     net.good("partition 0,1|2,3");
-    std::thread::sleep(Duration::from_secs(2));
     // The first may still fetch what was agreed on without it; nothing new is.
-    let tip = || heights().into_iter().map(|height| height.expect("every endpoint answers")).max();
-    let split = tip();
-    std::thread::sleep(Duration::from_secs(3));
-    assert_eq!(tip(), split, "two of four agree on nothing");
+    let mut split = None;
+    until("two of four agree on nothing", || {
+        let every: Option<Vec<u64>> = heights().into_iter().collect();
+        let now = every.and_then(|heights| heights.into_iter().max());
+        std::thread::sleep(Duration::from_secs(3));
+        std::mem::replace(&mut split, now) == now && now.is_some()
+    });
     net.good("heal");
     moves(&[0, 1, 2, 3], "healed");
 
@@ -359,18 +364,21 @@ fn namespaces_are_cut_and_heal_and_leave_nothing_behind() {
             .unwrap()
             .success()
     };
-    assert!(dials(0, 1) && dials(1, 2) && dials(2, 0));
+    // A dial is given up after a second, which a busy machine may need to begin it.
+    until("all dial", || dials(0, 1) && dials(1, 2) && dials(2, 0));
     assert!(net.good("partition 0|1,2").contains("cut: 0-1 0-2"));
-    assert!(!dials(0, 1) && !dials(2, 0) && dials(1, 2));
+    assert!(!dials(0, 1) && !dials(2, 0));
+    until("what is not cut dials", || dials(1, 2));
     assert_eq!(net.status()["nodes"][0]["report"]["healthy"], true, "the endpoints stay reachable");
     assert_eq!(net.status()["links"][0], "cut: 0-1 0-2");
     assert!(
         net.good("partition 0,1 2").contains("cut: 0-2 1-2"),
         "a new partition replaces the old one"
     );
-    assert!(dials(0, 1) && !dials(1, 2));
+    until("what is not cut any more dials", || dials(0, 1));
+    assert!(!dials(1, 2));
     net.good("heal");
-    assert!(dials(0, 1) && dials(1, 2) && dials(2, 0));
+    until("all dial again", || dials(0, 1) && dials(1, 2) && dials(2, 0));
     let slow = net.run("slow 1 --latency 20ms");
     match slow.status.success() {
         true => net.good("slow 1 --off"),
@@ -514,7 +522,7 @@ fn the_relay_cuts_slows_and_heals_without_losing_a_byte() {
     assert!(crossing(&mut near, &mut far) >= Duration::from_millis(100));
     assert!(crossing(&mut far, &mut near) >= Duration::from_millis(100));
     // Lost data arrive one retransmission later.
-    relay.order(false, 1000, 0.999);
+    relay.order(false, 1000, 1.0);
     assert!(crossing(&mut near, &mut far) >= Duration::from_millis(200));
     relay.order(false, 0, 0.0);
 

@@ -127,7 +127,7 @@ impl Client {
 fn wrongs(subnet: &Subnet) -> Vec<String> {
     let honest = subnet.nodes.iter().enumerate().filter(|(place, _)| *place != BYZANTINE);
     let wrong = |line: &&str| {
-        ["panicked", "defect", "diverged", "differs from that"].iter().any(|it| line.contains(it))
+        ["panicked", "defect", "was certified before"].iter().any(|it| line.contains(it))
     };
     let of_one = |(place, node): (usize, &Node)| -> Vec<String> {
         let log = node.log();

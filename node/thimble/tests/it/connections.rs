@@ -190,7 +190,7 @@ async fn ten_thousand_silent_connections_are_bounded_and_disturb_nobody() {
     let mut refused = 0_u64;
     for stream in silent_ones {
         let words = last_words(stream).await;
-        if words.contains(&format!("its limit connections = {limit} allows")) {
+        if words.contains(&format!("the limit connections = {limit} allows")) {
             assert!(words.starts_with("HTTP/1.1 503"), "{words}");
             refused += 1;
         }

@@ -47,24 +47,19 @@ async fn a_disk_that_fills_up_stops_updates_and_loses_nothing() {
         .unwrap();
     assert!(!written.status.success(), "the disk is full now");
 
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    let mut acknowledged = 10;
-    let refusal = loop {
+    let (mut acknowledged, mut text) = (10, String::new());
+    until_async("updates are refused on a full disk", async || {
         match update(&agent, counter, "inc", vec![]).await {
             Ok(reply) => acknowledged = u64::from_le_bytes(reply.try_into().unwrap()),
-            Err(error) => break error,
+            Err(error) => text = format!("{error:?}"),
         }
-        assert!(std::time::Instant::now() < deadline, "updates still pass on a full disk");
-    };
-    let text = format!("{refusal:?}");
+        !text.is_empty()
+    })
+    .await;
     assert!(text.contains("disk") || text.contains("space"), "{text}");
     // Reads continue.
     assert_eq!(query(&agent, counter, "get", vec![]).await.unwrap(), acknowledged.to_le_bytes());
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while reqwest::get(format!("{}/health", node.url)).await.unwrap().status().is_success() {
-        assert!(std::time::Instant::now() < deadline, "the node still says it is healthy");
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
+    until_async("the node says that it is not healthy", async || !health(&node).await.0).await;
 
     // A kill on a full disk, then room again: everything acknowledged is there, and updates are
     // taken.
@@ -92,19 +87,15 @@ async fn updates_are_taken_again_when_the_disk_has_room_without_a_restart() {
         .args(["if=/dev/zero", "bs=1M", "count=1000"])
         .arg(format!("of={}", filler.display()))
         .output();
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while update(&agent, counter, "inc", vec![]).await.is_ok() {
-        assert!(std::time::Instant::now() < deadline, "updates still pass on a full disk");
-    }
+    until_async("updates are refused on a full disk", async || {
+        update(&agent, counter, "inc", vec![]).await.is_err()
+    })
+    .await;
     std::fs::remove_file(&filler).unwrap();
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while update(&agent, counter, "inc", vec![]).await.is_err() {
-        assert!(
-            std::time::Instant::now() < deadline,
-            "updates are still refused with room on the disk"
-        );
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    }
+    until_async("updates are taken with room on the disk", async || {
+        update(&agent, counter, "inc", vec![]).await.is_ok()
+    })
+    .await;
 }
 
 /// What every call of a writer fills.

@@ -218,8 +218,9 @@ impl Node {
             }
             let waited = begun.elapsed();
             assert!(
-                waited < Duration::from_secs(60),
-                "the node was not healthy within 60 s\n{}",
+                waited < testing::TIMEOUT,
+                "the node was not healthy within {:?}\n{}",
+                testing::TIMEOUT,
                 self.log()
             );
             tokio::time::sleep(testing::pause(waited)).await;

@@ -1,13 +1,14 @@
 //! The HTTP gateway: a canister's page in a browser, and everything that canisters answer, the
 //! hostile ones too. The canister is `canisters/frontend`.
 
-use std::{io::Write, net::TcpListener, process::Command, time::Duration};
+use std::{io::Write, net::TcpListener, process::Command};
 
 use candid::Principal;
 use reqwest::{Client, Method, Response, StatusCode};
 use sha2::{Digest, Sha256};
 
 use crate::harness::*;
+use testing::until_async;
 
 /// Bytes of the long assets, and of one piece of them, as in the canister's source.
 const LONG_BYTES: usize = 5_000_000;
@@ -169,11 +170,7 @@ async fn long_assets_go_out_piece_by_piece() {
     for (number, found) in all.join_all().await {
         assert_eq!(found, digest, "{number}");
     }
-    let deadline = std::time::Instant::now() + Duration::from_secs(20);
-    while site.held_bytes().await > 0 {
-        assert!(std::time::Instant::now() < deadline, "{} bytes are held", site.held_bytes().await);
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    until_async("nothing is held", async || site.held_bytes().await == 0).await;
 }
 
 // Promise: P11 - A request becomes an update call where the canister asks for it.
@@ -253,27 +250,24 @@ async fn what_is_too_much_is_refused_with_the_limit() {
             stream
         })
         .collect();
-    let deadline = std::time::Instant::now() + Duration::from_secs(20);
-    loop {
-        let (status, text) = match site.try_ask(Method::GET, "/", &[]).await {
-            Ok(response) => (response.status().as_u16(), response.text().await.unwrap_or_default()),
-            Err(_) => continue,
-        };
-        if status == 503 {
-            assert!(text.contains("http_gateway.connections = 2"), "{text}");
-            break;
-        }
-        assert!(std::time::Instant::now() < deadline, "{status} {text}");
-    }
+    until_async("a third connection is refused", async || {
+        let Ok(response) = site.try_ask(Method::GET, "/", &[]).await else { return false };
+        let (status, text) = (response.status(), response.text().await.unwrap_or_default());
+        let is_refused = status == StatusCode::SERVICE_UNAVAILABLE;
+        assert!(!is_refused || text.contains("http_gateway.connections = 2"), "{text}");
+        is_refused
+    })
+    .await;
     drop(busy);
     let url = format!("http://{}/counter", site.address);
     let post = || Client::new().post(&url).header("host", site.host()).body(vec![0; 1001]);
-    let refused = loop {
-        match post().send().await {
-            Ok(response) if response.status() != 503 => break response,
-            _ => assert!(std::time::Instant::now() < deadline),
-        }
-    };
+    let mut answered = None;
+    until_async("there is a place again", async || {
+        answered = post().send().await.ok().filter(|response| response.status() != 503);
+        answered.is_some()
+    })
+    .await;
+    let refused = answered.unwrap();
     assert_eq!(refused.status(), 413);
     assert!(refused.text().await.unwrap().contains("http_gateway.body_bytes is 1000"));
 }

@@ -128,10 +128,11 @@ impl Subnet {
             let agent = node.agent(1).await;
             let found = match query(&agent, counter, "get", vec![]).await {
                 Ok(reply) => u64::from_le_bytes(reply.try_into().unwrap()),
-                // Neither made there, nor, where it is made, installed.
+                // Neither made there, nor, where it is made, installed; or the node cannot answer
+                // at the moment, and asks to be asked again.
                 Err(AgentError::UncertifiedReject { reject, .. })
                     if reject.reject_code == RejectCode::DestinationInvalid
-                        || reject.error_code.as_deref() == Some("IC0537") =>
+                        || matches!(reject.error_code.as_deref(), Some("IC0537" | "IC0208")) =>
                 {
                     return false;
                 }

@@ -2,12 +2,13 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures::{StreamExt, stream};
 use libp2p::{Multiaddr, multiaddr::Protocol};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use testing::until_async;
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::{
@@ -70,16 +71,11 @@ async fn five_thousand_idle_connections_keep_nobody_out() {
     assert!(silent.len() > 4_000, "{} connected", silent.len());
     // Connections in use stay, and newcomers get in while all of them are there.
     assert_eq!(known.push(&message(TOPIC, b"meanwhile")).await.unwrap().status.code(), 200);
-    let deadline = Instant::now() + Duration::from_secs(30);
-    loop {
-        if let Ok(mut new) = Client::try_connect(address).await
-            && new.push(&message(TOPIC, b"a newcomer")).await.is_some()
-        {
-            break;
-        }
-        assert!(Instant::now() < deadline, "no newcomer was served");
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
+    until_async("a newcomer is served", async || {
+        let Ok(mut new) = Client::try_connect(address).await else { return false };
+        new.push(&message(TOPIC, b"a newcomer")).await.is_some()
+    })
+    .await;
     assert!(relay.metric("thimble_relay_connections") <= 96);
     drop((idle, silent));
     serves(address, TOPIC).await;

@@ -89,8 +89,13 @@ impl Drop for GoPeer {
 
 impl GoPeer {
     fn start(arguments: &[&str]) -> Self {
-        // It takes no port 0 for discovery: a port that was free a moment ago.
-        let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        // It takes no port 0 for discovery: a port that was free a moment ago, and that the system
+        // does not give away by itself.
+        let begin = std::process::id() as usize * 16 + NEXT.fetch_add(1, Relaxed);
+        let mut ports = (8_000..9_000_u16).cycle().skip(begin % 1_000).take(1_000);
+        let port = ports.find(|port| UdpSocket::bind(("0.0.0.0", *port)).is_ok());
+        let port = port.expect("a free port").to_string();
         let mut process = Command::new(target().join("waku/peer"))
             .args(["service", "-cluster", "2", "-shards", "0,1", "-discv5-port", &port])
             .args(arguments)

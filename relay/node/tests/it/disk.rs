@@ -14,7 +14,7 @@ use crate::{
     harness::Relay,
     peer::{Client, TIMEOUT, message, serves},
 };
-use testing::SmallDisk;
+use testing::{SmallDisk, until_async};
 
 const TOPIC: &str = "/test/1/disk/proto";
 
@@ -48,9 +48,7 @@ async fn a_full_disk_refuses_messages_and_heals_without_a_restart() {
             .filter(|path| fs::metadata(path).is_ok_and(|file| file.len() == 4 << 20))
             .count()
     };
-    while made() < 4 {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until_async("the spare segments are made", async || made() >= 4).await;
     // Less is free than the relay reserves: clients are refused, and what peers bring is passed on.
     let filler = disk.path().join("filler");
     let free = disk.free_bytes() as usize;

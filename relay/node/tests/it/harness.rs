@@ -17,7 +17,7 @@ use std::{
 use tempfile::TempDir;
 
 /// Starting takes no longer, on the slowest machine.
-const START: Duration = Duration::from_secs(30);
+const START: Duration = testing::TIMEOUT;
 /// Anonymous memory in the sheet of 64 MiB: all but the kernel's part and the page cache.
 pub(crate) const ANONYMOUS_BYTES: u64 = 47 << 20;
 /// Interval of readings of a process's memory.

@@ -1,7 +1,7 @@
 //! Behaviour of a relay when its process group is small, and when measured memory is near its
 //! budget.
 
-use std::{process::Command, time::Duration};
+use std::process::Command;
 
 use protocol::{filter::Action, store};
 use testing::group::Group;
@@ -11,7 +11,7 @@ use crate::{
     http::get,
     peer::{Client, message},
 };
-use testing::eventually;
+use testing::{eventually, until_async};
 
 const MIB: u64 = 1 << 20;
 const TOPIC: &str = "/test/1/memory/proto";
@@ -213,16 +213,10 @@ async fn limits_of_messages_and_requests_are_those_of_the_table() {
         })
         .unwrap();
     assert!(peak.parse::<f64>().unwrap() < 1900.0, "a piece at a time, not {peak} bytes");
-    tokio::time::timeout(Duration::from_secs(20), async {
-        while !get(&node.http, "/metrics")
-            .text()
-            .contains("thimble_relay_filter_push_seconds_count 1")
-        {
-            tokio::task::yield_now().await;
-        }
+    until_async("the push is timed", async || {
+        get(&node.http, "/metrics").text().contains("thimble_relay_filter_push_seconds_count 1")
     })
-    .await
-    .expect("the push is timed");
+    .await;
 }
 
 // Promise: P24 - Tables of the relay are counted in their pools.

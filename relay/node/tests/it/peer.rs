@@ -19,7 +19,7 @@ use protocol::{
 };
 
 /// Everything a relay does for a test takes less.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(NetworkBehaviour)]
 struct Behaviour {

@@ -117,7 +117,7 @@ async fn what_is_sent_and_not_read_is_bounded_over_all_connections() {
         let sending = hostile.iter().map(async |raw| {
             let mut streams = Vec::new();
             for _ in 0..2 {
-                let opening = tokio::time::timeout(TIMEOUT / 10, raw.open(store::PROTOCOL)).await;
+                let opening = tokio::time::timeout(TIMEOUT / 30, raw.open(store::PROTOCOL)).await;
                 let Ok(Some(mut stream)) = opening else { break };
                 let sending = async {
                     stream.write_all(&query).await?;

@@ -1,16 +1,12 @@
 //! With a full disk messages are refused with the reason, and nothing else is lost.
 
-use std::{
-    io,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{io, sync::Arc};
 
 use disk::SimulatedDisk;
 use store::{AppendError, Config};
 
 use crate::common::*;
-use testing::SmallDisk;
+use testing::{SmallDisk, until};
 
 // Promise: P23 - A full disk refuses messages and accepts them when it has room.
 #[test]
@@ -86,13 +82,10 @@ fn a_file_system_below_the_reserve_takes_nothing_until_there_is_room() {
     std::fs::remove_file(&filler).unwrap();
     // Retention makes room, though nothing arrives.
     hand.forward(200);
-    for _ in 0..200 {
+    until("retention makes room", || {
         store.sync();
-        if store.status().partitions == 0 {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
+        store.status().partitions == 0
+    });
     assert_eq!(numbers(&store), [] as [u64; 0]);
     append(&store, 6000, hand.now());
     assert_eq!(numbers(&store), [6000]);
@@ -178,11 +171,7 @@ fn what_may_pass_is_passed_on_while_the_disk_has_no_byte_left() {
     }
     // An index may not be opened on a full disk: kept messages are found once there is room.
     std::fs::remove_file(&filler).unwrap();
-    let began = Instant::now();
-    while numbers(&store) != [0] {
-        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", store.status());
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    until("the kept message is found", || numbers(&store) == [0]);
     append(&store, 1, hand.now());
     assert_eq!(numbers(&store), [0, 1]);
     drop(store);

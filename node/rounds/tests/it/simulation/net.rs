@@ -437,10 +437,15 @@ impl Net {
         }
     }
 
-    /// Nodes that their operators run, whether they are up or not.
+    /// Nodes that their operators run, whether they are up or not: those that they asked for, and
+    /// members. A node that left ends again when it is started before it is admitted again; its
+    /// operator starts it once it is a member.
     pub(crate) fn places(&self) -> Vec<usize> {
-        let wanted = |place: &usize| self.members[*place].is_wanted.load(Ordering::Relaxed);
-        (0..self.members.len()).filter(wanted).collect()
+        let committee = self.committee();
+        let runs = |place: &usize| {
+            self.members[*place].is_wanted.load(Ordering::Relaxed) || committee.contains(place)
+        };
+        (0..self.members.len()).filter(runs).collect()
     }
 
     /// The holders of the key, according to the newest block.
@@ -461,7 +466,7 @@ impl Net {
 
     /// Starts a node, if its operator runs it.
     pub(crate) async fn start(&mut self, place: usize) {
-        if !self.members[place].is_wanted.load(Ordering::Relaxed) {
+        if !self.places().contains(&place) {
             return;
         }
         let channels = self.channels(place).await;
