@@ -516,9 +516,9 @@ mod tests {
         }
     }
 
-    const PINNED: testing::formats::Pin = (10, "0154bf54ece7245234a32d3a4d27ce63");
+    const PINNED: testing::formats::Pin = (11, "cbbe170d21baba1fd0fdabaea178fe5e");
     /// Version of the manifest, with the records that its root depends on.
-    const UNDER_THE_ROOT: testing::formats::Pin = (6, "0154bf54ece7245234a32d3a4d27ce63");
+    const UNDER_THE_ROOT: testing::formats::Pin = (7, "cbbe170d21baba1fd0fdabaea178fe5e");
 
     /// Everything that a record of a canister can have, in values that are not defaults.
     #[expect(clippy::too_many_lines, reason = "one story, in order")]
