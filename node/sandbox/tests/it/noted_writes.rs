@@ -58,7 +58,7 @@ const FOLLOWER: &str = r#"(module
                         (br $done))
                         ;; 5: a page of stable memory, a line of the log
                         (call $swrite (i64.extend_i32_u (i32.and (local.get $number) (i32.const 0xffff)))
-                            (call $address (local.get $number)) (i64.const 8))
+                            (i64.extend_i32_u (call $address (local.get $number))) (i64.const 8))
                         (call $print (local.get $at) (i32.const 4)) (br $done))
                         ;; 6: many pages
                         (call $sweep (call $address (local.get $number))) (br $done))

@@ -605,7 +605,9 @@ fn node_within_retained_blocks_executes_blocks() {
 // Promise: P9 - Calls get randomness after all members lost power at once.
 #[test]
 fn awaited_states_are_signed_after_all_members_lost_power() {
-    deterministic::Runner::new(history(13)).start(|context| async move {
+    // A power cut ends tasks of the engine by panics.
+    let config = history(13).with_catch_panics(true);
+    deterministic::Runner::new(config).start(|context| async move {
         let rng = &mut StdRng::seed_from_u64(13);
         let mut net = Net::started_with_epochs_of(LONG_EPOCH, &context, rng, false).await;
         for _ in 0..3 {
