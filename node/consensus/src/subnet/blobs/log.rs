@@ -208,10 +208,10 @@ impl Log {
         // A write may be torn, so a long one may be several records.
         for piece in bytes.chunks(WRITE_BYTES_MAX) {
             let (_, extent) = self.append_write(id, offset, piece)?;
-            if let Some(blob) = self.index.blobs.get_mut(&key) {
+            self.index.change(key, |blob| {
                 blob.put(offset, extent);
                 blob.changed = self.appended;
-            }
+            });
             offset += piece.len() as u64;
         }
         Ok(self.appended)
@@ -227,10 +227,10 @@ impl Log {
     pub(super) fn resize(&mut self, key: Key, length: u64) -> Result<(), Error> {
         let id = self.named(key)?.id;
         self.append(&[Record::Resize { id, length }.encode()])?;
-        if let Some(blob) = self.index.blobs.get_mut(&key) {
+        self.index.change(key, |blob| {
             blob.resize(length);
             blob.changed = self.appended;
-        }
+        });
         Ok(())
     }
 
@@ -439,6 +439,11 @@ impl Log {
             return Ok(());
         };
         assert!(emptied, "segment {number} holds blobs");
+        debug_assert_eq!(
+            self.index.live_bytes(),
+            self.index.count_live_bytes(),
+            "the sum of what blobs have is wrong"
+        );
         if_there(self.disk.remove(&oldest.path))?;
         // In this order: a segment that came back without those after it would bring removed
         // blobs back.
@@ -566,16 +571,17 @@ impl Recovery {
             self.index.close(id);
             return;
         }
-        let blob = self.index.blobs.entry(id).or_insert_with(|| Blob::new(id, segment));
+        self.index.blobs.entry(id).or_insert_with(|| Blob::new(id, segment));
         match record {
             Record::Name { version, partition, name, .. } => {
                 self.index.name(id, version, partition, name);
             }
             Record::Write { offset, bytes, .. } => {
                 let at = record_at + HEAD_BYTES + WRITE_HEAD_BYTES;
-                blob.put(offset, Extent { file: file.clone(), at, bytes: bytes.len() as u64 });
+                let extent = Extent { file: file.clone(), at, bytes: bytes.len() as u64 };
+                self.index.change(id, |blob| blob.put(offset, extent));
             }
-            Record::Resize { length, .. } => blob.resize(length),
+            Record::Resize { length, .. } => self.index.change(id, |blob| blob.resize(length)),
             Record::Begin { .. } | Record::Remove { .. } => {}
         }
     }
