@@ -234,9 +234,9 @@ mod tests {
         let heights = |state: &SubnetState| -> Vec<_> {
             state.awaited_roots().iter().map(|awaited| awaited.height.0).collect()
         };
-        for (ends, left) in
-            [(ended, &[2, 3][..]), (first, &[2, 3]), (second, &[3]), (with_waiter, &[3])]
-        {
+        let steps =
+            [(ended, vec![2, 3]), (first, vec![2, 3]), (second, vec![3]), (with_waiter, vec![3])];
+        for (ends, left) in steps {
             assert!(state.outcalls.remove(ends).is_some());
             state.drop_unawaited_roots();
             assert_eq!(heights(&state), left);

@@ -776,9 +776,9 @@ impl ReplicatedState {
         self.check_sums();
     }
 
-    /// Checks the invariants between rounds: no cycles were created or lost, and every sum and index
-    /// agrees with the canisters. Visits every canister, so tests and the simulation call it after
-    /// every round, and a running node does not.
+    /// Checks the invariants between rounds: no cycles were created or lost, and every sum and
+    /// index agrees with the canisters. Visits every canister, so tests and the simulation call it
+    /// after every round, and a running node does not.
     ///
     /// # Panics
     /// When an invariant does not hold.

@@ -210,7 +210,7 @@ fn a_message_that_was_paused_is_not_repeated() {
         (noted.len(), outcome.instructions, outcome.result.is_ok())
     };
     let mut operations = vec![(6, 0)];
-    operations.extend([[(2, 9_999), (7, 1)]; 500].concat());
+    operations.extend([[(2, 9_999), (7, 1)]; 800].concat());
     let (_, before, _) = run(&operations, 2_000_000_000);
     assert!(before > 25_000_000, "fewer are not noted by the kernel: {before}");
     operations.extend([(7, 1); 3_000]);
