@@ -730,17 +730,26 @@ impl RecordFile {
         self.ahead = bytes;
     }
 
-    /// Cuts off what was reserved and makes the file durable: it takes no more records.
+    /// Cuts off what was reserved, and reserves nothing more. A sync makes it durable.
     ///
     /// # Errors
-    /// Those of [`Self::sync`].
-    pub fn finish(&mut self) -> Result<(), RecordError> {
+    /// Those of the disk.
+    pub fn cut_ahead(&mut self) -> Result<(), RecordError> {
         if self.reserved > self.length {
             self.file
                 .set_len(self.length)
                 .map_err(|source| RecordError::io(&self.path, "cutting off room", source))?;
         }
         (self.ahead, self.reserved) = (0, 0);
+        Ok(())
+    }
+
+    /// Cuts off what was reserved and makes the file durable: it takes no more records.
+    ///
+    /// # Errors
+    /// Those of [`Self::sync`].
+    pub fn finish(&mut self) -> Result<(), RecordError> {
+        self.cut_ahead()?;
         self.sync()
     }
 

@@ -223,6 +223,12 @@ impl Outcalls {
         of_round.any(|outcall| outcall.askers == Askers::Unassigned)
     }
 
+    /// Rounds of the requests that have no member yet.
+    pub(crate) fn unassigned_since(&self) -> impl Iterator<Item = Height> + '_ {
+        let unassigned = self.open.values().filter(|it| it.askers == Askers::Unassigned);
+        unassigned.map(|outcall| outcall.height)
+    }
+
     /// Chooses a member for each request that has none, of this round or of all, by `choose`.
     pub fn assign(&mut self, since: Option<Height>, choose: impl Fn(OutcallId) -> Principal) {
         let is_due = |outcall: &Outcall| {

@@ -14,6 +14,8 @@
 //!
 //! A node alone draws a value for each block, which answers everything that waits.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Cycles, Height, Origin, SubnetState};
@@ -138,6 +140,17 @@ impl SubnetState {
         Some((Some(height), signed.value))
     }
 
+    /// After requests ended without a member: what nothing waits for any more is not awaited. A
+    /// block that carries the signature nevertheless answers nothing with it.
+    pub fn drop_unawaited_roots(&mut self) {
+        if self.awaited_roots.is_empty() {
+            return;
+        }
+        let waiters = self.randomness_waiters.iter().map(|waiter| waiter.height);
+        let since: BTreeSet<Height> = waiters.chain(self.outcalls.unassigned_since()).collect();
+        self.awaited_roots.retain(|height, _| since.contains(height));
+    }
+
     /// Takes out the waiters of this round, or all, in the order of their calls.
     pub fn take_waiters(&mut self, since: Option<Height>) -> Vec<RandomnessWaiter> {
         let waiters = std::mem::take(&mut self.randomness_waiters);
@@ -152,6 +165,7 @@ impl SubnetState {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Askers, Outcall, OutcallMethod, Time};
 
     fn waiter(height: u64) -> RandomnessWaiter {
         RandomnessWaiter { origin: Origin::System, cycles: 0, height: Height(height) }
@@ -190,6 +204,45 @@ mod tests {
         assert_eq!(state.take_answered(&Randomness::Drawn([7; 32])), [(None, [7; 32])]);
         assert_eq!(state.take_waiters(None).len(), 1);
         assert!(state.awaited_roots().is_empty());
+    }
+
+    #[test]
+    fn a_state_is_awaited_no_more_when_the_requests_of_its_round_have_ended() {
+        let mut state = SubnetState::default();
+        let outcall = |height: u64| Outcall {
+            origin: Origin::System,
+            cycles: 0,
+            url: String::new(),
+            method: OutcallMethod::Put,
+            headers: vec![],
+            body: vec![],
+            response_bytes_asked: None,
+            transform: None,
+            until: Time(1),
+            askers: Askers::Unassigned,
+            height: Height(height),
+        };
+        after(&mut state, 1);
+        let ended = state.outcalls.add(outcall(1));
+        after(&mut state, 2);
+        let first = state.outcalls.add(outcall(2));
+        let second = state.outcalls.add(outcall(2));
+        after(&mut state, 3);
+        let with_waiter = state.outcalls.add(outcall(3));
+        state.randomness_waiters.push_back(waiter(3));
+        after(&mut state, 4);
+        let heights = |state: &SubnetState| -> Vec<_> {
+            state.awaited_roots().iter().map(|awaited| awaited.height.0).collect()
+        };
+        let steps =
+            [(ended, vec![2, 3]), (first, vec![2, 3]), (second, vec![3]), (with_waiter, vec![3])];
+        for (ends, left) in steps {
+            assert!(state.outcalls.remove(ends).is_some());
+            state.drop_unawaited_roots();
+            assert_eq!(heights(&state), left);
+        }
+        assert_eq!(state.take_answered(&signed(2)), [], "it is ignored");
+        assert_eq!(state.take_answered(&signed(3)), [(Some(Height(3)), [103; 32])]);
     }
 
     #[test]

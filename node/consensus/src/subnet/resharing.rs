@@ -157,11 +157,6 @@ impl Resharing {
         self.inner.lock().summary.clone()
     }
 
-    /// Keys that sign votes of the epoch that runs, and of the one before.
-    pub(super) fn voters(&self) -> Voters {
-        self.inner.lock().voters.clone()
-    }
-
     /// The last block of the epoch before.
     pub(super) fn boundary(&self) -> Digest {
         self.inner.lock().boundary

@@ -285,8 +285,12 @@ pub(crate) fn answer(state: &mut ReplicatedState, answers: &[OutcallAnswer], now
             respond(state, answer.id, answer.payload.clone());
         }
     }
-    for id in state.subnet.outcalls.expired(now) {
-        respond(state, id, Payload::Reject(OutcallAnswer::timed_out()));
+    let expired = state.subnet.outcalls.expired(now);
+    for id in &expired {
+        respond(state, *id, Payload::Reject(OutcallAnswer::timed_out()));
+    }
+    if !expired.is_empty() {
+        state.subnet.drop_unawaited_roots();
     }
     effects
 }

@@ -191,3 +191,70 @@ fn a_message_that_runs_out_of_instructions_while_pages_are_not_counted_is_repeat
         assert_eq!(noted, faulted);
     }
 }
+
+/// Calls follow each other closely, so the message is paused in them, and its instructions end in
+/// one: the charge that fails leaves pages uncharged. What it reported at a pause counts.
+#[test]
+fn a_message_that_was_paused_is_not_repeated() {
+    let mut nodes = [Node::new(false), Node::new(true)];
+    let mut run = |operations: &[(u32, u32)], instructions: u64| {
+        let message = Message {
+            operations: operations.to_vec(),
+            instructions,
+            heap_dirty_bytes: 64 * MIB,
+            slice: 8_000_000,
+        };
+        let [noted, faulted] = nodes.each_mut().map(|node| node.update(&message));
+        assert_eq!(noted, faulted);
+        let Some(Slice::Ended(outcome)) = noted.last() else { panic!("{noted:?}") };
+        (noted.len(), outcome.instructions, outcome.result.is_ok())
+    };
+    let mut operations = vec![(6, 0)];
+    operations.extend([[(2, 9_999), (7, 1)]; 800].concat());
+    let (_, before, _) = run(&operations, 2_000_000_000);
+    assert!(before > 25_000_000, "fewer are not noted by the kernel: {before}");
+    operations.extend([(7, 1); 3_000]);
+    let (_, all, _) = run(&operations, 2_000_000_000);
+    let step = (all - before) / 37;
+    for number in 1..37 {
+        let (slices, _, is_ok) = run(&operations, before + number * step);
+        assert!(slices > 3 && !is_ok, "{slices} slices");
+    }
+}
+
+/// Has no memory. Computes before it calls the system, or does not compute.
+const WITHOUT_MEMORY: &str = r#"(module
+    (import "ic0" "msg_reply" (func $reply))
+    (func (export "canister_update spin") (local $times i32)
+        (local.set $times (i32.const 20000000))
+        (loop $next (br_if $next (local.tee $times (i32.sub (local.get $times) (i32.const 1)))))
+        (call $reply))
+    (func (export "canister_update reply") (call $reply)))"#;
+
+/// The last call of a message that the kernel watches leaves pages uncharged. The next message of
+/// the worker is of a module whose memory is not put in place, because there is none.
+#[test]
+fn a_message_owes_no_pages_of_the_one_before_it() {
+    let mut node = Node::new(false);
+    let mut without_memory = node.world.install(WITHOUT_MEMORY);
+    let owing = Message {
+        operations: vec![(0, 1), (7, 1)],
+        instructions: 2_000_000_000,
+        heap_dirty_bytes: 64 * MIB,
+        slice: 1_000_000_000,
+    };
+    // At a step, and where a charge fails.
+    for (method, instructions) in [("spin", 2_000_000_000), ("reply", 100)] {
+        let slices = node.update(&owing);
+        assert!(matches!(&slices[..], [Slice::Ended(outcome)] if outcome.result.is_ok()));
+        let mut request = node.world.request(&without_memory, Entry::Update(method.into()));
+        request.limits.instructions = instructions;
+        let canister_id = request.context.canister_id;
+        let name = SlicedName { since: Height(1), canister_id, part: 0 };
+        let grant = Grant::new(name, 1_000_000_000, 1_000_000_000);
+        let slice = node.world.pool.run_slice(Lane::Update(0), &request, &grant).unwrap();
+        let Slice::Ended(outcome) = slice else { panic!("{slice:?}") };
+        assert_eq!(outcome.result.is_ok(), method == "spin", "{:?}", outcome.result);
+        node.world.commit(&mut without_memory, request, &outcome);
+    }
+}

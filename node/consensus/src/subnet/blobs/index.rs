@@ -7,6 +7,9 @@ use std::{
 
 use disk::DiskFile;
 
+/// Of a name, and of the heads of records, in the sum of what blobs have.
+const OVERHEAD_BYTES: u64 = 128;
+
 /// Names a blob for as long as the process lives; in the log it may get another number.
 pub(super) type Key = u64;
 
@@ -37,6 +40,8 @@ pub(super) struct Blob {
     pub(super) length: u64,
     /// By offset in the blob; they do not overlap, and bytes between them are zeros.
     pub(super) extents: BTreeMap<u64, Extent>,
+    /// Bytes of all extents.
+    stored: u64,
     /// Number of the segment in which its first record is.
     pub(super) since: u64,
     /// Number of the last change of the log that is one of this blob.
@@ -52,6 +57,7 @@ impl Blob {
             version: 0,
             length: 0,
             extents: BTreeMap::new(),
+            stored: 0,
             since,
             changed: 0,
             open: false,
@@ -65,6 +71,7 @@ impl Blob {
         let end = offset + extent.bytes;
         self.cut(offset, end);
         self.length = self.length.max(end);
+        self.stored += extent.bytes;
         self.extents.insert(offset, extent);
     }
 
@@ -81,6 +88,7 @@ impl Blob {
         if let Some((start, before)) = before {
             let end = start + before.bytes;
             if end > from {
+                self.stored -= end.min(to) - from;
                 let behind = (end > to).then(|| before.without(to - start));
                 before.bytes = from - start;
                 self.extents.extend(behind.map(|behind| (to, behind)));
@@ -88,17 +96,19 @@ impl Blob {
         }
         let within: Vec<u64> = self.extents.range(from..to).map(|(start, _)| *start).collect();
         for start in within {
-            if let Some(extent) = self.extents.remove(&start)
-                && start + extent.bytes > to
-            {
-                self.extents.insert(to, extent.without(to - start));
+            if let Some(extent) = self.extents.remove(&start) {
+                let end = start + extent.bytes;
+                self.stored -= end.min(to) - start;
+                if end > to {
+                    self.extents.insert(to, extent.without(to - start));
+                }
             }
         }
     }
 
-    /// Bytes that are stored.
-    pub(super) fn stored_bytes(&self) -> u64 {
-        self.extents.values().map(|extent| extent.bytes).sum()
+    /// What it adds to [`Index::live_bytes`] while it has a name.
+    fn live_bytes(&self) -> u64 {
+        self.stored + OVERHEAD_BYTES
     }
 }
 
@@ -108,6 +118,8 @@ pub(super) struct Index {
     pub(super) blobs: BTreeMap<Key, Blob>,
     /// Blobs that have a name, by the segment of their first record.
     ages: BTreeSet<(u64, Key)>,
+    /// Sum over the blobs that have a name.
+    live_bytes: u64,
 }
 
 impl Index {
@@ -129,8 +141,22 @@ impl Index {
         }
         if let Some(blob) = self.blobs.get_mut(&key) {
             blob.version = version;
+            if blob.name.is_none() {
+                self.live_bytes += blob.live_bytes();
+            }
             blob.name = Some((partition.to_owned(), name.to_vec()));
             self.ages.insert((blob.since, key));
+        }
+    }
+
+    /// Changes what a blob contains.
+    pub(super) fn change(&mut self, key: Key, change: impl FnOnce(&mut Blob)) {
+        if let Some(blob) = self.blobs.get_mut(&key) {
+            let before = blob.stored;
+            change(blob);
+            if blob.name.is_some() {
+                self.live_bytes = self.live_bytes - before + blob.stored;
+            }
         }
     }
 
@@ -156,7 +182,9 @@ impl Index {
     fn retire(&mut self, key: Key) {
         if let Entry::Occupied(mut blob) = self.blobs.entry(key) {
             self.ages.remove(&(blob.get().since, key));
-            blob.get_mut().name = None;
+            if blob.get_mut().name.take().is_some() {
+                self.live_bytes -= blob.get().live_bytes();
+            }
             if !blob.get().open {
                 blob.remove();
             }
@@ -196,13 +224,18 @@ impl Index {
 
     /// Bytes of everything that has a name, with its records.
     pub(super) fn live_bytes(&self) -> u64 {
-        /// A name, and the heads of records.
-        const OVERHEAD_BYTES: u64 = 128;
-        let blobs = self.ages.iter().filter_map(|(_, key)| self.blobs.get(key));
-        blobs.map(|blob| blob.stored_bytes() + OVERHEAD_BYTES).sum()
+        self.live_bytes
     }
 
-    /// Every extent lies in its blob and in front of the next, and names and blobs agree.
+    /// The same, by looking at every extent.
+    pub(super) fn count_live_bytes(&self) -> u64 {
+        let named = self.blobs.values().filter(|blob| blob.name.is_some());
+        let extents = |blob: &Blob| blob.extents.values().map(|it| it.bytes).sum::<u64>();
+        named.map(|blob| extents(blob) + OVERHEAD_BYTES).sum()
+    }
+
+    /// Every extent lies in its blob and in front of the next, names and blobs agree, and the sum
+    /// is right.
     #[cfg(test)]
     pub(super) fn check(&self) {
         let named: BTreeSet<Key> =
@@ -219,5 +252,6 @@ impl Index {
             assert!(blob.open || blob.name.is_some(), "blob {key} is of no use");
         }
         assert_eq!(self.ages.len(), named.len());
+        assert_eq!(self.live_bytes, self.count_live_bytes(), "bytes of {} blobs", named.len());
     }
 }

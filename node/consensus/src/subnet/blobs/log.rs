@@ -12,26 +12,27 @@ use std::{
 use commonware_runtime::{BlobVersion, Error};
 use disk::{
     DiskFile, Open, SharedDisk, if_there,
-    records::{End, HEAD_BYTES, HEADER_BYTES, Reader, RecordError, RecordFile},
+    records::{HEAD_BYTES, HEADER_BYTES, RecordError, RecordFile},
 };
 
 use super::{
     AHEAD_BYTES, SEGMENTS_MIN,
     index::{Blob, Extent, Index, Key},
     record::{KIND, Record, WRITE_BYTES_MAX, WRITE_HEAD_BYTES},
+    recovery::Recovery,
 };
 
 /// Bytes of a segment with its first record only.
 const FIRST_BYTES: u64 = HEADER_BYTES + HEAD_BYTES + 9;
 
 #[derive(Debug)]
-struct Segment {
-    number: u64,
-    path: PathBuf,
+pub(super) struct Segment {
+    pub(super) number: u64,
+    pub(super) path: PathBuf,
     /// Up to the end of its last record.
-    bytes: u64,
+    pub(super) bytes: u64,
     /// For reading, and for syncing without the log at hand.
-    file: Arc<dyn DiskFile>,
+    pub(super) file: Arc<dyn DiskFile>,
 }
 
 /// What a sync is to make durable.
@@ -46,6 +47,28 @@ impl PendingSync {
     /// Waits for the disk.
     pub(super) fn run(&self) -> io::Result<()> {
         self.file.sync_data()
+    }
+}
+
+/// A segment and the file that takes its records.
+pub(super) type MadeSegment = (RecordFile, Segment);
+
+/// A segment that is to be made, without the log at hand.
+pub(super) struct SegmentToMake {
+    disk: SharedDisk,
+    path: PathBuf,
+    number: u64,
+}
+
+impl SegmentToMake {
+    /// Makes it, without records. Waits for the disk: the file is durable on return. One of its
+    /// name, which has no records either, is replaced.
+    pub(super) fn make(self) -> Result<MadeSegment, RecordError> {
+        let Self { disk, path, number } = self;
+        let tail = RecordFile::create(disk.as_ref(), &path, KIND)?;
+        let file = open_segment(&disk, &path)?;
+        let bytes = tail.length();
+        Ok((tail, Segment { number, path, bytes, file }))
     }
 }
 
@@ -75,6 +98,10 @@ pub(super) struct Log {
     /// Oldest first; the last one takes records.
     segments: VecDeque<Segment>,
     tail: RecordFile,
+    /// The segment behind it, made ahead of time and without records.
+    next: Option<MadeSegment>,
+    /// It is being made, without the log at hand.
+    is_making: bool,
     pub(super) index: Index,
     next_id: u64,
     /// Changes so far, and those that are durable.
@@ -86,10 +113,6 @@ pub(super) struct Log {
 
 fn segment_path(folder: &Path, number: u64) -> PathBuf {
     folder.join(format!("{number:020}.log"))
-}
-
-fn damaged<T>(path: &Path, offset: u64, what: impl Into<String>) -> Result<T, RecordError> {
-    Err(RecordError::Damaged { path: path.to_path_buf(), offset, what: what.into() })
 }
 
 fn into_error(error: RecordError) -> Error {
@@ -139,7 +162,9 @@ impl Log {
                 (tail, segments)
             }
             None => {
-                let (tail, segment) = begin_segment(&disk, folder, 1, (0, segment_bytes))?;
+                let next =
+                    SegmentToMake { disk: disk.clone(), path: segment_path(folder, 1), number: 1 };
+                let (tail, segment) = begin(next.make()?, 0, segment_bytes)?;
                 (tail, VecDeque::from([segment]))
             }
         };
@@ -149,6 +174,8 @@ impl Log {
             segment_bytes,
             segments,
             tail,
+            next: None,
+            is_making: false,
             index,
             next_id,
             appended: 0,
@@ -208,10 +235,10 @@ impl Log {
         // A write may be torn, so a long one may be several records.
         for piece in bytes.chunks(WRITE_BYTES_MAX) {
             let (_, extent) = self.append_write(id, offset, piece)?;
-            if let Some(blob) = self.index.blobs.get_mut(&key) {
+            self.index.change(key, |blob| {
                 blob.put(offset, extent);
                 blob.changed = self.appended;
-            }
+            });
             offset += piece.len() as u64;
         }
         Ok(self.appended)
@@ -227,10 +254,10 @@ impl Log {
     pub(super) fn resize(&mut self, key: Key, length: u64) -> Result<(), Error> {
         let id = self.named(key)?.id;
         self.append(&[Record::Resize { id, length }.encode()])?;
-        if let Some(blob) = self.index.blobs.get_mut(&key) {
+        self.index.change(key, |blob| {
             blob.resize(length);
             blob.changed = self.appended;
-        }
+        });
         Ok(())
     }
 
@@ -307,13 +334,16 @@ impl Log {
         if self.lost {
             return Err(Error::Closed);
         }
-        let tail = self.segments.back().filter(|_| self.durable < self.appended);
-        Ok(tail.map(|tail| PendingSync {
+        Ok(self.pending_sync().filter(|_| self.durable < self.appended))
+    }
+
+    fn pending_sync(&self) -> Option<PendingSync> {
+        self.segments.back().map(|tail| PendingSync {
             file: tail.file.clone(),
             segment: tail.number,
             length: self.tail.length(),
             changes: self.appended,
-        }))
+        })
     }
 
     /// A sync ended.
@@ -322,19 +352,86 @@ impl Log {
         pending: &PendingSync,
         result: io::Result<()>,
     ) -> Result<(), Error> {
+        if self.note_sync(pending, result)? {
+            self.tail.mark();
+            self.note_length();
+        }
+        Ok(())
+    }
+
+    /// A sync ended. Whether the segment is still the newest: it may have been finished meanwhile.
+    fn note_sync(&mut self, pending: &PendingSync, result: io::Result<()>) -> Result<bool, Error> {
         if let Err(error) = result {
             self.lost = true;
             self.tail.lose_sync();
             return Err(error.into());
         }
         self.durable = self.durable.max(pending.changes);
-        // The segment may have been finished meanwhile.
-        if self.newest() == pending.segment {
+        let is_newest = self.newest() == pending.segment;
+        if is_newest {
             self.tail.synced_to(pending.length);
-            self.tail.mark();
-            self.note_length();
         }
+        Ok(is_newest)
+    }
+
+    fn next_segment(&self) -> SegmentToMake {
+        let number = self.newest() + 1;
+        let path = segment_path(&self.folder, number);
+        SegmentToMake { disk: self.disk.clone(), path, number }
+    }
+
+    /// The next segment, if it is to be made now: the newest one is nearly full. It takes all
+    /// records until [`Self::end_making`], so that nothing else makes a file of this name.
+    pub(super) fn begin_making(&mut self) -> Option<SegmentToMake> {
+        if self.lost || self.is_making || self.next.is_some() || !self.is_nearly_full() {
+            return None;
+        }
+        self.is_making = true;
+        Some(self.next_segment())
+    }
+
+    /// Keeps the segment of [`Self::begin_making`], if it was made.
+    pub(super) fn end_making(
+        &mut self,
+        made: Result<MadeSegment, RecordError>,
+    ) -> Result<(), Error> {
+        self.is_making = false;
+        self.next = Some(made.map_err(into_error)?);
         Ok(())
+    }
+
+    /// What a sync has to make durable before the next segment can be begun; none if that is not
+    /// due, or not made.
+    pub(super) fn begin_finish(&mut self) -> Result<Option<PendingSync>, Error> {
+        if self.lost {
+            return Err(Error::Closed);
+        }
+        if self.next.is_none() || !self.is_nearly_full() {
+            return Ok(None);
+        }
+        // Of what is reserved nothing may be left in a segment that others follow.
+        self.tail.cut_ahead().map_err(into_error)?;
+        Ok(self.pending_sync())
+    }
+
+    /// The sync of [`Self::begin_finish`] ended. Whether the next segment takes records now: not if
+    /// something was written meanwhile, which has to be durable first.
+    pub(super) fn end_finish(
+        &mut self,
+        pending: &PendingSync,
+        result: io::Result<()>,
+    ) -> Result<bool, Error> {
+        if !self.note_sync(pending, result)? {
+            return Ok(true);
+        }
+        if self.tail.length() != pending.length {
+            return Ok(false);
+        }
+        self.begin_next().map(|()| true)
+    }
+
+    fn is_nearly_full(&self) -> bool {
+        self.tail.length() >= self.segment_bytes - self.segment_bytes / 8
     }
 
     fn newest(&self) -> u64 {
@@ -356,7 +453,7 @@ impl Log {
         let bytes: u64 = payloads.iter().map(|payload| HEAD_BYTES + payload.len() as u64).sum();
         let offset = self.tail.length();
         // One change always fits.
-        if offset + bytes > self.segment_bytes && offset > FIRST_BYTES {
+        if offset + bytes > self.segment_bytes && offset > FIRST_BYTES && !self.is_making {
             self.rotate()?;
         }
         let offset = self.tail.length();
@@ -367,8 +464,8 @@ impl Log {
         Ok((newest.number, newest.file.clone(), offset))
     }
 
-    /// Makes the newest segment durable and begins another. May be repeated when it fails for want
-    /// of room.
+    /// Makes the newest segment durable and begins another, for a write that has no room. May be
+    /// repeated when it fails for want of room.
     fn rotate(&mut self) -> Result<(), Error> {
         if let Err(error) = self.tail.finish() {
             tracing::error!(%error, "the engine's storage takes nothing more");
@@ -378,8 +475,18 @@ impl Log {
         }
         self.durable = self.appended;
         self.note_length();
-        let (number, end) = (self.newest() + 1, self.tail.length());
-        let begun = begin_segment(&self.disk, &self.folder, number, (end, self.segment_bytes));
+        if self.next.is_none() {
+            self.next = Some(self.next_segment().make().map_err(into_error)?);
+        }
+        self.begin_next()
+    }
+
+    /// Writes to the next segment, which is made, from now on. Everything must be durable: a later
+    /// segment with records says that the one before is complete.
+    fn begin_next(&mut self) -> Result<(), Error> {
+        debug_assert_eq!(self.durable, self.appended, "a segment follows one that may be torn");
+        let next = self.next.take().ok_or(Error::WriteFailed)?;
+        let begun = begin(next, self.tail.length(), self.segment_bytes);
         let (tail, segment) = begun.map_err(into_error)?;
         self.tail = tail;
         self.segments.push_back(segment);
@@ -439,6 +546,11 @@ impl Log {
             return Ok(());
         };
         assert!(emptied, "segment {number} holds blobs");
+        debug_assert_eq!(
+            self.index.live_bytes(),
+            self.index.count_live_bytes(),
+            "the sum of what blobs have is wrong"
+        );
         if_there(self.disk.remove(&oldest.path))?;
         // In this order: a segment that came back without those after it would bring removed
         // blobs back.
@@ -459,124 +571,22 @@ impl Log {
     }
 }
 
-/// Begins a segment: durable on return but for its first record.
-fn begin_segment(
-    disk: &SharedDisk,
-    folder: &Path,
-    number: u64,
-    (previous_end, segment_bytes): (u64, u64),
-) -> Result<(RecordFile, Segment), RecordError> {
-    let path = segment_path(folder, number);
-    let mut tail = RecordFile::create(disk.as_ref(), &path, KIND)?;
+/// Writes the first record of a segment. It is not durable on return.
+fn begin(
+    (mut tail, mut segment): MadeSegment,
+    previous_end: u64,
+    segment_bytes: u64,
+) -> Result<MadeSegment, RecordError> {
     tail.reserve_ahead(AHEAD_BYTES.min(segment_bytes));
     tail.append([Record::Begin { previous_end }.encode().as_slice()])?;
-    let file = open_segment(disk, &path)?;
-    let bytes = tail.length();
-    Ok((tail, Segment { number, path, bytes, file }))
+    segment.bytes = tail.length();
+    Ok((tail, segment))
 }
 
-fn open_segment(disk: &SharedDisk, path: &Path) -> Result<Arc<dyn DiskFile>, RecordError> {
+pub(super) fn open_segment(
+    disk: &SharedDisk,
+    path: &Path,
+) -> Result<Arc<dyn DiskFile>, RecordError> {
     let opened = disk.open(path, Open::Write);
     opened.map(Arc::from).map_err(|source| RecordError::io(path, "opening", source))
-}
-
-/// Reads the segments, oldest first.
-#[derive(Default)]
-struct Recovery {
-    index: Index,
-    segments: VecDeque<Segment>,
-    /// Of the last segment that has records, read to its end.
-    tail: Option<Reader>,
-    next_id: u64,
-    /// The last segment that has records, if it has a torn end, and where.
-    torn: Option<(PathBuf, u64)>,
-}
-
-impl Recovery {
-    fn read(
-        &mut self,
-        disk: &SharedDisk,
-        number: u64,
-        path: PathBuf,
-        newest: bool,
-    ) -> Result<(), RecordError> {
-        let mut reader = Reader::open(disk.as_ref(), &path, KIND, None)?;
-        let file = open_segment(disk, &path)?;
-        let (mut follows, mut is_used) = (None, false);
-        while let Some((offset, payload)) = reader.next()? {
-            // A mark.
-            if payload.is_empty() {
-                continue;
-            }
-            let Some(record) = Record::decode(payload) else {
-                return damaged(&path, offset, "a record does not decode");
-            };
-            if let (Record::Begin { previous_end }, None) = (record, follows) {
-                follows = Some(self.segments.back().is_none_or(|previous| {
-                    previous.number + 1 == number && previous.bytes == previous_end
-                }));
-                continue;
-            }
-            if follows != Some(true) {
-                return damaged(&path, offset, "it does not follow the segment before it");
-            }
-            is_used = true;
-            self.apply(record, number, &file, offset);
-        }
-        if !is_used {
-            if !newest {
-                return damaged(&path, HEADER_BYTES, "it has no records");
-            }
-            // It was begun, and nothing was written to it: that may have failed, and the segment
-            // before it was written to again.
-            return if_there(disk.remove(&path))
-                .map(drop)
-                .map_err(|source| RecordError::io(&path, "removing", source));
-        }
-        // A segment behind it that was begun and not written to does not say that.
-        if let Some((path, offset)) = self.torn.take() {
-            return damaged(&path, offset, "it was complete when the next one was begun");
-        }
-        if let End::Torn(offset) = reader.end() {
-            self.torn = Some((path.clone(), offset));
-        }
-        let bytes = reader.offset();
-        self.segments.push_back(Segment { number, path, bytes, file });
-        self.tail = Some(reader);
-        Ok(())
-    }
-
-    fn apply(
-        &mut self,
-        record: Record<'_>,
-        segment: u64,
-        file: &Arc<dyn DiskFile>,
-        record_at: u64,
-    ) {
-        let (Record::Name { id, .. }
-        | Record::Write { id, .. }
-        | Record::Resize { id, .. }
-        | Record::Remove { id }) = record
-        else {
-            return;
-        };
-        self.next_id = self.next_id.max(id.saturating_add(1));
-        if let Record::Remove { .. } = record {
-            self.index.remove(id);
-            self.index.close(id);
-            return;
-        }
-        let blob = self.index.blobs.entry(id).or_insert_with(|| Blob::new(id, segment));
-        match record {
-            Record::Name { version, partition, name, .. } => {
-                self.index.name(id, version, partition, name);
-            }
-            Record::Write { offset, bytes, .. } => {
-                let at = record_at + HEAD_BYTES + WRITE_HEAD_BYTES;
-                blob.put(offset, Extent { file: file.clone(), at, bytes: bytes.len() as u64 });
-            }
-            Record::Resize { length, .. } => blob.resize(length),
-            Record::Begin { .. } | Record::Remove { .. } => {}
-        }
-    }
 }

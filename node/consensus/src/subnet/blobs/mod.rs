@@ -35,6 +35,7 @@
 mod index;
 mod log;
 mod record;
+mod recovery;
 mod storage;
 
 #[cfg(test)]
@@ -45,7 +46,7 @@ pub(super) use self::record::samples;
 pub use self::storage::BlobLog;
 pub(super) use self::storage::LogBlob;
 
-/// Bytes at which a segment is full.
+/// Bytes at which a segment is full, but for what is written while the next one is made.
 const SEGMENT_BYTES: u64 = 4 << 20;
 /// Zeros that are written ahead of the records of a segment.
 const AHEAD_BYTES: u64 = 256 << 10;

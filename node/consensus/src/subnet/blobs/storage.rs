@@ -22,6 +22,9 @@ use super::{
     log::{Compaction, Log},
 };
 
+/// Syncs in a row, at most, that try to finish a segment between two writes.
+const FINISH_TRIES: usize = 3;
+
 /// The engine's storage. Copies share it.
 #[derive(Clone)]
 pub struct BlobLog(Arc<SharedLog>);
@@ -77,6 +80,9 @@ impl BlobLog {
                 // The caller may have given up.
                 let _ = waits.send(synced.clone());
             }
+            if let Err(error) = self.0.go_on() {
+                tracing::warn!(%error, "a segment of the engine's storage cannot be begun now");
+            }
             if let Err(error) = self.0.compact() {
                 tracing::warn!(%error, "a segment of the engine's storage cannot be emptied now");
             }
@@ -122,6 +128,7 @@ impl BlobLog {
     #[cfg(test)]
     pub(in crate::subnet) fn sync_now(&self) -> Result<(), Error> {
         self.0.sync()?;
+        self.0.go_on()?;
         self.0.compact()
     }
 }
@@ -133,6 +140,26 @@ impl SharedLog {
         let Some(pending) = pending else { return Ok(()) };
         let result = pending.run();
         self.log.lock().end_sync(&pending, result)
+    }
+
+    /// Goes on to the next segment when the newest one is nearly full, so that no write has to: it
+    /// would wait for the disk with the log at hand.
+    fn go_on(&self) -> Result<(), Error> {
+        let next = self.log.lock().begin_making();
+        if let Some(next) = next {
+            let made = next.make();
+            self.log.lock().end_making(made)?;
+        }
+        for _ in 0..FINISH_TRIES {
+            let pending = self.log.lock().begin_finish()?;
+            let Some(pending) = pending else { return Ok(()) };
+            let result = pending.run();
+            if self.log.lock().end_finish(&pending, result)? {
+                return Ok(());
+            }
+        }
+        // The next sync tries again.
+        Ok(())
     }
 
     /// Empties one segment, if there is one to empty; blob by blob, so that others wait for one at

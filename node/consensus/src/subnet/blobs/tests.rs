@@ -227,6 +227,56 @@ fn a_torn_segment_in_front_of_one_that_was_only_begun_is_cut_off() {
     assert_eq!(found, Contents::from([blob(1, 20), blob(2, 0)]));
 }
 
+#[test]
+fn the_next_segment_is_begun_between_two_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let blobs = BlobLog::open_with(RealDisk::shared(), folder.path(), SEGMENT).unwrap();
+    let write = |number: u8, bytes: usize| {
+        blobs.with_log(|log| {
+            let key = open_blob(log, "votes", &[number]).unwrap();
+            log.write(key, 0, &vec![number; bytes]).unwrap();
+            log.close_blob(key);
+        });
+    };
+    let segments = || blobs.with_log(|log| log.size().0);
+    let make = || {
+        let made = blobs.with_log(|log| log.begin_making()).unwrap().make();
+        blobs.with_log(|log| log.end_making(made)).unwrap();
+    };
+    let begin_finish = || blobs.with_log(|log| log.begin_finish()).unwrap().unwrap();
+    assert!(blobs.with_log(|log| log.begin_making()).is_none(), "there is room");
+    write(1, 7_200);
+    make();
+    let pending = begin_finish();
+    write(2, 20);
+    let synced = pending.run();
+    let done = blobs.with_log(|log| log.end_finish(&pending, synced)).unwrap();
+    assert!(!done && segments() == 1, "what was written meanwhile may not be durable");
+    let pending = begin_finish();
+    let synced = pending.run();
+    assert!(blobs.with_log(|log| log.end_finish(&pending, synced)).unwrap());
+    assert_eq!(segments(), 2);
+
+    // A write without room waits for no segment that is being made, and makes none of its name.
+    write(3, 7_200);
+    let being_made = blobs.with_log(|log| log.begin_making()).unwrap();
+    write(4, 1_500);
+    assert_eq!(segments(), 2);
+    let made = being_made.make();
+    blobs.with_log(|log| log.end_making(made)).unwrap();
+    write(5, 20);
+    assert_eq!(segments(), 3);
+    write(6, 7_200);
+    blobs.sync_now().unwrap();
+    assert_eq!(segments(), 4, "a sync does all of it");
+    drop(blobs);
+
+    let blobs = BlobLog::open_with(RealDisk::shared(), folder.path(), SEGMENT).unwrap();
+    let found = blobs.with_log(|log| contents(log));
+    let sizes: Vec<_> = found.values().map(Vec::len).collect();
+    assert_eq!(sizes, [7_200, 20, 7_200, 1_500, 20, 7_200]);
+}
+
 // Promise: P6 - Each flipped bit of a synced vote is detected when the engine's storage is opened.
 #[test]
 fn each_flipped_bit_of_what_was_synced_is_refused() {
