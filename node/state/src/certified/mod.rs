@@ -59,7 +59,7 @@ use crate::{
 };
 
 /// With debug assertions, hashes and sums of these states are computed again: of each that has at
-/// most so many canisters and calls, and of one in so many heights. A check takes as long as the
+/// most this number of canisters and calls, and of every 64th height. A check takes as long as the
 /// state is large.
 const CHECKED_ALWAYS: usize = 256;
 const CHECKED_EACH: u64 = 64;

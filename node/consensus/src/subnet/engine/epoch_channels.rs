@@ -2,10 +2,12 @@
 //!
 //! Every message begins with the number of its epoch, as those of [`mux`] with that of their
 //! subchannel. The engine of one epoch runs at a time, so it reads the network's queue itself, and
-//! no task stands between them. What is of another epoch is dropped; votes of other epochs go to a
+//! no task stands between them. Members enter an epoch one after the other, and say nothing twice
+//! before a timeout of seconds: what is of the next epoch waits for this node, as much of each
+//! member as an epoch begins with. What is of other epochs is dropped; votes of other epochs go to a
 //! queue of the loop over epochs, which holds as many as the network's.
 
-use std::{fmt, num::NonZeroUsize, sync::Arc, time::SystemTime};
+use std::{collections::VecDeque, fmt, num::NonZeroUsize, sync::Arc, time::SystemTime};
 
 use commonware_consensus::types::Epoch;
 use commonware_cryptography::ed25519::PublicKey;
@@ -13,7 +15,13 @@ use commonware_p2p::{
     Channel, LimitedSender, Message, Receiver, Recipients, Sender,
     utils::mux::{self, CheckedGlobalSender, GlobalSender},
 };
+use commonware_runtime::IoBuf;
 use commonware_utils::{channel::mpsc, sync::AsyncMutex};
+
+/// Messages of the next epoch that wait, of one member: votes of a few views.
+const EARLY_MESSAGES: usize = 8;
+/// Their bytes.
+const EARLY_BYTES: usize = 8 << 10;
 
 /// A message with the epoch that it is of.
 pub(super) type EpochMessage = (Channel, Message<PublicKey>);
@@ -25,10 +33,37 @@ pub(super) struct EpochChannel<S: Sender, R> {
 }
 
 struct Queue<R> {
-    receiver: AsyncMutex<R>,
+    incoming: AsyncMutex<Incoming<R>>,
     capacity: NonZeroUsize,
     /// Takes messages of other epochs.
     others_tx: Option<mpsc::Sender<EpochMessage>>,
+}
+
+struct Incoming<R> {
+    receiver: R,
+    /// What came before this node entered its epoch, in order.
+    early: VecDeque<EpochMessage>,
+}
+
+impl<R> Incoming<R> {
+    /// The oldest that waits for `epoch`. What waits for an epoch before it is dropped.
+    fn waiting(&mut self, epoch: Channel) -> Option<Message<PublicKey>> {
+        self.early.retain(|&(theirs, _)| theirs >= epoch);
+        let place = self.early.iter().position(|&(theirs, _)| theirs == epoch)?;
+        self.early.remove(place).map(|(_, message)| message)
+    }
+
+    /// Has a message wait, unless its sender has as much waiting as one may.
+    fn keep(&mut self, epoch: Channel, peer: &PublicKey, bytes: &IoBuf) {
+        let (mut messages, mut sum) = (1, bytes.len());
+        for (_, (_, bytes)) in self.early.iter().filter(|(_, (sender, _))| sender == peer) {
+            messages += 1;
+            sum += bytes.len();
+        }
+        if messages <= EARLY_MESSAGES && sum <= EARLY_BYTES {
+            self.early.push_back((epoch, (peer.clone(), bytes.clone())));
+        }
+    }
 }
 
 /// Sends in one epoch.
@@ -61,7 +96,8 @@ where
 
     fn build(sender: S, receiver: R, others_tx: Option<mpsc::Sender<EpochMessage>>) -> Self {
         let capacity = receiver.capacity();
-        let queue = Queue { receiver: AsyncMutex::new(receiver), capacity, others_tx };
+        let incoming = AsyncMutex::new(Incoming { receiver, early: VecDeque::new() });
+        let queue = Queue { incoming, capacity, others_tx };
         Self { sender: GlobalSender::new(sender), queue: Arc::new(queue) }
     }
 
@@ -93,12 +129,18 @@ impl<R: Receiver<PublicKey = PublicKey>> Receiver for EpochReceiver<R> {
     type PublicKey = PublicKey;
 
     async fn recv(&mut self) -> Result<Message<PublicKey>, R::Error> {
-        let mut receiver = self.queue.receiver.lock().await;
+        let mut incoming = self.queue.incoming.lock().await;
+        if let Some(message) = incoming.waiting(self.epoch) {
+            return Ok(message);
+        }
         loop {
-            let (peer, bytes) = receiver.recv().await?;
+            let (peer, bytes) = incoming.receiver.recv().await?;
             match mux::parse(bytes) {
                 Ok((epoch, bytes)) if epoch == self.epoch => return Ok((peer, bytes)),
                 Ok((epoch, bytes)) => {
+                    if Some(epoch) == self.epoch.checked_add(1) {
+                        incoming.keep(epoch, &peer, &bytes);
+                    }
                     // One that finds no room says nothing that those in front of it do not.
                     if let Some(others_tx) = &self.queue.others_tx {
                         let _ = others_tx.try_send((epoch, (peer, bytes)));
@@ -125,14 +167,32 @@ impl<R> fmt::Debug for EpochReceiver<R> {
 mod tests {
     use commonware_cryptography::Signer as _;
     use commonware_p2p::simulated::{self, Link, Network};
-    use commonware_runtime::{
-        Clock as _, IoBuf, Quota, Runner as _, Supervisor as _, deterministic,
-    };
+    use commonware_runtime::{Clock as _, Quota, Runner as _, Supervisor as _, deterministic};
     use commonware_utils::{NZU32, NZUsize, Probability};
     use std::time::Duration;
 
     use super::*;
     use crate::subnet::key;
+
+    #[test]
+    fn a_member_has_no_more_waiting_than_an_epoch_begins_with() {
+        let peer = |number| key::node_key(&[number; 32]).unwrap().public_key();
+        let (loud, quiet) = (peer(1), peer(2));
+        let mut incoming = Incoming { receiver: (), early: VecDeque::new() };
+        for number in 0..20 {
+            incoming.keep(5, &loud, &IoBuf::from(vec![number; 1 << 10]));
+        }
+        incoming.keep(5, &quiet, &IoBuf::from(vec![0; EARLY_BYTES + 1]));
+        incoming.keep(5, &quiet, &IoBuf::from(vec![100]));
+        let numbers: Vec<_> = std::iter::from_fn(|| incoming.waiting(5))
+            .map(|(_, bytes)| bytes.as_ref()[0])
+            .collect();
+        assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6, 7, 100]);
+        incoming.keep(5, &quiet, &IoBuf::from(vec![1]));
+        incoming.keep(6, &quiet, &IoBuf::from(vec![2]));
+        assert_eq!(incoming.waiting(6).unwrap().1.as_ref(), [2]);
+        assert!(incoming.early.is_empty(), "the past epoch's are dropped");
+    }
 
     #[test]
     fn an_epoch_receives_its_messages_and_the_loop_those_of_others() {
@@ -162,7 +222,8 @@ mod tests {
             oracle.add_link(keys[0].clone(), keys[1].clone(), link).await.unwrap();
             let (theirs, mut others_rx) = channels.remove(1);
             let (mine, _) = channels.remove(0);
-            for (epoch, text) in [(3, "early"), (4, "now"), (5, "later")] {
+            let sent = [(3, "past"), (5, "early"), (6, "too early"), (4, "now"), (5, "later")];
+            for (epoch, text) in sent {
                 let (mut sender, _) = mine.ends(Epoch::new(epoch));
                 let sent = sender.send(
                     Recipients::One(keys[1].clone()),
@@ -179,9 +240,12 @@ mod tests {
             drop(receiver);
             // Nothing that came after it was taken by the epoch that ended.
             let (_, mut receiver) = theirs.ends(Epoch::new(5));
+            assert_eq!(receiver.recv().await.unwrap().1.as_ref(), b"early");
             assert_eq!(receiver.recv().await.unwrap().1.as_ref(), b"later");
-            let (epoch, (_, bytes)) = others_rx.recv().await.unwrap();
-            assert_eq!((epoch, bytes.as_ref()), (3, &b"early"[..]));
+            for expected in [(3, &b"past"[..]), (5, b"early"), (6, b"too early")] {
+                let (epoch, (_, bytes)) = others_rx.recv().await.unwrap();
+                assert_eq!((epoch, bytes.as_ref()), expected);
+            }
         });
     }
 }
