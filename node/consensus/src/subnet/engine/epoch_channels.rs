@@ -4,8 +4,8 @@
 //! subchannel. The engine of one epoch runs at a time, so it reads the network's queue itself, and
 //! no task stands between them. Members enter an epoch one after the other, and say nothing twice
 //! before a timeout of seconds: what is of the next epoch waits for this node, as much of each
-//! member as an epoch begins with. What is of other epochs is dropped; votes of other epochs go to a
-//! queue of the loop over epochs, which holds as many as the network's.
+//! member as an epoch begins with. What is of other epochs is dropped. Votes of other epochs go to
+//! a queue of the loop over epochs, which holds as many as the network's.
 
 use std::{collections::VecDeque, fmt, num::NonZeroUsize, sync::Arc, time::SystemTime};
 
