@@ -211,7 +211,9 @@ impl Log {
         let (id, version) = (self.next_id, versions.end().get());
         let segment = self.append(&[Record::Name { id, version, partition, name }.encode()])?.0;
         self.next_id += 1;
-        let blob = Blob { changed: self.appended, open: true, ..Blob::new(id, segment) };
+        let mut blob = Blob::new(id, segment);
+        blob.changed = self.appended;
+        blob.open = true;
         self.index.blobs.insert(id, blob);
         self.index.name(id, version, partition, name);
         Ok((id, 0, *versions.end()))
