@@ -440,7 +440,7 @@ impl<R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<R, K, D, O> {
 
     /// Refuses updates because of the block log and waits.
     async fn wait_for_log(&mut self, backoff: &mut Backoff, error: ConsensusError) {
-        self.refuse(Cause::Log, error.to_string());
+        self.refuse(Cause::Log, format!("the disk takes no blocks now ({error})"));
         self.clock.sleep(backoff.next(), &self.stop).await;
     }
 
