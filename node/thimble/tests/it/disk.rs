@@ -390,11 +390,12 @@ async fn one_of_four_that_can_open_nothing_more_waits_and_goes_on_when_it_can() 
         // As many as it closes.
         let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count() as u64;
         limit_descriptors(pid, (open, limits.1));
-        // The engine keeps its votes in files of a few rounds each, and removes old ones: it meets
-        // the limit soon.
+        // The engine begins a file for each 4 MiB of votes, blocks and ingress messages.
         let seen = subnet.nodes[3].log().matches("takes no votes and blocks").count();
         until_async("the fourth meets the limit", async || {
-            count = increment(&agent, counter).await;
+            count += 1;
+            let reply = update(&agent, counter, "inc", vec![0; 1 << 19]).await.unwrap();
+            assert_eq!(u64::from_le_bytes(reply.try_into().unwrap()), count);
             subnet.nodes[3].log().matches("takes no votes and blocks").count() > seen
         })
         .await;
