@@ -168,6 +168,7 @@ impl ConsensusError {
 
 /// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "few exist at a time, most of them the large one")]
 pub enum Step {
     /// A batch is final and durable: in the block log, or until it is there in the storage of the
     /// engine, which hands it out again after a crash.

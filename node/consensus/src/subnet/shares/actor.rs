@@ -207,6 +207,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
     }
 
     /// Takes a share on a state that execution waits for, or answers it with the certificate.
+    #[expect(clippy::result_large_err, reason = "the input that ends the step is given back")]
     fn add_awaited_share(
         &mut self,
         from: &PublicKey,
@@ -266,6 +267,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
 
     /// Repeats this node's shares of states that execution waits for and whose signatures this node
     /// misses.
+    #[expect(clippy::result_large_err, reason = "the input that ends the step is given back")]
     fn repeat_awaited(&mut self) -> Result<(), Input> {
         let deps = self.config.deps.clone();
         let awaited = deps.published.execution_rx.borrow().demand.awaited;
