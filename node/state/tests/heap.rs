@@ -234,7 +234,9 @@ fn canister_that_grows_rests_in_the_state_heap() {
     let full = live();
     let canister = state.get_mut(&id).unwrap();
     let open: Vec<_> = canister.calls.callbacks().map(|(callback, _)| callback).collect();
-    open.into_iter().for_each(|callback| drop(canister.calls.close_callback(callback)));
+    for callback in open {
+        canister.calls.close_callback(callback);
+    }
     canister.chunks.clear();
     (canister.status, canister.settings) = (CanisterStatus::Running, Settings::default());
     state.settle();

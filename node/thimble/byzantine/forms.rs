@@ -134,7 +134,10 @@ impl Block {
     }
 }
 
-fn read_certifications(buf: &mut Bytes) -> Result<Vec<([u8; 32], [u8; 48])>, Error> {
+/// A root and a signature on it.
+type CertificationBytes = ([u8; 32], [u8; 48]);
+
+fn read_certifications(buf: &mut Bytes) -> Result<Vec<CertificationBytes>, Error> {
     let count = usize::read_cfg(buf, &RangeCfg::from(0..=MANY))?;
     (0..count).map(|_| Ok((<[u8; 32]>::read(buf)?, <[u8; 48]>::read(buf)?))).collect()
 }
