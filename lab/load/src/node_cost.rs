@@ -24,7 +24,7 @@ pub(crate) struct NodeCpu {
     pub(crate) system_seconds: f64,
 }
 
-/// What nodes spent on a stretch of work.
+/// CPU time of nodes for a stretch of work.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Cost {
     pub(crate) nodes: Vec<NodeCpu>,
@@ -67,7 +67,7 @@ impl Meter {
         Ok(Self { before, url, height })
     }
 
-    /// What was spent since the start.
+    /// The cost since the start.
     ///
     /// # Errors
     ///

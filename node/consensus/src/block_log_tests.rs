@@ -291,6 +291,22 @@ fn block_of_attempt(height: u64, attempt: u8) -> FinalisedBlock {
     FinalisedBlock { randomness: Randomness::Drawn([attempt; 32]), ..block(height) }
 }
 
+/// The try of each block of a log, by height.
+fn attempts_in(log: &BlockLog, seed: u64) -> Vec<u8> {
+    let mut replay = log.read_from(Height(0));
+    let mut found = vec![];
+    while let Some(logged) =
+        replay.next_block().unwrap_or_else(|error| panic!("seed {seed}: {error}"))
+    {
+        assert_eq!(logged.block.height.0, found.len() as u64 + 1);
+        let Randomness::Drawn(drawn) = logged.block.randomness else {
+            panic!("seed {seed}: a block that this test did not make")
+        };
+        found.push(drawn[0]);
+    }
+    found
+}
+
 // Promise: P6 - The block log loses no synced block in 300 histories of failed syncs and power
 //   cuts.
 #[test]
@@ -309,17 +325,7 @@ fn failed_syncs_and_power_cuts_lose_nothing_that_was_acknowledged() {
             let mut log = BlockLog::open_on(shared.clone(), &path, 600)
                 .unwrap_or_else(|error| panic!("seed {seed}, life {life}: {error}"));
             log.check_complete(Height(0)).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-            let mut replay = log.read_from(Height(0));
-            let mut found = vec![];
-            while let Some(logged) =
-                replay.next_block().unwrap_or_else(|error| panic!("seed {seed}: {error}"))
-            {
-                assert_eq!(logged.block.height.0, found.len() as u64 + 1);
-                let Randomness::Drawn(drawn) = logged.block.randomness else {
-                    panic!("seed {seed}: a block that this test did not make")
-                };
-                found.push(drawn[0]);
-            }
+            let found = attempts_in(&log, seed);
             assert!(
                 found.starts_with(&acknowledged),
                 "seed {seed}: {found:?}, acknowledged {acknowledged:?}"
@@ -382,17 +388,7 @@ fn blocks_synced_later_are_durable_up_to_the_reported_height() {
         for life in 0..3_u64 {
             let mut log = BlockLog::open_on(shared.clone(), &path, 900)
                 .unwrap_or_else(|error| panic!("seed {seed}, life {life}: {error}"));
-            let mut replay = log.read_from(Height(0));
-            let mut found = vec![];
-            while let Some(logged) =
-                replay.next_block().unwrap_or_else(|error| panic!("seed {seed}: {error}"))
-            {
-                assert_eq!(logged.block.height.0, found.len() as u64 + 1);
-                let Randomness::Drawn(drawn) = logged.block.randomness else {
-                    panic!("seed {seed}: a block that this test did not make")
-                };
-                found.push(drawn[0]);
-            }
+            let found = attempts_in(&log, seed);
             assert!(found.starts_with(&blocks[..durable]), "seed {seed}: {found:?}, {blocks:?}");
             assert_eq!(log.durable().0, found.len() as u64);
             lost += blocks.len().saturating_sub(found.len());

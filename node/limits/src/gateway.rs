@@ -10,7 +10,7 @@ pub const CONNECTION_BYTES: u64 = 16 << 10;
 const BODY_BYTES: u64 = 4 * MIB;
 /// A signed answer that is kept for the same request, at most: body, request id, place.
 pub const SIGNED_ANSWER_BYTES: u64 = 2 << 10;
-/// What verification remembers is in the memory of the node itself.
+/// The results that verification keeps are in the memory of the node itself.
 const REMEMBERED_MAX: u64 = 8_192;
 
 const _: () = {

@@ -159,7 +159,7 @@ impl Limits {
         self.subnet.message_payload_bytes.saturating_mul(2).saturating_add(tables)
     }
 
-    /// What a worker shares with the node.
+    /// Memory that a worker shares with the node.
     pub(crate) fn worker_ring_bytes(&self) -> u64 {
         self.sandbox.ring_bytes.saturating_mul(RINGS_PER_WORKER)
     }

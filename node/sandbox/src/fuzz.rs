@@ -49,7 +49,7 @@ pub fn outcome_frame(outcome: &Outcome) -> Option<Vec<u8>> {
     Some([&length.to_le_bytes()[..], &[0; 4], &body].concat())
 }
 
-/// What the pool did in [`worker_ring`].
+/// Result of the pool in [`worker_ring`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingRun {
     /// Frames that it received.

@@ -8,7 +8,7 @@
 //!
 //! # Waiting
 //!
-//! A side that waits sleeps on a futex. The socket also tells the pool that a worker has ended:
+//! A side that waits sleeps on a futex. The socket also shows the pool that a worker has ended:
 //! it looks between two naps, which are [`NAP_FIRST`] at first and [`NAP_MAX`] at last, so long
 //! messages cost next to nothing and a death is noticed soon. A worker ends with its pool: the
 //! kernel kills it. Where both are on one processor ([`accounting::processor`]) one of them always
@@ -290,7 +290,7 @@ impl Channel {
                 return Ok(());
             }
             if over && self.is_closed() {
-                // What it wrote before it ended counts.
+                // Frames that it wrote before it ended count.
                 let changed = self.peer.position(cursor) != seen;
                 return if changed { Ok(()) } else { Err(IpcError::Closed) };
             }
@@ -465,7 +465,7 @@ mod tests {
         let (mut pool, worker) = pair();
         pool.set_timeout(Some(Duration::from_millis(10)));
         assert!(matches!(pool.receive::<u8>(10), Err(IpcError::TimedOut(_))));
-        // More than the ring takes, and nobody who takes it.
+        // More than the ring takes, and no reader.
         assert!(matches!(pool.send(&vec![0_u8; RING_BYTES], &[]), Err(IpcError::TimedOut(_))));
         drop(worker);
         let (mut pool, worker) = pair();

@@ -37,7 +37,7 @@ impl Randomness {
     pub const NONE: Self = Self::Signed(Vec::new());
 }
 
-/// What the subnet's signature on a state is worth as randomness.
+/// The randomness that the subnet's signature on a state gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SignedRandomness {
     /// Root of the state.

@@ -1,4 +1,4 @@
-//! What a canister owns when a round is over: all of it in the state's heap.
+//! The memory of a canister when a round is over: all of it in the state's heap.
 //!
 //! A round works on a copy of a canister that was allocated there as a whole
 //! ([`crate::ReplicatedState::get_mut`]). Only collections that it replaced or that grew are

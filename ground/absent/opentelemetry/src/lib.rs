@@ -21,7 +21,7 @@ pub mod trace {
         Ok,
         /// With an error.
         Error {
-            /// What failed.
+            /// The failure.
             description: Cow<'static, str>,
         },
     }
@@ -35,7 +35,7 @@ pub mod trace {
 
     /// Makes tracers.
     pub trait TracerProvider {
-        /// What it makes.
+        /// The tracer that it makes.
         type Tracer;
 
         /// A tracer of this name.

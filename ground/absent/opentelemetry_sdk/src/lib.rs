@@ -1,7 +1,7 @@
 //! In place of opentelemetry_sdk: builders that the consensus engine uses once it has an exporter
 //! of spans, of which there is none.
 
-/// What spans belong to.
+/// The service that spans belong to.
 #[derive(Clone, Copy, Debug)]
 pub struct Resource(());
 

@@ -24,7 +24,7 @@ impl OpenTelemetryLayer {
 
 impl<S: Subscriber> Layer<S> for OpenTelemetryLayer {}
 
-/// What can be set on a span.
+/// The settings of a span.
 pub trait OpenTelemetrySpanExt {
     /// How its work ended: not kept.
     fn set_status(&self, _status: Status) {}

@@ -56,7 +56,7 @@ struct NodeCost {
     blocks: Option<u64>,
 }
 
-/// What one member of the engine alone reports.
+/// Report of one member of the engine alone.
 #[derive(Deserialize)]
 struct EngineReport {
     blocks: u64,
@@ -66,7 +66,7 @@ struct EngineReport {
     cpu: MemberCpu,
 }
 
-/// What a threshold signature costs.
+/// Cost of a threshold signature.
 #[derive(Deserialize)]
 struct SignatureReport {
     micros: f64,

@@ -77,7 +77,7 @@ const PENDING_MAX: NonZeroUsize = NZUsize!(4);
 /// A member continues for the others, which do not end at the same moment.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// What a member does, and for how long.
+/// The work of a member, and its duration.
 pub(crate) struct Config {
     pub(crate) place: usize,
     pub(crate) ports: Vec<u16>,

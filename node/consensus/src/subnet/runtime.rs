@@ -228,7 +228,7 @@ impl<C: Storage, L: Layer> Storage for LayeredRuntime<C, L> {
                 let opened = blobs.open_blob(partition, name, &versions);
                 let opened = async move {
                     let (blob, bytes, version) = opened?;
-                    // What is read after opening counts as durable.
+                    // All that is read after opening counts as durable.
                     if bytes > 0 {
                         blob.sync().await?;
                     }
@@ -416,7 +416,7 @@ impl MonotonicClock {
     }
 }
 
-/// What a node changes of its machine: the clock and the storage.
+/// The parts of its machine that a node replaces: the clock and the storage.
 #[derive(Clone)]
 pub(super) struct MachineLayer {
     pub(super) clock: MonotonicClock,

@@ -206,7 +206,7 @@ fn calls_are_checked_before_they_are_taken_in() {
         queries.inspect(&ingress(aaaaa, id, "raw_rand", vec![], 1)).unwrap_err().error_code.0,
         406
     );
-    // What needs no code of the canister has the same outcome without a worker.
+    // A query that needs no code of the canister has the same outcome without a worker.
     assert_eq!(queries.inspect_without_code(&ingress(id, id, "run", vec![], 1)), None);
     for call in [
         ingress(plain, plain, "run", vec![], 1),

@@ -7,7 +7,7 @@
 //! frames that are short touch one page of it; a longer one continues there once the other side has
 //! taken what it would overwrite ([`super::frame`] has the rules).
 //!
-//! # What a worker can do with it
+//! # Powers of a worker
 //!
 //! The pool's file is sealed against further writers: a worker can only map it for reading. Its
 //! own file it may fill with anything, at any time. So each cursor is read once for each decision,
@@ -178,7 +178,7 @@ impl OwnRing {
         // either it sees the position, or it is seen to wait.
         shared.store(position, SeqCst);
         if peer.mapping.word(WAITS_AT).load(SeqCst) == cursor.waiting() {
-            // Nobody may be there; then there is nothing to do.
+            // There may be no waiter; then there is nothing to do.
             let _ = futex::wake(shared, futex::Flags::empty(), 1);
         }
     }

@@ -112,7 +112,7 @@ struct ScanArguments {
 const _: () = assert!(size_of::<UffdApi>() == 24 && size_of::<UffdRegister>() == 32);
 const _: () = assert!(size_of::<UffdWriteProtect>() == 24 && size_of::<ScanArguments>() == 96);
 
-/// What the kernel notes writes with.
+/// The kernel's means to note writes.
 #[derive(Debug)]
 pub(crate) struct Watcher {
     userfaultfd: OwnedFd,

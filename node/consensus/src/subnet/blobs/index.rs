@@ -24,7 +24,7 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// What is left without the first bytes.
+    /// The rest, without the first bytes.
     fn without(&self, first: u64) -> Self {
         Self { file: self.file.clone(), at: self.at + first, bytes: self.bytes - first }
     }
@@ -106,7 +106,7 @@ impl Blob {
         }
     }
 
-    /// What it adds to [`Index::live_bytes`] while it has a name.
+    /// The bytes that it adds to [`Index::live_bytes`] while it has a name.
     fn live_bytes(&self) -> u64 {
         self.stored + OVERHEAD_BYTES
     }
@@ -234,7 +234,7 @@ impl Index {
         named.map(|blob| extents(blob) + OVERHEAD_BYTES).sum()
     }
 
-    /// Every extent lies in its blob and in front of the next, names and blobs agree, and the sum
+    /// Every extent is within its blob and in front of the next, names and blobs agree, and the sum
     /// is right.
     #[cfg(test)]
     pub(super) fn check(&self) {

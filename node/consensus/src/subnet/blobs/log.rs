@@ -35,7 +35,7 @@ pub(super) struct Segment {
     pub(super) file: Arc<dyn DiskFile>,
 }
 
-/// What a sync is to make durable.
+/// The records that a sync is to make durable.
 pub(super) struct PendingSync {
     file: Arc<dyn DiskFile>,
     segment: u64,
@@ -72,7 +72,7 @@ impl SegmentToMake {
     }
 }
 
-/// What emptying the oldest segment needs next.
+/// The next step of emptying the oldest segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Compaction {
     /// There is nothing to be gained.
@@ -331,7 +331,7 @@ impl Log {
         Ok(self.named(key)?.changed > self.durable)
     }
 
-    /// What a sync has to make durable; none if everything is.
+    /// The records that a sync has to make durable; none if everything is.
     pub(super) fn begin_sync(&self) -> Result<Option<PendingSync>, Error> {
         if self.lost {
             return Err(Error::Closed);
@@ -402,8 +402,8 @@ impl Log {
         Ok(())
     }
 
-    /// What a sync has to make durable before the next segment can be begun; none if that is not
-    /// due, or not made.
+    /// The records that a sync has to make durable before the next segment can be begun; none if
+    /// that is not due, or not made.
     pub(super) fn begin_finish(&mut self) -> Result<Option<PendingSync>, Error> {
         if self.lost {
             return Err(Error::Closed);

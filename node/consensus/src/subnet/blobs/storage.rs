@@ -124,7 +124,7 @@ impl BlobLog {
         look(&mut self.0.log.lock())
     }
 
-    /// What [`Self::run`] does each time.
+    /// One turn of [`Self::run`].
     #[cfg(test)]
     pub(in crate::subnet) fn sync_now(&self) -> Result<(), Error> {
         self.0.sync()?;
@@ -142,7 +142,7 @@ impl SharedLog {
         self.log.lock().end_sync(&pending, result)
     }
 
-    /// Goes on to the next segment when the newest one is nearly full, so that no write has to: it
+    /// Begins the next segment when the newest one is nearly full, so that no write has to: it
     /// would wait for the disk with the log at hand.
     fn go_on(&self) -> Result<(), Error> {
         let next = self.log.lock().begin_making();

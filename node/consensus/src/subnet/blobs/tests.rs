@@ -19,7 +19,7 @@ use super::{
 
 const SEGMENT: u64 = 8 << 10;
 
-/// What blobs hold, by partition and name.
+/// Contents of blobs, by partition and name.
 type Contents = BTreeMap<(String, Vec<u8>), Vec<u8>>;
 
 fn read(log: &Log, key: Key, offset: u64, bytes: usize) -> Result<Vec<u8>, Error> {

@@ -3,9 +3,9 @@
 //! Every message begins with the number of its epoch, as those of [`mux`] with that of their
 //! subchannel. The engine of one epoch runs at a time, so it reads the network's queue itself, and
 //! no task stands between them. Members enter an epoch one after the other, and say nothing twice
-//! before a timeout of seconds: what is of the next epoch waits for this node, as much of each
-//! member as an epoch begins with. What is of other epochs is dropped. Votes of other epochs go to
-//! a queue of the loop over epochs, which holds as many as the network's.
+//! before a timeout of seconds: messages of the next epoch wait for this node, as many of each
+//! member as an epoch begins with. Messages of other epochs are dropped. Votes of other epochs go
+//! to a queue of the loop over epochs, which holds as many as the network's.
 
 use std::{collections::VecDeque, fmt, num::NonZeroUsize, sync::Arc, time::SystemTime};
 
@@ -41,12 +41,12 @@ struct Queue<R> {
 
 struct Incoming<R> {
     receiver: R,
-    /// What came before this node entered its epoch, in order.
+    /// Messages that came before this node entered their epoch, in order.
     early: VecDeque<EpochMessage>,
 }
 
 impl<R> Incoming<R> {
-    /// The oldest that waits for `epoch`. What waits for an epoch before it is dropped.
+    /// The oldest that waits for `epoch`. Those that wait for an earlier epoch are dropped.
     fn waiting(&mut self, epoch: Channel) -> Option<Message<PublicKey>> {
         self.early.retain(|&(theirs, _)| theirs >= epoch);
         let place = self.early.iter().position(|&(theirs, _)| theirs == epoch)?;
