@@ -36,7 +36,7 @@ pub(crate) enum Source {
 
 /// A message as it came.
 #[derive(Debug)]
-pub(crate) struct Received {
+pub(crate) struct ReceivedMessage {
     pub(crate) bytes: Bytes,
     /// The memory of its bytes.
     pub(crate) held: Reservation,
@@ -163,7 +163,7 @@ impl Node {
         self: &Arc<Self>,
         shard: Shard,
         message: WakuMessage,
-        received: Received,
+        received: ReceivedMessage,
     ) -> Result<AcceptedMessage, RejectReason> {
         let node = self.clone();
         let taking = tokio::spawn(async move {
@@ -178,7 +178,7 @@ impl Node {
         &self,
         shard: Shard,
         message: &WakuMessage,
-        received: Received,
+        received: ReceivedMessage,
     ) -> Result<AcceptedMessage, RejectReason> {
         self.check_size(&received.bytes)?;
         let least = self.settings.min_relay_peers;
@@ -187,7 +187,7 @@ impl Node {
         }
         self.wait_for_room(shard, message.content_topic.as_str()).await?;
         let id = message_id(&received.bytes);
-        let Appended { hash, outcome, off_by } =
+        let AppendedMessage { hash, outcome, off_by } =
             self.append(Source::Client, shard, message, received).await?;
         let AppendOutcome { message: stored, known, .. } = outcome;
         if known {
@@ -231,7 +231,7 @@ impl Node {
         self: &Arc<Self>,
         peer: Peer,
         shard: Shard,
-        received: Received,
+        received: ReceivedMessage,
     ) -> Result<AcceptedMessage, RejectReason> {
         let node = self.clone();
         let taking = tokio::spawn(async move {
@@ -246,7 +246,7 @@ impl Node {
         &self,
         peer: Peer,
         shard: Shard,
-        received: Received,
+        received: ReceivedMessage,
     ) -> Result<AcceptedMessage, RejectReason> {
         // Before anything is refused: this may have been asked of the peer.
         let id = message_id(&received.bytes);
@@ -272,10 +272,14 @@ impl Node {
         };
         match self.append(Source::Relay(peer), shard, &message, received).await {
             // As above; the peer's id stays among those seen, so that it is not handled again.
-            Ok(Appended { outcome: AppendOutcome { known: true, .. }, .. }) => {
+            Ok(AppendedMessage { outcome: AppendOutcome { known: true, .. }, .. }) => {
                 Err(RejectReason::Duplicate)
             }
-            Ok(Appended { hash, outcome: AppendOutcome { message: stored, .. }, off_by }) => {
+            Ok(AppendedMessage {
+                hash,
+                outcome: AppendOutcome { message: stored, .. },
+                off_by,
+            }) => {
                 let relay_peers = self.router().accept(peer, shard, id, stored.clone());
                 self.filter.deliver(shard, message.content_topic.as_str(), &stored);
                 self.subscribers.deliver(shard, message.content_topic.as_str(), &stored);
@@ -309,9 +313,9 @@ impl Node {
         source: Source,
         shard: Shard,
         message: &WakuMessage,
-        received: Received,
-    ) -> Result<Appended, RejectReason> {
-        let Received { bytes, held, arrived } = received;
+        received: ReceivedMessage,
+    ) -> Result<AppendedMessage, RejectReason> {
+        let ReceivedMessage { bytes, held, arrived } = received;
         let topic = self.topic(shard);
         let hash = message_hash(&topic, message);
         let now_ns = (self.clock)();
@@ -347,7 +351,7 @@ impl Node {
                 }
                 let is_missing = self.settings.store && !message.is_ephemeral() && !appended.kept;
                 let off_by = Some(off).filter(|_| is_missing && off_the_clock);
-                Ok(Appended { hash, outcome: appended, off_by })
+                Ok(AppendedMessage { hash, outcome: appended, off_by })
             }
             Err(error @ AppendError::TooLarge { .. }) => {
                 Err(RejectReason::Topic(error.to_string()))
@@ -367,7 +371,7 @@ impl Node {
 }
 
 /// A message that is in the log.
-struct Appended {
+struct AppendedMessage {
     hash: MessageHash,
     outcome: AppendOutcome,
     /// As of [`AcceptedMessage`].

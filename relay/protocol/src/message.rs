@@ -152,9 +152,9 @@ impl WakuMessage {
 
     /// As other nodes read it: the last of a repeated field counts, and a field of another wire
     /// type than its own is skipped like an unknown one.
-    fn read_fields(input: &Bytes) -> Result<(Self, Found), DecodeError> {
+    fn read_fields(input: &Bytes) -> Result<(Self, FieldFacts), DecodeError> {
         let mut message = Self::default();
-        let mut found = Found::default();
+        let mut found = FieldFacts::default();
         for field in Fields::new(input) {
             let field = field?;
             match (field.tag, field.value) {
@@ -221,7 +221,7 @@ impl WakuMessage {
 
 /// Facts about the bytes of a message that the message does not hold.
 #[derive(Default)]
-struct Found {
+struct FieldFacts {
     /// Whether there is a content topic, if an empty one.
     content_topic: bool,
     /// The version, if it has more than 32 bits.

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     counters::Reason,
-    ingest::{AcceptedMessage, Received, RejectReason},
+    ingest::{AcceptedMessage, ReceivedMessage, RejectReason},
     network::streams::{REQUEST_TIMEOUT, reserve},
     services::status_of,
 };
@@ -168,7 +168,7 @@ impl Service {
         let bytes = Bytes::from(bytes);
         let message =
             WakuMessage::decode(bytes.clone()).map_err(|error| self.node.refused(error.into()))?;
-        Ok(self.node.publish(shard, message, Received { bytes, held, arrived }).await?)
+        Ok(self.node.publish(shard, message, ReceivedMessage { bytes, held, arrived }).await?)
     }
 
     /// The answer as text. `too_large` is the status for a message that is larger than is relayed.

@@ -12,7 +12,7 @@ use super::{PushRequest, ServeOutcome, push_request, reply, status_of, text};
 use crate::{
     counters::Reason,
     governor::WorkKind,
-    ingest::Received,
+    ingest::ReceivedMessage,
     latencies,
     network::{stream_slots::Stream, streams::Frame},
     node::Node,
@@ -31,7 +31,7 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
                 Ok(asked) => {
                     let topic = asked.pubsub_topic.as_ref().map(|topic| topic.as_str().to_owned());
                     let request_id = asked.request_id.to_owned_text();
-                    let received = Received { bytes: asked.message.clone(), held, arrived };
+                    let received = ReceivedMessage { bytes: asked.message.clone(), held, arrived };
                     // The rest of the request is not needed while the message is written.
                     drop((asked, body));
                     let (status, status_text, relay_peers) =
@@ -65,7 +65,7 @@ pub(crate) async fn serve_v2(node: Arc<Node>, peer: PeerId, mut stream: Stream) 
                 Ok(asked) => {
                     let topic = asked.pubsub_topic.as_str().to_owned();
                     let request_id = asked.request_id.to_owned_text();
-                    let received = Received { bytes: asked.message.clone(), held, arrived };
+                    let received = ReceivedMessage { bytes: asked.message.clone(), held, arrived };
                     drop((asked, body));
                     let (status, info, _) = push(&node, &peer, Some(&topic), received).await;
                     ReplyV2 { request_id, is_success: status.is_success(), info }
@@ -88,7 +88,7 @@ async fn push(
     node: &Arc<Node>,
     peer: &PeerId,
     pubsub_topic: Option<&str>,
-    received: Received,
+    received: ReceivedMessage,
 ) -> (StatusCode, Option<Text>, Option<u32>) {
     let began = Instant::now();
     let answer = take(node, peer, pubsub_topic, received).await;
@@ -100,7 +100,7 @@ async fn take(
     node: &Arc<Node>,
     peer: &PeerId,
     pubsub_topic: Option<&str>,
-    received: Received,
+    received: ReceivedMessage,
 ) -> (StatusCode, Option<Text>, Option<u32>) {
     if let Some(why) = node.watch.held_back(WorkKind::Pushes) {
         node.counters.client_refused.add(Reason::Memory);

@@ -3,7 +3,10 @@
 
 use std::process::Command;
 
-use crate::harness::{Relay, repository, target};
+use crate::{
+    harness::{Relay, repository, target},
+    http::get,
+};
 
 fn run(program: &str, arguments: &[&str]) -> String {
     let output =
@@ -55,6 +58,23 @@ fn javascript_does_so_with_a_fixed_shard_over_tcp() {
     let relay = Relay::start(&["--cluster", "16", "--shard", "32"]);
     let peer = relay.address(false);
     javascript(&["--peer", peer, "--cluster", "16", "--shard", "32", "--foreign-shard", "33"]);
+}
+
+// Promise: P24 - Messages at the edges of every field, in both directions, cost no score with
+//   go-waku.
+#[test]
+fn valid_messages_at_every_edge_keep_the_mesh_with_go() {
+    let relay = Relay::start(&["--cluster", "2"]);
+    let peer = relay.address(false);
+    let seed = rand::random::<u32>().to_string();
+    println!("seed {seed}");
+    go(&["-peer", peer, "-cluster", "2", "-only", "edges", "-edges", "400", "-seed", &seed]);
+    // This side of it: the Go node is not at fault either.
+    for name in ["rejected", "broken_promises"] {
+        assert_eq!(relay.metric(&format!("thimble_relay_gossip_{name}_total")), 0, "{name}");
+    }
+    let peers = get(&relay.http, "/admin/v1/peers/stats");
+    assert_eq!(peers.status, 200, "{}", peers.text());
 }
 
 // Promise: P23 - go-waku relays, pushes, subscribes and queries.
