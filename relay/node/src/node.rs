@@ -61,6 +61,8 @@ use crate::{
 const ASK_PEERS: Duration = Duration::from_secs(30);
 /// Interval of checks for stalled connections, and of noting that this node reads.
 pub(crate) const SWEEP: Duration = Duration::from_millis(250);
+/// A pause in reading that is logged: peers close connections on which nothing is answered.
+const LONG_PAUSE: Duration = Duration::from_secs(10);
 
 /// Pools of the ledger that connections take from.
 #[derive(Debug)]
@@ -447,7 +449,9 @@ impl Network {
     fn note_pause(&self) {
         let node = &self.node;
         if let Some(pause) = node.delays.sweep(node.now(), node.watch.reads()) {
-            tracing::info!(seconds = pause.as_secs(), "this node read nothing for a time");
+            if pause >= LONG_PAUSE {
+                tracing::warn!(seconds = pause.as_secs(), "this node read nothing for a time");
+            }
             node.router().extend_promises(pause);
         }
     }
