@@ -14,7 +14,10 @@ pub(crate) fn test_one_input(bytes: &[u8]) {
     match selector % 5 {
         0 => {
             let input = Bytes::copy_from_slice(rest);
-            let Ok(message) = decoding(rest.len(), || WakuMessage::decode(input)) else { return };
+            let read = WakuMessage::read(&input);
+            let decoded = decoding(rest.len(), || WakuMessage::decode(input));
+            let Ok(message) = decoded else { return };
+            assert_eq!(read.as_ref(), Ok(&message), "what is valid is read the same");
             let written = message.encode();
             assert_eq!(written.len(), message.encoded_len());
             let again = WakuMessage::decode(written.into()).expect("it was written here");

@@ -31,7 +31,7 @@ memory_budget::limits! {
                 at_most(MESSAGE_BYTES, "other nodes of the network take no larger ones"),
             ],
             reason "the network takes no larger ones";
-        /// Largest gossip frame. A frame announced longer ends the stream before it is read.
+        /// Largest gossip frame that is read. Longer ones are skipped, up to 2 MiB.
         frame_bytes: u64 = follows(largest_frame_bytes), local, pays within("receiving"),
             bounds [at_most(MESSAGE_BYTES + 64 * KIB, "no peer sends a longer one")],
             reason "follows message_bytes, with 64 KiB for control messages";

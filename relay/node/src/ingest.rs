@@ -12,14 +12,14 @@ use std::{
 use accounting::Reservation;
 use bytes::Bytes;
 use protocol::{
-    ContentTopic, MessageError, MessageHash, PubsubTopic, WakuMessage, autoshard,
+    ContentTopic, MessageError, MessageHash, PubsubTopic, Verdict, WakuMessage, autoshard,
     gossip::message_id, message_hash,
 };
 use router::{Offer, Peer, Shard};
 use store::{AppendError, AppendOutcome, Arrival};
 use thiserror::Error;
 
-use crate::{counters::Reason, node::Node, settings::count};
+use crate::{arrival::off_by, counters::Reason, node::Node, settings::count};
 
 /// How long a client's message is held back at most before it is refused.
 const HOLD_BACK: Duration = Duration::from_secs(5);
@@ -34,6 +34,16 @@ pub(crate) enum Source {
     Relay(Peer),
 }
 
+/// A message as it came.
+#[derive(Debug)]
+pub(crate) struct ReceivedMessage {
+    pub(crate) bytes: Bytes,
+    /// The memory of its bytes.
+    pub(crate) held: Reservation,
+    /// When the first byte of its request was read.
+    pub(crate) arrived: Instant,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AcceptedMessage {
     /// Its deterministic hash.
@@ -42,6 +52,8 @@ pub(crate) struct AcceptedMessage {
     pub(crate) relay_peers: usize,
     /// It had arrived before, and was passed on then.
     pub(crate) known: bool,
+    /// How far its timestamp is off, if it is not stored for that.
+    pub(crate) off_by: Option<Duration>,
 }
 
 #[derive(Clone, Debug, Error)]
@@ -75,6 +87,14 @@ impl RejectReason {
             Self::Busy(_) => Reason::Busy,
             Self::Unavailable(_) => Reason::Unavailable,
             Self::Duplicate => Reason::Duplicate,
+        }
+    }
+
+    /// What it means for a relay peer that sent the message.
+    fn verdict(&self) -> Verdict {
+        match self {
+            Self::Invalid(error) => error.verdict(),
+            _ => Verdict::Ignore,
         }
     }
 }
@@ -123,7 +143,19 @@ impl Node {
         )))
     }
 
-    /// Takes a message of a client, which `bytes` decode to. `held` is their memory.
+    /// The note for a client whose message was taken and is not in the store, which it can find out
+    /// in no other way. `None` where the sender, or this node's settings, wanted nothing stored.
+    pub(crate) fn not_stored(&self, accepted: &AcceptedMessage) -> Option<String> {
+        let off = accepted.off_by?;
+        Some(format!(
+            "relayed and not stored: the timestamp is {:.1} s off this node's clock, \
+             messages.clock_seconds is {}",
+            off.as_secs_f64(),
+            self.clock_drift.as_secs()
+        ))
+    }
+
+    /// Takes a message of a client, which the received bytes decode to.
     ///
     /// In a task of its own: a message that was written is passed on, also when the connection that
     /// brought it ends meanwhile.
@@ -131,12 +163,11 @@ impl Node {
         self: &Arc<Self>,
         shard: Shard,
         message: WakuMessage,
-        bytes: Bytes,
-        held: Reservation,
+        received: ReceivedMessage,
     ) -> Result<AcceptedMessage, RejectReason> {
         let node = self.clone();
         let taking = tokio::spawn(async move {
-            let taken = node.publish_inner(shard, &message, bytes, held).await;
+            let taken = node.publish_inner(shard, &message, received).await;
             node.count(Source::Client, &taken);
             taken
         });
@@ -147,29 +178,29 @@ impl Node {
         &self,
         shard: Shard,
         message: &WakuMessage,
-        bytes: Bytes,
-        held: Reservation,
+        received: ReceivedMessage,
     ) -> Result<AcceptedMessage, RejectReason> {
-        self.check_size(&bytes)?;
+        self.check_size(&received.bytes)?;
         let least = self.settings.min_relay_peers;
         if least > 0 && self.router().reachable(shard, self.now()) < least {
             return Err(RejectReason::NoPeers { topic: self.topic_name(shard), least });
         }
         self.wait_for_room(shard, message.content_topic.as_str()).await?;
-        let id = message_id(&bytes);
-        let (hash, AppendOutcome { message: stored, known, .. }) =
-            self.append(Source::Client, shard, message, bytes, held).await?;
+        let id = message_id(&received.bytes);
+        let AppendedMessage { hash, outcome, off_by } =
+            self.append(Source::Client, shard, message, received).await?;
+        let AppendOutcome { message: stored, known, .. } = outcome;
         if known {
             // It was passed on when it first arrived. This copy may be other bytes with the same
             // hash, which are not in the log: a peer that fetched them by their id would get
             // different bytes.
-            return Ok(AcceptedMessage { hash, relay_peers: 0, known });
+            return Ok(AcceptedMessage { hash, relay_peers: 0, known, off_by });
         }
         let relay_peers = self.router().publish(shard, id, stored.clone(), self.now());
         self.paces.published(shard, stored.len());
         self.filter.deliver(shard, message.content_topic.as_str(), &stored);
         self.subscribers.deliver(shard, message.content_topic.as_str(), &stored);
-        Ok(AcceptedMessage { hash, relay_peers, known: false })
+        Ok(AcceptedMessage { hash, relay_peers, known: false, off_by })
     }
 
     /// Holds a client's message back while those it goes to have no room: for a moment, and within
@@ -200,12 +231,11 @@ impl Node {
         self: &Arc<Self>,
         peer: Peer,
         shard: Shard,
-        bytes: Bytes,
-        held: Reservation,
+        received: ReceivedMessage,
     ) -> Result<AcceptedMessage, RejectReason> {
         let node = self.clone();
         let taking = tokio::spawn(async move {
-            let taken = node.relay_inner(peer, shard, bytes, held).await;
+            let taken = node.relay_inner(peer, shard, received).await;
             node.count(Source::Relay(peer), &taken);
             taken
         });
@@ -216,12 +246,11 @@ impl Node {
         &self,
         peer: Peer,
         shard: Shard,
-        bytes: Bytes,
-        held: Reservation,
+        received: ReceivedMessage,
     ) -> Result<AcceptedMessage, RejectReason> {
-        self.check_size(&bytes)?;
-        let id = message_id(&bytes);
-        match self.router().offer(peer, shard, id, bytes.len(), self.now()) {
+        // Before anything is refused: this may have been asked of the peer.
+        let id = message_id(&received.bytes);
+        match self.router().offer(peer, shard, id, received.bytes.len(), self.now()) {
             Offer::New => {}
             Offer::Duplicate => return Err(RejectReason::Duplicate),
             Offer::Refused(_) => {
@@ -231,21 +260,30 @@ impl Node {
                 )));
             }
         }
-        let message = match WakuMessage::decode(bytes.clone()) {
+        let message = match self.check_message(&received.bytes) {
             Ok(message) => message,
-            Err(error) => {
-                self.router().reject(peer);
-                return Err(error.into());
+            Err(rejected) => {
+                match rejected.verdict() {
+                    Verdict::Reject => self.router().reject(peer),
+                    Verdict::Accept | Verdict::Ignore => self.router().ignore(),
+                }
+                return Err(rejected);
             }
         };
-        match self.append(Source::Relay(peer), shard, &message, bytes, held).await {
+        match self.append(Source::Relay(peer), shard, &message, received).await {
             // As above; the peer's id stays among those seen, so that it is not handled again.
-            Ok((_, AppendOutcome { known: true, .. })) => Err(RejectReason::Duplicate),
-            Ok((hash, AppendOutcome { message: stored, .. })) => {
+            Ok(AppendedMessage { outcome: AppendOutcome { known: true, .. }, .. }) => {
+                Err(RejectReason::Duplicate)
+            }
+            Ok(AppendedMessage {
+                hash,
+                outcome: AppendOutcome { message: stored, .. },
+                off_by,
+            }) => {
                 let relay_peers = self.router().accept(peer, shard, id, stored.clone());
                 self.filter.deliver(shard, message.content_topic.as_str(), &stored);
                 self.subscribers.deliver(shard, message.content_topic.as_str(), &stored);
-                Ok(AcceptedMessage { hash, relay_peers, known: false })
+                Ok(AcceptedMessage { hash, relay_peers, known: false, off_by })
             }
             Err(rejected) => {
                 // Another peer may bring it when there is room again.
@@ -258,12 +296,16 @@ impl Node {
     /// This node may take less than the network does; a sender of more is not at fault.
     fn check_size(&self, bytes: &Bytes) -> Result<(), RejectReason> {
         let (bytes, most) = (bytes.len(), count(self.settings.limits.messages.message_bytes));
-        // A message too large for the network is refused where it is decoded, and counts against
-        // its peer.
-        if bytes > most && bytes <= protocol::message::MESSAGE_BYTES_MAX {
+        if bytes > most {
             return Err(RejectReason::TooLarge { bytes, most });
         }
         Ok(())
+    }
+
+    /// A message that this node takes and the network relays.
+    fn check_message(&self, bytes: &Bytes) -> Result<WakuMessage, RejectReason> {
+        self.check_size(bytes)?;
+        Ok(WakuMessage::decode(bytes.clone())?)
     }
 
     async fn append(
@@ -271,15 +313,17 @@ impl Node {
         source: Source,
         shard: Shard,
         message: &WakuMessage,
-        bytes: Bytes,
-        held: Reservation,
-    ) -> Result<(MessageHash, AppendOutcome), RejectReason> {
+        received: ReceivedMessage,
+    ) -> Result<AppendedMessage, RejectReason> {
+        let ReceivedMessage { bytes, held, arrived } = received;
         let topic = self.topic(shard);
         let hash = message_hash(&topic, message);
         let now_ns = (self.clock)();
         let timestamp_ns = message.timestamp.filter(|at| *at != 0).unwrap_or(now_ns);
-        let drift = Duration::from_nanos(timestamp_ns.abs_diff(now_ns));
-        let off_the_clock = drift > self.clock_drift;
+        // This node's own delay does not make a message late.
+        let waited = arrived.elapsed() + self.delays.longest(self.now());
+        let off = off_by(timestamp_ns, now_ns, waited);
+        let off_the_clock = off > self.clock_drift;
         let kept = self.settings.store && !message.is_ephemeral() && !off_the_clock;
         let arrival = Arrival {
             hash: hash.0,
@@ -305,7 +349,9 @@ impl Node {
                 } else if kept && !appended.kept {
                     counters.without_room.fetch_add(1, Relaxed);
                 }
-                Ok((hash, appended))
+                let is_missing = self.settings.store && !message.is_ephemeral() && !appended.kept;
+                let off_by = Some(off).filter(|_| is_missing && off_the_clock);
+                Ok(AppendedMessage { hash, outcome: appended, off_by })
             }
             Err(error @ AppendError::TooLarge { .. }) => {
                 Err(RejectReason::Topic(error.to_string()))
@@ -322,6 +368,14 @@ impl Node {
         };
         self.counters.message(source, taken);
     }
+}
+
+/// A message that is in the log.
+struct AppendedMessage {
+    hash: MessageHash,
+    outcome: AppendOutcome,
+    /// As of [`AcceptedMessage`].
+    off_by: Option<Duration>,
 }
 
 /// The task that took a message is gone, because the node ends.

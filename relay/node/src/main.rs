@@ -2,6 +2,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod arrival;
 mod cli;
 mod config;
 mod counters;

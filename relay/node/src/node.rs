@@ -30,6 +30,7 @@ use store::{Message, Store};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
+    arrival::Delays,
     config::Config,
     counters::Counters,
     discovery::{
@@ -58,8 +59,10 @@ use crate::{
 
 /// Between two requests for further peers.
 const ASK_PEERS: Duration = Duration::from_secs(30);
-/// Interval of checks for stalled connections.
-const SWEEP: Duration = Duration::from_millis(250);
+/// Interval of checks for stalled connections, and of noting that this node reads.
+pub(crate) const SWEEP: Duration = Duration::from_millis(250);
+/// A pause in reading that is logged: peers close connections on which nothing is answered.
+const LONG_PAUSE: Duration = Duration::from_secs(10);
 
 /// Pools of the ledger that connections take from.
 #[derive(Debug)]
@@ -77,6 +80,8 @@ pub(crate) struct Node {
     pub(crate) shards: Topics,
     pub(crate) protocols: Protocols,
     pub(crate) clock_drift: Duration,
+    /// Pauses of this node, which do not make a message late.
+    pub(crate) delays: Delays,
     /// Nanoseconds since 1970.
     pub(crate) clock: Arc<dyn Fn() -> i64 + Send + Sync>,
     pub(crate) started: Instant,
@@ -240,6 +245,7 @@ impl Node {
             shards: settings.shards,
             protocols: Protocols::new(services::PROTOCOLS),
             clock_drift: Duration::from_secs(limits.messages.clock_seconds),
+            delays: Delays::default(),
             clock,
             started: Instant::now(),
             pools: Pools {
@@ -419,7 +425,11 @@ impl Network {
                 }
                 Some(request) = self.requests_rx.recv() => self.on_request(request),
                 _ = beat.tick() => {
+                    self.note_pause();
                     let now = self.node.now();
+                    if !self.node.watch.reads() {
+                        self.node.router().extend_promises(self.heartbeat);
+                    }
                     self.node.router().heartbeat(now);
                     self.swarm.behaviour_mut().waku.fill_gossip();
                     self.node.filter.expire(Instant::now());
@@ -427,10 +437,22 @@ impl Network {
                     self.observed.update(&self.node);
                 }
                 _ = sweep.tick() => {
+                    self.note_pause();
                     let closed = self.meters.sweep(Instant::now());
                     self.node.counters.connections_closed.fetch_add(closed as u64, Relaxed);
                 }
             }
+        }
+    }
+
+    /// Notes that this node reads, or has not for a time: its peers are not late then.
+    fn note_pause(&self) {
+        let node = &self.node;
+        if let Some(pause) = node.delays.sweep(node.now(), node.watch.reads()) {
+            if pause >= LONG_PAUSE {
+                tracing::warn!(seconds = pause.as_secs(), "this node read nothing for a time");
+            }
+            node.router().extend_promises(pause);
         }
     }
 

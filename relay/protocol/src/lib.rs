@@ -31,6 +31,7 @@ pub mod status;
 pub mod store;
 pub mod text;
 pub mod topic;
+pub mod validity;
 pub mod wire;
 
 pub use frame::{FrameError, SplitFrame};
@@ -38,6 +39,7 @@ pub use message::{MessageError, MessageHash, WakuMessage, message_hash};
 pub use status::StatusCode;
 pub use text::Text;
 pub use topic::{ContentTopic, PubsubTopic, TopicError, autoshard};
+pub use validity::Verdict;
 pub use wire::DecodeError;
 
 /// Longest request id that is read, in bytes. Stock clients send 32 to 64 hexadecimal digits.

@@ -296,7 +296,24 @@ impl Connections<'_> {
                 return Ok(hit.1.timestamp_ns);
             }
         }
+        self.check_opened(None)?;
         Err(QueryError::UnknownCursor { cursor })
+    }
+
+    /// Whether every partition that may hold messages within bounds is open: a page without them
+    /// would read as if they did not exist.
+    fn check_opened(&self, bounds: Option<&KeyRange>) -> Result<(), QueryError> {
+        let concerns = |partition: &Arc<Partition>| {
+            let span = partition.unopened_span();
+            span.is_some_and(|span| bounds.is_none_or(|bounds| bounds.meets(span)))
+        };
+        match self.shared.catalog.all().into_iter().find(concerns) {
+            Some(partition) => {
+                let what = "it could not be opened at start, and is tried again".to_string();
+                Err(QueryError::Index { path: partition.folder.clone(), what })
+            }
+            None => Ok(()),
+        }
     }
 
     fn hits_of(
@@ -330,6 +347,9 @@ impl Connections<'_> {
             hashes.retain(|hash| !found.iter().any(|hit| hit.1.hash == *hash));
             hits.extend(found);
         }
+        if !hashes.is_empty() {
+            self.check_opened(None)?;
+        }
         hits.retain(|hit| match cursor {
             Some(cursor) if query.forward => key(hit) > cursor,
             Some(cursor) => key(hit) < cursor,
@@ -347,6 +367,7 @@ impl Connections<'_> {
         count: usize,
     ) -> Result<Vec<Hit>, QueryError> {
         let bounds = KeyRange::for_query(query, cursor);
+        self.check_opened(Some(&bounds))?;
         let mut partitions: Vec<(Arc<Partition>, (i64, i64))> = Vec::new();
         for partition in self.shared.catalog.all() {
             let span = partition.figures().span;

@@ -221,7 +221,7 @@ mod tests {
             serde_json::from_str(json).map_err(|error| error.to_string())?;
         let topic = message.content_topic().unwrap_or(TOPIC).to_owned();
         let bytes = message.encode(&topic, 77)?;
-        WakuMessage::decode(bytes.into()).map_err(|error| error.to_string())
+        WakuMessage::read(&bytes.into()).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -297,7 +297,7 @@ mod tests {
                 ephemeral: Some(message.is_ephemeral()),
                 ..message
             };
-            prop_assert_eq!(WakuMessage::decode(bytes.into()).unwrap(), expected);
+            prop_assert_eq!(WakuMessage::read(&bytes.into()).unwrap(), expected);
         }
     }
 }

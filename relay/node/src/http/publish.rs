@@ -6,7 +6,7 @@
 //! `receiving` for the encoded message.
 
 use bytes::Bytes;
-use http_server::{ErrorResponse, Outgoing};
+use http_server::{ErrorResponse, Outgoing, TEXT};
 use hyper::{Response, StatusCode};
 use protocol::{StatusCode as Status, WakuMessage};
 use serde::Deserialize;
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     counters::Reason,
-    ingest::{AcceptedMessage, RejectReason},
+    ingest::{AcceptedMessage, ReceivedMessage, RejectReason},
     network::streams::{REQUEST_TIMEOUT, reserve},
     services::status_of,
 };
@@ -58,7 +58,7 @@ impl Service {
     ) -> HttpResult {
         let parts = self.encode_relayed(pubsub_topic.is_none(), &body).await;
         let published = self.publish(pubsub_topic.map(str::to_owned), parts, body).await;
-        text_answer(published, "not published", StatusCode::PAYLOAD_TOO_LARGE)
+        self.text_answer(published, "not published", StatusCode::PAYLOAD_TOO_LARGE)
     }
 
     /// `POST /lightpush/v3/message`. Refusals are JSON too, under the protocol's own status codes.
@@ -72,7 +72,10 @@ impl Service {
         };
         let refused = match pushed {
             Ok(accepted) => {
-                let relayed = serde_json::json!({ "relayPeerCount": accepted.relay_peers });
+                let mut relayed = serde_json::json!({ "relayPeerCount": accepted.relay_peers });
+                if let Some(note) = self.node.not_stored(&accepted) {
+                    relayed["statusDesc"] = note.into();
+                }
                 let body = Outgoing::short(relayed.to_string());
                 return answer::answer(StatusCode::OK, "application/json", body);
             }
@@ -98,7 +101,7 @@ impl Service {
     pub(crate) async fn light_push_legacy(&self, body: ReceivedBody) -> HttpResult {
         let (topic, parts) = self.encode_pushed(&body).await;
         let published = self.publish(topic, parts, body).await;
-        text_answer(published, "not pushed", StatusCode::BAD_REQUEST)
+        self.text_answer(published, "not pushed", StatusCode::BAD_REQUEST)
     }
 
     async fn encode_relayed(
@@ -155,6 +158,7 @@ impl Service {
         body: ReceivedBody,
     ) -> Result<AcceptedMessage, PublishError> {
         // The request's body is not needed while the message is written.
+        let arrived = body.arrived;
         drop(body);
         let EncodedMessage { content_topic, bytes, held } = encoded?;
         let shard = self
@@ -164,30 +168,39 @@ impl Service {
         let bytes = Bytes::from(bytes);
         let message =
             WakuMessage::decode(bytes.clone()).map_err(|error| self.node.refused(error.into()))?;
-        Ok(self.node.publish(shard, message, bytes, held).await?)
+        Ok(self.node.publish(shard, message, ReceivedMessage { bytes, held, arrived }).await?)
     }
-}
 
-/// The answer as text. `too_large` is the status for a message that is larger than is relayed.
-fn text_answer(
-    published: Result<AcceptedMessage, PublishError>,
-    failed: &str,
-    too_large: StatusCode,
-) -> HttpResult {
-    let rejected = match published {
-        Ok(_) => return Ok(answer::text("OK")),
-        Err(PublishError::Refused(refused)) => return Err(refused),
-        Err(PublishError::Rejected(rejected)) => rejected,
-    };
-    let message = format!("{failed}: {rejected}");
-    Err(match status_of(&rejected) {
-        Status::TooManyRequests => answer::busy(StatusCode::TOO_MANY_REQUESTS, message),
-        Status::PayloadTooLarge => answer::refusal(too_large, message),
-        Status::NoPeers | Status::ServiceUnavailable => {
-            answer::busy(StatusCode::SERVICE_UNAVAILABLE, message)
-        }
-        _ => answer::bad(message),
-    })
+    /// The answer as text. `too_large` is the status for a message that is larger than is relayed.
+    fn text_answer(
+        &self,
+        published: Result<AcceptedMessage, PublishError>,
+        failed: &str,
+        too_large: StatusCode,
+    ) -> HttpResult {
+        let rejected = match published {
+            Ok(accepted) => {
+                return Ok(match self.node.not_stored(&accepted) {
+                    None => answer::text("OK"),
+                    Some(note) => {
+                        let text = Outgoing::short(format!("OK: {note}"));
+                        answer::answer(StatusCode::OK, TEXT, text)
+                    }
+                });
+            }
+            Err(PublishError::Refused(refused)) => return Err(refused),
+            Err(PublishError::Rejected(rejected)) => rejected,
+        };
+        let message = format!("{failed}: {rejected}");
+        Err(match status_of(&rejected) {
+            Status::TooManyRequests => answer::busy(StatusCode::TOO_MANY_REQUESTS, message),
+            Status::PayloadTooLarge => answer::refusal(too_large, message),
+            Status::NoPeers | Status::ServiceUnavailable => {
+                answer::busy(StatusCode::SERVICE_UNAVAILABLE, message)
+            }
+            _ => answer::bad(message),
+        })
+    }
 }
 
 struct EncodedMessage {

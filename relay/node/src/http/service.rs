@@ -7,7 +7,7 @@
 use std::{
     net::SocketAddr,
     sync::{Arc, Mutex, atomic::Ordering::Relaxed},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use accounting::{Pool, PoolFull, Reservation};
@@ -96,6 +96,8 @@ pub(crate) type HttpResult<T = Response<Outgoing>> = Result<T, ErrorResponse>;
 pub(crate) struct ReceivedBody {
     bytes: Bytes,
     held: Reservation,
+    /// When its request was read, before the body.
+    pub(crate) arrived: Instant,
 }
 
 impl Service {
@@ -325,6 +327,7 @@ impl Service {
     }
 
     async fn receive(&self, body: &mut RequestBody) -> Result<ReceivedBody, BodyError<PoolFull>> {
+        let arrived = Instant::now();
         let limit = self.limits.body_bytes;
         let most = body.size_hint().upper().map_or(limit, |bytes| bytes.min(limit));
         let charge = move |received: u64, buffers: u64| received.max(buffers.min(most));
@@ -338,7 +341,7 @@ impl Service {
         if bytes.contains(&b'\\') {
             held.try_grow(bytes.len() as u64).map_err(BodyError::Full)?;
         }
-        Ok(ReceivedBody { bytes, held })
+        Ok(ReceivedBody { bytes, held, arrived })
     }
 
     /// The refusal of a request with this body, of which the client may still send a part.

@@ -346,6 +346,7 @@ pub(crate) fn read_bytes_max(message: &Message) -> usize {
 
 /// Reads a message from the log and appends its JSON.
 pub(crate) fn put_stored(message: &Message, out: &mut Vec<u8>) -> io::Result<()> {
-    let message = WakuMessage::decode(message.read_all()?).map_err(io::Error::other)?;
+    // Under the rules of the time at which it was accepted.
+    let message = WakuMessage::read(&message.read_all()?).map_err(io::Error::other)?;
     put_message(&message, out)
 }

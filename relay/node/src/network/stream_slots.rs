@@ -257,11 +257,18 @@ pub(crate) struct SlotStream<S> {
     activity: Arc<Activity>,
     /// Bytes that came after the request; nothing more comes once it is `None`.
     discarded: Option<usize>,
+    /// Bytes that may come after it.
+    discarded_max: usize,
 }
 
 impl<S> SlotStream<S> {
     pub(crate) fn new(stream: S, place: StreamSlot, activity: Arc<Activity>) -> Self {
-        Self { stream, place, activity, discarded: Some(0) }
+        Self { stream, place, activity, discarded: Some(0), discarded_max: DISCARDED_BYTES }
+    }
+
+    /// The request was longer than is read: `rest` bytes of it may come while it is answered.
+    pub(crate) fn expect_rest(&mut self, rest: usize) {
+        self.discarded_max = DISCARDED_BYTES.saturating_add(rest);
     }
 }
 
@@ -277,7 +284,7 @@ impl<S: AsyncRead + Unpin> SlotStream<S> {
                 Ok(read) if read > 0 => Some(before + read),
                 _ => None,
             };
-            if self.discarded.is_some_and(|bytes| bytes > DISCARDED_BYTES) {
+            if self.discarded.is_some_and(|bytes| bytes > self.discarded_max) {
                 self.activity.overrun.store(true, Relaxed);
                 return Err(io::Error::other("the peer keeps sending after its request"));
             }

@@ -6,7 +6,10 @@
 //! log in pieces of `messages.sending_chunk_bytes`, each taken from the pool `sending`; further
 //! buffers of the multiplexer are bounded for each connection ([`super::meter`]).
 
-use std::{io, time::Duration};
+use std::{
+    io,
+    time::{Duration, Instant},
+};
 
 use accounting::{Pool, Reservation};
 use bytes::Bytes;
@@ -22,6 +25,12 @@ use crate::{node::Node, settings::count};
 const FIRST_BYTES: usize = 4 << 10;
 /// Between two tries to get memory of a full pool.
 const RETRY: Duration = Duration::from_millis(2);
+/// A longer frame is not one, and ends its connection; a shorter one is read or skipped.
+const ANNOUNCED_BYTES_MAX: usize = 1 << 30;
+/// Read at once of what is skipped.
+const SKIPPED_AT_ONCE: usize = 4 << 10;
+/// Kept of it, for its request id.
+const HEAD_BYTES: usize = 1 << 10;
 /// A whole frame arrives within this time of its first byte.
 const FRAME_TIME: Duration = Duration::from_secs(20);
 /// A message is taken by its receiver within this time.
@@ -39,6 +48,9 @@ pub(crate) enum ReadError {
     Torn,
     #[error(transparent)]
     Frame(#[from] protocol::FrameError),
+    /// Nothing of the frame's body was read; the stream may be used further.
+    #[error("a frame of {bytes} bytes, this protocol takes at most {bytes_max}: send less at once")]
+    TooLong { bytes: usize, bytes_max: usize },
     #[error("the frame did not arrive within {} s", FRAME_TIME.as_secs())]
     Slow,
     #[error(transparent)]
@@ -50,6 +62,8 @@ pub(crate) enum ReadError {
 pub(crate) struct Frame {
     pub(crate) body: Bytes,
     pub(crate) held: Reservation,
+    /// When its first byte was read.
+    pub(crate) arrived: Instant,
 }
 
 /// The next frame of a stream; `None` at its end, which may come before any byte: stock clients
@@ -66,11 +80,12 @@ pub(crate) async fn read_frame(
     if stream.read(&mut prefix[..1]).await? == 0 {
         return Ok(None);
     }
+    let arrived = Instant::now();
     let mut left = FRAME_TIME;
     let mut have = 1;
     let length = loop {
         let read = prefix.get(..have).unwrap_or_default();
-        if let Some((length, _)) = frame::decode_length(read, bytes_max)? {
+        if let Some((length, _)) = frame::decode_length(read, bytes_max.max(ANNOUNCED_BYTES_MAX))? {
             break length;
         }
         let Some(next) = prefix.get_mut(have..have + 1) else { return Err(ReadError::Torn) };
@@ -79,6 +94,9 @@ pub(crate) async fn read_frame(
         }
         have += 1;
     };
+    if length > bytes_max {
+        return Err(ReadError::TooLong { bytes: length, bytes_max });
+    }
     let mut held = reserve(receiving, length.min(FIRST_BYTES), timeout).await?;
     let mut body = vec![0; length.min(FIRST_BYTES)];
     let mut filled = 0;
@@ -99,7 +117,33 @@ pub(crate) async fn read_frame(
         }
         filled += read;
     }
-    Ok(Some(Frame { body: Bytes::from(body), held }))
+    Ok(Some(Frame { body: Bytes::from(body), held, arrived }))
+}
+
+/// Reads `bytes` bytes of a frame that is too long, within [`FRAME_TIME`], and drops them except
+/// the first [`HEAD_BYTES`], which `head` gets.
+pub(crate) async fn skip(
+    stream: &mut (impl AsyncRead + Unpin),
+    mut bytes: usize,
+    head: &mut Vec<u8>,
+    receiving: &Pool,
+    timeout: Duration,
+) -> Result<(), ReadError> {
+    let _held = reserve(receiving, SKIPPED_AT_ONCE + HEAD_BYTES, timeout).await?;
+    let mut left = FRAME_TIME;
+    let mut buffer = vec![0; SKIPPED_AT_ONCE];
+    while bytes > 0 {
+        let most = bytes.min(buffer.len());
+        let room = buffer.get_mut(..most).unwrap_or_default();
+        let read = timed(&mut left, stream.read(room)).await??;
+        if read == 0 {
+            return Err(ReadError::Torn);
+        }
+        let wanted = read.min(HEAD_BYTES.saturating_sub(head.len()));
+        head.extend_from_slice(buffer.get(..wanted).unwrap_or_default());
+        bytes -= read;
+    }
+    Ok(())
 }
 
 /// Waits for something of a peer, out of the time the peer has left.

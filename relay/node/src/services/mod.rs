@@ -11,7 +11,7 @@ use crate::{
     ingest::RejectReason,
     network::{
         stream_slots::Stream,
-        streams::{Frame, REQUEST_TIMEOUT, ReadError, read_frame, write_small},
+        streams::{Frame, REQUEST_TIMEOUT, ReadError, discard, read_frame, skip, write_small},
     },
     node::Node,
 };
@@ -25,6 +25,10 @@ pub(crate) mod store;
 
 /// How long the end of a stream without a request is waited for.
 const END_TIME: Duration = Duration::from_secs(5);
+
+/// Read of a request that is longer than is taken, before it is refused: a client reads the answer
+/// when it has sent its request.
+const SKIPPED_BYTES_MAX: usize = 8 << 20;
 
 /// How serving a stream ended; that its peer broke it off counts as an end. Error: why the
 /// connection must be closed.
@@ -67,19 +71,74 @@ pub(crate) async fn request(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     bytes_max: usize,
 ) -> Result<Option<Frame>, String> {
-    match read_frame(stream, bytes_max, &node.pools.receiving, REQUEST_TIMEOUT).await {
+    let read = read_frame(stream, bytes_max, &node.pools.receiving, REQUEST_TIMEOUT).await;
+    request_of(stream, read).await
+}
+
+async fn request_of(
+    stream: &mut (impl AsyncWrite + Unpin),
+    read: Result<Option<Frame>, ReadError>,
+) -> Result<Option<Frame>, String> {
+    match read {
         Ok(Some(frame)) => Ok(Some(frame)),
         Ok(None) | Err(ReadError::Torn) => {
             end(stream).await;
             Ok(None)
         }
         Err(ReadError::Io(_)) => Ok(None),
-        Err(error @ (ReadError::Frame(_) | ReadError::Slow)) => Err(error.to_string()),
+        Err(error @ (ReadError::Frame(_) | ReadError::TooLong { .. } | ReadError::Slow)) => {
+            Err(error.to_string())
+        }
         Err(ReadError::Full(full)) => {
             tracing::debug!(%full, "a request was not read");
             Ok(None)
         }
     }
+}
+
+/// A message that a client pushes.
+pub(crate) enum PushRequest {
+    Whole(Frame),
+    /// It was longer than is read: its request id, and why it is refused.
+    TooLong(Text, String),
+}
+
+/// The one request of a stream, as [`request`]; one that is too long is skipped, to be refused.
+pub(crate) async fn push_request(
+    node: &Node,
+    stream: &mut Stream,
+    bytes_max: usize,
+) -> Result<Option<PushRequest>, String> {
+    let receiving = &node.pools.receiving;
+    let read = read_frame(stream, bytes_max, receiving, REQUEST_TIMEOUT).await;
+    let too_long = match &read {
+        Err(error @ ReadError::TooLong { bytes, .. }) => Some((*bytes, error.to_string())),
+        _ => None,
+    };
+    let Some((bytes, why)) = too_long else {
+        return Ok(request_of(stream, read).await?.map(PushRequest::Whole));
+    };
+    let mut head = Vec::new();
+    let skipped = bytes.min(SKIPPED_BYTES_MAX);
+    stream.expect_rest(bytes - skipped);
+    // The client may have sent only a part, or be slow: it is refused just the same.
+    if let Err(error) = skip(stream, skipped, &mut head, receiving, REQUEST_TIMEOUT).await {
+        tracing::debug!(%error, "a request that is too long did not come whole");
+    }
+    let request_id = protocol::request_id(&head.into());
+    Ok(Some(PushRequest::TooLong(request_id, why)))
+}
+
+/// Ends a stream on which this node asked: its peer finds the end of the request, and not that the
+/// stream is broken, and is read to its end.
+pub(crate) async fn finish(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
+    let ending = async {
+        if stream.close().await.is_ok() {
+            discard(stream).await;
+        }
+    };
+    // The peer may be gone, or keep its side open.
+    let _ = tokio::time::timeout(END_TIME, ending).await;
 }
 
 /// Ends a stream that has no request. Dropping it would suffice, but mplex then reports it only

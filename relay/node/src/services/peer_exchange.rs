@@ -63,7 +63,9 @@ pub(crate) async fn request_peers(node: Arc<Node>, mut stream: libp2p::Stream) -
             read_frame(&mut stream, REPLY_BYTES_MAX, receiving, REQUEST_TIMEOUT).await.ok()??;
         Reply::decode(frame.body).ok()
     };
-    let Ok(Some(reply)) = tokio::time::timeout(ANSWER_TIME, asking).await else {
+    let answered = tokio::time::timeout(ANSWER_TIME, asking).await;
+    finish(&mut stream).await;
+    let Ok(Some(reply)) = answered else {
         tracing::debug!("a peer that was asked for others gave no answer");
         return Ok(());
     };

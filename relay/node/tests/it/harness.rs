@@ -65,8 +65,7 @@ impl Relay {
 
     /// Stops it, has `change` do something to its data folder, and starts it again.
     pub(crate) fn restart_after(&mut self, change: impl FnOnce(&Path)) {
-        let pid = rustix::process::Pid::from_child(&self.process);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.signal(rustix::process::Signal::TERM);
         assert!(self.process.wait().unwrap().success());
         change(&self.folder.path().join("data"));
         (self.process, self.addresses, self.http) =
@@ -121,6 +120,22 @@ impl Relay {
         self.process.wait().unwrap();
         (self.process, self.addresses, self.http) =
             launch(self.folder.path(), &self.prelude, &self.arguments);
+    }
+
+    /// Sends it a signal.
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Stops its process: sockets fill, and nothing is read.
+    pub(crate) fn freeze(&self) {
+        self.signal(rustix::process::Signal::STOP);
+    }
+
+    /// Lets it continue.
+    pub(crate) fn thaw(&self) {
+        self.signal(rustix::process::Signal::CONT);
     }
 
     /// Whether it still runs.

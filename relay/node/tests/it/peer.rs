@@ -50,13 +50,30 @@ impl Client {
 
     /// The same; the reason if it fails.
     pub(crate) async fn try_connect(address: &str) -> Result<Self, String> {
+        let swarm = swarm();
+        let control = swarm.behaviour().streams.new_control();
+        Self::dial(address, swarm, control).await
+    }
+
+    /// Connects, and takes the streams that the relay opens for a protocol.
+    pub(crate) async fn serving(address: &str, name: &'static str) -> (Self, IncomingStreams) {
+        let swarm = swarm();
+        let mut control = swarm.behaviour().streams.new_control();
+        let streams = control.accept(StreamProtocol::new(name)).unwrap();
+        let client = Self::dial(address, swarm, control).await;
+        (client.unwrap_or_else(|error| panic!("{error}")), streams)
+    }
+
+    async fn dial(
+        address: &str,
+        mut swarm: Swarm<Behaviour>,
+        mut control: Control,
+    ) -> Result<Self, String> {
         let address: Multiaddr = address.parse().unwrap();
         let relay = match address.iter().last() {
             Some(Protocol::P2p(peer)) => peer,
             other => panic!("{address} ends in {other:?}"),
         };
-        let mut swarm = swarm();
-        let mut control = swarm.behaviour().streams.new_control();
         let pushes = control.accept(StreamProtocol::new(filter::PUSH_PROTOCOL)).unwrap();
         swarm.dial(address).unwrap();
         let connected = async {

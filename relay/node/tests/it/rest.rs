@@ -314,7 +314,7 @@ fn the_store_is_read_page_by_page() {
         });
         assert_eq!(node.post("/relay/v1/auto/messages", &message).status, 200);
     }
-    let ephemeral = json!({ "payload": "", "contentTopic": CONTENT_TOPIC, "ephemeral": true });
+    let ephemeral = json!({ "payload": "aGk=", "contentTopic": CONTENT_TOPIC, "ephemeral": true });
     assert_eq!(node.post("/relay/v1/auto/messages", &ephemeral).status, 200);
 
     let topics = format!("contentTopics={}", encoded(&format!("{CONTENT_TOPIC},/other/1/x/y")));

@@ -6,3 +6,4 @@ mod gossip;
 mod messages;
 mod records;
 mod topics;
+mod validity;
