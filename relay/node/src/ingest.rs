@@ -23,8 +23,10 @@ use crate::{counters::Reason, node::Node, settings::count};
 
 /// How long a client's message is held back at most before it is refused.
 const HOLD_BACK: Duration = Duration::from_secs(5);
-/// Between two looks whether there is room.
+/// Between two checks whether there is room: at first, and at most. Each is work for a processor
+/// that may be short.
 const RETRY: Duration = Duration::from_millis(2);
+const RETRY_MAX: Duration = Duration::from_millis(32);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
@@ -176,6 +178,7 @@ impl Node {
     /// the bounds of [`crate::pace`].
     async fn wait_for_room(&self, shard: Shard, content_topic: &str) -> Result<(), RejectReason> {
         let deadline = Instant::now() + HOLD_BACK;
+        let mut pause = RETRY;
         loop {
             let now = Instant::now();
             let slow = if !self.filter.has_room(shard, content_topic, now) {
@@ -191,7 +194,8 @@ impl Node {
                     "{slow} read slower than messages come; try again"
                 )));
             }
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(RETRY_MAX);
         }
     }
 

@@ -42,6 +42,7 @@ use crate::{
     ingest::RejectReason,
     latencies::Latencies,
     network::{
+        admission::Admission,
         behaviour::Behaviour,
         handler::Protocols,
         meter::Meters,
@@ -58,6 +59,9 @@ use crate::{
 
 /// Between two requests for further peers.
 const ASK_PEERS: Duration = Duration::from_secs(30);
+/// A peer that answers no ping is gone if nothing else arrived of it within this time, twice the one
+/// in which pings are answered.
+const PING_TIME: Duration = Duration::from_secs(40);
 /// Interval of checks for stalled connections.
 const SWEEP: Duration = Duration::from_millis(250);
 
@@ -83,6 +87,8 @@ pub(crate) struct Node {
 
     pub(crate) ledger: Ledger,
     pub(crate) pools: Pools,
+    /// Large frames that are being received.
+    pub(crate) admission: Admission,
     pub(crate) places: StreamSlots,
     pub(crate) store: Store,
     router: Mutex<Router<Message>>,
@@ -248,6 +254,7 @@ impl Node {
                 receiving: pool(&ledger, pool::RECEIVING)?,
                 sending: pool(&ledger, pool::SENDING)?,
             },
+            admission: Admission::new(limits.messages.admitted_bytes),
             places: StreamSlots::new(
                 pool(&ledger, pool::STREAMS)?,
                 relay_limits::STREAM_BYTES,
@@ -461,7 +468,10 @@ impl Network {
                 connection,
                 result: Err(error),
                 ..
-            })) if !matches!(error, ping::Failure::Unsupported) => {
+            })) if !matches!(error, ping::Failure::Unsupported)
+                // An answer may be behind the requests that a busy node has not read.
+                && !self.swarm.behaviour().waku.is_in_use(connection, PING_TIME) =>
+            {
                 // The peer is gone; pushes would wait for it.
                 self.swarm.close_connection(connection);
             }

@@ -2,11 +2,18 @@
 //!
 //! A frame is a varint length and as many bytes. Its length is checked before anything is
 //! allocated; memory for it is taken from the pool `receiving` in two steps, so that a peer which
-//! announces a long frame and sends little holds little. A message that is sent is read from the
-//! log in pieces of `messages.sending_chunk_bytes`, each taken from the pool `sending`; further
-//! buffers of the multiplexer are bounded for each connection ([`super::meter`]).
+//! announces a long frame and sends little holds little. Before the second step a large frame waits
+//! until it is admitted ([`super::admission`]). A message that is sent is read from the log in
+//! pieces of `messages.sending_chunk_bytes`, each taken from the pool `sending`; further buffers of
+//! the multiplexer are bounded for each connection ([`super::meter`]).
 
-use std::{io, time::Duration};
+use std::{
+    future::poll_fn,
+    io,
+    pin::Pin,
+    task::{Context, Waker},
+    time::Duration,
+};
 
 use accounting::{Pool, Reservation};
 use bytes::Bytes;
@@ -15,20 +22,23 @@ use protocol::frame;
 use store::Message;
 use thiserror::Error;
 
+use super::admission::{Admission, Admitted, NotAdmitted, WaitingFrames};
 use crate::{node::Node, settings::count};
 
 /// Taken of the pool for a frame before its first bytes are there; all the rest at once after them.
 /// Many that each held a part and waited for more would wait for one another.
 const FIRST_BYTES: usize = 4 << 10;
-/// Between two tries to get memory of a full pool.
+/// Between two tries to get memory of a full pool: at first, and at most. Each is work for a
+/// processor that may be short.
 const RETRY: Duration = Duration::from_millis(2);
+const RETRY_MAX: Duration = Duration::from_millis(32);
 /// A whole frame arrives within this time of its first byte.
 const FRAME_TIME: Duration = Duration::from_secs(20);
 /// A message is taken by its receiver within this time.
 pub(crate) const SEND_TIME: Duration = Duration::from_secs(20);
-/// How long a request waits for memory of a full pool.
+/// How long a request waits until it is admitted, and for memory of a full pool.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// The same for gossip, which is retried whenever there is memory.
+/// The same for gossip, which waits as long as it takes.
 pub(crate) const GOSSIP_TIMEOUT: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, Error)]
@@ -43,49 +53,68 @@ pub(crate) enum ReadError {
     Slow,
     #[error(transparent)]
     Full(#[from] accounting::PoolFull),
+    #[error("{}", NotAdmitted)]
+    Busy(UnreadFrame),
 }
 
-/// A frame in memory, and the memory.
+/// A frame in memory, the memory, and its place among large frames.
 #[derive(Debug)]
 pub(crate) struct Frame {
     pub(crate) body: Bytes,
     pub(crate) held: Reservation,
+    pub(crate) admitted: Option<Admitted>,
+}
+
+/// A frame that was not admitted.
+#[derive(Debug)]
+pub(crate) struct UnreadFrame {
+    /// The bytes that were read.
+    pub(crate) begin: Bytes,
+    /// Bytes of it that were not.
+    pub(crate) rest: usize,
+    /// The memory of those that were.
+    pub(crate) held: Reservation,
+}
+
+/// What frames of a kind are taken from, and how long they wait for it.
+pub(crate) struct Intake<'a> {
+    receiving: &'a Pool,
+    admission: &'a Admission,
+    /// Of the stream's connection.
+    waiting: &'a WaitingFrames,
+    time: Duration,
+}
+
+impl<'a> Intake<'a> {
+    pub(crate) fn new(node: &'a Node, waiting: &'a WaitingFrames, time: Duration) -> Self {
+        Self { receiving: &node.pools.receiving, admission: &node.admission, waiting, time }
+    }
 }
 
 /// The next frame of a stream; `None` at its end, which may come before any byte: stock clients
 /// open streams and abandon them, or keep them for later.
 ///
-/// Waiting for memory of this node is not a fault of the peer: it does not count against its time.
+/// Waiting for this node is not a fault of the peer: it does not count against its time.
 pub(crate) async fn read_frame(
     stream: &mut (impl AsyncRead + Unpin),
     bytes_max: usize,
-    receiving: &Pool,
-    timeout: Duration,
+    intake: &Intake<'_>,
 ) -> Result<Option<Frame>, ReadError> {
-    let mut prefix = [0; frame::LENGTH_PREFIX_BYTES_MAX];
-    if stream.read(&mut prefix[..1]).await? == 0 {
-        return Ok(None);
-    }
     let mut left = FRAME_TIME;
-    let mut have = 1;
-    let length = loop {
-        let read = prefix.get(..have).unwrap_or_default();
-        if let Some((length, _)) = frame::decode_length(read, bytes_max)? {
-            break length;
-        }
-        let Some(next) = prefix.get_mut(have..have + 1) else { return Err(ReadError::Torn) };
-        if timed(&mut left, stream.read(next)).await?? == 0 {
-            return Err(ReadError::Torn);
-        }
-        have += 1;
-    };
-    let mut held = reserve(receiving, length.min(FIRST_BYTES), timeout).await?;
+    let Some(length) = read_length(stream, bytes_max, &mut left).await? else { return Ok(None) };
+    let mut held = reserve(intake.receiving, length.min(FIRST_BYTES), intake.time).await?;
     let mut body = vec![0; length.min(FIRST_BYTES)];
-    let mut filled = 0;
+    let (mut filled, mut admitted) = (0, None);
     while filled < length {
         if filled == body.len() {
             let rest = length - filled;
-            let more = reserve(receiving, rest, timeout).await?;
+            let waits = || keep_waiting(stream);
+            let admitting = intake.admission.admit(rest, intake.time, intake.waiting, waits);
+            let Ok(place) = admitting.await else {
+                return Err(ReadError::Busy(UnreadFrame { begin: body.into(), rest, held }));
+            };
+            admitted = Some(place);
+            let more = reserve(intake.receiving, rest, intake.time).await?;
             if let Some(other) = held.merge(more).err() {
                 debug_assert!(false, "{other:?} is of the same pool");
             }
@@ -98,8 +127,65 @@ pub(crate) async fn read_frame(
             return Err(ReadError::Torn);
         }
         filled += read;
+        if let Some(admitted) = &admitted {
+            admitted.moved();
+        }
     }
-    Ok(Some(Frame { body: Bytes::from(body), held }))
+    Ok(Some(Frame { body: Bytes::from(body), held, admitted }))
+}
+
+/// The length of the next frame; `None` at the stream's end.
+async fn read_length(
+    stream: &mut (impl AsyncRead + Unpin),
+    bytes_max: usize,
+    left: &mut Duration,
+) -> Result<Option<usize>, ReadError> {
+    let mut prefix = [0; frame::LENGTH_PREFIX_BYTES_MAX];
+    if stream.read(&mut prefix[..1]).await? == 0 {
+        return Ok(None);
+    }
+    let mut have = 1;
+    loop {
+        let read = prefix.get(..have).unwrap_or_default();
+        if let Some((length, _)) = frame::decode_length(read, bytes_max)? {
+            return Ok(Some(length));
+        }
+        let Some(next) = prefix.get_mut(have..have + 1) else { return Err(ReadError::Torn) };
+        if timed(left, stream.read(next)).await?? == 0 {
+            return Err(ReadError::Torn);
+        }
+        have += 1;
+    }
+}
+
+/// Reports to the stream's connection that the stream is not read because this node is busy: a read
+/// into no room ([`super::meter::MeteredStream`]).
+fn keep_waiting(stream: &mut (impl AsyncRead + Unpin)) {
+    // It never waits.
+    let _ = Pin::new(stream).poll_read(&mut Context::from_waker(Waker::noop()), &mut []);
+}
+
+/// Reads and drops `bytes` bytes of a frame that is refused. Errors: the stream ended before, or
+/// took longer than a frame may.
+pub(crate) async fn skip(
+    stream: &mut (impl AsyncRead + Unpin),
+    mut bytes: usize,
+) -> Result<(), ReadError> {
+    let mut left = FRAME_TIME;
+    while bytes > 0 {
+        let reading = poll_fn(|cx| {
+            // Not in the stream's task, which would have it for as long as it lives.
+            let mut buffer = [0; 4096];
+            let most = bytes.min(buffer.len());
+            let room = buffer.get_mut(..most).unwrap_or_default();
+            Pin::new(&mut *stream).poll_read(cx, room)
+        });
+        match timed(&mut left, reading).await?? {
+            0 => return Err(ReadError::Torn),
+            read => bytes = bytes.saturating_sub(read),
+        }
+    }
+    Ok(())
 }
 
 /// Waits for something of a peer, out of the time the peer has left.
@@ -117,6 +203,7 @@ pub(crate) async fn reserve(
     timeout: Duration,
 ) -> Result<Reservation, accounting::PoolFull> {
     let deadline = tokio::time::Instant::now() + timeout;
+    let mut pause = RETRY;
     loop {
         // The free bytes are checked first, so that waiting is not counted as refusals.
         if pool.free_bytes() >= bytes as u64
@@ -127,7 +214,8 @@ pub(crate) async fn reserve(
         if tokio::time::Instant::now() >= deadline || bytes as u64 > pool.cap_bytes() {
             return pool.try_reserve(bytes as u64);
         }
-        tokio::time::sleep(RETRY).await;
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(RETRY_MAX);
     }
 }
 

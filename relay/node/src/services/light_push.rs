@@ -10,18 +10,33 @@ use protocol::{
     light_push::{REQUEST_BYTES_MAX, Reply, ReplyV2, Request, RequestV2},
 };
 
-use super::{ServeOutcome, reply, request, status_of, text};
+use super::{Request as Received, ServeOutcome, any_request, reply, status_of, text};
 use crate::{
     counters::Reason,
     governor::WorkKind,
     latencies,
-    network::{stream_slots::Stream, streams::Frame},
+    network::{
+        admission::NotAdmitted,
+        stream_slots::Stream,
+        streams::{Frame, UnreadFrame},
+    },
     node::Node,
 };
 
 pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
-    let frame = request(&node, &mut stream, REQUEST_BYTES_MAX).await?;
-    let Some(Frame { body, held }) = frame else { return Ok(()) };
+    let Frame { body, held, admitted } = match received(&node, &mut stream).await? {
+        None => return Ok(()),
+        Some(Received::Refused(UnreadFrame { begin, .. })) => {
+            let refused = Reply {
+                request_id: protocol::request_id(&begin),
+                status: StatusCode::TooManyRequests,
+                status_text: text(NotAdmitted.to_string()),
+                relay_peer_count: None,
+            };
+            return reply(&mut stream, &refused.encode()).await;
+        }
+        Some(Received::Whole(frame)) => frame,
+    };
     let answer = match Request::decode(body.clone()) {
         Ok(asked) => {
             let topic = asked.pubsub_topic.as_ref().map(|topic| topic.as_str().to_owned());
@@ -43,12 +58,33 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
             }
         }
     };
+    drop(admitted);
     reply(&mut stream, &answer.encode()).await
 }
 
+/// The push that a peer sends on a stream.
+async fn received(node: &Node, stream: &mut Stream) -> Result<Option<Received>, String> {
+    let activity = stream.activity();
+    let received = any_request(node, stream, REQUEST_BYTES_MAX, activity.waiting()).await?;
+    if matches!(received, Some(Received::Refused(_))) {
+        node.counters.client_refused.add(Reason::Busy);
+    }
+    Ok(received)
+}
+
 pub(crate) async fn serve_v2(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
-    let frame = request(&node, &mut stream, REQUEST_BYTES_MAX).await?;
-    let Some(Frame { body, held }) = frame else { return Ok(()) };
+    let Frame { body, held, admitted } = match received(&node, &mut stream).await? {
+        None => return Ok(()),
+        Some(Received::Refused(UnreadFrame { begin, .. })) => {
+            let refused = ReplyV2 {
+                request_id: protocol::request_id(&begin),
+                is_success: false,
+                info: text(NotAdmitted.to_string()),
+            };
+            return reply(&mut stream, &refused.encode()).await;
+        }
+        Some(Received::Whole(frame)) => frame,
+    };
     let answer = match RequestV2::decode(body.clone()) {
         Ok(asked) => {
             let topic = asked.pubsub_topic.as_str().to_owned();
@@ -67,6 +103,7 @@ pub(crate) async fn serve_v2(node: Arc<Node>, peer: PeerId, mut stream: Stream) 
             }
         }
     };
+    drop(admitted);
     reply(&mut stream, &answer.encode()).await
 }
 

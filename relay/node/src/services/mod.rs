@@ -10,8 +10,11 @@ use router::Peer;
 use crate::{
     ingest::RejectReason,
     network::{
+        admission::WaitingFrames,
         stream_slots::Stream,
-        streams::{Frame, REQUEST_TIMEOUT, ReadError, read_frame, write_small},
+        streams::{
+            Frame, Intake, REQUEST_TIMEOUT, ReadError, UnreadFrame, read_frame, skip, write_small,
+        },
     },
     node::Node,
 };
@@ -60,6 +63,14 @@ pub(crate) fn serve(
     }
 }
 
+/// What a peer asked on a stream.
+#[derive(Debug)]
+pub(crate) enum Request {
+    Whole(Frame),
+    /// This node was too busy to read it, and dropped it: the bytes at its beginning.
+    Refused(UnreadFrame),
+}
+
 /// The one request of a stream; `None` when there is none, which is not an error. Errors: why the
 /// connection must be closed.
 pub(crate) async fn request(
@@ -67,16 +78,37 @@ pub(crate) async fn request(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     bytes_max: usize,
 ) -> Result<Option<Frame>, String> {
-    match read_frame(stream, bytes_max, &node.pools.receiving, REQUEST_TIMEOUT).await {
-        Ok(Some(frame)) => Ok(Some(frame)),
+    let waiting = WaitingFrames::default();
+    match any_request(node, stream, bytes_max, &waiting).await? {
+        Some(Request::Whole(frame)) => Ok(Some(frame)),
+        Some(Request::Refused(_)) | None => Ok(None),
+    }
+}
+
+/// The same, for requests that are answered also when this node is too busy to read them. `waiting`
+/// counts those of the connection that wait.
+pub(crate) async fn any_request(
+    node: &Node,
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    bytes_max: usize,
+    waiting: &WaitingFrames,
+) -> Result<Option<Request>, String> {
+    let intake = Intake::new(node, waiting, REQUEST_TIMEOUT);
+    match read_frame(stream, bytes_max, &intake).await {
+        Ok(Some(frame)) => Ok(Some(Request::Whole(frame))),
         Ok(None) | Err(ReadError::Torn) => {
             end(stream).await;
             Ok(None)
         }
-        Err(ReadError::Io(_)) => Ok(None),
-        Err(error @ (ReadError::Frame(_) | ReadError::Slow)) => Err(error.to_string()),
-        Err(ReadError::Full(full)) => {
-            tracing::debug!(%full, "a request was not read");
+        Err(ReadError::Busy(unread)) => {
+            // A stock client writes its whole request before it reads the answer.
+            let dropped = skip(stream, unread.rest).await;
+            Ok(dropped.is_ok().then_some(Request::Refused(unread)))
+        }
+        Err(ReadError::Frame(error)) => Err(error.to_string()),
+        Err(error @ (ReadError::Io(_) | ReadError::Slow | ReadError::Full(_))) => {
+            // The stream alone: other requests on the connection may be on their way.
+            tracing::debug!(%error, "a request was not read");
             Ok(None)
         }
     }
