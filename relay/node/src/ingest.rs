@@ -282,8 +282,7 @@ impl Node {
         let hash = message_hash(&topic, message);
         let now_ns = (self.clock)();
         let timestamp_ns = message.timestamp.filter(|at| *at != 0).unwrap_or(now_ns);
-        let drift = Duration::from_nanos(timestamp_ns.abs_diff(now_ns));
-        let off_the_clock = drift > self.clock_drift;
+        let off_the_clock = self.time.distance(timestamp_ns) > self.clock_drift;
         let kept = self.settings.store && !message.is_ephemeral() && !off_the_clock;
         let arrival = Arrival {
             hash: hash.0,

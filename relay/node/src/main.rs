@@ -3,6 +3,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod cli;
+mod clock;
 mod config;
 mod counters;
 mod discovery;

@@ -7,7 +7,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use accounting::{Ledger, Pool, cgroup::Cgroup};
@@ -30,6 +30,7 @@ use store::{Message, Store};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
+    clock::RelayClock,
     config::Config,
     counters::Counters,
     discovery::{
@@ -81,7 +82,8 @@ pub(crate) struct Node {
     pub(crate) shards: Topics,
     pub(crate) protocols: Protocols,
     pub(crate) clock_drift: Duration,
-    /// Nanoseconds since 1970.
+    pub(crate) time: Arc<RelayClock>,
+    /// Nanoseconds since 1970, by that clock.
     pub(crate) clock: Arc<dyn Fn() -> i64 + Send + Sync>,
     pub(crate) started: Instant,
 
@@ -182,11 +184,6 @@ pub(crate) fn pool(ledger: &Ledger, name: &'static str) -> Result<Pool> {
     ledger.pool(name).with_context(|| format!("the budget sheet has no pool `{name}`"))
 }
 
-fn unix_nanos() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
-}
-
 impl Node {
     /// `cgroup` is the process group, if there is one; `own` is this node's peer id; `seed` is
     /// where its randomness comes from.
@@ -203,10 +200,14 @@ impl Node {
         let limits = &config.limits;
         let ledger = limits.ledger()?;
         let settings = config.settings();
-        let clock: Arc<dyn Fn() -> i64 + Send + Sync> = Arc::new(unix_nanos);
+        let time = Arc::new(RelayClock::new(&config.data_dir));
+        let clock: Arc<dyn Fn() -> i64 + Send + Sync> = {
+            let time = time.clone();
+            Arc::new(move || time.now_ns())
+        };
         let folder = config.data_dir.join("messages");
         let store =
-            Store::open(settings::store(limits, folder), Arc::new(disk::RealDisk), clock.clone())?;
+            Store::open(settings::store(limits, folder), Arc::new(disk::RealDisk), time.clone())?;
         let mut router = Router::new(settings::gossip(limits), seed);
         settings.shards.iter().for_each(|shard| router.subscribe(shard, Duration::ZERO));
         let peers = count(limits.connections.connections) * 2;
@@ -246,6 +247,7 @@ impl Node {
             shards: settings.shards,
             protocols: Protocols::new(services::PROTOCOLS),
             clock_drift: Duration::from_secs(limits.messages.clock_seconds),
+            time,
             clock,
             started: Instant::now(),
             pools: Pools {

@@ -343,10 +343,14 @@ impl Service {
     async fn receive(&self, body: &mut RequestBody) -> Result<ReceivedBody, BodyError<PoolFull>> {
         let limit = self.limits.body_bytes;
         let most = body.size_hint().upper().map_or(limit, |bytes| bytes.min(limit));
-        // Until it is its turn the body stays in the socket. Without a turn the pool decides.
+        // Until it is its turn a large body stays in the socket. Without a turn the pool decides.
         let bytes_max = usize::try_from(most).unwrap_or(usize::MAX);
-        let waiting = WaitingFrames::default();
-        let turn = self.body_line.admit(bytes_max, REQUEST_TIMEOUT, &waiting, || {}).await.ok();
+        let turn = if bytes_max > HEAD_BYTES_MAX {
+            let waiting = WaitingFrames::default();
+            self.body_line.admit(bytes_max, REQUEST_TIMEOUT, &waiting, || {}).await.ok()
+        } else {
+            None
+        };
         let charge = move |received: u64, buffers: u64| received.max(buffers.min(most));
         let mut room = PoolBudget::new(&self.bodies, charge).map_err(BodyError::Full)?;
         let bytes = read_body(body, &mut room, limit, self.read_timeout()).await?;

@@ -777,10 +777,7 @@ mod tests {
         let mut stream = muxer.stream(futures::io::empty(), true);
         // As if it had waited for long.
         muxer.meter.lock().delivered -= 2 * stall;
-        assert!(matches!(
-            Pin::new(&mut stream).poll_read(&mut cx, &mut []),
-            Poll::Ready(Ok(0))
-        ));
+        assert!(matches!(Pin::new(&mut stream).poll_read(&mut cx, &mut []), Poll::Ready(Ok(0))));
         assert_eq!(meters.sweep(Instant::now()), 0);
         assert_eq!(meters.sweep(Instant::now() + 2 * stall), 1, "it waits for its peer now");
     }
