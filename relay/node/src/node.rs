@@ -65,6 +65,8 @@ const ASK_PEERS: Duration = Duration::from_secs(30);
 const PING_TIME: Duration = Duration::from_secs(40);
 /// Interval of checks for stalled connections.
 const SWEEP: Duration = Duration::from_millis(250);
+/// After a longer pause between two checks this process was stopped, or got no processor.
+const SWEEP_LATE: Duration = Duration::from_secs(2);
 
 /// Pools of the ledger that connections take from.
 #[derive(Debug)]
@@ -414,6 +416,7 @@ impl Network {
         let mut stop = std::pin::pin!(stop);
         let mut beat = tokio::time::interval(self.heartbeat);
         beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut swept = Instant::now();
         let mut sweep = tokio::time::interval(SWEEP);
         sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -436,6 +439,11 @@ impl Network {
                     self.observed.update(&self.node);
                 }
                 _ = sweep.tick() => {
+                    let pause = swept.elapsed();
+                    swept = Instant::now();
+                    if pause > SWEEP_LATE {
+                        self.meters.excuse(pause);
+                    }
                     let closed = self.meters.sweep(Instant::now());
                     self.node.counters.connections_closed.fetch_add(closed as u64, Relaxed);
                 }

@@ -10,7 +10,7 @@
 use std::{
     future::poll_fn,
     io,
-    pin::Pin,
+    pin::{Pin, pin},
     task::{Context, Waker},
     time::Duration,
 };
@@ -34,6 +34,8 @@ const RETRY: Duration = Duration::from_millis(2);
 const RETRY_MAX: Duration = Duration::from_millis(32);
 /// A whole frame arrives within this time of its first byte.
 const FRAME_TIME: Duration = Duration::from_secs(20);
+/// It is counted in ticks of this length.
+const TICK: Duration = Duration::from_secs(1);
 /// A message is taken by its receiver within this time.
 pub(crate) const SEND_TIME: Duration = Duration::from_secs(20);
 /// How long a request waits until it is admitted, and for memory of a full pool.
@@ -188,12 +190,21 @@ pub(crate) async fn skip(
     Ok(())
 }
 
-/// Waits for something of a peer, out of the time the peer has left.
+/// Waits for something of a peer, out of the time the peer has left. Time in which this process was
+/// stopped, or got no processor, does not count.
 async fn timed<T>(left: &mut Duration, waited: impl Future<Output = T>) -> Result<T, ReadError> {
-    let began = tokio::time::Instant::now();
-    let done = tokio::time::timeout(*left, waited).await.map_err(|_| ReadError::Slow)?;
-    *left = left.saturating_sub(began.elapsed());
-    Ok(done)
+    let mut waited = pin!(waited);
+    loop {
+        let tick = TICK.min(*left);
+        let began = tokio::time::Instant::now();
+        let done = tokio::time::timeout(tick, waited.as_mut()).await;
+        *left = left.saturating_sub(began.elapsed().min(tick));
+        match done {
+            Ok(done) => return Ok(done),
+            Err(_) if left.is_zero() => return Err(ReadError::Slow),
+            Err(_) => {}
+        }
+    }
 }
 
 /// Takes memory of a pool, waiting for it for a while.

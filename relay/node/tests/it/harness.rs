@@ -123,6 +123,14 @@ impl Relay {
             launch(self.folder.path(), &self.prelude, &self.arguments);
     }
 
+    /// Stops its process as a debugger does, and continues it after this time.
+    pub(crate) async fn stop_for(&self, time: Duration) {
+        let pid = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+        tokio::time::sleep(time).await;
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    }
+
     /// Whether it still runs.
     pub(crate) fn is_running(&mut self) -> bool {
         self.process.try_wait().unwrap().is_none()

@@ -14,6 +14,7 @@ mod heap;
 mod hostile;
 mod http;
 mod memory;
+mod overload;
 mod peer;
 mod raw;
 mod reference;
