@@ -1,8 +1,8 @@
 //! The last good reading, in a file.
 //!
-//! One line of text: the kernel's id of this start of the machine, the wall clock (nanoseconds since
-//! 1970), and `CLOCK_BOOTTIME` (nanoseconds). It is written when the wall clock was set, not as time
-//! passes.
+//! One line of text: the kernel's id of this start of the machine, the wall clock (nanoseconds
+//! since 1970), and `CLOCK_BOOTTIME` (nanoseconds). It is written when the wall clock was set, not
+//! as time passes.
 
 use std::{
     fs,

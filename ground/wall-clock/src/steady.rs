@@ -12,8 +12,8 @@ use crate::reading::{ClockReading, Clocks, READING_SPREAD};
 /// A time service slews by far less between two readings, and corrects what a suspended machine's
 /// clock lost, about a second, by a step.
 pub const JUMP_BOUND: Duration = Duration::from_secs(3);
-/// A wall clock that has jumped is followed when it has been steady for this time. Long enough for a
-/// person or a time service to correct a wrong clock.
+/// A wall clock that has jumped is followed when it has been steady for this time. Long enough for
+/// a person or a time service to correct a wrong clock.
 pub const STEADY_FOR: Duration = Duration::from_secs(120);
 /// The good reading that the next ones are compared with is replaced after this time. With
 /// [`JUMP_BOUND`] it bounds the drift that is followed.

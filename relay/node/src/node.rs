@@ -60,8 +60,8 @@ use crate::{
 
 /// Between two requests for further peers.
 const ASK_PEERS: Duration = Duration::from_secs(30);
-/// A peer that answers no ping is gone if nothing else arrived of it within this time, twice the one
-/// in which pings are answered.
+/// A peer that answers no ping is gone if nothing else arrived of it within this time, twice the
+/// one in which pings are answered.
 const PING_TIME: Duration = Duration::from_secs(40);
 /// Interval of checks for stalled connections.
 const SWEEP: Duration = Duration::from_millis(250);

@@ -1,7 +1,8 @@
 //! Health and identity of the node.
 //!
 //! Health is 200 with a report whenever the interface answers, as reference nodes have it; it lists
-//! the parts that are not ready, with the reason, and a wall clock that jumped. Never dials, never waits for a peer.
+//! the parts that are not ready, with the reason, and a wall clock that jumped. Never dials, never
+//! waits for a peer.
 
 use hyper::StatusCode;
 use serde::Serialize;

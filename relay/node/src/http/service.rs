@@ -46,7 +46,7 @@ use crate::{
     counters::{ByReason, Reason},
     governor::WorkKind,
     network::{
-        admission::{Admission, Admitted, WaitingFrames},
+        admission::{Admission, AdmissionPermit, WaitingFrames},
         streams::REQUEST_TIMEOUT,
     },
     node::{Node, SwarmRequest, pool as of},
@@ -103,7 +103,7 @@ pub(crate) type HttpResult<T = Response<Outgoing>> = Result<T, ErrorResponse>;
 pub(crate) struct ReceivedBody {
     bytes: Bytes,
     held: Reservation,
-    _admitted: Option<Admitted>,
+    _admitted: Option<AdmissionPermit>,
 }
 
 impl Service {

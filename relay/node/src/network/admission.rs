@@ -53,7 +53,7 @@ struct Inner {
 
 /// A frame's place among those that are admitted; dropping it frees it.
 #[derive(Debug)]
-pub(crate) struct Admitted {
+pub(crate) struct AdmissionPermit {
     admission: Admission,
     _permit: OwnedSemaphorePermit,
 }
@@ -99,7 +99,7 @@ impl Admission {
         time: Duration,
         waiting: &WaitingFrames,
         mut check: impl FnMut(),
-    ) -> Result<Admitted, NotAdmitted> {
+    ) -> Result<AdmissionPermit, NotAdmitted> {
         let permits = (bytes as u64).div_ceil(PERMIT_BYTES);
         let permits = u32::try_from(permits).unwrap_or(u32::MAX).min(self.0.permits_max);
         let semaphore = &self.0.permits;
@@ -122,9 +122,9 @@ impl Admission {
         Err(NotAdmitted)
     }
 
-    fn admitted(&self, permit: OwnedSemaphorePermit) -> Admitted {
+    fn admitted(&self, permit: OwnedSemaphorePermit) -> AdmissionPermit {
         self.moved();
-        Admitted { admission: self.clone(), _permit: permit }
+        AdmissionPermit { admission: self.clone(), _permit: permit }
     }
 
     fn moved(&self) {
@@ -138,14 +138,14 @@ impl Admission {
     }
 }
 
-impl Admitted {
+impl AdmissionPermit {
     /// The frame got some of its bytes.
     pub(crate) fn moved(&self) {
         self.admission.moved();
     }
 }
 
-impl Drop for Admitted {
+impl Drop for AdmissionPermit {
     fn drop(&mut self) {
         self.admission.moved();
     }
@@ -159,7 +159,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(3600);
 
-    async fn admit(admission: &Admission, bytes: usize) -> Admitted {
+    async fn admit(admission: &Admission, bytes: usize) -> AdmissionPermit {
         admission.admit(bytes, LONG, &WaitingFrames::default(), || {}).await.unwrap()
     }
 

@@ -133,8 +133,8 @@ impl Meters {
         meter
     }
 
-    /// This process was stopped for this time, or got no processor: that nothing was read is not the
-    /// peers' doing.
+    /// This process was stopped for this time, or got no processor: that nothing was read is not
+    /// the peers' doing.
     pub(crate) fn excuse(&self, time: Duration) {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         for meter in all.iter().filter_map(Weak::upgrade) {

@@ -22,7 +22,7 @@ use protocol::frame;
 use store::Message;
 use thiserror::Error;
 
-use super::admission::{Admission, Admitted, NotAdmitted, WaitingFrames};
+use super::admission::{Admission, AdmissionPermit, NotAdmitted, WaitingFrames};
 use crate::{node::Node, settings::count};
 
 /// Taken of the pool for a frame before its first bytes are there; all the rest at once after them.
@@ -64,7 +64,7 @@ pub(crate) enum ReadError {
 pub(crate) struct Frame {
     pub(crate) body: Bytes,
     pub(crate) held: Reservation,
-    pub(crate) admitted: Option<Admitted>,
+    pub(crate) admitted: Option<AdmissionPermit>,
 }
 
 /// A frame that was not admitted.
