@@ -71,6 +71,31 @@ async fn every_large_push_of_an_overload_is_answered_and_connections_stay() {
     }
 }
 
+// Promise: P24 - A relay with a tenth of a processor answers every large push and closes nothing.
+#[tokio::test]
+async fn relay_with_little_processor_answers_every_large_push_on_open_connections() {
+    let relay = Relay::start(&[]);
+    let mut connections = Vec::new();
+    for _ in 0..3 {
+        connections.push(Raw::connect(relay.address(false), Multiplexer::Yamux, &[]).await);
+    }
+    let throttle = relay.throttle(10);
+    // Due at a rate, whatever the answers are: further streams open while others wait.
+    let pushing = (0..PUSHES * 2).map(async |number| {
+        tokio::time::sleep(Duration::from_millis(10) * number as u32).await;
+        let raw = &connections[number % connections.len()];
+        let mut stream = raw.open(light_push::PROTOCOL).await.expect("a stream");
+        answered(&mut stream, &large_push(number)).await.1
+    });
+    let statuses = join_all(pushing).await;
+    drop(throttle);
+    let accepted = statuses.iter().filter(|status| **status == 200).count();
+    println!("{accepted} accepted of {}", statuses.len());
+    assert!(statuses.iter().all(|status| matches!(status, 200 | 429)), "{statuses:?}");
+    assert!(accepted > 0);
+    assert!(connections.iter().all(|raw| !raw.is_closed()));
+}
+
 // Promise: P24 - A stop of the process for 22 s breaks off no push and no connection.
 #[tokio::test]
 async fn relay_that_was_stopped_for_22_seconds_answers_what_was_under_way() {
