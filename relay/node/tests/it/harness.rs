@@ -75,14 +75,19 @@ impl Relay {
             launch(self.folder.path(), &self.prelude, &self.arguments);
     }
 
-    /// A figure of the metrics, by the whole of its name and labels.
-    pub(crate) fn metric(&self, name: &str) -> u64 {
+    /// The answer to a request by HTTP, with its head.
+    pub(crate) fn get(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(self.http.trim_start_matches("http://")).unwrap();
-        stream
-            .write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-            .unwrap();
+        let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    /// A figure of the metrics, by the whole of its name and labels.
+    pub(crate) fn metric(&self, name: &str) -> u64 {
+        let text = self.get("/metrics");
         let found = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         let value: f64 = found.unwrap_or_else(|| panic!("no {name}")).parse().unwrap();
         value as u64

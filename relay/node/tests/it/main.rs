@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod clients;
+mod clock;
 mod connections;
 mod damage;
 mod discovery;
