@@ -282,7 +282,8 @@ impl Node {
         let hash = message_hash(&topic, message);
         let now_ns = (self.clock)();
         let timestamp_ns = message.timestamp.filter(|at| *at != 0).unwrap_or(now_ns);
-        let off_the_clock = self.time.distance(timestamp_ns) > self.clock_drift;
+        let off = self.time.times_ns().map(|now_ns| timestamp_ns.abs_diff(now_ns));
+        let off_the_clock = off.into_iter().all(|off| Duration::from_nanos(off) > self.clock_drift);
         let kept = self.settings.store && !message.is_ephemeral() && !off_the_clock;
         let arrival = Arrival {
             hash: hash.0,

@@ -75,7 +75,7 @@ pub(crate) struct UnreadFrame {
     /// Bytes of it that were not.
     pub(crate) rest: usize,
     /// The memory of those that were.
-    pub(crate) held: Reservation,
+    _held: Reservation,
 }
 
 /// What frames of a kind are taken from, and how long they wait for it.
@@ -113,7 +113,7 @@ pub(crate) async fn read_frame(
             let waits = || keep_waiting(stream);
             let admitting = intake.admission.admit(rest, intake.time, intake.waiting, waits);
             let Ok(place) = admitting.await else {
-                return Err(ReadError::Busy(UnreadFrame { begin: body.into(), rest, held }));
+                return Err(ReadError::Busy(UnreadFrame { begin: body.into(), rest, _held: held }));
             };
             admitted = Some(place);
             let more = reserve(intake.receiving, rest, intake.time).await?;
@@ -182,10 +182,11 @@ pub(crate) async fn skip(
             let room = buffer.get_mut(..most).unwrap_or_default();
             Pin::new(&mut *stream).poll_read(cx, room)
         });
-        match timed(&mut left, reading).await?? {
-            0 => return Err(ReadError::Torn),
-            read => bytes = bytes.saturating_sub(read),
+        let read = timed(&mut left, reading).await??;
+        if read == 0 {
+            return Err(ReadError::Torn);
         }
+        bytes = bytes.saturating_sub(read);
     }
     Ok(())
 }
