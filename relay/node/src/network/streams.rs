@@ -28,6 +28,9 @@ use crate::{node::Node, settings::count};
 /// Taken of the pool for a frame before its first bytes are there; all the rest at once after them.
 /// Many that each held a part and waited for more would wait for one another.
 const FIRST_BYTES: usize = 4 << 10;
+/// Kept of a frame that is refused, in the memory of its stream: a request's id is in it.
+const BEGIN_BYTES: usize = 512;
+const _: () = assert!(protocol::REQUEST_ID_BYTES_MAX + 16 <= BEGIN_BYTES);
 /// Between two tries to get memory of a full pool: at first, and at most. Each is work for a
 /// processor that may be short.
 const RETRY: Duration = Duration::from_millis(2);
@@ -70,12 +73,10 @@ pub(crate) struct Frame {
 /// A frame that was not admitted.
 #[derive(Debug)]
 pub(crate) struct UnreadFrame {
-    /// The bytes that were read.
+    /// Its first [`BEGIN_BYTES`].
     pub(crate) begin: Bytes,
-    /// Bytes of it that were not.
+    /// Bytes of it that were not read.
     pub(crate) rest: usize,
-    /// The memory of those that were.
-    _held: Reservation,
 }
 
 /// What frames of a kind are taken from, and how long they wait for it.
@@ -113,7 +114,9 @@ pub(crate) async fn read_frame(
             let waits = || keep_waiting(stream);
             let admitting = intake.admission.admit(rest, intake.time, intake.waiting, waits);
             let Ok(place) = admitting.await else {
-                return Err(ReadError::Busy(UnreadFrame { begin: body.into(), rest, _held: held }));
+                let begin = body.get(..BEGIN_BYTES).unwrap_or(&body);
+                let begin = Bytes::copy_from_slice(begin);
+                return Err(ReadError::Busy(UnreadFrame { begin, rest }));
             };
             admitted = Some(place);
             let more = reserve(intake.receiving, rest, intake.time).await?;
