@@ -38,6 +38,10 @@ memory_budget::limits! {
         /// Frames being read and decoded, together: the pool `receiving`.
         receiving_bytes: u64 = mib([3, 5, 8, 16, 32, 64, 256]), local, pays line("receiving"),
             reason "fifty of the largest messages at 128 MiB; full, streams are not read";
+        /// Large frames, of more than 4 KiB, that are read at once. The others wait in their turn,
+        /// their rest in the socket, and pushes are answered 429 when that takes too long.
+        admitted_bytes: u64 = follows(admitted_bytes), local, pays within("receiving"),
+            reason "three quarters of receiving_bytes; the rest is for small frames";
         /// Messages waiting for the log's writer, together: the pool `appending`.
         appending_bytes: u64 = mib([3, 5, 8, 16, 32, 64, 128]), local, pays line("appending"),
             reason "fifty milliseconds of the largest flow at 128 MiB";
@@ -59,6 +63,12 @@ fn largest_frame_bytes(limits: &Limits) -> u64 {
     limits.messages.message_bytes.saturating_add(FRAME_EXTRA_BYTES)
 }
 
+/// Small frames find room while large ones have all that they may.
+fn admitted_bytes(limits: &Limits) -> u64 {
+    let messages = &limits.messages;
+    (messages.receiving_bytes / 4 * 3).max(messages.frame_bytes)
+}
+
 fn check(limits: &Limits, rules: &mut Rules) {
     let message = limit!(limits.messages.message_bytes);
     let frame = limit!(limits.messages.frame_bytes);
@@ -66,6 +76,9 @@ fn check(limits: &Limits, rules: &mut Rules) {
     rules.within(message, frame, "a message comes in a frame");
     rules.bounds(limits, &["messages.frame_bytes"]);
     rules.within(frame, limit!(limits.messages.receiving_bytes), "the largest frame must fit");
+    let admitted = limit!(limits.messages.admitted_bytes);
+    rules.within(frame, admitted, "the largest frame must be admitted");
+    rules.within(admitted, limit!(limits.messages.receiving_bytes), "it is a part of it");
     let appending = limit!(limits.messages.appending_bytes);
     rules.within(message, appending, "the largest message must fit");
     let chunk = limit!(limits.messages.sending_chunk_bytes);

@@ -23,8 +23,10 @@ use crate::{arrival::off_by, counters::Reason, node::Node, settings::count};
 
 /// How long a client's message is held back at most before it is refused.
 const HOLD_BACK: Duration = Duration::from_secs(5);
-/// Between two looks whether there is room.
+/// Between two checks whether there is room: at first, and at most. Each is work for a processor
+/// that may be short.
 const RETRY: Duration = Duration::from_millis(2);
+const RETRY_MAX: Duration = Duration::from_millis(32);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
@@ -207,6 +209,7 @@ impl Node {
     /// the bounds of [`crate::pace`].
     async fn wait_for_room(&self, shard: Shard, content_topic: &str) -> Result<(), RejectReason> {
         let deadline = Instant::now() + HOLD_BACK;
+        let mut pause = RETRY;
         loop {
             let now = Instant::now();
             let slow = if !self.filter.has_room(shard, content_topic, now) {
@@ -222,7 +225,8 @@ impl Node {
                     "{slow} read slower than messages come; try again"
                 )));
             }
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(RETRY_MAX);
         }
     }
 
@@ -320,9 +324,11 @@ impl Node {
         let hash = message_hash(&topic, message);
         let now_ns = (self.clock)();
         let timestamp_ns = message.timestamp.filter(|at| *at != 0).unwrap_or(now_ns);
-        // This node's own delay does not make a message late.
+        // This node's own delay does not make a message late. Of the times during a jump of the
+        // clock the nearer one counts.
         let waited = arrived.elapsed() + self.delays.longest(self.now());
-        let off = off_by(timestamp_ns, now_ns, waited);
+        let off = self.time.times_ns().map(|now_ns| off_by(timestamp_ns, now_ns, waited));
+        let off = off.into_iter().min().unwrap_or_default();
         let off_the_clock = off > self.clock_drift;
         let kept = self.settings.store && !message.is_ephemeral() && !off_the_clock;
         let arrival = Arrival {

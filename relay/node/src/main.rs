@@ -4,6 +4,7 @@
 
 mod arrival;
 mod cli;
+mod clock;
 mod config;
 mod counters;
 mod discovery;

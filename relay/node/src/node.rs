@@ -7,7 +7,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use accounting::{Ledger, Pool, cgroup::Cgroup};
@@ -31,6 +31,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     arrival::Delays,
+    clock::RelayClock,
     config::Config,
     counters::Counters,
     discovery::{
@@ -43,6 +44,7 @@ use crate::{
     ingest::RejectReason,
     latencies::Latencies,
     network::{
+        admission::Admission,
         behaviour::Behaviour,
         handler::Protocols,
         meter::Meters,
@@ -59,10 +61,15 @@ use crate::{
 
 /// Between two requests for further peers.
 const ASK_PEERS: Duration = Duration::from_secs(30);
+/// A peer that answers no ping is gone if nothing else arrived of it within this time, twice the
+/// one in which pings are answered.
+const PING_TIME: Duration = Duration::from_secs(40);
 /// Interval of checks for stalled connections, and of noting that this node reads.
 pub(crate) const SWEEP: Duration = Duration::from_millis(250);
 /// A pause in reading that is logged: peers close connections on which nothing is answered.
 const LONG_PAUSE: Duration = Duration::from_secs(10);
+/// After a longer pause between two checks this process was stopped, or got no processor.
+const SWEEP_LATE: Duration = Duration::from_secs(2);
 
 /// Pools of the ledger that connections take from.
 #[derive(Debug)]
@@ -82,12 +89,15 @@ pub(crate) struct Node {
     pub(crate) clock_drift: Duration,
     /// Pauses of this node, which do not make a message late.
     pub(crate) delays: Delays,
-    /// Nanoseconds since 1970.
+    pub(crate) time: Arc<RelayClock>,
+    /// Nanoseconds since 1970, by that clock.
     pub(crate) clock: Arc<dyn Fn() -> i64 + Send + Sync>,
     pub(crate) started: Instant,
 
     pub(crate) ledger: Ledger,
     pub(crate) pools: Pools,
+    /// Large frames that are being received.
+    pub(crate) admission: Admission,
     pub(crate) places: StreamSlots,
     pub(crate) store: Store,
     router: Mutex<Router<Message>>,
@@ -181,11 +191,6 @@ pub(crate) fn pool(ledger: &Ledger, name: &'static str) -> Result<Pool> {
     ledger.pool(name).with_context(|| format!("the budget sheet has no pool `{name}`"))
 }
 
-fn unix_nanos() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
-}
-
 impl Node {
     /// `cgroup` is the process group, if there is one; `own` is this node's peer id; `seed` is
     /// where its randomness comes from.
@@ -202,10 +207,14 @@ impl Node {
         let limits = &config.limits;
         let ledger = limits.ledger()?;
         let settings = config.settings();
-        let clock: Arc<dyn Fn() -> i64 + Send + Sync> = Arc::new(unix_nanos);
+        let time = Arc::new(RelayClock::new(&config.data_dir));
+        let clock: Arc<dyn Fn() -> i64 + Send + Sync> = {
+            let time = time.clone();
+            Arc::new(move || time.now_ns())
+        };
         let folder = config.data_dir.join("messages");
         let store =
-            Store::open(settings::store(limits, folder), Arc::new(disk::RealDisk), clock.clone())?;
+            Store::open(settings::store(limits, folder), Arc::new(disk::RealDisk), time.clone())?;
         let mut router = Router::new(settings::gossip(limits), seed);
         settings.shards.iter().for_each(|shard| router.subscribe(shard, Duration::ZERO));
         let peers = count(limits.connections.connections) * 2;
@@ -246,6 +255,7 @@ impl Node {
             protocols: Protocols::new(services::PROTOCOLS),
             clock_drift: Duration::from_secs(limits.messages.clock_seconds),
             delays: Delays::default(),
+            time,
             clock,
             started: Instant::now(),
             pools: Pools {
@@ -254,6 +264,7 @@ impl Node {
                 receiving: pool(&ledger, pool::RECEIVING)?,
                 sending: pool(&ledger, pool::SENDING)?,
             },
+            admission: Admission::new(limits.messages.admitted_bytes),
             places: StreamSlots::new(
                 pool(&ledger, pool::STREAMS)?,
                 relay_limits::STREAM_BYTES,
@@ -411,6 +422,7 @@ impl Network {
         let mut stop = std::pin::pin!(stop);
         let mut beat = tokio::time::interval(self.heartbeat);
         beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut swept = Instant::now();
         let mut sweep = tokio::time::interval(SWEEP);
         sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -438,6 +450,11 @@ impl Network {
                 }
                 _ = sweep.tick() => {
                     self.note_pause();
+                    let pause = swept.elapsed();
+                    swept = Instant::now();
+                    if pause > SWEEP_LATE {
+                        self.meters.excuse(pause);
+                    }
                     let closed = self.meters.sweep(Instant::now());
                     self.node.counters.connections_closed.fetch_add(closed as u64, Relaxed);
                 }
@@ -483,7 +500,10 @@ impl Network {
                 connection,
                 result: Err(error),
                 ..
-            })) if !matches!(error, ping::Failure::Unsupported) => {
+            })) if !matches!(error, ping::Failure::Unsupported)
+                // An answer may be behind the requests that a busy node has not read.
+                && !self.swarm.behaviour().waku.is_in_use(connection, PING_TIME) =>
+            {
                 // The peer is gone; pushes would wait for it.
                 self.swarm.close_connection(connection);
             }

@@ -28,6 +28,9 @@ pub(crate) struct Partition {
     pub(crate) start_ns: i64,
     /// Nothing arrived after it; the largest number while it may still take messages.
     pub(crate) end_ns: AtomicI64,
+    /// The same by the clock that is never set; 0 while it may still take messages, and if it took
+    /// none in this process.
+    end_boot_ns: AtomicI64,
     pub(crate) folder: PathBuf,
     segments: RwLock<BTreeMap<u32, Arc<Segment>>>,
     figures: Mutex<Figures>,
@@ -76,6 +79,24 @@ impl Partition {
             let end_ns = self.end_ns.load(Ordering::Acquire);
             (self.start_ns.saturating_sub(NEAR_NS), end_ns.saturating_add(NEAR_NS))
         })
+    }
+
+    /// It takes messages again.
+    pub(crate) fn reopen(&self) {
+        self.end_boot_ns.store(0, Ordering::Release);
+        self.end_ns.store(i64::MAX, Ordering::Release);
+    }
+
+    /// It takes no more messages; none arrived after these times of both clocks.
+    pub(crate) fn end(&self, end_ns: i64, end_boot_ns: i64) {
+        self.end_boot_ns.store(end_boot_ns.max(1), Ordering::Release);
+        self.end_ns.store(end_ns, Ordering::Release);
+    }
+
+    /// Since when it took no more messages, by the clock that is never set, if it took any in this
+    /// process.
+    pub(crate) fn end_boot_ns(&self) -> Option<i64> {
+        Some(self.end_boot_ns.load(Ordering::Acquire)).filter(|end_ns| *end_ns > 0)
     }
 
     pub(crate) fn index_path(&self) -> PathBuf {

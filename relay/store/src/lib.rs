@@ -12,6 +12,8 @@
 //! SQLite connections that write, and four for each of [`Config::query_threads`], whose page caches
 //! together have at most [`Config::index_cache_bytes`].
 //!
+//! Retention goes by age, and the wall clock may be set: [`Clock`] states by which clock it judges.
+//!
 //! A message that [`Store::append`] accepted survives the process, and a power cut from the next
 //! sync on ([`Config::sync_interval`]). It is served when its checksum held when the segment was
 //! read at a start, or holds at the query.

@@ -1,7 +1,8 @@
 //! Health and identity of the node.
 //!
 //! Health is 200 with a report whenever the interface answers, as reference nodes have it; it lists
-//! the parts that are not ready, with the reason. Never dials, never waits for a peer.
+//! the parts that are not ready, with the reason, and a wall clock that jumped. Never dials, never
+//! waits for a peer.
 
 use hyper::StatusCode;
 use serde::Serialize;
@@ -19,6 +20,9 @@ use crate::{governor::WorkKind, node::SwarmRequest};
 struct HealthReport {
     node_health: &'static str,
     protocols_health: Vec<Map<String, Value>>,
+    /// What is wrong with the wall clock. An addition: no field while nothing is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    clock: Option<String>,
 }
 
 enum Health {
@@ -38,12 +42,13 @@ impl Health {
 }
 
 impl Service {
-    /// Why the node is not ready, if it is not: the first reason.
+    /// Why the node is not ready, if it is not, or what is wrong with the clock: the first reason.
     pub(crate) fn trouble(&self) -> Option<String> {
-        self.protocols().into_iter().find_map(|(_, health)| match health {
+        let trouble = self.protocols().into_iter().find_map(|(_, health)| match health {
             Health::NotReady(why) => Some(why),
             _ => None,
-        })
+        });
+        trouble.or_else(|| self.node.time.trouble())
     }
 
     fn protocols(&self) -> [(&'static str, Health); 5] {
@@ -84,6 +89,7 @@ impl Service {
         let report = HealthReport {
             node_health: if ready { "Ready" } else { "Not Ready" },
             protocols_health: protocols_health.collect(),
+            clock: self.node.time.trouble(),
         };
         answer::json(StatusCode::OK, &report, &self.responses)
     }

@@ -2,7 +2,8 @@
 //! bounds, and counts the answer.
 //!
 //! A body passes these doors, each with its own answer: its content type (400), its announced and
-//! its real length (413), room in the pool of bodies (503), and the read timeout (408).
+//! its real length (413), room in the pool of bodies (429 for messages, else 503), and the read
+//! timeout (408). For room it waits its turn, in the socket.
 
 use std::{
     net::SocketAddr,
@@ -44,6 +45,10 @@ use crate::{
     config::Config,
     counters::{ByReason, Reason},
     governor::WorkKind,
+    network::{
+        admission::{Admission, AdmissionPermit, WaitingFrames},
+        streams::REQUEST_TIMEOUT,
+    },
     node::{Node, SwarmRequest, pool as of},
 };
 
@@ -82,6 +87,8 @@ pub(crate) struct Service {
     // Pools.
     pub(crate) connections: Connections,
     bodies: Pool,
+    /// The order in which bodies get room.
+    body_line: Admission,
     pub(crate) responses: Pool,
     // State.
     pub(crate) subscribed: Mutex<ClientTopics>,
@@ -96,6 +103,7 @@ pub(crate) type HttpResult<T = Response<Outgoing>> = Result<T, ErrorResponse>;
 pub(crate) struct ReceivedBody {
     bytes: Bytes,
     held: Reservation,
+    _admitted: Option<AdmissionPermit>,
     /// When its request was read, before the body.
     pub(crate) arrived: Instant,
 }
@@ -114,6 +122,7 @@ impl Service {
         Ok(Self {
             connections: Connections::new(most, buffers, HTTP_CONNECTION_BYTES),
             bodies: pool(pool::REQUEST_BODIES)?,
+            body_line: Admission::new(config.limits.http.bodies_bytes),
             responses: pool(pool::RESPONSES)?,
             limits: config.limits.http.clone(),
             disk_reserve_bytes: config.limits.store.disk_reserve_bytes,
@@ -272,7 +281,14 @@ impl Service {
     /// Reads a message, unless memory is short.
     async fn push(&self, request: Request<Incoming>) -> HttpResult<ReceivedBody> {
         let refused = &self.node.counters.client_refused;
-        self.unless_short(request, StatusCode::TOO_MANY_REQUESTS, refused).await
+        let read = self.unless_short(request, StatusCode::TOO_MANY_REQUESTS, refused).await;
+        read.map_err(|refused| match refused.status {
+            // A pool is full, which a publisher learns as from light push.
+            StatusCode::SERVICE_UNAVAILABLE => {
+                ErrorResponse { status: StatusCode::TOO_MANY_REQUESTS, ..refused }
+            }
+            _ => refused,
+        })
     }
 
     /// Reads a subscription, unless memory is short.
@@ -330,6 +346,14 @@ impl Service {
         let arrived = Instant::now();
         let limit = self.limits.body_bytes;
         let most = body.size_hint().upper().map_or(limit, |bytes| bytes.min(limit));
+        // Until it is its turn a large body stays in the socket. Without a turn the pool decides.
+        let bytes_max = usize::try_from(most).unwrap_or(usize::MAX);
+        let turn = if bytes_max > HEAD_BYTES_MAX {
+            let waiting = WaitingFrames::default();
+            self.body_line.admit(bytes_max, REQUEST_TIMEOUT, &waiting, || {}).await.ok()
+        } else {
+            None
+        };
         let charge = move |received: u64, buffers: u64| received.max(buffers.min(most));
         let mut room = PoolBudget::new(&self.bodies, charge).map_err(BodyError::Full)?;
         let bytes = read_body(body, &mut room, limit, self.read_timeout()).await?;
@@ -341,7 +365,7 @@ impl Service {
         if bytes.contains(&b'\\') {
             held.try_grow(bytes.len() as u64).map_err(BodyError::Full)?;
         }
-        Ok(ReceivedBody { bytes, held, arrived })
+        Ok(ReceivedBody { bytes, held, _admitted: turn, arrived })
     }
 
     /// The refusal of a request with this body, of which the client may still send a part.

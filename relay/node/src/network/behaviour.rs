@@ -98,6 +98,12 @@ impl Behaviour {
         self.open.values()
     }
 
+    /// Whether a connection is in use: something arrived on one of its streams within this time, or
+    /// waits for this node.
+    pub(crate) fn is_in_use(&self, id: ConnectionId, within: Duration) -> bool {
+        self.open.get(&id).is_some_and(|open| open.activity.is_recent(within))
+    }
+
     /// Asks one of the peers that can be asked for further ones, chosen by `random`. Returns
     /// whether there is any.
     pub(crate) fn ask_peers(&mut self, random: u32) -> bool {

@@ -25,7 +25,8 @@
 //!
 //! A connection that holds [`STALL_BYTES`] for a set time without any stream getting something is
 //! closed: it is filling buffers and nothing else. While the pool `unread` is used up, which keeps
-//! others from being read, a quarter of that time is enough.
+//! others from being read, a quarter of that time is enough. A reader that waits for this node, and
+//! not for its peer, reports that by reads into no room: this time does not count.
 //!
 //! It must never know protocols or peers.
 
@@ -130,6 +131,15 @@ impl Meters {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.push(Arc::downgrade(&meter));
         meter
+    }
+
+    /// This process was stopped for this time, or got no processor: that nothing was read is not
+    /// the peers' doing.
+    pub(crate) fn excuse(&self, time: Duration) {
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        for meter in all.iter().filter_map(Weak::upgrade) {
+            meter.lock().delivered += time;
+        }
     }
 
     /// Closes connections that fill buffers, and lets those try again that wait for the pool. To be
@@ -303,6 +313,11 @@ impl Meter {
         state.release();
         drop(state);
         wake(waiting);
+    }
+
+    /// A stream is not read because this node is busy, which is not the peer's doing.
+    fn kept_waiting(&self) {
+        self.lock().delivered = Instant::now();
     }
 
     fn consumed(&self, bytes: usize) {
@@ -635,6 +650,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
         buf: &mut [u8],
     ) -> Poll<io::Result<usize>> {
         let this = &mut *self;
+        if buf.is_empty() {
+            this.reader.meter.kept_waiting();
+            return Poll::Ready(Ok(0));
+        }
         let mut taken = 0;
         match std::mem::replace(&mut this.ahead, Ahead::Nothing) {
             Ahead::Nothing => {}
@@ -748,5 +767,29 @@ mod tests {
         reading.store(true, Relaxed);
         assert_eq!(meters.sweep(later + stall / 2), 0);
         assert_eq!(meters.sweep(later + stall), 1, "now it does");
+    }
+
+    #[test]
+    fn a_stream_that_waits_for_this_node_does_not_stall_its_connection() {
+        let ledger =
+            Ledger::new(1 << 20, [PoolSpec { name: "unread", cap_bytes: 1 << 20 }]).unwrap();
+        let stall = Duration::from_secs(20);
+        let pool = ledger.pool("unread").unwrap();
+        let meters = Meters::new(pool, 256 << 10, stall, 64, Arc::new(|| true));
+        // 60,000 bytes for a stream that is not read.
+        let mut bytes = vec![0; 60_000];
+        bytes[..12].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0]);
+        let mut muxer = metered(&meters, Framing::yamux(), Cursor::new(bytes), |gate| gate);
+        let mut buffer = vec![0; 64 << 10];
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut muxer.inner).poll_read(&mut cx, &mut buffer).is_ready());
+        let mut stream = muxer.stream(futures::io::empty(), true);
+        // As if it had waited for long.
+        muxer.meter.lock().delivered -= 2 * stall;
+        assert!(matches!(Pin::new(&mut stream).poll_read(&mut cx, &mut []), Poll::Ready(Ok(0))));
+        assert_eq!(meters.sweep(Instant::now()), 0);
+        meters.excuse(2 * stall);
+        assert_eq!(meters.sweep(Instant::now() + 2 * stall), 0);
+        assert_eq!(meters.sweep(Instant::now() + 4 * stall), 1, "it waits for its peer now");
     }
 }

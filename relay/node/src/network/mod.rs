@@ -1,5 +1,6 @@
 //! Connections: transports, multiplexers, limits, and the streams on them.
 
+pub(crate) mod admission;
 pub(crate) mod behaviour;
 pub(crate) mod framing;
 pub(crate) mod handler;

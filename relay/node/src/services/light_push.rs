@@ -8,7 +8,7 @@ use protocol::{
     light_push::{REQUEST_BYTES_MAX, Reply, ReplyV2, Request, RequestV2},
 };
 
-use super::{PushRequest, ServeOutcome, push_request, reply, status_of, text};
+use super::{PushRequest, RefusedPush, ServeOutcome, push_request, reply, status_of, text};
 use crate::{
     counters::Reason,
     governor::WorkKind,
@@ -21,12 +21,13 @@ use crate::{
 pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
     let answer = match push_request(&node, &mut stream, REQUEST_BYTES_MAX).await? {
         None => return Ok(()),
-        Some(PushRequest::TooLong(request_id, why)) => {
-            node.counters.client_refused.add(Reason::TooLarge);
-            let status = StatusCode::PayloadTooLarge;
-            Reply { request_id, status, status_text: text(why), relay_peer_count: None }
-        }
-        Some(PushRequest::Whole(Frame { body, held, arrived })) => {
+        Some(PushRequest::Refused(RefusedPush { begin, status, why })) => Reply {
+            request_id: protocol::request_id(&begin),
+            status,
+            status_text: text(why),
+            relay_peer_count: None,
+        },
+        Some(PushRequest::Whole(Frame { body, held, admitted: _admitted, arrived })) => {
             match Request::decode(body.clone()) {
                 Ok(asked) => {
                     let topic = asked.pubsub_topic.as_ref().map(|topic| topic.as_str().to_owned());
@@ -56,11 +57,10 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
 pub(crate) async fn serve_v2(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
     let answer = match push_request(&node, &mut stream, REQUEST_BYTES_MAX).await? {
         None => return Ok(()),
-        Some(PushRequest::TooLong(request_id, why)) => {
-            node.counters.client_refused.add(Reason::TooLarge);
-            ReplyV2 { request_id, is_success: false, info: text(why) }
+        Some(PushRequest::Refused(RefusedPush { begin, why, .. })) => {
+            ReplyV2 { request_id: protocol::request_id(&begin), is_success: false, info: text(why) }
         }
-        Some(PushRequest::Whole(Frame { body, held, arrived })) => {
+        Some(PushRequest::Whole(Frame { body, held, admitted: _admitted, arrived })) => {
             match RequestV2::decode(body.clone()) {
                 Ok(asked) => {
                     let topic = asked.pubsub_topic.as_str().to_owned();

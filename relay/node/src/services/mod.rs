@@ -2,16 +2,22 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use futures::{AsyncRead, AsyncWrite, AsyncWriteExt, FutureExt, future::BoxFuture};
 use libp2p::PeerId;
 use protocol::{StatusCode, Text};
 use router::Peer;
 
 use crate::{
+    counters::Reason,
     ingest::RejectReason,
     network::{
+        admission::{NotAdmitted, WaitingFrames},
         stream_slots::Stream,
-        streams::{Frame, REQUEST_TIMEOUT, ReadError, discard, read_frame, skip, write_small},
+        streams::{
+            BEGIN_BYTES, Frame, Intake, REQUEST_TIMEOUT, ReadError, discard, read_frame, skip,
+            write_small,
+        },
     },
     node::Node,
 };
@@ -71,12 +77,14 @@ pub(crate) async fn request(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     bytes_max: usize,
 ) -> Result<Option<Frame>, String> {
-    let read = read_frame(stream, bytes_max, &node.pools.receiving, REQUEST_TIMEOUT).await;
+    let waiting = WaitingFrames::default();
+    let intake = Intake::new(node, &waiting, REQUEST_TIMEOUT);
+    let read = read_frame(stream, bytes_max, &intake).await;
     request_of(stream, read).await
 }
 
 async fn request_of(
-    stream: &mut (impl AsyncWrite + Unpin),
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     read: Result<Option<Frame>, ReadError>,
 ) -> Result<Option<Frame>, String> {
     match read {
@@ -85,48 +93,70 @@ async fn request_of(
             end(stream).await;
             Ok(None)
         }
-        Err(ReadError::Io(_)) => Ok(None),
-        Err(error @ (ReadError::Frame(_) | ReadError::TooLong { .. } | ReadError::Slow)) => {
-            Err(error.to_string())
+        Err(ReadError::Busy(unread)) => {
+            // A stock client writes its whole request before it reads the end.
+            let _ = skip(stream, unread.rest, &mut Vec::new()).await;
+            Ok(None)
         }
-        Err(ReadError::Full(full)) => {
-            tracing::debug!(%full, "a request was not read");
+        Err(error @ (ReadError::Frame(_) | ReadError::TooLong { .. })) => Err(error.to_string()),
+        Err(error @ (ReadError::Io(_) | ReadError::Slow | ReadError::Full(_))) => {
+            // The stream alone: other requests on the connection may be on their way.
+            tracing::debug!(%error, "a request was not read");
             Ok(None)
         }
     }
 }
 
 /// A message that a client pushes.
+#[derive(Debug)]
 pub(crate) enum PushRequest {
     Whole(Frame),
-    /// It was longer than is read: its request id, and why it is refused.
-    TooLong(Text, String),
+    /// It was dropped, and is answered.
+    Refused(RefusedPush),
 }
 
-/// The one request of a stream, as [`request`]; one that is too long is skipped, to be refused.
+#[derive(Debug)]
+pub(crate) struct RefusedPush {
+    /// The bytes at its beginning.
+    pub(crate) begin: Bytes,
+    pub(crate) status: StatusCode,
+    pub(crate) why: String,
+}
+
+/// The one request of a stream, as [`request`]. One that is too long, or that this node is too busy
+/// to read, is dropped, to be refused.
 pub(crate) async fn push_request(
     node: &Node,
     stream: &mut Stream,
     bytes_max: usize,
 ) -> Result<Option<PushRequest>, String> {
-    let receiving = &node.pools.receiving;
-    let read = read_frame(stream, bytes_max, receiving, REQUEST_TIMEOUT).await;
-    let too_long = match &read {
-        Err(error @ ReadError::TooLong { bytes, .. }) => Some((*bytes, error.to_string())),
-        _ => None,
+    let activity = stream.activity();
+    let intake = Intake::new(node, activity.waiting(), REQUEST_TIMEOUT);
+    let refused = match read_frame(stream, bytes_max, &intake).await {
+        Err(ReadError::Busy(unread)) => {
+            // A stock client writes its whole request before it reads the answer.
+            if skip(stream, unread.rest, &mut Vec::new()).await.is_err() {
+                return Ok(None);
+            }
+            let why = NotAdmitted.to_string();
+            node.counters.client_refused.add(Reason::Busy);
+            RefusedPush { begin: unread.begin, status: StatusCode::TooManyRequests, why }
+        }
+        Err(ReadError::TooLong { bytes, bytes_max }) => {
+            let why = ReadError::TooLong { bytes, bytes_max }.to_string();
+            let mut begin = Vec::with_capacity(BEGIN_BYTES);
+            let skipped = bytes.min(SKIPPED_BYTES_MAX);
+            stream.expect_rest(bytes - skipped);
+            // The client may have sent only a part, or be slow: it is refused just the same.
+            if let Err(error) = skip(stream, skipped, &mut begin).await {
+                tracing::debug!(%error, "a request that is too long did not come whole");
+            }
+            node.counters.client_refused.add(Reason::TooLarge);
+            RefusedPush { begin: begin.into(), status: StatusCode::PayloadTooLarge, why }
+        }
+        read => return Ok(request_of(stream, read).await?.map(PushRequest::Whole)),
     };
-    let Some((bytes, why)) = too_long else {
-        return Ok(request_of(stream, read).await?.map(PushRequest::Whole));
-    };
-    let mut head = Vec::new();
-    let skipped = bytes.min(SKIPPED_BYTES_MAX);
-    stream.expect_rest(bytes - skipped);
-    // The client may have sent only a part, or be slow: it is refused just the same.
-    if let Err(error) = skip(stream, skipped, &mut head, receiving, REQUEST_TIMEOUT).await {
-        tracing::debug!(%error, "a request that is too long did not come whole");
-    }
-    let request_id = protocol::request_id(&head.into());
-    Ok(Some(PushRequest::TooLong(request_id, why)))
+    Ok(Some(PushRequest::Refused(refused)))
 }
 
 /// Ends a stream on which this node asked: its peer finds the end of the request, and not that the

@@ -13,7 +13,8 @@ use crate::{
     network::{
         stream_slots::Stream,
         streams::{
-            Frame, GOSSIP_TIMEOUT, ReadError, SEND_TIME, discard, read_frame, skip, write_message,
+            Frame, GOSSIP_TIMEOUT, Intake, ReadError, SEND_TIME, discard, read_frame, skip,
+            write_message,
         },
     },
     node::Node,
@@ -38,35 +39,41 @@ pub(crate) async fn receive(node: Arc<Node>, peer: Peer, mut stream: Stream) -> 
         tokio::time::sleep(KNOWN_RETRY).await;
     }
     let frame_bytes = count(node.settings.limits.messages.frame_bytes);
+    // A peer has one such stream, whose frames are not refused.
+    let waiting = WaitingFrames::default();
     loop {
-        let receiving = &node.pools.receiving;
-        let read = read_frame(&mut stream, frame_bytes, receiving, GOSSIP_TIMEOUT);
-        let taken = match read.await {
+        let intake = Intake::new(&node, &waiting, GOSSIP_TIMEOUT);
+        let taken = match read_frame(&mut stream, frame_bytes, &intake).await {
             Ok(Some(frame)) => take(&node, peer, frame).await,
             // Its network, or other peers of it, may take larger messages than this node.
             Err(ReadError::TooLong { bytes, .. }) if bytes <= SKIPPED_FRAME_BYTES_MAX => {
                 node.counters.relay_refused.add(Reason::TooLarge);
                 node.router().delivered_unread(peer);
-                match skip(&mut stream, bytes, &mut Vec::new(), receiving, GOSSIP_TIMEOUT).await {
+                match skip(&mut stream, bytes, &mut Vec::new()).await {
                     Ok(()) => continue,
-                    Err(ReadError::Slow) => return Err(ReadError::Slow.to_string()),
                     Err(_) => return Ok(()),
                 }
             }
-            // A slow peer is not one that breaks rules.
-            Err(ReadError::Slow) => return Err(ReadError::Slow.to_string()),
-            // A peer may open another stream.
-            Ok(None) | Err(ReadError::Io(_) | ReadError::Torn | ReadError::Full(_)) => {
-                return Ok(());
+            Err(error @ (ReadError::Frame(_) | ReadError::TooLong { .. })) => {
+                Err(error.to_string())
             }
-            Err(error) => Err(error.to_string()),
+            // A peer may open another stream. One that is slow is on a slow link, or this node's
+            // processor is short, and no fault of the peer.
+            Ok(None)
+            | Err(
+                ReadError::Io(_)
+                | ReadError::Torn
+                | ReadError::Slow
+                | ReadError::Full(_)
+                | ReadError::Busy(_),
+            ) => return Ok(()),
         };
         taken.inspect_err(|_| node.router().misbehaved(peer))?;
     }
 }
 
 async fn take(node: &Arc<Node>, peer: Peer, frame: Frame) -> Result<(), String> {
-    let Frame { body, mut held, arrived } = frame;
+    let Frame { body, mut held, admitted: _admitted, arrived } = frame;
     let rpc = Rpc::decode(body, &Limits::default()).map_err(|error| error.to_string())?;
     let now = node.now();
     {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod clients;
+mod clock;
 mod connections;
 mod damage;
 mod discovery;
@@ -15,6 +16,7 @@ mod hostile;
 mod http;
 mod manners;
 mod memory;
+mod overload;
 mod peer;
 mod raw;
 mod reference;

@@ -36,7 +36,7 @@ impl ManualClock {
         self.0.fetch_add(seconds * SECOND, Ordering::SeqCst);
     }
 
-    pub(crate) fn clock(&self) -> store::Clock {
+    pub(crate) fn clock(&self) -> Arc<dyn store::Clock> {
         let hand = self.clone();
         Arc::new(move || hand.now())
     }
