@@ -9,7 +9,7 @@ use memory_budget::{HeapLimits, Preset, Scale, SheetLine};
 
 use crate::{
     ConnectionLimits, FilterLimits, GossipLimits, GovernorLimits, HttpLimits, LightPushLimits,
-    MessageLimits, PeerLimits, ProcessLimits, StoreLimits,
+    MessageLimits, PeerLimits, ProcessLimits, RlnLimits, StoreLimits,
 };
 
 /// Memory sizes in MiB at which every row names its values; [`memory_budget::Row`] defines the
@@ -52,6 +52,8 @@ memory_budget::table! {
             filter: FilterLimits,
             /// Messages that light clients push.
             light_push: LightPushLimits,
+            /// Verification of rate limit proofs (RLN).
+            rln: RlnLimits,
             /// The log, its index, and queries.
             store: StoreLimits,
             /// Peers that are known, connected or not.
@@ -74,6 +76,7 @@ impl Limits {
             self.connection_lines(),
             self.message_lines(),
             self.push_lines(),
+            self.rln_lines(),
             self.gossip_lines(),
             self.filter_lines(),
             self.store_lines(),

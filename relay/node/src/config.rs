@@ -16,6 +16,8 @@ use crate::cli::Settings;
 
 /// The Waku Network: its messages need proofs of a rate limit, which are not verified here.
 const THE_WAKU_NETWORK: u16 = 1;
+/// Of its rate limit.
+const RLN_EPOCH_SECONDS: u64 = 600;
 /// UDP port of the discovery protocol, as other Waku nodes have it.
 const DISCV5_PORT: u16 = 9000;
 const DNS_PORT: u16 = 53;
@@ -197,6 +199,11 @@ impl Config {
             self.least_relay_peers(),
             &self.limits,
         )
+    }
+
+    /// Seconds of an epoch of the rate limit, where messages carry proofs of one.
+    pub(crate) fn rln_epoch_seconds(&self) -> Option<u64> {
+        (self.cluster == THE_WAKU_NETWORK).then_some(RLN_EPOCH_SECONDS)
     }
 
     /// Relay peers without which light push is refused: as stated; else one where the node is to

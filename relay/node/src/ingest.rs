@@ -2,7 +2,8 @@
 //! gossip, to filters, and to the index of the store.
 //!
 //! Every accepted message is then passed on, or counted with its reason. A message is accepted when
-//! it is in the log: from there it survives this process.
+//! it is in the log: from there it survives this process. On a network with a rate limit its proof
+//! is verified before ([`crate::rln`]).
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -19,7 +20,12 @@ use router::{Offer, Peer, Shard};
 use store::{AppendError, AppendOutcome, Arrival};
 use thiserror::Error;
 
-use crate::{counters::Reason, node::Node, settings::count};
+use crate::{
+    counters::Reason,
+    node::Node,
+    rln::{Effect, Pending, ProofRefusal},
+    settings::count,
+};
 
 /// How long a client's message is held back at most before it is refused.
 const HOLD_BACK: Duration = Duration::from_secs(5);
@@ -58,6 +64,8 @@ pub(crate) enum RejectReason {
     Busy(String),
     #[error("{0}")]
     Unavailable(String),
+    #[error(transparent)]
+    Proof(#[from] ProofRefusal),
     #[error("seen before")]
     Duplicate,
 }
@@ -74,6 +82,7 @@ impl RejectReason {
             Self::NoPeers { .. } => Reason::NoPeers,
             Self::Busy(_) => Reason::Busy,
             Self::Unavailable(_) => Reason::Unavailable,
+            Self::Proof(_) => Reason::Proof,
             Self::Duplicate => Reason::Duplicate,
         }
     }
@@ -135,8 +144,9 @@ impl Node {
         held: Reservation,
     ) -> Result<AcceptedMessage, RejectReason> {
         let node = self.clone();
+        let arrived_ns = (self.clock)();
         let taking = tokio::spawn(async move {
-            let taken = node.publish_inner(shard, &message, bytes, held).await;
+            let taken = node.publish_inner(shard, &message, bytes, held, arrived_ns).await;
             node.count(Source::Client, &taken);
             taken
         });
@@ -149,6 +159,7 @@ impl Node {
         message: &WakuMessage,
         bytes: Bytes,
         held: Reservation,
+        arrived_ns: i64,
     ) -> Result<AcceptedMessage, RejectReason> {
         self.check_size(&bytes)?;
         let least = self.settings.min_relay_peers;
@@ -157,6 +168,10 @@ impl Node {
         }
         self.wait_for_room(shard, message.content_topic.as_str()).await?;
         let id = message_id(&bytes);
+        if let Some(rln) = &self.rln {
+            let pending = rln.admit_within(HOLD_BACK).await?;
+            rln.judge(&pending, message, &id, arrived_ns).await?;
+        }
         let (hash, AppendOutcome { message: stored, known, .. }) =
             self.append(Source::Client, shard, message, bytes, held).await?;
         if known {
@@ -195,21 +210,37 @@ impl Node {
         }
     }
 
-    /// Takes a message of a relay peer; in a task of its own, like [`Self::publish`].
+    /// Takes a message of a relay peer; in a task of its own, like [`Self::publish`]. If its proof
+    /// is to be verified, this waits for one of the pending places, and not for the verdict: the
+    /// peer's next frames are read meanwhile.
     pub(crate) async fn relay(
         self: &Arc<Self>,
         peer: Peer,
         shard: Shard,
         bytes: Bytes,
         held: Reservation,
-    ) -> Result<AcceptedMessage, RejectReason> {
+    ) {
+        let arrived_ns = (self.clock)();
+        let pending = match &self.rln {
+            Some(rln) => rln.admit().await,
+            None => None,
+        };
+        let is_pending = pending.is_some();
         let node = self.clone();
         let taking = tokio::spawn(async move {
-            let taken = node.relay_inner(peer, shard, bytes, held).await;
+            let proof = pending.map(|pending| (pending, arrived_ns));
+            let taken = node.relay_inner(peer, shard, bytes, held, proof).await;
             node.count(Source::Relay(peer), &taken);
-            taken
+            if let Err(rejected) = taken
+                && !matches!(rejected, RejectReason::Duplicate)
+            {
+                tracing::trace!(?peer, %rejected, "message of a peer was not taken");
+            }
         });
-        taking.await.unwrap_or_else(|_| Err(ending()))
+        if !is_pending {
+            // An error is that the node ends.
+            let _ = taking.await;
+        }
     }
 
     async fn relay_inner(
@@ -218,6 +249,7 @@ impl Node {
         shard: Shard,
         bytes: Bytes,
         held: Reservation,
+        proof: Option<(Pending, i64)>,
     ) -> Result<AcceptedMessage, RejectReason> {
         self.check_size(&bytes)?;
         let id = message_id(&bytes);
@@ -238,6 +270,18 @@ impl Node {
                 return Err(error.into());
             }
         };
+        if let (Some(rln), Some((pending, arrived_ns))) = (&self.rln, &proof)
+            && let Err(refusal) = rln.judge(pending, &message, &id, *arrived_ns).await
+        {
+            match refusal.effect() {
+                Effect::Reject => self.router().reject(peer),
+                Effect::Forget => self.router().forget(&id),
+                Effect::Ignore => {}
+            }
+            return Err(refusal.into());
+        }
+        // Others are judged while this one is written.
+        drop(proof);
         match self.append(Source::Relay(peer), shard, &message, bytes, held).await {
             // As above; the peer's id stays among those seen, so that it is not handled again.
             Ok((_, AppendOutcome { known: true, .. })) => Err(RejectReason::Duplicate),

@@ -18,6 +18,7 @@ mod node;
 mod observed;
 mod pace;
 mod rates;
+mod rln;
 mod run;
 mod services;
 mod settings;

@@ -51,6 +51,7 @@ use crate::{
     observed::ObservedPools,
     pace::Paces,
     rates::{Rate, Rates},
+    rln::Validator,
     services,
     settings::{self, Settings, count},
     subscribers::Subscribers,
@@ -91,6 +92,8 @@ pub(crate) struct Node {
     pub(crate) paces: Paces,
     pub(crate) subscribers: Subscribers,
     pub(crate) rates: Rates,
+    /// Where the network's messages carry proofs of a rate limit.
+    pub(crate) rln: Option<Validator>,
     pub(crate) counters: Counters,
     pub(crate) latencies: Latencies,
     pub(crate) watch: Watch,
@@ -183,7 +186,7 @@ fn unix_nanos() -> i64 {
 
 impl Node {
     /// `cgroup` is the process group, if there is one; `own` is this node's peer id; `seed` is
-    /// where its randomness comes from.
+    /// where its randomness comes from; `rln` verifies proofs, where messages carry any.
     #[expect(
         clippy::too_many_lines,
         reason = "wiring: every part is made once, in the order in which they need each other"
@@ -193,6 +196,7 @@ impl Node {
         cgroup: Option<Cgroup>,
         own: PeerId,
         seed: [u8; 32],
+        rln: Option<Validator>,
     ) -> Result<Arc<Self>> {
         let limits = &config.limits;
         let ledger = limits.ledger()?;
@@ -264,6 +268,7 @@ impl Node {
                 count(limits.http.cache_messages),
             ),
             rates,
+            rln,
             counters: Counters::default(),
             latencies: Latencies::default(),
             watch: Watch::new(Record::new(cgroup, limits.memory_budget_bytes), &limits.governor),

@@ -16,6 +16,7 @@ use crate::{
     discovery, governor, http, key,
     network::transport::Tls,
     node::{Network, Node},
+    rln::{Roots, Validator},
 };
 
 /// Threads that drive connections. Two: with one a slow disk read would delay all connections, more
@@ -76,7 +77,8 @@ async fn serve(
     }
     let keys = key::load_or_create(&config.data_dir.join("relay.key"))?;
     let peer = keys.public().to_peer_id();
-    let node = Node::open(config, cgroup, peer, rand::random())?;
+    let roots = Arc::new(Roots::default());
+    let node = Node::open(config, cgroup, peer, rand::random(), validator(config, &roots)?)?;
     let governor = governor::start(node.clone(), &config.limits.governor)?;
     let (network, swarm_tx) = Network::new(node.clone(), config, &keys, tls)?;
     let (ready, addresses) = oneshot::channel();
@@ -114,6 +116,14 @@ async fn serve(
     running.await.context("the network's task")?;
     drop(governor);
     close(node)
+}
+
+/// What verifies proofs of a rate limit against these roots, where messages carry any.
+fn validator(config: &Config, roots: &Arc<Roots>) -> Result<Option<Validator>> {
+    let Some(epoch_seconds) = config.rln_epoch_seconds() else { return Ok(None) };
+    let folder = config.data_dir.join("rln");
+    let limits = &config.limits.rln;
+    Validator::open(epoch_seconds, roots.clone(), limits, &disk::RealDisk, &folder).map(Some)
 }
 
 fn close(node: Arc<Node>) -> Result<()> {

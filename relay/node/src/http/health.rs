@@ -11,7 +11,7 @@ use super::{
     answer,
     service::{HttpResult, Service},
 };
-use crate::{governor::WorkKind, node::SwarmRequest};
+use crate::{governor::WorkKind, node::SwarmRequest, rln::RootsState};
 
 /// `HealthReport` of the specification.
 #[derive(Serialize)]
@@ -62,7 +62,7 @@ impl Service {
         };
         [
             ("Relay", relay),
-            ("Rln Relay", Health::NotMounted),
+            ("Rln Relay", self.rln_health()),
             ("Lightpush", pushes),
             ("Filter", held(WorkKind::Pushes).unwrap_or(Health::Ready)),
             ("Store", store),
@@ -102,6 +102,22 @@ impl Service {
             }
         }
         Health::Ready
+    }
+
+    /// Without roots no message can be judged; with old ones those of new members cannot.
+    fn rln_health(&self) -> Health {
+        let Some(validator) = &self.node.rln else { return Health::NotMounted };
+        match validator.roots() {
+            RootsState::Fresh(_) => Health::Ready,
+            RootsState::Stale(age) => Health::NotReady(format!(
+                "the roots of the membership contract are {} s old; messages of members that \
+                 registered since are not taken",
+                age.as_secs()
+            )),
+            RootsState::Absent => Health::NotReady(
+                "no root of the membership contract is known; no message is taken".into(),
+            ),
+        }
     }
 
     /// Why no message can be written, if none can.

@@ -18,7 +18,7 @@ use store::Status;
 
 use super::{
     answer,
-    report::{OutcomeCounts, Report},
+    report::{OutcomeCounts, Proofs, Report},
     service::{HttpResult, Service},
 };
 use crate::{governor::Level, latencies::Latencies};
@@ -65,6 +65,7 @@ impl Collector for Readings {
         let out = &mut MetricsWriter::new(&mut encoder);
         self.reference(out)?;
         self.reference_services(out)?;
+        self.proofs(out)?;
         self.memory(out)?;
         self.own_messages(out)?;
         self.governor(out)?;
@@ -184,6 +185,30 @@ impl Readings {
             states.map(|(state, count)| ([("service", service), ("state", state)], count))
         });
         out.counters("waku_service_requests", "Requests of clients by service", states)
+    }
+
+    /// Proofs of a rate limit, where messages carry any, under the names of reference dashboards.
+    fn proofs(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
+        let Some(proofs) = &self.report.proofs else { return Ok(()) };
+        let Proofs { counts, pending, verified, batches, roots_age_seconds } = proofs;
+        let refused: u64 = counts.refused.values().sum();
+        let help = "Messages whose rate limit proofs were judged";
+        out.counter("waku_rln_messages", help, counts.accepted + refused)?;
+        out.counter("waku_rln_valid_messages", "Messages with a valid proof", counts.accepted)?;
+        let spam = counts.refused.get("spam").copied().unwrap_or(0);
+        out.counter("waku_rln_spam_messages", "Messages above their sender's rate limit", spam)?;
+        let invalid = by("type", &counts.refused).filter(|([(_, reason)], _)| *reason != "spam");
+        out.counters("waku_rln_invalid_messages", "Messages not taken for their proof", invalid)?;
+        out.counter("waku_rln_proof_verification", "Proofs verified", *verified)?;
+        let help = "Equations computed for one or several proofs";
+        out.counter("thimble_relay_rln_batches", help, *batches)?;
+        let help = "Messages whose proofs are being verified";
+        out.gauge("thimble_relay_rln_pending", help, *pending as f64)?;
+        if let Some(age) = roots_age_seconds {
+            let help = "Time since the valid roots were last replaced";
+            out.gauge("thimble_relay_rln_roots_age_seconds", help, *age)?;
+        }
+        Ok(())
     }
 
     fn memory(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {

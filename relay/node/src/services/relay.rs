@@ -8,7 +8,6 @@ use router::{Control, Outgoing, Peer};
 
 use super::ServeOutcome;
 use crate::{
-    ingest::RejectReason,
     network::{
         stream_slots::Stream,
         streams::{
@@ -90,10 +89,7 @@ async fn take(node: &Arc<Node>, peer: Peer, frame: Frame) -> Result<(), String> 
         let bytes = publish.data.len() as u64;
         // Each takes its share of the frame's memory along to the log.
         let Some(share) = held.split(bytes.min(held.bytes())) else { continue };
-        match node.relay(peer, shard, publish.data, share).await {
-            Ok(_) | Err(RejectReason::Duplicate) => {}
-            Err(rejected) => tracing::trace!(?peer, %rejected, "message of a peer was not taken"),
-        }
+        node.relay(peer, shard, publish.data, share).await;
     }
     Ok(())
 }
