@@ -27,11 +27,15 @@
 mod groth16;
 mod hash;
 mod nullifiers;
+#[cfg(test)]
+mod prover;
 mod refusal;
 pub(crate) mod roots;
 #[cfg(test)]
 mod samples;
 mod signal;
+#[cfg(test)]
+mod tests;
 mod validator;
 mod worker;
 

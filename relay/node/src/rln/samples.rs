@@ -1,5 +1,7 @@
 //! Proofs of the published prover, for tests.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use protocol::{RateLimitProof, WakuMessage};
 
@@ -10,6 +12,9 @@ use super::{
 
 /// Seconds of an epoch, as on The Waku Network.
 pub(super) const EPOCH_SECONDS: u64 = 600;
+
+/// Everything a test waits for takes less, on the slowest machine.
+pub(super) const LONG: Duration = testing::TIMEOUT;
 
 /// The messages, with their proofs: `first`, `second` under the same nullifier, `third`, `fourth`,
 /// and one of the epoch after theirs.
