@@ -1,10 +1,10 @@
 //! Verification of Groth16 proofs of the RLN circuit by its verifying key alone, several at a time.
 //!
 //! Proofs `(A, B, C)` with inputs `x` are valid if
-//! `e(A, B) = e(alpha, beta) e(I(x), gamma) e(C, delta)`. Of several proofs both sides are raised to
-//! random powers of 128 bits and multiplied: one equation with one Miller loop per proof, three for
-//! all, and one final exponentiation. If it holds, each proof is valid but for a chance of 2^-128;
-//! if it does not, each is verified alone.
+//! `e(A, B) = e(alpha, beta) e(I(x), gamma) e(C, delta)`. Of several proofs both sides are raised
+//! to random powers of 128 bits and multiplied: one equation with one Miller loop per proof, two
+//! for all, and one final exponentiation. If it holds, each proof is valid but for a chance of
+//! 2^-128; if it does not, each is verified alone.
 //!
 //! Bounds: the key is 0.1 MiB; a proof in a batch takes [`relay_limits::RLN_PROOF_BYTES`] while it
 //! is verified. It must never know what the inputs mean, nor which roots and epochs are valid.

@@ -72,21 +72,21 @@ impl Entry {
     }
 
     /// How it compares with what is noted of its nullifier.
-    fn compared(&self, noted: &[u8; ENTRY_BYTES]) -> Option<Noted> {
+    fn compared(&self, noted: &[u8; ENTRY_BYTES]) -> Option<NullifierUse> {
         if noted[..16] != self.bytes[..16] {
             return None;
         }
         Some(match (noted[16..24] == self.bytes[16..24], noted[24..] == self.bytes[24..]) {
-            (true, true) => Noted::Same,
-            (true, false) => Noted::OtherBytes,
-            (false, _) => Noted::OtherShare,
+            (true, true) => NullifierUse::Same,
+            (true, false) => NullifierUse::OtherBytes,
+            (false, _) => NullifierUse::OtherShare,
         })
     }
 }
 
 /// What the log has under a nullifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Noted {
+pub(super) enum NullifierUse {
     /// Nothing so far.
     New,
     /// This message.
@@ -136,7 +136,7 @@ impl Page {
         self.bytes[..8].copy_from_slice(&epoch.to_le_bytes());
     }
 
-    fn find(&self, entry: &Entry) -> Option<Noted> {
+    fn find(&self, entry: &Entry) -> Option<NullifierUse> {
         let entries = self.bytes[HEAD_BYTES..].chunks_exact(ENTRY_BYTES).take(self.entries());
         entries.filter_map(|noted| noted.try_into().ok()).find_map(|noted| entry.compared(noted))
     }
@@ -170,31 +170,31 @@ impl NullifierLog {
     }
 
     /// What is noted under a nullifier.
-    pub(super) fn look_up(&mut self, epoch: u64, entry: &Entry) -> io::Result<Noted> {
+    pub(super) fn look_up(&mut self, epoch: u64, entry: &Entry) -> io::Result<NullifierUse> {
         self.load(epoch, entry)?;
         if self.page.epoch() != epoch {
-            return Ok(Noted::New);
+            return Ok(NullifierUse::New);
         }
-        Ok(self.page.find(entry).unwrap_or(Noted::New))
+        Ok(self.page.find(entry).unwrap_or(NullifierUse::New))
     }
 
     /// The same, and notes the entry if its nullifier is new.
-    pub(super) fn note(&mut self, epoch: u64, entry: &Entry) -> io::Result<Noted> {
+    pub(super) fn note(&mut self, epoch: u64, entry: &Entry) -> io::Result<NullifierUse> {
         let noted = self.look_up(epoch, entry)?;
-        if noted != Noted::New {
+        if noted != NullifierUse::New {
             return Ok(noted);
         }
-        let Some(at) = self.loaded.take() else { return Ok(Noted::Full) };
+        let Some(at) = self.loaded.take() else { return Ok(NullifierUse::Full) };
         if self.page.epoch() != epoch {
             self.page.begin(epoch);
         }
         if self.page.entries() >= PAGE_ENTRIES {
-            return Ok(Noted::Full);
+            return Ok(NullifierUse::Full);
         }
         self.page.add(entry);
         self.file.write_at(&self.page.bytes[..], at)?;
         self.loaded = Some(at);
-        Ok(Noted::New)
+        Ok(NullifierUse::New)
     }
 
     fn load(&mut self, epoch: u64, entry: &Entry) -> io::Result<()> {
@@ -221,7 +221,7 @@ fn file_bytes(buckets: u64) -> u64 {
     (1 + EPOCHS * buckets) * PAGE_BYTES as u64
 }
 
-/// Whether the file was made for so many buckets, by this version, to its end.
+/// Whether the file was made to its end, for this number of buckets, by this version.
 fn is_whole(file: &dyn DiskFile, buckets: u64) -> io::Result<bool> {
     if file.length()? != file_bytes(buckets) {
         return Ok(false);
@@ -279,17 +279,17 @@ mod tests {
     fn a_nullifier_is_new_once_in_its_epoch() {
         let folder = tempfile::tempdir().unwrap();
         let mut log = log(folder.path());
-        assert_eq!(log.look_up(7, &entry(1, 2, 3)).unwrap(), Noted::New);
-        assert_eq!(log.note(7, &entry(1, 2, 3)).unwrap(), Noted::New);
-        assert_eq!(log.note(7, &entry(1, 2, 3)).unwrap(), Noted::Same);
-        assert_eq!(log.note(7, &entry(1, 2, 4)).unwrap(), Noted::OtherBytes);
-        assert_eq!(log.note(7, &entry(1, 9, 3)).unwrap(), Noted::OtherShare);
-        assert_eq!(log.look_up(7, &entry(1, 9, 3)).unwrap(), Noted::OtherShare);
-        assert_eq!(log.note(8, &entry(1, 9, 3)).unwrap(), Noted::New);
-        assert_eq!(log.note(7, &entry(1, 9, 3)).unwrap(), Noted::OtherShare);
+        assert_eq!(log.look_up(7, &entry(1, 2, 3)).unwrap(), NullifierUse::New);
+        assert_eq!(log.note(7, &entry(1, 2, 3)).unwrap(), NullifierUse::New);
+        assert_eq!(log.note(7, &entry(1, 2, 3)).unwrap(), NullifierUse::Same);
+        assert_eq!(log.note(7, &entry(1, 2, 4)).unwrap(), NullifierUse::OtherBytes);
+        assert_eq!(log.note(7, &entry(1, 9, 3)).unwrap(), NullifierUse::OtherShare);
+        assert_eq!(log.look_up(7, &entry(1, 9, 3)).unwrap(), NullifierUse::OtherShare);
+        assert_eq!(log.note(8, &entry(1, 9, 3)).unwrap(), NullifierUse::New);
+        assert_eq!(log.note(7, &entry(1, 9, 3)).unwrap(), NullifierUse::OtherShare);
         // The epoch after the next takes the place of this one.
-        assert_eq!(log.note(9, &entry(1, 9, 3)).unwrap(), Noted::New);
-        assert_eq!(log.look_up(8, &entry(1, 2, 3)).unwrap(), Noted::OtherShare);
+        assert_eq!(log.note(9, &entry(1, 9, 3)).unwrap(), NullifierUse::New);
+        assert_eq!(log.look_up(8, &entry(1, 2, 3)).unwrap(), NullifierUse::OtherShare);
     }
 
     #[test]
@@ -299,12 +299,15 @@ mod tests {
         let mut written = log(folder.path());
         let bytes = fs::metadata(&path).unwrap().len();
         for number in 0..1000 {
-            assert_eq!(written.note(5, &entry(number, number, 1)).unwrap(), Noted::New);
+            assert_eq!(written.note(5, &entry(number, number, 1)).unwrap(), NullifierUse::New);
         }
         drop(written);
         let mut log = log(folder.path());
         for number in 0..1000 {
-            assert_eq!(log.note(5, &entry(number, number + 1, 1)).unwrap(), Noted::OtherShare);
+            assert_eq!(
+                log.note(5, &entry(number, number + 1, 1)).unwrap(),
+                NullifierUse::OtherShare
+            );
         }
         assert_eq!(fs::metadata(&path).unwrap().len(), bytes);
         assert!(bytes <= 1000 * relay_limits::RLN_NULLIFIER_BYTES + 3 * PAGE_BYTES as u64);
@@ -316,14 +319,14 @@ mod tests {
         let mut log = NullifierLog::open(&RealDisk, folder.path(), 1).unwrap();
         let most = PAGE_ENTRIES as u64;
         for number in 0..most {
-            assert_eq!(log.note(5, &entry(number, 0, 1)).unwrap(), Noted::New);
+            assert_eq!(log.note(5, &entry(number, 0, 1)).unwrap(), NullifierUse::New);
         }
-        assert_eq!(log.note(5, &entry(most, 0, 1)).unwrap(), Noted::Full);
-        assert_eq!(log.note(5, &entry(most, 0, 1)).unwrap(), Noted::Full);
+        assert_eq!(log.note(5, &entry(most, 0, 1)).unwrap(), NullifierUse::Full);
+        assert_eq!(log.note(5, &entry(most, 0, 1)).unwrap(), NullifierUse::Full);
         for number in 0..most {
-            assert_eq!(log.note(5, &entry(number, 1, 1)).unwrap(), Noted::OtherShare);
+            assert_eq!(log.note(5, &entry(number, 1, 1)).unwrap(), NullifierUse::OtherShare);
         }
-        assert_eq!(log.note(6, &entry(most, 0, 1)).unwrap(), Noted::New);
+        assert_eq!(log.note(6, &entry(most, 0, 1)).unwrap(), NullifierUse::New);
     }
 
     #[test]
@@ -337,10 +340,10 @@ mod tests {
             let mut bytes = fs::read(&path).unwrap();
             bytes[damage] ^= 1;
             fs::write(&path, bytes).unwrap();
-            assert_eq!(log(folder.path()).look_up(5, &entry(1, 1, 1)).unwrap(), Noted::New);
+            assert_eq!(log(folder.path()).look_up(5, &entry(1, 1, 1)).unwrap(), NullifierUse::New);
         }
         let mut larger = NullifierLog::open(&RealDisk, folder.path(), 5000).unwrap();
-        assert_eq!(larger.note(5, &entry(1, 1, 1)).unwrap(), Noted::New);
+        assert_eq!(larger.note(5, &entry(1, 1, 1)).unwrap(), NullifierUse::New);
     }
 
     #[test]
@@ -351,7 +354,7 @@ mod tests {
         let mut log = NullifierLog::open(&disk, &root.join("rln"), 1000).unwrap();
         disk.limit_growth(Some(0));
         for number in 0..1000 {
-            assert_eq!(log.note(5, &entry(number, 1, 1)).unwrap(), Noted::New);
+            assert_eq!(log.note(5, &entry(number, 1, 1)).unwrap(), NullifierUse::New);
         }
     }
 
@@ -370,8 +373,8 @@ mod tests {
             let mut log = NullifierLog::open(&RealDisk, &root.join("rln"), 100).unwrap();
             for number in 0..50 {
                 let noted = log.note(5, &entry(number, 1, 1)).unwrap();
-                assert!(matches!(noted, Noted::New | Noted::Same), "{noted:?}");
-                assert_eq!(log.note(5, &entry(number, 1, 1)).unwrap(), Noted::Same);
+                assert!(matches!(noted, NullifierUse::New | NullifierUse::Same), "{noted:?}");
+                assert_eq!(log.note(5, &entry(number, 1, 1)).unwrap(), NullifierUse::Same);
             }
         }
     }
@@ -409,8 +412,8 @@ mod tests {
             let noted = log.note(epoch, &entry(1, 2, 3)).unwrap();
             let again = log.note(epoch, &entry(1, 2, 3)).unwrap();
             match noted {
-                Noted::New => prop_assert_eq!(again, Noted::Same),
-                other => prop_assert_eq!((other, again), (Noted::Full, Noted::Full)),
+                NullifierUse::New => prop_assert_eq!(again, NullifierUse::Same),
+                other => prop_assert_eq!((other, again), (NullifierUse::Full, NullifierUse::Full)),
             }
         }
     }

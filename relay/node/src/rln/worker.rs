@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 
 use super::{
     groth16::{Claim, Verifier},
-    nullifiers::{Entry, Noted, NullifierLog},
+    nullifiers::{Entry, NullifierLog, NullifierUse},
     refusal::{ProofCounters, ProofRefusal},
     signal::{claim, external_nullifier},
 };
@@ -145,13 +145,13 @@ fn entry(job: &Job) -> Entry {
     Entry::new(&job.proof.nullifier, &job.proof.share_x, &job.id)
 }
 
-fn refused(noted: Noted) -> Result<(), ProofRefusal> {
+fn refused(noted: NullifierUse) -> Result<(), ProofRefusal> {
     match noted {
         // The same bytes come again when they could not be stored: the store knows those it has.
-        Noted::New | Noted::Same => Ok(()),
-        Noted::OtherBytes => Err(ProofRefusal::Repeated),
-        Noted::OtherShare => Err(ProofRefusal::Spam),
-        Noted::Full => Err(ProofRefusal::Log("rln.nullifiers_per_epoch is reached".into())),
+        NullifierUse::New | NullifierUse::Same => Ok(()),
+        NullifierUse::OtherBytes => Err(ProofRefusal::Repeated),
+        NullifierUse::OtherShare => Err(ProofRefusal::Spam),
+        NullifierUse::Full => Err(ProofRefusal::Log("rln.nullifiers_per_epoch is reached".into())),
     }
 }
 
