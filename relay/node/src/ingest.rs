@@ -16,14 +16,15 @@ use protocol::{
     ContentTopic, MessageError, MessageHash, PubsubTopic, WakuMessage, autoshard,
     gossip::message_id, message_hash,
 };
-use router::{Offer, Peer, Shard};
+use router::{MessageId, Offer, Peer, Shard};
 use store::{AppendError, AppendOutcome, Arrival};
 use thiserror::Error;
 
 use crate::{
     counters::Reason,
+    latencies,
     node::Node,
-    rln::{Effect, Pending, ProofRefusal},
+    rln::{Effect, Pending, ProofRefusal, Validator},
     settings::count,
 };
 
@@ -170,7 +171,7 @@ impl Node {
         let id = message_id(&bytes);
         if let Some(rln) = &self.rln {
             let pending = rln.admit_within(HOLD_BACK).await?;
-            rln.judge(&pending, message, &id, arrived_ns).await?;
+            self.judge_proof(rln, &pending, message, &id, arrived_ns).await?;
         }
         let (hash, AppendOutcome { message: stored, known, .. }) =
             self.append(Source::Client, shard, message, bytes, held).await?;
@@ -271,7 +272,7 @@ impl Node {
             }
         };
         if let (Some(rln), Some((pending, arrived_ns))) = (&self.rln, &proof)
-            && let Err(refusal) = rln.judge(pending, &message, &id, *arrived_ns).await
+            && let Err(refusal) = self.judge_proof(rln, pending, &message, &id, *arrived_ns).await
         {
             match refusal.effect() {
                 Effect::Reject => self.router().reject(peer),
@@ -297,6 +298,20 @@ impl Node {
                 Err(rejected)
             }
         }
+    }
+
+    async fn judge_proof(
+        &self,
+        rln: &Validator,
+        pending: &Pending,
+        message: &WakuMessage,
+        id: &MessageId,
+        arrived_ns: i64,
+    ) -> Result<(), ProofRefusal> {
+        let began = Instant::now();
+        let judged = rln.judge(pending, message, id, arrived_ns).await;
+        latencies::observe_since(&self.latencies.rln_proof, began);
+        judged
     }
 
     /// This node may take less than the network does; a sender of more is not at fault.

@@ -341,11 +341,12 @@ impl Readings {
     }
 
     fn latencies(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
-        let Latencies { light_push, store_query, filter_push } = &self.latencies;
+        let Latencies { light_push, store_query, filter_push, rln_proof } = &self.latencies;
         for (name, help, histogram) in [
             ("light_push", "Time from a whole light push to its answer", light_push),
             ("store_query", "Time until the page of a store query was found", store_query),
             ("filter_push", "Time to hand a message to a filter receiver", filter_push),
+            ("rln_proof", "Time to judge the rate limit proof of a message", rln_proof),
         ] {
             out.seconds(&format!("thimble_relay_{name}"), help, histogram)?;
         }
