@@ -51,6 +51,7 @@ use crate::{
     observed::ObservedPools,
     pace::Paces,
     rates::{Rate, Rates},
+    rln::contract::RootsFeed,
     services,
     settings::{self, Settings, count},
     subscribers::Subscribers,
@@ -90,6 +91,8 @@ pub(crate) struct Node {
     /// Of clients' messages.
     pub(crate) paces: Paces,
     pub(crate) subscribers: Subscribers,
+    /// Roots of valid proofs, in a network that demands a proof with each message (RLN).
+    pub(crate) roots: Option<Arc<RootsFeed>>,
     pub(crate) rates: Rates,
     pub(crate) counters: Counters,
     pub(crate) latencies: Latencies,
@@ -174,6 +177,16 @@ impl Node {
 
 pub(crate) fn pool(ledger: &Ledger, name: &'static str) -> Result<Pool> {
     ledger.pool(name).with_context(|| format!("the budget sheet has no pool `{name}`"))
+}
+
+/// The roots of the network's contract, if messages need proofs there.
+fn open_roots(config: &Config) -> Result<Option<Arc<RootsFeed>>> {
+    let Some(contract) = config.contract()? else { return Ok(None) };
+    let place = (disk::RealDisk::shared(), config.data_dir.as_path());
+    let membership = config.membership(contract)?;
+    let servers = config.rpc_servers()?;
+    let feed = RootsFeed::open(contract, servers, membership, &config.limits.roots, place);
+    Ok(Some(feed.context("preparing TLS for RPC servers")?))
 }
 
 fn unix_nanos() -> i64 {
@@ -263,6 +276,7 @@ impl Node {
                 count(limits.http.subscriptions),
                 count(limits.http.cache_messages),
             ),
+            roots: open_roots(config)?,
             rates,
             counters: Counters::default(),
             latencies: Latencies::default(),

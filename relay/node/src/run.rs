@@ -9,7 +9,7 @@ use libp2p::Multiaddr;
 use lifecycle::StopSignals;
 use relay_limits::Limits;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, task::JoinSet};
 
 use crate::{
     config::Config,
@@ -85,6 +85,10 @@ async fn serve(
         // A dropped sender is a reason to stop, too.
         let _ = stopping.await;
     }));
+    let mut roots = JoinSet::new();
+    if let Some(feed) = &node.roots {
+        roots.spawn(feed.clone().run());
+    }
     let http = http::start(node.clone(), swarm_tx, sampler, config).await?;
     let addresses: Vec<Multiaddr> = addresses.await.context("no address can be listened on")?;
     for address in &addresses {
@@ -110,6 +114,7 @@ async fn serve(
     tracing::info!(signal, "stopping");
     drop(stop);
     finding.shutdown().await;
+    roots.shutdown().await;
     http.stop().await;
     running.await.context("the network's task")?;
     drop(governor);

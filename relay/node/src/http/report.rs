@@ -27,6 +27,7 @@ use crate::{
     discovery::known::Counts,
     governor::{Level, Sample},
     node::{ConnectedPeer, Node, SwarmRequest},
+    rln::status::RootsReport,
 };
 
 /// Peers that a report names; the first of them, the others are counted.
@@ -34,7 +35,8 @@ const PEERS_MAX: usize = 128;
 /// Samples behind rates: as many seconds.
 const WINDOW: usize = 11;
 /// Status codes counted one by one; others together.
-const CODES: [u16; 14] = [200, 400, 403, 404, 405, 408, 412, 413, 420, 421, 429, 500, 503, 505];
+const CODES: [u16; 15] =
+    [200, 400, 403, 404, 405, 408, 412, 413, 420, 421, 429, 500, 503, 504, 505];
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Report {
@@ -63,6 +65,9 @@ pub(crate) struct Report {
     /// Absent when this node keeps no messages.
     pub(crate) store: StoreFigures,
     pub(crate) http: HttpFigures,
+    /// Absent in a network without proofs of a rate limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rln: Option<RootsReport>,
     /// Oldest first, one per second; while nothing happens samples are further apart.
     pub(crate) history: Vec<Sample>,
 }
@@ -337,6 +342,7 @@ impl Service {
                 connections_evicted: self.answered.connections_evicted.load(Relaxed),
                 answers: self.answered.each(),
             },
+            rln: node.roots.as_ref().map(|roots| roots.report()),
             history: Vec::new(),
         }
     }
