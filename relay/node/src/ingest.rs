@@ -54,11 +54,6 @@ pub(crate) enum RejectReason {
     Topic(String),
     #[error("no relay peer of {topic} is connected, and {least} must be; try another service node")]
     NoPeers { topic: String, least: usize },
-    #[error(
-        "the network demands a proof of the rate limit (RLN), the message has none, and this node \
-         makes none; attach one with a membership of your own"
-    )]
-    NoProof,
     #[error("{0}")]
     Busy(String),
     #[error("{0}")]
@@ -74,7 +69,7 @@ impl RejectReason {
             Self::Invalid(MessageError::TooLarge { .. }) | Self::TooLarge { .. } => {
                 Reason::TooLarge
             }
-            Self::Invalid(_) | Self::NoProof => Reason::Invalid,
+            Self::Invalid(_) => Reason::Invalid,
             Self::Topic(_) => Reason::Topic,
             Self::NoPeers { .. } => Reason::NoPeers,
             Self::Busy(_) => Reason::Busy,
@@ -156,9 +151,6 @@ impl Node {
         held: Reservation,
     ) -> Result<AcceptedMessage, RejectReason> {
         self.check_size(&bytes)?;
-        if self.roots.is_some() && message.rate_limit_proof.is_none() {
-            return Err(RejectReason::NoProof);
-        }
         let least = self.settings.min_relay_peers;
         if least > 0 && self.router().reachable(shard, self.now()) < least {
             return Err(RejectReason::NoPeers { topic: self.topic_name(shard), least });

@@ -179,16 +179,6 @@ pub(crate) fn pool(ledger: &Ledger, name: &'static str) -> Result<Pool> {
     ledger.pool(name).with_context(|| format!("the budget sheet has no pool `{name}`"))
 }
 
-/// The roots of the network's contract, if messages need proofs there.
-fn open_roots(config: &Config) -> Result<Option<Arc<RootsFeed>>> {
-    let Some(contract) = config.contract()? else { return Ok(None) };
-    let place = (disk::RealDisk::shared(), config.data_dir.as_path());
-    let membership = config.membership(contract)?;
-    let servers = config.rpc_servers()?;
-    let feed = RootsFeed::open(contract, servers, membership, &config.limits.roots, place);
-    Ok(Some(feed.context("preparing TLS for RPC servers")?))
-}
-
 fn unix_nanos() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
@@ -196,7 +186,7 @@ fn unix_nanos() -> i64 {
 
 impl Node {
     /// `cgroup` is the process group, if there is one; `own` is this node's peer id; `seed` is
-    /// where its randomness comes from.
+    /// where its randomness comes from; `roots` are those of the network's contract, if it has one.
     #[expect(
         clippy::too_many_lines,
         reason = "wiring: every part is made once, in the order in which they need each other"
@@ -206,6 +196,7 @@ impl Node {
         cgroup: Option<Cgroup>,
         own: PeerId,
         seed: [u8; 32],
+        roots: Option<Arc<RootsFeed>>,
     ) -> Result<Arc<Self>> {
         let limits = &config.limits;
         let ledger = limits.ledger()?;
@@ -276,7 +267,7 @@ impl Node {
                 count(limits.http.subscriptions),
                 count(limits.http.cache_messages),
             ),
-            roots: open_roots(config)?,
+            roots,
             rates,
             counters: Counters::default(),
             latencies: Latencies::default(),

@@ -16,6 +16,7 @@ use crate::{
     discovery, governor, http, key,
     network::transport::Tls,
     node::{Network, Node},
+    rln::contract::RootsFeed,
 };
 
 /// Threads that drive connections. Two: with one a slow disk read would delay all connections, more
@@ -76,7 +77,7 @@ async fn serve(
     }
     let keys = key::load_or_create(&config.data_dir.join("relay.key"))?;
     let peer = keys.public().to_peer_id();
-    let node = Node::open(config, cgroup, peer, rand::random())?;
+    let node = Node::open(config, cgroup, peer, rand::random(), roots(config)?)?;
     let governor = governor::start(node.clone(), &config.limits.governor)?;
     let (network, swarm_tx) = Network::new(node.clone(), config, &keys, tls)?;
     let (ready, addresses) = oneshot::channel();
@@ -85,9 +86,9 @@ async fn serve(
         // A dropped sender is a reason to stop, too.
         let _ = stopping.await;
     }));
-    let mut roots = JoinSet::new();
-    if let Some(feed) = &node.roots {
-        roots.spawn(feed.clone().run());
+    let mut refreshing = JoinSet::new();
+    if let Some(roots) = &node.roots {
+        refreshing.spawn(roots.clone().run());
     }
     let http = http::start(node.clone(), swarm_tx, sampler, config).await?;
     let addresses: Vec<Multiaddr> = addresses.await.context("no address can be listened on")?;
@@ -114,11 +115,21 @@ async fn serve(
     tracing::info!(signal, "stopping");
     drop(stop);
     finding.shutdown().await;
-    roots.shutdown().await;
+    refreshing.shutdown().await;
     http.stop().await;
     running.await.context("the network's task")?;
     drop(governor);
     close(node)
+}
+
+/// The roots of the network's contract, where messages carry proofs of a rate limit.
+fn roots(config: &Config) -> Result<Option<Arc<RootsFeed>>> {
+    let Some(contract) = config.contract()? else { return Ok(None) };
+    let place = (disk::RealDisk::shared(), config.data_dir.as_path());
+    let membership = config.membership(contract)?;
+    let servers = config.rpc_servers()?;
+    let feed = RootsFeed::open(contract, servers, membership, &config.limits.roots, place);
+    Ok(Some(feed.context("preparing TLS for RPC servers")?))
 }
 
 fn close(node: Arc<Node>) -> Result<()> {

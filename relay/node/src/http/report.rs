@@ -35,8 +35,7 @@ const PEERS_MAX: usize = 128;
 /// Samples behind rates: as many seconds.
 const WINDOW: usize = 11;
 /// Status codes counted one by one; others together.
-const CODES: [u16; 15] =
-    [200, 400, 403, 404, 405, 408, 412, 413, 420, 421, 429, 500, 503, 504, 505];
+const CODES: [u16; 14] = [200, 400, 403, 404, 405, 408, 412, 413, 420, 421, 429, 500, 503, 505];
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Report {

@@ -13,7 +13,7 @@
 //! is reports a root that is not known here, or when they differed before. So a server that invents
 //! a root is noticed at once, one that withholds a root when the turn of another comes. A refresh
 //! is due every `roots.refresh_seconds`, and when a message names an unknown root
-//! ([`RootsFeed::request`]), never sooner than `roots.refresh_interval_millis` after the last.
+//! ([`Roots::wanted`]), never sooner than `roots.refresh_interval_millis` after the last.
 //!
 //! A new root is accepted when more than half of the servers that answered report it ([`agree`]).
 //! With one server, or one that answers, that is what it says; with two that differ, nothing new is
@@ -38,7 +38,7 @@ use disk::SharedDisk;
 use relay_limits::RootsLimits;
 use serde_json::json;
 use thiserror::Error;
-use tokio::{sync::Notify, time::sleep_until};
+use tokio::time::sleep_until;
 
 use super::{
     keystore::Membership,
@@ -229,7 +229,6 @@ pub(crate) struct RootsFeed {
     client: RpcClient,
     limits: RootsLimits,
     file: RootsFile,
-    wanted: Notify,
     state: Mutex<FeedState>,
 }
 
@@ -270,7 +269,6 @@ impl RootsFeed {
             client,
             limits: limits.clone(),
             file,
-            wanted: Notify::new(),
             state: Mutex::new(FeedState {
                 known,
                 servers: states,
@@ -288,13 +286,6 @@ impl RootsFeed {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A message names a root that is not known here: a refresh is due. Cheap, and any number of
-    /// requests make one refresh.
-    #[allow(dead_code, reason = "verification calls it")]
-    pub(crate) fn request(&self) {
-        self.wanted.notify_one();
-    }
-
     /// Refreshes for ever.
     pub(crate) async fn run(self: Arc<Self>) {
         let period = Duration::from_secs(self.limits.refresh_seconds);
@@ -304,7 +295,7 @@ impl RootsFeed {
             self.refresh().await;
             tokio::select! {
                 () = sleep_until(began + period.max(pause)) => {}
-                () = self.wanted.notified() => sleep_until(began + pause).await,
+                () = self.roots.wanted() => sleep_until(began + pause).await,
             }
         }
     }

@@ -108,7 +108,6 @@ pub(crate) fn status_of(rejected: &RejectReason) -> StatusCode {
         RejectReason::Invalid(_) => StatusCode::InvalidMessage,
         RejectReason::Topic(_) => StatusCode::UnsupportedPubsubTopic,
         RejectReason::NoPeers { .. } => StatusCode::NoPeers,
-        RejectReason::NoProof => StatusCode::NoRlnProof,
         RejectReason::Busy(_) => StatusCode::TooManyRequests,
         RejectReason::Unavailable(_) => StatusCode::ServiceUnavailable,
         RejectReason::Duplicate => StatusCode::Ok,
