@@ -9,7 +9,7 @@ use memory_budget::{HeapLimits, Preset, Scale, SheetLine};
 
 use crate::{
     ConnectionLimits, FilterLimits, GossipLimits, GovernorLimits, HttpLimits, LightPushLimits,
-    MessageLimits, PeerLimits, ProcessLimits, RlnLimits, StoreLimits,
+    MessageLimits, PeerLimits, ProcessLimits, RlnLimits, RootsLimits, StoreLimits,
 };
 
 /// Memory sizes in MiB at which every row names its values; [`memory_budget::Row`] defines the
@@ -60,6 +60,8 @@ memory_budget::table! {
             peers: PeerLimits,
             /// The REST interface.
             http: HttpLimits,
+            /// Roots of the membership tree, from an Ethereum RPC server (RLN).
+            roots: RootsLimits,
             /// When freed memory goes back to the operating system, and when work is held back.
             governor: GovernorLimits,
             /// Limits of sampling allocations, in a relay that does (`--heap-profile`).
@@ -82,6 +84,7 @@ impl Limits {
             self.store_lines(),
             self.peer_lines(),
             self.http_lines(),
+            self.roots_lines(),
             self.file_lines(),
         ]
         .concat()

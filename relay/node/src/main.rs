@@ -17,6 +17,7 @@ mod network;
 mod node;
 mod observed;
 mod pace;
+mod presets;
 mod rates;
 mod rln;
 mod run;

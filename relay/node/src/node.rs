@@ -51,7 +51,7 @@ use crate::{
     observed::ObservedPools,
     pace::Paces,
     rates::{Rate, Rates},
-    rln::Validator,
+    rln::{Validator, contract::RootsFeed},
     services,
     settings::{self, Settings, count},
     subscribers::Subscribers,
@@ -91,6 +91,8 @@ pub(crate) struct Node {
     /// Of clients' messages.
     pub(crate) paces: Paces,
     pub(crate) subscribers: Subscribers,
+    /// Roots of valid proofs, in a network that demands a proof with each message (RLN).
+    pub(crate) roots: Option<Arc<RootsFeed>>,
     pub(crate) rates: Rates,
     /// Where the network's messages carry proofs of a rate limit.
     pub(crate) rln: Option<Validator>,
@@ -186,7 +188,8 @@ fn unix_nanos() -> i64 {
 
 impl Node {
     /// `cgroup` is the process group, if there is one; `own` is this node's peer id; `seed` is
-    /// where its randomness comes from; `rln` verifies proofs, where messages carry any.
+    /// where its randomness comes from; `roots` are those of the network's contract, if it has one,
+    /// and `rln` verifies proofs against them.
     #[expect(
         clippy::too_many_lines,
         reason = "wiring: every part is made once, in the order in which they need each other"
@@ -196,6 +199,7 @@ impl Node {
         cgroup: Option<Cgroup>,
         own: PeerId,
         seed: [u8; 32],
+        roots: Option<Arc<RootsFeed>>,
         rln: Option<Validator>,
     ) -> Result<Arc<Self>> {
         let limits = &config.limits;
@@ -267,6 +271,7 @@ impl Node {
                 count(limits.http.subscriptions),
                 count(limits.http.cache_messages),
             ),
+            roots,
             rates,
             rln,
             counters: Counters::default(),

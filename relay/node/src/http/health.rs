@@ -11,7 +11,7 @@ use super::{
     answer,
     service::{HttpResult, Service},
 };
-use crate::{governor::WorkKind, node::SwarmRequest, rln::RootsState};
+use crate::{governor::WorkKind, node::SwarmRequest};
 
 /// `HealthReport` of the specification.
 #[derive(Serialize)]
@@ -104,20 +104,10 @@ impl Service {
         Health::Ready
     }
 
-    /// Without roots no message can be judged; with old ones those of new members cannot.
+    /// Whether proofs of all members' messages can be checked.
     fn rln_health(&self) -> Health {
-        let Some(validator) = &self.node.rln else { return Health::NotMounted };
-        match validator.roots() {
-            RootsState::Fresh(_) => Health::Ready,
-            RootsState::Stale(age) => Health::NotReady(format!(
-                "the roots of the membership contract are {} s old; messages of members that \
-                 registered since are not taken",
-                age.as_secs()
-            )),
-            RootsState::Absent => Health::NotReady(
-                "no root of the membership contract is known; no message is taken".into(),
-            ),
-        }
+        let Some(roots) = &self.node.roots else { return Health::NotMounted };
+        roots.trouble().map_or(Health::Ready, Health::NotReady)
     }
 
     /// Why no message can be written, if none can.

@@ -21,7 +21,11 @@ use super::{
     report::{OutcomeCounts, Proofs, Report},
     service::{HttpResult, Service},
 };
-use crate::{governor::Level, latencies::Latencies};
+use crate::{
+    governor::Level,
+    latencies::Latencies,
+    rln::status::{RootsReport, ServerReport},
+};
 
 impl Service {
     pub(crate) async fn metrics(&self) -> HttpResult {
@@ -72,6 +76,7 @@ impl Collector for Readings {
         self.latencies(out)?;
         self.own_gossip(out)?;
         own_store(out, &self.report.store.status)?;
+        own_roots(out, self.report.rln.as_ref())?;
         self.own_http(out)
     }
 }
@@ -190,7 +195,7 @@ impl Readings {
     /// Proofs of a rate limit, where messages carry any, under the names of reference dashboards.
     fn proofs(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let Some(proofs) = &self.report.proofs else { return Ok(()) };
-        let Proofs { counts, pending, verified, batches, roots_age_seconds } = proofs;
+        let Proofs { counts, pending, verified, batches } = proofs;
         let refused: u64 = counts.refused.values().sum();
         let help = "Messages whose rate limit proofs were judged";
         out.counter("waku_rln_messages", help, counts.accepted + refused)?;
@@ -204,10 +209,6 @@ impl Readings {
         out.counter("thimble_relay_rln_batches", help, *batches)?;
         let help = "Messages whose proofs are being verified";
         out.gauge("thimble_relay_rln_pending", help, *pending as f64)?;
-        if let Some(age) = roots_age_seconds {
-            let help = "Time since the valid roots were last replaced";
-            out.gauge("thimble_relay_rln_roots_age_seconds", help, *age)?;
-        }
         Ok(())
     }
 
@@ -412,6 +413,47 @@ impl Readings {
         let help = "References that left unread";
         out.counter("thimble_relay_http_dropped", help, http.dropped)
     }
+}
+
+/// Zeros in a network without proofs of a rate limit.
+fn own_roots(out: &mut MetricsWriter<'_, '_>, roots: Option<&RootsReport>) -> fmt::Result {
+    let servers = || roots.into_iter().flat_map(|roots| &roots.servers);
+    let sum = |count: fn(&ServerReport) -> u64| servers().map(count).sum::<u64>();
+    for (name, help, value) in [
+        (
+            "valid",
+            "Roots against which proofs are valid (RLN)",
+            roots.map_or(0, |roots| roots.roots as u64),
+        ),
+        (
+            "step",
+            "0 current, 1 servers disagree, 2 stale, 3 of the last run, 4 none",
+            roots.map_or(0, |roots| roots.step.number()),
+        ),
+        ("servers", "RPC servers that roots are read from", servers().count() as u64),
+        (
+            "servers_failing",
+            "RPC servers whose last call failed",
+            sum(|server| u64::from(server.error.is_some())),
+        ),
+        (
+            "servers_disagreeing",
+            "RPC servers that report other roots than most",
+            sum(|server| u64::from(server.disagrees)),
+        ),
+    ] {
+        out.gauge(&format!("thimble_relay_roots_{name}"), help, value as f64)?;
+    }
+    let age = roots.and_then(|roots| roots.age_seconds).unwrap_or(0.0);
+    out.gauge("thimble_relay_roots_age_seconds", "Time since a server confirmed the roots", age)?;
+    for (name, help, value) in [
+        ("refreshes", "Refreshes of the roots", roots.map_or(0, |roots| roots.refreshes)),
+        ("answers", "Answers of RPC servers", sum(|server| server.answers)),
+        ("failures", "Calls to RPC servers that failed", sum(|server| server.failures)),
+    ] {
+        out.counter(&format!("thimble_relay_roots_{name}"), help, value)?;
+    }
+    Ok(())
 }
 
 fn own_store(out: &mut MetricsWriter<'_, '_>, store: &Status) -> fmt::Result {

@@ -27,7 +27,7 @@ use crate::{
     discovery::known::Counts,
     governor::{Level, Sample},
     node::{ConnectedPeer, Node, SwarmRequest},
-    rln::{RootsState, Validator},
+    rln::{Validator, status::RootsReport},
 };
 
 /// Peers that a report names; the first of them, the others are counted.
@@ -68,6 +68,9 @@ pub(crate) struct Report {
     /// Absent when this node keeps no messages.
     pub(crate) store: StoreFigures,
     pub(crate) http: HttpFigures,
+    /// Absent in a network without proofs of a rate limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rln: Option<RootsReport>,
     /// Oldest first, one per second; while nothing happens samples are further apart.
     pub(crate) history: Vec<Sample>,
 }
@@ -156,9 +159,6 @@ pub(crate) struct Proofs {
     /// Proofs whose equation was computed, and how many equations that took.
     pub(crate) verified: u64,
     pub(crate) batches: u64,
-    /// Since the valid roots were last replaced; absent while there are none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) roots_age_seconds: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -300,10 +300,6 @@ fn proofs(validator: &Validator) -> Proofs {
         pending: validator.pending(),
         verified: counters.verified.load(Relaxed),
         batches: counters.batches.load(Relaxed),
-        roots_age_seconds: match validator.roots() {
-            RootsState::Fresh(age) | RootsState::Stale(age) => Some(age.as_secs_f64()),
-            RootsState::Absent => None,
-        },
     }
 }
 
@@ -377,6 +373,7 @@ impl Service {
                 connections_evicted: self.answered.connections_evicted.load(Relaxed),
                 answers: self.answered.each(),
             },
+            rln: node.roots.as_ref().map(|roots| roots.report()),
             history: Vec::new(),
         }
     }

@@ -18,27 +18,38 @@
 //! message under one nullifier. What depends on this node, on its clock, its roots, its memory and
 //! disk, makes it ignored.
 //!
-//! Bounds: [`relay_limits::RlnLimits`]. It must never know connections, streams, and how a message
-//! is stored.
+//! The roots are known from a contract alone: [`contract`] keeps the newest ones in [`roots`]; it
+//! reads them by [`rpc`] from the servers that the operator names. [`keystore`] reads the operator's
+//! own membership from the file of the reference implementation.
+//!
+//! Bounds: [`relay_limits::RlnLimits`], [`relay_limits::RootsLimits`]. It must never know
+//! connections, streams, and how a message is stored.
 //!
 //! Source: vacp2p/rfc-index 17 (WAKU2-RLN-RELAY), 32 (RLN); logos-delivery 0.38 for byte orders,
 //! the signal and the external nullifier.
 
+pub(crate) mod contract;
 mod groth16;
 mod hash;
+pub(crate) mod keystore;
 mod nullifiers;
 #[cfg(test)]
 mod prover;
 mod refusal;
 pub(crate) mod roots;
+mod roots_file;
+pub(crate) mod rpc;
 #[cfg(test)]
 mod samples;
 mod signal;
+pub(crate) mod status;
 #[cfg(test)]
 mod tests;
 mod validator;
 mod worker;
 
 pub(crate) use refusal::{Effect, ProofRefusal};
-pub(crate) use roots::{Roots, RootsState};
 pub(crate) use validator::{Pending, Validator};
+
+/// Seconds of an epoch of The Waku Network.
+pub(crate) const EPOCH_SECONDS: u64 = 600;

@@ -10,9 +10,6 @@ use super::{
     signal::{claim, external_nullifier},
 };
 
-/// Seconds of an epoch, as on The Waku Network.
-pub(super) const EPOCH_SECONDS: u64 = 600;
-
 /// Everything a test waits for takes less, on the slowest machine.
 pub(super) const LONG: Duration = testing::TIMEOUT;
 

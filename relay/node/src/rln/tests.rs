@@ -13,7 +13,7 @@ use protocol::{WakuMessage, gossip::message_id};
 use relay_limits::{Limits, RlnLimits};
 use router::Peer;
 
-use super::{Effect, ProofRefusal, Roots, Validator, prover::Member, samples};
+use super::{Effect, ProofRefusal, Validator, prover::Member, roots::Roots, samples};
 use crate::{cli::Settings, config::Config, ingest::RejectReason, node::Node};
 
 fn limits() -> RlnLimits {
@@ -22,7 +22,7 @@ fn limits() -> RlnLimits {
 
 fn validator(folder: &Path, limits: &RlnLimits) -> (Validator, Arc<Roots>) {
     let roots = Arc::new(Roots::default());
-    let epoch_seconds = samples::EPOCH_SECONDS;
+    let epoch_seconds = super::EPOCH_SECONDS;
     let opened = Validator::open(epoch_seconds, roots.clone(), limits, &RealDisk, folder).unwrap();
     (opened, roots)
 }
@@ -178,7 +178,7 @@ fn node(folder: &Path, root: [u8; 32]) -> Arc<Node> {
     let (validator, roots) = validator(&folder.join("rln"), &config.limits.rln);
     roots.replace(vec![root]);
     let own = Keypair::generate_ed25519().public().to_peer_id();
-    Node::open(&config, None, own, [7; 32], Some(validator)).unwrap()
+    Node::open(&config, None, own, [7; 32], None, Some(validator)).unwrap()
 }
 
 async fn until(what: &str, is_so: impl Fn() -> bool) {
@@ -202,7 +202,7 @@ async fn a_node_takes_valid_messages_and_scores_the_peer_that_brings_spam() {
         let payload = Bytes::from_static(payload.as_bytes());
         let mut message = WakuMessage::new("/thimble/1/rln/proto", payload);
         message.timestamp = Some(at);
-        member.attach(&mut message, number, samples::EPOCH_SECONDS);
+        member.attach(&mut message, number, super::EPOCH_SECONDS);
         message
     };
     let publish = async |message: &WakuMessage| {

@@ -75,11 +75,6 @@ impl Validator {
         })
     }
 
-    /// How current the roots are.
-    pub(crate) fn roots(&self) -> RootsState {
-        self.roots.state()
-    }
-
     /// Messages that are being judged.
     pub(crate) fn pending(&self) -> usize {
         self.places_max.saturating_sub(self.places.available_permits())
