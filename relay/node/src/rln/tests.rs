@@ -202,7 +202,7 @@ async fn a_node_takes_valid_messages_and_scores_the_peer_that_brings_spam() {
         let payload = Bytes::from_static(payload.as_bytes());
         let mut message = WakuMessage::new("/thimble/1/rln/proto", payload);
         message.timestamp = Some(at);
-        member.attach(&mut message, number, super::EPOCH_SECONDS);
+        member.attach(&mut message, number);
         message
     };
     let publish = async |message: &WakuMessage| {
