@@ -43,9 +43,9 @@ fn push(bytes: &[u8]) -> Vec<u8> {
 
 /// A contract that keeps the five newest roots in its storage slots 0 to 4, newest first.
 ///
-/// `getRecentRoots()` returns the slots. Any other call is `register(uint256 root)`: each slot takes
-/// the value of the one before it, and slot 0 the argument. (The real contract computes the root of
-/// a tree; what is read is the same.)
+/// `getRecentRoots()` returns the slots. Any other call is `register(uint256 root)`: each slot
+/// takes the value of the one before it, and slot 0 the argument. (The real contract computes the
+/// root of a tree; what is read is the same.)
 fn runtime() -> Vec<u8> {
     let shift = |slot: u8| [push(&[slot - 1]), vec![op::SLOAD], push(&[slot]), vec![op::SSTORE]];
     let mut register: Vec<u8> = [4, 3, 2, 1].into_iter().flat_map(shift).flatten().collect();
@@ -249,8 +249,8 @@ async fn roots_of_new_members_become_known_and_survive_the_ethereum_node() {
     reaches(&relay, "none", 0);
 }
 
-// Promise: P23 - A root that one of two RPC servers reports alone is not valid, and the disagreement
-//   is on /health.
+// Promise: P23 - A root that one of two RPC servers reports alone is not valid, and the
+//   disagreement is on /health.
 #[test]
 fn root_that_one_of_two_servers_reports_is_not_taken() {
     let geth = Geth::start();
