@@ -5,8 +5,8 @@
 //! second half authenticates (Keccak-256 of it and the ciphertext). Decrypted, a credential is JSON
 //! with the contract, the index in the tree, the messages per epoch, and the identity.
 //!
-//! Only what is public is kept: proofs are not made here. Making one needs the whole circuit and its
-//! proving key, 5 MiB of memory and a third of a second.
+//! Only what is public is kept: proofs are not made here. Making one needs the whole circuit and
+//! its proving key, 5 MiB of memory and a third of a second.
 //!
 //! Bounds: [`ENTRIES_MAX`] credentials, [`ITERATIONS_MAX`] rounds for each, a file of 1 MiB.
 //! Source: logos-delivery, `waku_keystore` (August 2026).

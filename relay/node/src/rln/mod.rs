@@ -19,8 +19,8 @@
 //! disk, makes it ignored.
 //!
 //! The roots are known from a contract alone: [`contract`] keeps the newest ones in [`roots`]; it
-//! reads them by [`rpc`] from the servers that the operator names. [`keystore`] reads the operator's
-//! own membership from the file of the reference implementation.
+//! reads them by [`rpc`] from the servers that the operator names. [`keystore`] reads the
+//! operator's own membership from the file of the reference implementation.
 //!
 //! Bounds: [`relay_limits::RlnLimits`], [`relay_limits::RootsLimits`]. It must never know
 //! connections, streams, and how a message is stored.

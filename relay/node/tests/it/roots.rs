@@ -11,11 +11,15 @@ use std::{
 use serde_json::{Value, json};
 use testing::eventually;
 
+use self::prover::Member;
 use crate::{
     harness::{Relay, target},
     http::{get, post},
     peer::{Client, message},
 };
+
+#[path = "../../src/rln/prover.rs"]
+mod prover;
 
 /// The key in every URL here, which nothing may show.
 const KEY: &str = "secretsecretsecret";
@@ -43,9 +47,9 @@ fn push(bytes: &[u8]) -> Vec<u8> {
 
 /// A contract that keeps the five newest roots in its storage slots 0 to 4, newest first.
 ///
-/// `getRecentRoots()` returns the slots. Any other call is `register(uint256 root)`: each slot takes
-/// the value of the one before it, and slot 0 the argument. (The real contract computes the root of
-/// a tree; what is read is the same.)
+/// `getRecentRoots()` returns the slots. Any other call is `register(uint256 root)`: each slot
+/// takes the value of the one before it, and slot 0 the argument. (The real contract computes the
+/// root of a tree; what is read is the same.)
 fn runtime() -> Vec<u8> {
     let shift = |slot: u8| [push(&[slot - 1]), vec![op::SLOAD], push(&[slot]), vec![op::SSTORE]];
     let mut register: Vec<u8> = [4, 3, 2, 1].into_iter().flat_map(shift).flatten().collect();
@@ -155,7 +159,18 @@ impl Geth {
 
     /// A member registers, which makes `root` the newest.
     fn register(&self, root: u64) {
-        self.send(json!({ "to": self.contract, "data": format!("0xf207564e{root:064x}") }));
+        self.register_root(&format!("{root:064x}"));
+    }
+
+    /// The same for a root in hexadecimal digits, big-endian.
+    fn register_root(&self, root: &str) {
+        self.send(json!({ "to": self.contract, "data": format!("0xf207564e{root}") }));
+    }
+
+    /// A member registers that makes proofs.
+    fn register_member(&self, member: &Member) {
+        let root: Vec<u8> = member.root.iter().rev().copied().collect();
+        self.register_root(&hex::encode(root));
     }
 
     /// A relay that reads the roots from this node, and from `others`.
@@ -249,8 +264,8 @@ async fn roots_of_new_members_become_known_and_survive_the_ethereum_node() {
     reaches(&relay, "none", 0);
 }
 
-// Promise: P23 - A root that one of two RPC servers reports alone is not valid, and the disagreement
-//   is on /health.
+// Promise: P23 - A root that one of two RPC servers reports alone is not valid, and the
+//   disagreement is on /health.
 #[test]
 fn root_that_one_of_two_servers_reports_is_not_taken() {
     let geth = Geth::start();
@@ -302,4 +317,42 @@ fn another_chain_and_an_address_without_contract_are_named() {
         });
         assert!(!relay.log().contains(KEY), "{}", relay.log());
     }
+}
+
+/// The status of a message that a member sends, and when it was sent.
+async fn pushed(client: &mut Client, member: &Member, number: u64, at: Option<i64>) -> (u32, i64) {
+    let mut sent = message("/thimble/1/rln/proto", b"from a member");
+    if at.is_some() {
+        sent.timestamp = at;
+    }
+    member.attach(&mut sent, number);
+    let reply = client.push(&sent).await.unwrap();
+    (reply.status.code(), sent.timestamp.unwrap())
+}
+
+// Promise: P23 - Messages of members are taken from their registration on while others register,
+//   and a second message under one nullifier is refused.
+#[tokio::test]
+async fn messages_of_members_are_taken_from_their_registration_on_and_spam_is_not() {
+    let geth = Geth::start();
+    let relay = geth.relay("[limits.rln]\nroot_wait_millis = 5000", &[]);
+    let (early, late) = (Member::new(), Member::new());
+    geth.register_member(&early);
+    reaches(&relay, "current", 1);
+    let mut client = Client::connect(relay.address(false)).await;
+    let (status, at) = pushed(&mut client, &early, 0, None).await;
+    assert_eq!(status, 200);
+    // Another payload would do; another timestamp is another signal too.
+    assert_eq!(pushed(&mut client, &early, 0, Some(at + 1)).await.0, 420);
+    assert_eq!(relay.metric("waku_rln_spam_messages_total"), 1);
+    assert_eq!(pushed(&mut client, &late, 0, None).await.0, 420, "not a member yet");
+    for number in 1..=5 {
+        geth.register(number);
+        assert_eq!(pushed(&mut client, &early, number, None).await.0, 200);
+    }
+    reaches(&relay, "current", 6);
+    geth.register_member(&late);
+    reaches(&relay, "current", 7);
+    assert_eq!(pushed(&mut client, &late, 1, None).await.0, 200);
+    assert_eq!(relay.metric("waku_rln_valid_messages_total"), 7);
 }
