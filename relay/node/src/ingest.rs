@@ -212,8 +212,8 @@ impl Node {
     }
 
     /// Takes a message of a relay peer; in a task of its own, like [`Self::publish`]. If its proof
-    /// is to be verified, this waits for one of the pending places, and not for the verdict: the
-    /// peer's next frames are read meanwhile.
+    /// is to be verified, this waits for one of the pending places, which the message has until it
+    /// is written, and not for the verdict: the peer's next frames are read meanwhile.
     pub(crate) async fn relay(
         self: &Arc<Self>,
         peer: Peer,
@@ -281,8 +281,6 @@ impl Node {
             }
             return Err(refusal.into());
         }
-        // Others are judged while this one is written.
-        drop(proof);
         match self.append(Source::Relay(peer), shard, &message, bytes, held).await {
             // As above; the peer's id stays among those seen, so that it is not handled again.
             Ok((_, AppendOutcome { known: true, .. })) => Err(RejectReason::Duplicate),
