@@ -46,8 +46,8 @@ memory_budget::limits! {
         root_wait_millis: u64 = fixed(3_000), local,
             bounds [at_most(20_000, "the message would be too old")],
             reason "the contract is asked every 2 s at most";
-        /// Nullifiers of one epoch for which the log has room. From half as many more on pages of it
-        /// are full, and their messages are ignored.
+        /// Nullifiers of one epoch for which the log has room. From half as many more on pages of
+        /// it are full, and their messages are ignored.
         nullifiers_per_epoch: u64 = fixed(262_144), local, pays line("rln_nullifiers"),
             bounds [
                 at_least(1, "no message could be noted"),

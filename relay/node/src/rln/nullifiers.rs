@@ -18,8 +18,8 @@
 //! that match nothing. No entry crosses a sector, so none is cut in two.
 //!
 //! Bounds: [`relay_limits::RLN_NULLIFIER_BYTES`] of disk for each nullifier of an epoch that fits;
-//! one page in memory. A full page refuses further entries; pages are half full when an epoch has as
-//! many as were planned. It must never know whether a nullifier's proof is valid.
+//! one page in memory. A full page refuses further entries; pages are half full when an epoch has
+//! as many as were planned. It must never know whether a nullifier's proof is valid.
 
 use std::{io, path::Path};
 
