@@ -136,8 +136,8 @@ impl Page {
     }
 
     fn find(&self, entry: &Entry) -> Option<NullifierUse> {
-        let entries = self.bytes[HEAD_BYTES..].chunks_exact(ENTRY_BYTES).take(self.entries());
-        entries.filter_map(|noted| noted.try_into().ok()).find_map(|noted| entry.compared(noted))
+        let (entries, _) = self.bytes[HEAD_BYTES..].as_chunks::<ENTRY_BYTES>();
+        entries.iter().take(self.entries()).find_map(|noted| entry.compared(noted))
     }
 
     fn add(&mut self, entry: &Entry) {
