@@ -176,8 +176,8 @@ fn agree(known: &[Root], answers: &[Answer]) -> Agreement {
     let differs = |(server, roots): &Answer| {
         let invented =
             roots.iter().any(|root| !is_accepted(&root) && votes(root) * 2 < answers.len());
-        let mut new = agreement.accepted.iter().filter(|root| !known.contains(root));
-        (invented || new.any(|root| !roots.contains(root))).then_some(*server)
+        let mut expected = agreement.accepted.iter().filter(|root| has_majority(root));
+        (invented || expected.any(|root| !roots.contains(root))).then_some(*server)
     };
     agreement.outvoted = answers.iter().filter_map(differs).collect();
     agreement

@@ -116,6 +116,10 @@ fn new_root_needs_more_than_half_of_the_servers() {
     assert_eq!(agreed(&[&[9, 1], &[2, 1], &[2, 1]]), (roots(&[2, 1]), false, vec![0]));
     assert_eq!(agreed(&[&[2, 1], &[1], &[2, 1]]), (roots(&[2, 1]), false, vec![1]));
     assert!(agreed(&[&[9], &[8], &[2, 1], &[2, 1]]).1);
+    // A server that withholds a root stays outvoted once that is known.
+    let answers: Vec<Answer> =
+        [&[2, 1][..], &[1], &[2, 1]].map(roots).into_iter().enumerate().collect();
+    assert_eq!(agree(&roots(&[2, 1]), &answers).outvoted, [1]);
 }
 
 /// Behaviour of a server, which a test changes while it runs.
