@@ -1,11 +1,11 @@
-//! A Waku message as a peer sends it, and the values of a peer's node record: what decodes is
-//! written again to bytes that decode to the same.
+//! A Waku message as a peer sends it, its rate limit proof, and the values of a peer's node record:
+//! what decodes is written again to bytes that decode to the same.
 //!
 //! The first byte selects the kind of the rest: a message, `waku2`, `rs`, `rsv` or `multiaddrs`.
 
 use bytes::Bytes;
 use protocol::enr_keys::{Capabilities, ShardList, decode_addresses, encode_addresses};
-use protocol::{WakuMessage, message_hash};
+use protocol::{RateLimitProof, WakuMessage, message_hash};
 
 use crate::allocated::decoding;
 
@@ -23,6 +23,10 @@ pub(crate) fn test_one_input(bytes: &[u8]) {
             let again = WakuMessage::decode(written.into()).expect("it was written here");
             assert_eq!(message_hash("/t", &again), message_hash("/t", &message));
             assert_eq!(again, message);
+            let Some(proof) = &message.rate_limit_proof else { return };
+            let Ok(proof) = decoding(proof.len(), || RateLimitProof::decode(proof)) else { return };
+            let written = proof.encode().into();
+            assert_eq!(RateLimitProof::decode(&written), Ok(proof));
         }
         1 => {
             let Ok(capabilities) = Capabilities::decode(rest) else { return };

@@ -64,6 +64,8 @@ mod messages;
 mod peers;
 pub mod pool;
 mod process;
+mod rln;
+mod roots;
 mod store;
 mod table;
 
@@ -80,6 +82,8 @@ pub use memory_budget::{LimitsError, LineKind, Preset, Sheet, SheetLine, Violati
 pub use messages::MessageLimits;
 pub use peers::{PEER_BYTES, PeerLimits};
 pub use process::ProcessLimits;
+pub use rln::{RLN_NULLIFIER_BYTES, RLN_PENDING_BYTES, RLN_PROOF_BYTES, RlnLimits};
+pub use roots::RootsLimits;
 pub use store::{INDEX_CONNECTION_BYTES, INDEX_ROW_BYTES, QUERY_BYTES, StoreLimits};
 pub(crate) use table::SCALE;
 pub use table::{Limits, PRESETS};

@@ -24,6 +24,9 @@ pub const APPENDING: &str = "appending";
 pub const SENDING: &str = "sending";
 /// Requests of light push being served: [`crate::REQUEST_BYTES`] each. Full: 429.
 pub const PUSH_REQUESTS: &str = "push_requests";
+/// Messages whose rate limit proofs are being verified: [`crate::RLN_PENDING_BYTES`] each
+/// (observed). Full: streams of peers are not read, and light push answers 429.
+pub const RLN_PENDING: &str = "rln_pending";
 /// State of each gossip peer: topics, ids it offered, was asked for or does not want (observed).
 pub const GOSSIP_PEERS: &str = "gossip_peers";
 /// Ids of messages seen: [`crate::SEEN_BYTES`] each (observed). Full: the oldest leave.
@@ -59,7 +62,7 @@ pub const RESPONSES: &str = "responses";
 pub const HTTP_CACHE: &str = "http_cache";
 
 /// All of them, in the order of the sheet.
-pub const ALL: [&str; 21] = [
+pub const ALL: [&str; 22] = [
     PROGRAM,
     CONNECTIONS,
     STREAMS,
@@ -68,6 +71,7 @@ pub const ALL: [&str; 21] = [
     APPENDING,
     SENDING,
     PUSH_REQUESTS,
+    RLN_PENDING,
     GOSSIP_PEERS,
     SEEN,
     GOSSIP_HISTORY,

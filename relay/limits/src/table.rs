@@ -9,7 +9,7 @@ use memory_budget::{HeapLimits, Preset, Scale, SheetLine};
 
 use crate::{
     ConnectionLimits, FilterLimits, GossipLimits, GovernorLimits, HttpLimits, LightPushLimits,
-    MessageLimits, PeerLimits, ProcessLimits, StoreLimits,
+    MessageLimits, PeerLimits, ProcessLimits, RlnLimits, RootsLimits, StoreLimits,
 };
 
 /// Memory sizes in MiB at which every row names its values; [`memory_budget::Row`] defines the
@@ -52,12 +52,16 @@ memory_budget::table! {
             filter: FilterLimits,
             /// Messages that light clients push.
             light_push: LightPushLimits,
+            /// Verification of rate limit proofs (RLN).
+            rln: RlnLimits,
             /// The log, its index, and queries.
             store: StoreLimits,
             /// Peers that are known, connected or not.
             peers: PeerLimits,
             /// The REST interface.
             http: HttpLimits,
+            /// Roots of the membership tree, from an Ethereum RPC server (RLN).
+            roots: RootsLimits,
             /// When freed memory goes back to the operating system, and when work is held back.
             governor: GovernorLimits,
             /// Limits of sampling allocations, in a relay that does (`--heap-profile`).
@@ -74,11 +78,13 @@ impl Limits {
             self.connection_lines(),
             self.message_lines(),
             self.push_lines(),
+            self.rln_lines(),
             self.gossip_lines(),
             self.filter_lines(),
             self.store_lines(),
             self.peer_lines(),
             self.http_lines(),
+            self.roots_lines(),
             self.file_lines(),
         ]
         .concat()

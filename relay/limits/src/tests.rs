@@ -223,6 +223,11 @@ fn contradictions_are_named_with_both_limits() {
         ),
         (json!({"http": {"body_bytes": "128KiB"}}), vec!["base64", "http.body_bytes"]),
         (
+            json!({"roots": {"refresh_seconds": 90}}),
+            vec!["roots.refresh_seconds", "roots.stale_seconds"],
+        ),
+        (json!({"roots": {"response_bytes": "2MiB"}}), vec!["roots.response_bytes", "1 MiB"]),
+        (
             json!({"governor": {"refuse_pushes_percent": 84}}),
             vec!["governor.refuse_queries_percent", "governor.refuse_pushes_percent"],
         ),

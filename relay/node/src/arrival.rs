@@ -69,19 +69,10 @@ impl State {
     }
 }
 
-/// How far a timestamp is off: before its arrival, `waited` ago, or after now. Zero between the
-/// two.
-pub(crate) fn off_by(timestamp_ns: i64, now_ns: i64, waited: Duration) -> Duration {
+/// Of the times from a message's arrival, `waited` ago, until now the one nearest to its timestamp.
+pub(crate) fn nearest(timestamp_ns: i64, now_ns: i64, waited: Duration) -> i64 {
     let waited_ns = i64::try_from(waited.as_nanos()).unwrap_or(i64::MAX);
-    let arrived_ns = now_ns.saturating_sub(waited_ns);
-    let off_ns = if timestamp_ns < arrived_ns {
-        arrived_ns.abs_diff(timestamp_ns)
-    } else if timestamp_ns > now_ns {
-        timestamp_ns.abs_diff(now_ns)
-    } else {
-        0
-    };
-    Duration::from_nanos(off_ns)
+    timestamp_ns.clamp(now_ns.saturating_sub(waited_ns), now_ns)
 }
 
 #[cfg(test)]
@@ -89,6 +80,10 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    fn off_by(timestamp_ns: i64, now_ns: i64, waited: Duration) -> Duration {
+        Duration::from_nanos(timestamp_ns.abs_diff(nearest(timestamp_ns, now_ns, waited)))
+    }
 
     #[test]
     fn timestamp_is_off_before_arrival_and_after_now_only() {

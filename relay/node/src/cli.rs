@@ -6,7 +6,9 @@ use anyhow::Result;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use libp2p::Multiaddr;
 
-use crate::{config::Config, discovery, init, key, run, status};
+use crate::{
+    config::Config, discovery, init, key, presets::Network, rln::rpc::RpcUrl, run, status,
+};
 
 /// The program, and the crates whose functions `thimble-relay heap` counts as its own.
 const PROGRAM: heap_profiler::Program = heap_profiler::Program {
@@ -137,6 +139,16 @@ enum Command {
         #[arg(long)]
         record: bool,
     },
+    /// Print the memberships in a keystore of the reference implementation (RLN): contract, index
+    /// and messages per epoch.
+    ///
+    /// Secrets are not printed.
+    ///
+    /// Example: thimble-relay membership --rln-keystore keystore.json --rln-password-file password
+    Membership {
+        #[command(flatten)]
+        settings: Box<Settings>,
+    },
     /// Write the manual pages and the completions for bash, zsh and fish below a folder.
     ///
     /// Example: sudo thimble-relay manual --share /usr/local/share
@@ -180,13 +192,20 @@ pub(crate) struct Settings {
     #[allow(rustdoc::bare_urls, reason = "it is the text of `--help`")]
     #[arg(long = "host-name", value_name = "NAME")]
     pub(crate) host_names: Vec<String>,
-    /// The cluster: nodes of another are not talked to. [default: 0]
+    /// A public network by its name: cluster, shards, largest message, nodes to begin with. What is
+    /// stated otherwise stays, but cluster and number of shards cannot be others. The Waku Network
+    /// also needs --eth-rpc.
+    #[arg(long, value_name = "NAME", visible_alias = "preset", value_enum)]
+    pub(crate) network: Option<Network>,
+    /// The cluster: nodes of another are not talked to. [default: that of --network, else 0]
     #[arg(long, value_name = "NUMBER", visible_alias = "cluster-id")]
     pub(crate) cluster: Option<u16>,
-    /// A shard to serve, once for each. [default: all of --shards-in-cluster]
+    /// A shard to serve, once for each. [default: those of --network, else all of
+    /// --shards-in-cluster]
     #[arg(long = "shard", value_name = "NUMBER", value_delimiter = ',')]
     pub(crate) shards: Vec<u16>,
-    /// Shards of the cluster, over which content topics are spread (autosharding). [default: 8]
+    /// Shards of the cluster, over which content topics are spread (autosharding). [default: that
+    /// of --network, else 8]
     #[arg(long, value_name = "COUNT", visible_alias = "num-shards-in-network")]
     pub(crate) shards_in_cluster: Option<NonZeroU16>,
     /// Whether messages are kept for store queries. [default: true]
@@ -243,6 +262,25 @@ pub(crate) struct Settings {
     /// be any: with --peer, --discv5, --dns-discovery-url or --ask-peers; else 0]
     #[arg(long, value_name = "COUNT")]
     pub(crate) min_relay_peers: Option<u64>,
+    /// URL (https or http) of a server with the JSON-RPC interface of Ethereum, once for each, at
+    /// most 4: valid roots of proofs (RLN) are read from it. Networks with RLN need one; with two
+    /// or more, each new root must be reported by most of them. A URL with a key in it belongs into
+    /// the configuration file: other users of the machine can read command lines.
+    #[arg(long = "eth-rpc", value_name = "URL", visible_alias = "rln-relay-eth-client-address")]
+    pub(crate) eth_rpc: Vec<RpcUrl>,
+    /// Address (0x...) of the membership contract of a network without a name; with --rln-chain-id.
+    #[arg(long, value_name = "ADDRESS", visible_alias = "rln-relay-eth-contract-address")]
+    pub(crate) rln_contract: Option<String>,
+    /// Chain of --rln-contract.
+    #[arg(long, value_name = "NUMBER", visible_alias = "rln-relay-chain-id")]
+    pub(crate) rln_chain_id: Option<u64>,
+    /// Keystore file of the reference implementation with this operator's membership, to be shown.
+    /// Proofs are not made with it: messages must have theirs when they arrive.
+    #[arg(long, value_name = "FILE", visible_alias = "rln-relay-cred-path")]
+    pub(crate) rln_keystore: Option<PathBuf>,
+    /// File with the password of --rln-keystore.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) rln_password_file: Option<PathBuf>,
     /// Certificate chain (PEM) for secure WebSocket addresses (/wss).
     #[arg(long, value_name = "FILE", visible_alias = "websocket-secure-cert-path")]
     pub(crate) tls_certificate: Option<PathBuf>,
@@ -306,6 +344,11 @@ impl Cli {
             }
             Command::Heap { http, config, options } => {
                 heap_profiler::run(&PROGRAM, || http_address(http, config), &options)
+            }
+            Command::Membership { settings } => {
+                let found = Config::load(&settings)?.memberships()?;
+                println!("{}", serde_json::to_string_pretty(&found)?);
+                Ok(())
             }
             Command::Key { settings, record } => {
                 let config = Config::load(&settings)?;

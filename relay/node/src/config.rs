@@ -11,17 +11,25 @@ use libp2p::{Multiaddr, multiaddr::Protocol};
 use protocol::{node_list::ListLink, record::NodeRecord};
 use relay_limits::Limits;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+use serde_json::json;
 
-use crate::cli::Settings;
+use crate::{
+    cli::Settings,
+    presets::{Network, Preset, UNNAMED, WAKU_CONTRACT},
+    rln::{
+        contract::{Contract, SERVERS_MAX, parse_address},
+        keystore::{self, Membership},
+        rpc::{RpcServer, RpcUrl},
+    },
+};
 
-/// The Waku Network: its messages need proofs of a rate limit, which are not verified here.
+/// The Waku Network: its messages need proofs of a rate limit (RLN).
 const THE_WAKU_NETWORK: u16 = 1;
 /// UDP port of the discovery protocol, as other Waku nodes have it.
 const DISCV5_PORT: u16 = 9000;
 const DNS_PORT: u16 = 53;
 /// Bootstrap nodes, node lists and DNS servers that may be named, of each.
 const NAMED_MAX: usize = 64;
-const SHARDS_IN_CLUSTER: NonZeroU16 = NonZeroU16::new(8).expect("not zero");
 
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Config {
@@ -34,6 +42,8 @@ pub(crate) struct Config {
     pub(crate) http: SocketAddr,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) host_names: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) network: Option<Network>,
     pub(crate) cluster: u16,
     pub(crate) shards: Vec<u16>,
     pub(crate) shards_in_cluster: NonZeroU16,
@@ -49,6 +59,16 @@ pub(crate) struct Config {
     pub(crate) ask_peers: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) min_relay_peers: Option<u64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) eth_rpc: Vec<RpcUrl>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rln_contract: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rln_chain_id: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rln_keystore: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rln_password_file: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tls_certificate: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,6 +90,7 @@ struct File {
     #[serde(default, deserialize_with = "address")]
     http: Option<SocketAddr>,
     host_names: Option<Vec<String>>,
+    network: Option<Network>,
     cluster: Option<u16>,
     shards: Option<Vec<u16>>,
     shards_in_cluster: Option<NonZeroU16>,
@@ -82,6 +103,11 @@ struct File {
     ask_peers: Option<bool>,
     heap_profile: Option<bool>,
     min_relay_peers: Option<u64>,
+    eth_rpc: Option<Vec<RpcUrl>>,
+    rln_contract: Option<String>,
+    rln_chain_id: Option<u64>,
+    rln_keystore: Option<PathBuf>,
+    rln_password_file: Option<PathBuf>,
     tls_certificate: Option<PathBuf>,
     tls_key: Option<PathBuf>,
     /// Single limits changed: `[limits.filter] receivers = 100`.
@@ -100,14 +126,21 @@ impl Config {
         let memory = flags.memory.or(file.memory).unwrap_or_else(|| "128MiB".into());
         let bytes = accounting::parse_size(&memory)
             .with_context(|| format!("memory = \"{memory}\" is not a size"))?;
+        let network = flags.network.or(file.network);
+        let preset = network.map_or(&UNNAMED, Network::preset);
         let mut limits = Limits::derive(bytes)?;
+        if let Some(bytes) = preset.message_bytes {
+            limits.apply_overrides(&json!({ "messages": { "message_bytes": bytes } }))?;
+        }
         limits.apply_overrides(&serde_json::to_value(&file.limits)?)?;
         limits.check()?;
-        let cluster = flags.cluster.or(file.cluster).unwrap_or(0);
-        let shards_in_cluster =
-            flags.shards_in_cluster.or(file.shards_in_cluster).unwrap_or(SHARDS_IN_CLUSTER);
-        let shards = list(flags.shards, file.shards)
-            .unwrap_or_else(|| (0..shards_in_cluster.get()).collect());
+        let cluster = flags.cluster.or(file.cluster).unwrap_or(preset.cluster);
+        let shards_in_cluster = flags.shards_in_cluster.or(file.shards_in_cluster);
+        let shards_in_cluster = shards_in_cluster.unwrap_or(preset.shards_in_cluster);
+        let shards = list(flags.shards, file.shards).unwrap_or_else(|| match preset.shards {
+            [] => (0..shards_in_cluster.get()).collect(),
+            shards => shards.to_vec(),
+        });
         let listen = list(flags.listen, file.listen).unwrap_or_else(default_listen);
         let config = Self {
             memory,
@@ -115,23 +148,29 @@ impl Config {
             log: flags.log.or(file.log).unwrap_or_else(|| "info".into()),
             listen,
             announce: list(flags.announce, file.announce).unwrap_or_default(),
-            peers: list(flags.peers, file.peers).unwrap_or_default(),
+            peers: list(flags.peers, file.peers).map_or_else(|| addresses(preset), Ok)?,
             http: flags.http.or(file.http).unwrap_or_else(|| ([127, 0, 0, 1], 8645).into()),
             host_names: list(flags.host_names, file.host_names).unwrap_or_default(),
+            network,
             cluster,
             shards,
             shards_in_cluster,
             store: flags.store.or(file.store).unwrap_or(true),
-            discv5: flags.discv5.or(file.discv5),
+            discv5: flags.discv5.or(file.discv5).or(preset.discv5),
             discv5_port: flags.discv5_port.or(file.discv5_port).unwrap_or(DISCV5_PORT),
             discv5_bootstrap: list(flags.discv5_bootstrap, file.discv5_bootstrap)
-                .unwrap_or_default(),
+                .unwrap_or_else(|| texts(preset.discv5_bootstrap)),
             dns_discovery_urls: list(flags.dns_discovery_urls, file.dns_discovery_urls)
-                .unwrap_or_default(),
+                .unwrap_or_else(|| texts(preset.dns_discovery_urls)),
             dns_servers: list(flags.dns_servers, file.dns_servers).unwrap_or_default(),
             ask_peers: flags.ask_peers.or(file.ask_peers),
             heap_profile: flags.heap_profile.or(file.heap_profile).unwrap_or(false),
             min_relay_peers: flags.min_relay_peers.or(file.min_relay_peers),
+            eth_rpc: list(flags.eth_rpc, file.eth_rpc).unwrap_or_default(),
+            rln_contract: flags.rln_contract.or(file.rln_contract),
+            rln_chain_id: flags.rln_chain_id.or(file.rln_chain_id),
+            rln_keystore: flags.rln_keystore.or(file.rln_keystore),
+            rln_password_file: flags.rln_password_file.or(file.rln_password_file),
             tls_certificate: flags.tls_certificate.or(file.tls_certificate),
             tls_key: flags.tls_key.or(file.tls_key),
             limits,
@@ -141,14 +180,8 @@ impl Config {
     }
 
     fn check(&self) -> Result<()> {
-        if self.cluster == THE_WAKU_NETWORK {
-            bail!(
-                "cluster 1 is The Waku Network, whose messages carry zero-knowledge proofs of a \
-                 rate limit (RLN): who may send is known only from a contract of an Ethereum \
-                 chain, which this node does not ask, so that it would pass on what others drop; \
-                 choose another cluster"
-            );
-        }
+        self.check_network()?;
+        self.check_rln()?;
         if self.shards_in_cluster.get() > router::SHARDS {
             bail!(
                 "shards_in_cluster is {}, a cluster has at most {}",
@@ -185,6 +218,92 @@ impl Config {
         self.bootstrap_records()?;
         self.node_lists()?;
         Ok(())
+    }
+
+    /// A named network has its own cluster, and its own spread of content topics.
+    fn check_network(&self) -> Result<()> {
+        let Some(network) = self.network else { return Ok(()) };
+        let name = network.name();
+        let Preset { cluster, shards_in_cluster, .. } = network.preset();
+        if self.cluster != *cluster {
+            bail!("network {name} is cluster {cluster}, and cluster {} is stated", self.cluster);
+        }
+        if self.shards_in_cluster != *shards_in_cluster {
+            bail!(
+                "network {name} has shards_in_cluster {shards_in_cluster}, and {} is stated",
+                self.shards_in_cluster
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether proofs of a rate limit can be checked where they are demanded.
+    fn check_rln(&self) -> Result<()> {
+        match self.contract()? {
+            Some(contract) if self.eth_rpc.is_empty() => bail!(
+                "cluster {} demands a proof of a rate limit (RLN) with each message, which is \
+                 checked against the contract {contract}: state a JSON-RPC server of that chain \
+                 (Ethereum) with --eth-rpc URL",
+                self.cluster
+            ),
+            None if !self.eth_rpc.is_empty() => bail!(
+                "eth_rpc is stated, and cluster {} has no membership contract: also state \
+                 rln_contract and rln_chain_id",
+                self.cluster
+            ),
+            _ => {}
+        }
+        if self.eth_rpc.len() > SERVERS_MAX {
+            bail!("eth_rpc names {}, at most {SERVERS_MAX} are asked", self.eth_rpc.len());
+        }
+        for (place, url) in self.eth_rpc.iter().enumerate() {
+            if self.eth_rpc[..place].contains(url) {
+                bail!("eth_rpc names {url:?} twice: a server cannot be compared with itself");
+            }
+        }
+        self.rpc_servers()?;
+        if self.rln_keystore.is_some() != self.rln_password_file.is_some() {
+            bail!("a keystore needs both rln_keystore and rln_password_file");
+        }
+        Ok(())
+    }
+
+    /// The contract with the members whose messages are valid, in a network that has one.
+    pub(crate) fn contract(&self) -> Result<Option<Contract>> {
+        let named = (self.cluster == THE_WAKU_NETWORK).then_some(WAKU_CONTRACT);
+        let (Some(address), Some(chain_id)) = (&self.rln_contract, self.rln_chain_id) else {
+            if self.rln_contract.is_some() || self.rln_chain_id.is_some() {
+                bail!("another contract needs both rln_contract and rln_chain_id");
+            }
+            return Ok(named);
+        };
+        let address = parse_address(address).with_context(|| {
+            format!("rln_contract `{address}` is not 0x and 40 hexadecimal digits")
+        })?;
+        Ok(Some(Contract { chain_id, address }))
+    }
+
+    /// Servers from which the roots of the contract are read.
+    pub(crate) fn rpc_servers(&self) -> Result<Vec<RpcServer>> {
+        let read = |(place, url): (usize, &RpcUrl)| {
+            RpcServer::new(url).with_context(|| format!("eth_rpc, URL {}", place + 1))
+        };
+        self.eth_rpc.iter().enumerate().map(read).collect()
+    }
+
+    /// The operator's membership in the network's contract, if a keystore is configured.
+    pub(crate) fn membership(&self, contract: Contract) -> Result<Option<Membership>> {
+        let files = self.rln_keystore.as_ref().zip(self.rln_password_file.as_ref());
+        files
+            .map(|(keystore, password)| keystore::read_one(keystore, password, contract))
+            .transpose()
+    }
+
+    /// All memberships in the keystore.
+    pub(crate) fn memberships(&self) -> Result<Vec<Membership>> {
+        let files = self.rln_keystore.as_ref().zip(self.rln_password_file.as_ref());
+        let (keystore, password) = files.context("state rln_keystore and rln_password_file")?;
+        keystore::read(keystore, password)
     }
 
     /// Settings of the node, in the types that use them.
@@ -242,6 +361,15 @@ impl Config {
         }
         Ok(toml::to_string(&toml::Value::try_from(value)?)?)
     }
+}
+
+fn texts(list: &[&str]) -> Vec<String> {
+    list.iter().map(ToString::to_string).collect()
+}
+
+fn addresses(preset: &Preset) -> Result<Vec<Multiaddr>> {
+    let read = |text: &&str| text.parse().with_context(|| format!("peer `{text}` of the network"));
+    preset.peers.iter().map(read).collect()
 }
 
 fn list<T>(flags: Vec<T>, file: Option<Vec<T>>) -> Option<Vec<T>> {
@@ -343,13 +471,89 @@ mod tests {
     fn what_cannot_be_served_is_refused_with_the_reason() {
         let refused = |settings: Settings| format!("{:#}", Config::load(&settings).unwrap_err());
         let cluster = Settings { cluster: Some(1), ..Settings::default() };
-        assert!(refused(cluster).contains("RLN"));
+        assert!(refused(cluster).contains("--eth-rpc URL"));
         let shard = Settings { shards: vec![1024], ..Settings::default() };
         assert!(refused(shard).contains("1023"));
         let memory = Settings { memory: Some("16MiB".into()), ..Settings::default() };
         assert!(refused(memory).contains("16 MiB"));
         let tls = Settings { tls_key: Some("key.pem".into()), ..Settings::default() };
         assert!(refused(tls).contains("tls_certificate"));
+    }
+
+    fn url(text: &str) -> RpcUrl {
+        RpcUrl::from(text.to_owned())
+    }
+
+    #[test]
+    fn named_network_sets_what_is_not_stated() {
+        let memory = Some("512MiB".to_owned());
+        let status = Settings { network: Some(Network::Status), memory, ..Settings::default() };
+        let config = Config::load(&status).unwrap();
+        assert_eq!((config.cluster, &*config.shards), (16, &[0, 32, 64][..]));
+        assert_eq!(config.limits.messages.message_bytes, 1 << 20);
+        assert_eq!((config.peers.len(), config.dns_discovery_urls.len()), (3, 1));
+        assert!(config.runs_discv5() && config.contract().unwrap().is_none());
+        let shard = Config::load(&Settings { shards: vec![32], ..status.clone() }).unwrap();
+        assert_eq!(shard.shards, [32]);
+        for changed in [
+            Settings { cluster: Some(1), ..status.clone() },
+            Settings { shards_in_cluster: NonZeroU16::new(8), ..status.clone() },
+        ] {
+            let error = format!("{:#}", Config::load(&changed).unwrap_err());
+            assert!(error.starts_with("network status"), "{error}");
+        }
+
+        let eth_rpc = vec![url("https://rpc.example/0123456789abcdef")];
+        let waku = Settings { network: Some(Network::Waku), eth_rpc, ..Settings::default() };
+        let config = Config::load(&waku).unwrap();
+        assert_eq!((config.cluster, config.shards.len()), (1, 8));
+        assert_eq!(config.contract().unwrap(), Some(WAKU_CONTRACT));
+        assert_eq!(config.bootstrap_records().unwrap().len(), 3);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("relay.toml");
+        fs::write(&path, config.to_toml().unwrap()).unwrap();
+        let again = Config::load(&Settings { config: Some(path), ..Settings::default() }).unwrap();
+        assert_eq!(config.to_toml().unwrap(), again.to_toml().unwrap());
+        // A file can say that there are none.
+        let path = folder.path().join("none.toml");
+        fs::write(&path, "dns_discovery_urls = []\ndiscv5_bootstrap = []\n").unwrap();
+        let none = Config::load(&Settings { config: Some(path), ..waku }).unwrap();
+        assert!(none.dns_discovery_urls.is_empty() && none.discv5_bootstrap.is_empty());
+    }
+
+    #[test]
+    fn contract_and_servers_belong_together() {
+        let refused = |settings: Settings| format!("{:#}", Config::load(&settings).unwrap_err());
+        let rpc = |texts: &[&str]| texts.iter().map(|text| url(text)).collect::<Vec<_>>();
+        let other = Settings {
+            cluster: Some(2),
+            rln_contract: Some(format!("0x{}", "Ab".repeat(20))),
+            rln_chain_id: Some(1337),
+            ..Settings::default()
+        };
+        assert!(refused(other.clone()).contains("--eth-rpc URL"));
+        let eth_rpc = rpc(&["http://localhost:1/secretsecret"]);
+        let with = Settings { eth_rpc: eth_rpc.clone(), ..other.clone() };
+        let found = Config::load(&with).unwrap().contract().unwrap().unwrap();
+        assert_eq!(found, Contract { chain_id: 1337, address: [0xab; 20] });
+        let half = Settings { rln_chain_id: None, ..with.clone() };
+        assert!(refused(half).contains("both rln_contract and rln_chain_id"));
+        let none = Settings { eth_rpc, cluster: Some(2), ..Settings::default() };
+        assert!(refused(none).contains("cluster 2 has no membership contract"));
+        let address = Settings { rln_contract: Some("0x12".into()), ..with.clone() };
+        assert!(refused(address).contains("rln_contract `0x12`"));
+        for (urls, reason) in [
+            (vec!["http://a.b/secretsecret"; 2], "twice"),
+            (vec!["http://a.b/secretsecret", "ws://a.b/secretsecret"], "eth_rpc, URL 2"),
+            (vec!["http://a", "http://b", "http://c", "http://d", "http://e"], "at most 4"),
+        ] {
+            let error = refused(Settings { eth_rpc: rpc(&urls), ..with.clone() });
+            assert!(error.contains(reason) && !error.contains("secret"), "{error}");
+        }
+        let shown = format!("{with:?} {:?}", Config::load(&with).unwrap());
+        assert!(!shown.contains("secret"), "{shown}");
+        let keystore = Settings { rln_keystore: Some("keystore.json".into()), ..with };
+        assert!(refused(keystore).contains("rln_password_file"));
     }
 
     #[test]

@@ -19,10 +19,12 @@ pub(crate) enum Reason {
     Damaged,
     /// Measured memory is near the budget.
     Memory,
+    /// The proof of the rate limit.
+    Proof,
 }
 
 /// The reasons in their order, as metrics name them.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
     "too_large",
     "invalid",
     "unsupported_topic",
@@ -33,8 +35,9 @@ const NAMES: [&str; 10] = [
     "duplicate",
     "damaged",
     "memory",
+    "rln_proof",
 ];
-const _: () = assert!(Reason::Memory as usize + 1 == NAMES.len(), "each reason has a name");
+const _: () = assert!(Reason::Proof as usize + 1 == NAMES.len(), "each reason has a name");
 
 #[derive(Debug, Default)]
 pub(crate) struct ByReason([AtomicU64; NAMES.len()]);

@@ -2,7 +2,8 @@
 //! gossip, to filters, and to the index of the store.
 //!
 //! Every accepted message is then passed on, or counted with its reason. A message is accepted when
-//! it is in the log: from there it survives this process.
+//! it is in the log: from there it survives this process. On a network with a rate limit its proof
+//! is verified before ([`crate::rln`]).
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -15,11 +16,18 @@ use protocol::{
     ContentTopic, MessageError, MessageHash, PubsubTopic, Verdict, WakuMessage, autoshard,
     gossip::message_id, message_hash,
 };
-use router::{Offer, Peer, Shard};
+use router::{MessageId, Offer, Peer, Shard};
 use store::{AppendError, AppendOutcome, Arrival};
 use thiserror::Error;
 
-use crate::{arrival::off_by, counters::Reason, node::Node, settings::count};
+use crate::{
+    arrival,
+    counters::Reason,
+    latencies,
+    node::Node,
+    rln::{Effect, Pending, ProofRefusal, Validator},
+    settings::count,
+};
 
 /// How long a client's message is held back at most before it is refused.
 const HOLD_BACK: Duration = Duration::from_secs(5);
@@ -72,6 +80,8 @@ pub(crate) enum RejectReason {
     Busy(String),
     #[error("{0}")]
     Unavailable(String),
+    #[error(transparent)]
+    Proof(#[from] ProofRefusal),
     #[error("seen before")]
     Duplicate,
 }
@@ -88,6 +98,7 @@ impl RejectReason {
             Self::NoPeers { .. } => Reason::NoPeers,
             Self::Busy(_) => Reason::Busy,
             Self::Unavailable(_) => Reason::Unavailable,
+            Self::Proof(_) => Reason::Proof,
             Self::Duplicate => Reason::Duplicate,
         }
     }
@@ -189,6 +200,10 @@ impl Node {
         }
         self.wait_for_room(shard, message.content_topic.as_str()).await?;
         let id = message_id(&received.bytes);
+        if let Some(rln) = &self.rln {
+            let pending = rln.admit_within(HOLD_BACK).await?;
+            self.judge_proof(rln, &pending, message, &id, received.arrived).await?;
+        }
         let AppendedMessage { hash, outcome, off_by } =
             self.append(Source::Client, shard, message, received).await?;
         let AppendOutcome { message: stored, known, .. } = outcome;
@@ -230,20 +245,34 @@ impl Node {
         }
     }
 
-    /// Takes a message of a relay peer; in a task of its own, like [`Self::publish`].
+    /// Takes a message of a relay peer; in a task of its own, like [`Self::publish`]. If its proof
+    /// is to be verified, this waits for one of the pending places, which the message has until it
+    /// is written, and not for the verdict: the peer's next frames are read meanwhile.
     pub(crate) async fn relay(
         self: &Arc<Self>,
         peer: Peer,
         shard: Shard,
         received: ReceivedMessage,
-    ) -> Result<AcceptedMessage, RejectReason> {
+    ) {
+        let pending = match &self.rln {
+            Some(rln) => rln.admit().await,
+            None => None,
+        };
+        let is_pending = pending.is_some();
         let node = self.clone();
         let taking = tokio::spawn(async move {
-            let taken = node.relay_inner(peer, shard, received).await;
+            let taken = node.relay_inner(peer, shard, received, pending).await;
             node.count(Source::Relay(peer), &taken);
-            taken
+            if let Err(rejected) = taken
+                && !matches!(rejected, RejectReason::Duplicate)
+            {
+                tracing::trace!(?peer, %rejected, "message of a peer was not taken");
+            }
         });
-        taking.await.unwrap_or_else(|_| Err(ending()))
+        if !is_pending {
+            // An error is that the node ends.
+            let _ = taking.await;
+        }
     }
 
     async fn relay_inner(
@@ -251,6 +280,7 @@ impl Node {
         peer: Peer,
         shard: Shard,
         received: ReceivedMessage,
+        pending: Option<Pending>,
     ) -> Result<AcceptedMessage, RejectReason> {
         // Before anything is refused: this may have been asked of the peer.
         let id = message_id(&received.bytes);
@@ -274,6 +304,17 @@ impl Node {
                 return Err(rejected);
             }
         };
+        if let (Some(rln), Some(pending)) = (&self.rln, &pending)
+            && let Err(refusal) =
+                self.judge_proof(rln, pending, &message, &id, received.arrived).await
+        {
+            match refusal.effect() {
+                Effect::Reject => self.router().reject(peer),
+                Effect::Forget => self.router().forget(&id),
+                Effect::Ignore => self.router().ignore(),
+            }
+            return Err(refusal.into());
+        }
         match self.append(Source::Relay(peer), shard, &message, received).await {
             // As above; the peer's id stays among those seen, so that it is not handled again.
             Ok(AppendedMessage { outcome: AppendOutcome { known: true, .. }, .. }) => {
@@ -295,6 +336,32 @@ impl Node {
                 Err(rejected)
             }
         }
+    }
+
+    async fn judge_proof(
+        &self,
+        rln: &Validator,
+        pending: &Pending,
+        message: &WakuMessage,
+        id: &MessageId,
+        arrived: Instant,
+    ) -> Result<(), ProofRefusal> {
+        let began = Instant::now();
+        let timestamp_ns = message.timestamp.unwrap_or_default();
+        let judged =
+            rln.judge(pending, message, id, self.arrival_near(timestamp_ns, arrived)).await;
+        latencies::observe_since(&self.latencies.rln_proof, began);
+        judged
+    }
+
+    /// The time nearest to the timestamp at which a message may have arrived, of which the first
+    /// byte was read at `arrived`: this node's own delay does not make it late. While the clock
+    /// has jumped, both of its times count.
+    fn arrival_near(&self, timestamp_ns: i64, arrived: Instant) -> i64 {
+        let waited = arrived.elapsed() + self.delays.longest(self.now());
+        let near = |now_ns| arrival::nearest(timestamp_ns, now_ns, waited);
+        let [ours, other] = self.time.times_ns().map(near);
+        if timestamp_ns.abs_diff(other) < timestamp_ns.abs_diff(ours) { other } else { ours }
     }
 
     /// This node may take less than the network does; a sender of more is not at fault.
@@ -324,11 +391,8 @@ impl Node {
         let hash = message_hash(&topic, message);
         let now_ns = (self.clock)();
         let timestamp_ns = message.timestamp.filter(|at| *at != 0).unwrap_or(now_ns);
-        // This node's own delay does not make a message late. Of the times during a jump of the
-        // clock the nearer one counts.
-        let waited = arrived.elapsed() + self.delays.longest(self.now());
-        let off = self.time.times_ns().map(|now_ns| off_by(timestamp_ns, now_ns, waited));
-        let off = off.into_iter().min().unwrap_or_default();
+        let near_ns = self.arrival_near(timestamp_ns, arrived);
+        let off = Duration::from_nanos(timestamp_ns.abs_diff(near_ns));
         let off_the_clock = off > self.clock_drift;
         let kept = self.settings.store && !message.is_ephemeral() && !off_the_clock;
         let arrival = Arrival {

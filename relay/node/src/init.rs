@@ -36,6 +36,19 @@ fn texts<T: ToString>(list: &[T]) -> Option<String> {
     (!list.is_empty()).then(|| value(list))
 }
 
+/// Lines about proofs of a rate limit.
+fn rln(config: &Config) -> String {
+    let path = |path: &Option<PathBuf>| path.as_ref().map(|path| value(&*path.to_string_lossy()));
+    let rpc: Vec<&str> = config.eth_rpc.iter().map(|url| url.secret_text()).collect();
+    let rpc = line("eth_rpc", texts(&rpc), "[\"https://rpc.example.org/KEY\"]");
+    let contract = config.rln_contract.as_deref().map(value);
+    let contract = line("rln_contract", contract, "\"0x...\"");
+    let chain = line("rln_chain_id", config.rln_chain_id.map(|id| id.to_string()), "59141");
+    let keystore = line("rln_keystore", path(&config.rln_keystore), "\"keystore.json\"");
+    let password = line("rln_password_file", path(&config.rln_password_file), "\"password\"");
+    [rpc, contract, chain, keystore, password].concat()
+}
+
 fn toml(config: &Config, data: &Path) -> String {
     let shards: Vec<toml::Value> =
         config.shards.iter().map(|shard| i64::from(*shard).into()).collect();
@@ -46,6 +59,9 @@ fn toml(config: &Config, data: &Path) -> String {
         line("peers", texts(&config.peers), "[\"/dns4/other.example.org/tcp/60000/p2p/...\"]");
     let least = config.min_relay_peers.map(|least| least.to_string());
     let least = line("min_relay_peers", least, "1");
+    let network = config.network.map(|network| value(network.name()));
+    let network = line("network", network, "\"waku\"");
+    let rln = rln(config);
     let certificate = line("tls_certificate", path(&config.tls_certificate), "\"chain.pem\"");
     let key = line("tls_key", path(&config.tls_key), "\"key.pem\"");
     format!(
@@ -64,8 +80,8 @@ data_dir = {data}
 # error, warn, info, debug, or a filter like \"info,store=debug\".
 log = {log}
 
-# The network: peers of another cluster are not talked to.
-cluster = {cluster}
+# The network: by name, or by its numbers. Peers of another cluster are not talked to.
+{network}cluster = {cluster}
 shards = {shards}
 shards_in_cluster = {shards_in_cluster}
 
@@ -74,6 +90,9 @@ listen = {listen}
 {announce}
 # Relay peers to stay connected to; and with how many fewer connected light push is refused.
 {peers}{least}
+# Proofs of a rate limit (RLN): servers of the chain, another contract than that of the network,
+# and the operator's membership.
+{rln}
 # Whether messages are kept for store queries.
 store = {store}
 
@@ -125,7 +144,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::cli::Settings;
+    use crate::{cli::Settings, rln::rpc::RpcUrl};
 
     #[test]
     fn the_file_that_is_written_is_the_configuration_it_was_written_from() {
@@ -139,6 +158,11 @@ mod tests {
             peers: vec!["/ip4/127.0.0.1/tcp/60001".parse().unwrap()],
             announce: vec!["/dns4/a.example.org/tcp/1".parse().unwrap()],
             min_relay_peers: Some(2),
+            eth_rpc: vec![RpcUrl::from("https://rpc.example/a \"key\"".to_owned())],
+            rln_contract: Some(format!("0x{}", "7".repeat(40))),
+            rln_chain_id: Some(5),
+            rln_keystore: Some("keystore.json".into()),
+            rln_password_file: Some("password".into()),
             store: Some(false),
             tls_certificate: Some("a \"chain\".pem".into()),
             tls_key: Some("key.pem".into()),

@@ -18,12 +18,19 @@ pub(crate) struct Latencies {
     pub(crate) store_query: Histogram,
     /// A filter push, from the opened stream until it was written.
     pub(crate) filter_push: Histogram,
+    /// A rate limit proof, from its message's place among those pending to the verdict.
+    pub(crate) rln_proof: Histogram,
 }
 
 impl Default for Latencies {
     fn default() -> Self {
         let histogram = || Histogram::new(SECONDS);
-        Self { light_push: histogram(), store_query: histogram(), filter_push: histogram() }
+        Self {
+            light_push: histogram(),
+            store_query: histogram(),
+            filter_push: histogram(),
+            rln_proof: histogram(),
+        }
     }
 }
 

@@ -54,6 +54,7 @@ use crate::{
     observed::ObservedPools,
     pace::Paces,
     rates::{Rate, Rates},
+    rln::{Validator, contract::RootsFeed},
     services,
     settings::{self, Settings, count},
     subscribers::Subscribers,
@@ -105,7 +106,11 @@ pub(crate) struct Node {
     /// Of clients' messages.
     pub(crate) paces: Paces,
     pub(crate) subscribers: Subscribers,
+    /// Roots of valid proofs, in a network that demands a proof with each message (RLN).
+    pub(crate) roots: Option<Arc<RootsFeed>>,
     pub(crate) rates: Rates,
+    /// Where the network's messages carry proofs of a rate limit.
+    pub(crate) rln: Option<Validator>,
     pub(crate) counters: Counters,
     pub(crate) latencies: Latencies,
     pub(crate) watch: Watch,
@@ -193,7 +198,8 @@ pub(crate) fn pool(ledger: &Ledger, name: &'static str) -> Result<Pool> {
 
 impl Node {
     /// `cgroup` is the process group, if there is one; `own` is this node's peer id; `seed` is
-    /// where its randomness comes from.
+    /// where its randomness comes from; `roots` are those of the network's contract, if it has one,
+    /// and `rln` verifies proofs against them.
     #[expect(
         clippy::too_many_lines,
         reason = "wiring: every part is made once, in the order in which they need each other"
@@ -203,6 +209,8 @@ impl Node {
         cgroup: Option<Cgroup>,
         own: PeerId,
         seed: [u8; 32],
+        roots: Option<Arc<RootsFeed>>,
+        rln: Option<Validator>,
     ) -> Result<Arc<Self>> {
         let limits = &config.limits;
         let ledger = limits.ledger()?;
@@ -280,7 +288,9 @@ impl Node {
                 count(limits.http.subscriptions),
                 count(limits.http.cache_messages),
             ),
+            roots,
             rates,
+            rln,
             counters: Counters::default(),
             latencies: Latencies::default(),
             watch: Watch::new(Record::new(cgroup, limits.memory_budget_bytes), &limits.governor),

@@ -9,13 +9,14 @@ use libp2p::Multiaddr;
 use lifecycle::StopSignals;
 use relay_limits::Limits;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, task::JoinSet};
 
 use crate::{
     config::Config,
     discovery, governor, http, key,
     network::transport::Tls,
     node::{Network, Node},
+    rln::{self, Validator, contract::RootsFeed},
 };
 
 /// Threads that drive connections. Two: with one a slow disk read would delay all connections, more
@@ -76,7 +77,9 @@ async fn serve(
     }
     let keys = key::load_or_create(&config.data_dir.join("relay.key"))?;
     let peer = keys.public().to_peer_id();
-    let node = Node::open(config, cgroup, peer, rand::random())?;
+    let roots = roots(config)?;
+    let validator = roots.as_ref().map(|feed| validator(config, feed)).transpose()?;
+    let node = Node::open(config, cgroup, peer, rand::random(), roots, validator)?;
     let governor = governor::start(node.clone(), &config.limits.governor)?;
     let (network, swarm_tx) = Network::new(node.clone(), config, &keys, tls)?;
     let (ready, addresses) = oneshot::channel();
@@ -85,6 +88,10 @@ async fn serve(
         // A dropped sender is a reason to stop, too.
         let _ = stopping.await;
     }));
+    let mut refreshing = JoinSet::new();
+    if let Some(roots) = &node.roots {
+        refreshing.spawn(roots.clone().run());
+    }
     let http = http::start(node.clone(), swarm_tx, sampler, config).await?;
     let addresses: Vec<Multiaddr> = addresses.await.context("no address can be listened on")?;
     for address in &addresses {
@@ -110,10 +117,28 @@ async fn serve(
     tracing::info!(signal, "stopping");
     drop(stop);
     finding.shutdown().await;
+    refreshing.shutdown().await;
     http.stop().await;
     running.await.context("the network's task")?;
     drop(governor);
     close(node)
+}
+
+/// The roots of the network's contract, where messages carry proofs of a rate limit.
+fn roots(config: &Config) -> Result<Option<Arc<RootsFeed>>> {
+    let Some(contract) = config.contract()? else { return Ok(None) };
+    let place = (disk::RealDisk::shared(), config.data_dir.as_path());
+    let membership = config.membership(contract)?;
+    let servers = config.rpc_servers()?;
+    let feed = RootsFeed::open(contract, servers, membership, &config.limits.roots, place);
+    Ok(Some(feed.context("preparing TLS for RPC servers")?))
+}
+
+/// What verifies proofs against these roots.
+fn validator(config: &Config, feed: &RootsFeed) -> Result<Validator> {
+    let folder = config.data_dir.join("rln");
+    let (limits, roots) = (&config.limits.rln, feed.roots.clone());
+    Validator::open(rln::EPOCH_SECONDS, roots, limits, &disk::RealDisk, &folder)
 }
 
 fn close(node: Arc<Node>) -> Result<()> {

@@ -26,6 +26,7 @@ pub mod message;
 pub mod metadata;
 pub mod node_list;
 pub mod peer_exchange;
+pub mod rate_limit_proof;
 pub mod record;
 pub mod status;
 pub mod store;
@@ -36,6 +37,7 @@ pub mod wire;
 
 pub use frame::{FrameError, SplitFrame};
 pub use message::{MessageError, MessageHash, WakuMessage, message_hash};
+pub use rate_limit_proof::RateLimitProof;
 pub use status::StatusCode;
 pub use text::Text;
 pub use topic::{ContentTopic, PubsubTopic, TopicError, autoshard};

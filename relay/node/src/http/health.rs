@@ -67,7 +67,7 @@ impl Service {
         };
         [
             ("Relay", relay),
-            ("Rln Relay", Health::NotMounted),
+            ("Rln Relay", self.rln_health()),
             ("Lightpush", pushes),
             ("Filter", held(WorkKind::Pushes).unwrap_or(Health::Ready)),
             ("Store", store),
@@ -108,6 +108,12 @@ impl Service {
             }
         }
         Health::Ready
+    }
+
+    /// Whether proofs of all members' messages can be checked.
+    fn rln_health(&self) -> Health {
+        let Some(roots) = &self.node.roots else { return Health::NotMounted };
+        roots.trouble().map_or(Health::Ready, Health::NotReady)
     }
 
     /// Why no message can be written, if none can.

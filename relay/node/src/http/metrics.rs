@@ -18,10 +18,14 @@ use store::Status;
 
 use super::{
     answer,
-    report::{OutcomeCounts, Report},
+    report::{OutcomeCounts, Proofs, Report},
     service::{HttpResult, Service},
 };
-use crate::{governor::Level, latencies::Latencies};
+use crate::{
+    governor::Level,
+    latencies::Latencies,
+    rln::status::{RootsReport, ServerReport},
+};
 
 impl Service {
     pub(crate) async fn metrics(&self) -> HttpResult {
@@ -65,12 +69,14 @@ impl Collector for Readings {
         let out = &mut MetricsWriter::new(&mut encoder);
         self.reference(out)?;
         self.reference_services(out)?;
+        self.proofs(out)?;
         self.memory(out)?;
         self.own_messages(out)?;
         self.governor(out)?;
         self.latencies(out)?;
         self.own_gossip(out)?;
         own_store(out, &self.report.store.status)?;
+        own_roots(out, self.report.rln.as_ref())?;
         self.own_http(out)
     }
 }
@@ -184,6 +190,26 @@ impl Readings {
             states.map(|(state, count)| ([("service", service), ("state", state)], count))
         });
         out.counters("waku_service_requests", "Requests of clients by service", states)
+    }
+
+    /// Proofs of a rate limit, where messages carry any, under the names of reference dashboards.
+    fn proofs(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
+        let Some(proofs) = &self.report.proofs else { return Ok(()) };
+        let Proofs { counts, pending, verified, batches } = proofs;
+        let refused: u64 = counts.refused.values().sum();
+        let help = "Messages whose rate limit proofs were judged";
+        out.counter("waku_rln_messages", help, counts.accepted + refused)?;
+        out.counter("waku_rln_valid_messages", "Messages with a valid proof", counts.accepted)?;
+        let spam = counts.refused.get("spam").copied().unwrap_or(0);
+        out.counter("waku_rln_spam_messages", "Messages above their sender's rate limit", spam)?;
+        let invalid = by("type", &counts.refused).filter(|([(_, reason)], _)| *reason != "spam");
+        out.counters("waku_rln_invalid_messages", "Messages not taken for their proof", invalid)?;
+        out.counter("waku_rln_proof_verification", "Proofs verified", *verified)?;
+        let help = "Equations computed for one or several proofs";
+        out.counter("thimble_relay_rln_batches", help, *batches)?;
+        let help = "Messages whose proofs are being verified";
+        out.gauge("thimble_relay_rln_pending", help, *pending as f64)?;
+        Ok(())
     }
 
     fn memory(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
@@ -316,11 +342,12 @@ impl Readings {
     }
 
     fn latencies(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
-        let Latencies { light_push, store_query, filter_push } = &self.latencies;
+        let Latencies { light_push, store_query, filter_push, rln_proof } = &self.latencies;
         for (name, help, histogram) in [
             ("light_push", "Time from a whole light push to its answer", light_push),
             ("store_query", "Time until the page of a store query was found", store_query),
             ("filter_push", "Time to hand a message to a filter receiver", filter_push),
+            ("rln_proof", "Time to judge the rate limit proof of a message", rln_proof),
         ] {
             out.seconds(&format!("thimble_relay_{name}"), help, histogram)?;
         }
@@ -386,6 +413,47 @@ impl Readings {
         let help = "References that left unread";
         out.counter("thimble_relay_http_dropped", help, http.dropped)
     }
+}
+
+/// Zeros in a network without proofs of a rate limit.
+fn own_roots(out: &mut MetricsWriter<'_, '_>, roots: Option<&RootsReport>) -> fmt::Result {
+    let servers = || roots.into_iter().flat_map(|roots| &roots.servers);
+    let sum = |count: fn(&ServerReport) -> u64| servers().map(count).sum::<u64>();
+    for (name, help, value) in [
+        (
+            "valid",
+            "Roots against which proofs are valid (RLN)",
+            roots.map_or(0, |roots| roots.roots as u64),
+        ),
+        (
+            "step",
+            "0 current, 1 servers disagree, 2 stale, 3 of the last run, 4 none",
+            roots.map_or(0, |roots| roots.step.number()),
+        ),
+        ("servers", "RPC servers that roots are read from", servers().count() as u64),
+        (
+            "servers_failing",
+            "RPC servers whose last call failed",
+            sum(|server| u64::from(server.error.is_some())),
+        ),
+        (
+            "servers_disagreeing",
+            "RPC servers that report other roots than most",
+            sum(|server| u64::from(server.disagrees)),
+        ),
+    ] {
+        out.gauge(&format!("thimble_relay_roots_{name}"), help, value as f64)?;
+    }
+    let age = roots.and_then(|roots| roots.age_seconds).unwrap_or(0.0);
+    out.gauge("thimble_relay_roots_age_seconds", "Time since a server confirmed the roots", age)?;
+    for (name, help, value) in [
+        ("refreshes", "Refreshes of the roots", roots.map_or(0, |roots| roots.refreshes)),
+        ("answers", "Answers of RPC servers", sum(|server| server.answers)),
+        ("failures", "Calls to RPC servers that failed", sum(|server| server.failures)),
+    ] {
+        out.counter(&format!("thimble_relay_roots_{name}"), help, value)?;
+    }
+    Ok(())
 }
 
 fn own_store(out: &mut MetricsWriter<'_, '_>, store: &Status) -> fmt::Result {

@@ -27,6 +27,7 @@ use crate::{
     discovery::known::Counts,
     governor::{Level, Sample},
     node::{ConnectedPeer, Node, SwarmRequest},
+    rln::{Validator, status::RootsReport},
 };
 
 /// Peers that a report names; the first of them, the others are counted.
@@ -34,7 +35,8 @@ const PEERS_MAX: usize = 128;
 /// Samples behind rates: as many seconds.
 const WINDOW: usize = 11;
 /// Status codes counted one by one; others together.
-const CODES: [u16; 14] = [200, 400, 403, 404, 405, 408, 412, 413, 420, 421, 429, 500, 503, 505];
+const CODES: [u16; 15] =
+    [200, 400, 403, 404, 405, 408, 412, 413, 420, 421, 429, 500, 503, 504, 505];
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Report {
@@ -59,10 +61,16 @@ pub(crate) struct Report {
     pub(crate) pushes: Pushes,
     pub(crate) requests: Requests,
     pub(crate) gossip: Gossip,
+    /// Absent where messages carry no proofs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) proofs: Option<Proofs>,
     pub(crate) peers: Peers,
     /// Absent when this node keeps no messages.
     pub(crate) store: StoreFigures,
     pub(crate) http: HttpFigures,
+    /// Absent in a network without proofs of a rate limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rln: Option<RootsReport>,
     /// Oldest first, one per second; while nothing happens samples are further apart.
     pub(crate) history: Vec<Sample>,
 }
@@ -138,6 +146,19 @@ pub(crate) struct Gossip {
     pub(crate) waiting: usize,
     /// Peers subscribed to each shard served, and those in its mesh.
     pub(crate) by_shard: BTreeMap<u16, ShardPeers>,
+}
+
+/// Proofs of a rate limit that messages carried, since the start.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Proofs {
+    /// Valid and refused messages, the latter by reason.
+    #[serde(flatten)]
+    pub(crate) counts: OutcomeCounts,
+    /// Messages that are being judged now.
+    pub(crate) pending: usize,
+    /// Proofs whose equation was computed, and how many equations that took.
+    pub(crate) verified: u64,
+    pub(crate) batches: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -268,6 +289,20 @@ fn served(all: &AtomicU64, refused: &ByReason) -> OutcomeCounts {
     OutcomeCounts { accepted: all.accepted.saturating_sub(refusals), ..all }
 }
 
+fn proofs(validator: &Validator) -> Proofs {
+    let counters = &validator.counters;
+    let refused = counters.refused().map(|(reason, count)| (reason.to_owned(), count));
+    Proofs {
+        counts: OutcomeCounts {
+            accepted: counters.valid.load(Relaxed),
+            refused: refused.collect(),
+        },
+        pending: validator.pending(),
+        verified: counters.verified.load(Relaxed),
+        batches: counters.batches.load(Relaxed),
+    }
+}
+
 impl Service {
     /// `GET /status.json`: the report with its history.
     pub(crate) async fn status(&self) -> HttpResult {
@@ -328,6 +363,7 @@ impl Service {
                 reads_refused: counters.reads_refused.load(Relaxed),
             },
             gossip,
+            proofs: node.rln.as_ref().map(proofs),
             peers,
             store: StoreFigures { enabled: node.settings.store, status: node.store.status() },
             http: HttpFigures {
@@ -337,6 +373,7 @@ impl Service {
                 connections_evicted: self.answered.connections_evicted.load(Relaxed),
                 answers: self.answered.each(),
             },
+            rln: node.roots.as_ref().map(|roots| roots.report()),
             history: Vec::new(),
         }
     }

@@ -20,6 +20,7 @@ use crate::{
         },
     },
     node::Node,
+    rln::ProofRefusal,
 };
 
 pub(crate) mod filter;
@@ -199,6 +200,12 @@ pub(crate) fn status_of(rejected: &RejectReason) -> StatusCode {
         RejectReason::NoPeers { .. } => StatusCode::NoPeers,
         RejectReason::Busy(_) => StatusCode::TooManyRequests,
         RejectReason::Unavailable(_) => StatusCode::ServiceUnavailable,
+        RejectReason::Proof(ProofRefusal::Absent) => StatusCode::NoRlnProof,
+        RejectReason::Proof(ProofRefusal::Busy(_)) => StatusCode::TooManyRequests,
+        RejectReason::Proof(ProofRefusal::NoRoots | ProofRefusal::Log(_)) => {
+            StatusCode::ServiceUnavailable
+        }
+        RejectReason::Proof(_) => StatusCode::InvalidMessage,
         RejectReason::Duplicate => StatusCode::Ok,
     }
 }

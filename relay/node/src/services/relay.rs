@@ -9,7 +9,7 @@ use router::{Control, Outgoing, Peer};
 use super::ServeOutcome;
 use crate::{
     counters::Reason,
-    ingest::{ReceivedMessage, RejectReason},
+    ingest::ReceivedMessage,
     network::{
         stream_slots::Stream,
         streams::{
@@ -117,10 +117,7 @@ async fn take(node: &Arc<Node>, peer: Peer, frame: Frame) -> Result<(), String> 
         // Each takes its share of the frame's memory along to the log.
         let Some(share) = held.split(bytes.min(held.bytes())) else { continue };
         let received = ReceivedMessage { bytes: publish.data, held: share, arrived };
-        match node.relay(peer, shard, received).await {
-            Ok(_) | Err(RejectReason::Duplicate) => {}
-            Err(rejected) => tracing::trace!(?peer, %rejected, "message of a peer was not taken"),
-        }
+        node.relay(peer, shard, received).await;
     }
     Ok(())
 }

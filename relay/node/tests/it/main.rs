@@ -22,6 +22,7 @@ mod raw;
 mod reference;
 mod refusals;
 mod rest;
+mod roots;
 mod secure;
 mod stories;
 mod streams;
