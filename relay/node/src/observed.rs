@@ -62,6 +62,6 @@ fn sizes(node: &Node) -> [(&'static str, u64); 11] {
         (pool::INDEX_QUEUE, store.rows as u64 * INDEX_ROW_BYTES),
         (pool::STORE_QUERIES, store.queries as u64 * QUERY_BYTES),
         (pool::PEER_STORE, known as u64 * PEER_BYTES),
-        (pool::HTTP_CACHE, node.subscribers.waiting() as u64 * REFERENCE_BYTES),
+        (pool::HTTP_CACHE, node.subscribers.bytes()),
     ]
 }

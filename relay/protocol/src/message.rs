@@ -4,7 +4,8 @@
 //! [`crate::topic::CONTENT_TOPIC_BYTES_MAX`] for its parts; decoding copies and allocates nothing.
 //! It must never know whether a message is timely, relayed or stored.
 //!
-//! Source: vacp2p/rfc-index 14 (format, hash) and 64 (150 KiB).
+//! Source: vacp2p/rfc-index 14 (format, hash). 64 has 150 KiB for the Waku network, and other
+//! networks up to 1 MiB: how much of it a node takes is decided by its user.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,8 +17,8 @@ use thiserror::Error;
 use crate::text::{self, Text};
 use crate::wire::{self, DecodeError, for_each_field};
 
-/// Largest serialised message, in bytes.
-pub const MESSAGE_BYTES_MAX: usize = 150 * 1024;
+/// Largest serialised message of any network, in bytes.
+pub const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
 
 /// Largest `meta` attribute, in bytes.
 pub const META_BYTES_MAX: usize = 64;
@@ -39,7 +40,7 @@ mod tag {
 /// Why bytes are not a message that may be relayed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum MessageError {
-    /// The message is larger than the network relays.
+    /// The message is larger than any network relays.
     #[error("a message of {bytes} bytes, the limit is {MESSAGE_BYTES_MAX}; split the payload")]
     TooLarge {
         /// Its serialised length.

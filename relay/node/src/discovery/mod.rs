@@ -58,7 +58,7 @@ pub(crate) async fn start(
         let options = Options {
             table: count(peers.discovery_table),
             packets: peers.discovery_packets_per_second,
-            learn_address: config.announce.is_empty() && !node.terms.loopback,
+            learn_address: config.announce.is_empty() && !node.is_on_loopback(),
         };
         let bootstrap = config.bootstrap_records()?;
         let service =

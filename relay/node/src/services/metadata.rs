@@ -15,7 +15,7 @@ use crate::{
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 
 fn own(node: &Node) -> Vec<u8> {
-    Metadata { cluster: Some(node.settings.cluster.into()), shards: node.shards.iter().collect() }
+    Metadata { cluster: Some(node.settings.cluster.into()), shards: node.shards().iter().collect() }
         .encode()
 }
 
