@@ -1,6 +1,7 @@
 //! One configuration file, flags over it, defaults under it.
 
 use std::{
+    collections::HashSet,
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
     path::{Path, PathBuf},
@@ -8,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use libp2p::{Multiaddr, multiaddr::Protocol};
-use protocol::{node_list::ListLink, record::NodeRecord};
+use protocol::{ContentTopic, autoshard, node_list::ListLink, record::NodeRecord};
 use relay_limits::Limits;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
@@ -37,6 +38,8 @@ pub(crate) struct Config {
     pub(crate) cluster: u16,
     pub(crate) shards: Vec<u16>,
     pub(crate) shards_in_cluster: NonZeroU16,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) content_topics: Vec<String>,
     pub(crate) store: bool,
     pub(crate) heap_profile: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -73,6 +76,7 @@ struct File {
     cluster: Option<u16>,
     shards: Option<Vec<u16>>,
     shards_in_cluster: Option<NonZeroU16>,
+    content_topics: Option<Vec<String>>,
     store: Option<bool>,
     discv5: Option<bool>,
     discv5_port: Option<u16>,
@@ -100,9 +104,7 @@ impl Config {
         let memory = flags.memory.or(file.memory).unwrap_or_else(|| "128MiB".into());
         let bytes = accounting::parse_size(&memory)
             .with_context(|| format!("memory = \"{memory}\" is not a size"))?;
-        let mut limits = Limits::derive(bytes)?;
-        limits.apply_overrides(&serde_json::to_value(&file.limits)?)?;
-        limits.check()?;
+        let limits = limits(bytes, &file.limits, flags.message_size.as_deref())?;
         let cluster = flags.cluster.or(file.cluster).unwrap_or(0);
         let shards_in_cluster =
             flags.shards_in_cluster.or(file.shards_in_cluster).unwrap_or(SHARDS_IN_CLUSTER);
@@ -121,6 +123,7 @@ impl Config {
             cluster,
             shards,
             shards_in_cluster,
+            content_topics: list(flags.content_topics, file.content_topics).unwrap_or_default(),
             store: flags.store.or(file.store).unwrap_or(true),
             discv5: flags.discv5.or(file.discv5),
             discv5_port: flags.discv5_port.or(file.discv5_port).unwrap_or(DISCV5_PORT),
@@ -166,6 +169,7 @@ impl Config {
         if self.shards.len() as u64 > most {
             bail!("{} shards are named, gossip.topics allows {most}", self.shards.len());
         }
+        self.check_content_topics()?;
         if self.listen.is_empty() {
             bail!("listen names no address");
         }
@@ -184,6 +188,23 @@ impl Config {
         }
         self.bootstrap_records()?;
         self.node_lists()?;
+        Ok(())
+    }
+
+    fn check_content_topics(&self) -> Result<()> {
+        let mut shards: HashSet<u16> = self.shards.iter().copied().collect();
+        for name in &self.content_topics {
+            let topic =
+                ContentTopic::parse(name).with_context(|| format!("content_topics `{name}`"))?;
+            shards.insert(autoshard(&topic, self.shards_in_cluster));
+        }
+        let most = self.limits.gossip.topics;
+        if shards.len() as u64 > most {
+            bail!(
+                "{} shards are named, with those of content_topics; gossip.topics allows {most}",
+                shards.len()
+            );
+        }
         Ok(())
     }
 
@@ -242,6 +263,33 @@ impl Config {
         }
         Ok(toml::to_string(&toml::Value::try_from(value)?)?)
     }
+}
+
+/// The table of limits: derived from the memory size and the largest message, with the operator's
+/// own values over it. `message_size` is that of a flag.
+fn limits(bytes: u64, stated: &toml::Table, message_size: Option<&str>) -> Result<Limits> {
+    let mut stated = serde_json::to_value(stated)?;
+    let groups = stated.as_object_mut();
+    if let (Some(size), Some(groups)) = (message_size, groups) {
+        let messages = groups.entry("messages").or_insert_with(|| serde_json::json!({}));
+        // Where it is not a table, that is the error.
+        if let Some(messages) = messages.as_object_mut() {
+            messages.insert("message_bytes".to_owned(), size.into());
+        }
+    }
+    let message_bytes = match &stated["messages"]["message_bytes"] {
+        serde_json::Value::String(text) => accounting::parse_size(text).ok(),
+        value => value.as_u64(),
+    };
+    // A value that is not a size is refused with its reason where it is laid over the table.
+    let mut limits = match message_bytes {
+        Some(size) => Limits::derive_with_messages(bytes, size)
+            .with_context(|| format!("messages of {}", accounting::format_size(size)))?,
+        None => Limits::derive(bytes)?,
+    };
+    limits.apply_overrides(&stated)?;
+    limits.check()?;
+    Ok(limits)
 }
 
 fn list<T>(flags: Vec<T>, file: Option<Vec<T>>) -> Option<Vec<T>> {
@@ -337,6 +385,55 @@ mod tests {
         fs::write(&path, config.to_toml().unwrap()).unwrap();
         let again = Config::load(&Settings { config: Some(path), ..Settings::default() }).unwrap();
         assert_eq!(config.to_toml().unwrap(), again.to_toml().unwrap());
+    }
+
+    #[test]
+    fn messages_may_have_the_size_of_the_network_where_memory_allows() {
+        let with = |memory: &str, size: &str| {
+            Config::load(&Settings {
+                memory: Some(memory.into()),
+                message_size: Some(size.into()),
+                ..Settings::default()
+            })
+        };
+        let error = |memory, size| format!("{:#}", with(memory, size).unwrap_err());
+        for (memory, size) in [("128MiB", "1MiB"), ("64MiB", "150KiB"), ("64MiB", "2KiB")] {
+            let config = with(memory, size).unwrap();
+            let bytes = accounting::parse_size(size).unwrap();
+            assert_eq!(config.limits.messages.message_bytes, bytes);
+        }
+        let small = error("64MiB", "1MiB");
+        assert!(small.contains("messages of 1 MiB") && small.contains("smallest size"), "{small}");
+        assert!(error("1GiB", "2MiB").contains("at most 1 MiB"));
+        assert!(error("1GiB", "much").contains("messages.message_bytes"));
+        // The file has it among the limits; a flag goes before it.
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("relay.toml");
+        fs::write(&path, "[limits.messages]\nmessage_bytes = \"1MiB\"\n").unwrap();
+        let file = Settings { config: Some(path), ..Settings::default() };
+        assert_eq!(Config::load(&file).unwrap().limits.messages.message_bytes, 1 << 20);
+        let flag = Settings { message_size: Some("64KiB".into()), ..file };
+        let limits = Config::load(&flag).unwrap().limits;
+        assert_eq!((limits.messages.message_bytes, limits.messages.frame_bytes), (65_536, 131_072));
+    }
+
+    #[test]
+    fn content_topics_are_checked_and_their_shards_counted() {
+        let named = |topics: &[&str], shards: &[u16]| {
+            Config::load(&Settings {
+                memory: Some("64MiB".into()),
+                content_topics: topics.iter().map(|name| (*name).to_owned()).collect(),
+                shards: shards.to_vec(),
+                ..Settings::default()
+            })
+        };
+        assert_eq!(named(&["/a/1/b/proto"], &[1]).unwrap().content_topics, ["/a/1/b/proto"]);
+        let form = format!("{:#}", named(&["a"], &[1]).unwrap_err());
+        assert!(form.contains("content_topics `a`"), "{form}");
+        let all: Vec<u16> = (100..116).collect();
+        assert!(named(&[], &all).is_ok());
+        let many = format!("{:#}", named(&["/a/1/b/proto"], &all).unwrap_err());
+        assert!(many.contains("17 shards") && many.contains("gossip.topics allows 16"), "{many}");
     }
 
     #[test]

@@ -326,9 +326,7 @@ impl KnownPeers {
             return Vec::new();
         }
         let is_static = |peer: &PeerId| self.statics.iter().any(|known| known.peer == Some(*peer));
-        let serves_short = |known: &FoundPeer| {
-            known.candidate.shards.shares(&connections.short)
-        };
+        let serves_short = |known: &FoundPeer| known.candidate.shards.shares(&connections.short);
         let mut ready: Vec<(bool, u32, PeerId)> = self
             .found
             .iter()

@@ -25,6 +25,7 @@
 
 mod admin;
 mod answer;
+mod client_topics;
 mod health;
 mod heap;
 mod message;

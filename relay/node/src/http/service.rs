@@ -6,6 +6,7 @@
 
 use std::{
     net::SocketAddr,
+    path::PathBuf,
     sync::{Arc, Mutex, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -36,9 +37,9 @@ use tokio::{
 
 use super::{
     answer,
+    client_topics::{self, ClientTopics},
     report::{ResponseCounters, Samples},
     routes::{self, Route},
-    subscriptions::ClientTopics,
 };
 use crate::{
     config::Config,
@@ -85,6 +86,10 @@ pub(crate) struct Service {
     pub(crate) responses: Pool,
     // State.
     pub(crate) subscribed: Mutex<ClientTopics>,
+    /// Held while subscriptions are changed, from the check of their room to the last effect.
+    pub(crate) changing: tokio::sync::Mutex<()>,
+    /// The file that has them.
+    pub(crate) topics_path: PathBuf,
     pub(crate) answered: ResponseCounters,
     pub(crate) samples: Samples,
 }
@@ -118,7 +123,9 @@ impl Service {
             memory_budget_bytes: config.limits.memory_budget_bytes,
             listen,
             host_names: config.host_names.clone(),
-            subscribed: Mutex::default(),
+            subscribed: Mutex::new(ClientTopics::start(&node, config)?),
+            changing: tokio::sync::Mutex::default(),
+            topics_path: client_topics::path(&config.data_dir),
             answered: ResponseCounters::default(),
             samples: Samples::default(),
             node,
@@ -246,20 +253,24 @@ impl Service {
             }
             Route::AutoPublish => self.relay_publish(None, self.push(request).await?).await,
             Route::RelaySubscribe => {
-                self.relay_subscribe(&self.subscription(request).await?, false)
+                self.relay_subscribe(self.subscription(request).await?, false).await
             }
-            Route::RelayUnsubscribe => self.relay_unsubscribe(&self.read(request).await?, false),
-            Route::AutoSubscribe => self.relay_subscribe(&self.subscription(request).await?, true),
-            Route::AutoUnsubscribe => self.relay_unsubscribe(&self.read(request).await?, true),
+            Route::RelayUnsubscribe => {
+                self.relay_unsubscribe(self.read(request).await?, false).await
+            }
+            Route::AutoSubscribe => {
+                self.relay_subscribe(self.subscription(request).await?, true).await
+            }
+            Route::AutoUnsubscribe => self.relay_unsubscribe(self.read(request).await?, true).await,
             Route::RelayMessages(topic) => self.relay_messages(&topic),
             Route::AutoMessages(topic) => self.auto_messages(&topic),
             Route::FilterSubscribe => {
                 let modify = request.method() == Method::PUT;
-                Ok(self.filter_subscribe(self.subscription(request).await, modify))
+                Ok(self.filter_subscribe(self.subscription(request).await, modify).await)
             }
-            Route::FilterUnsubscribe => Ok(self.filter_unsubscribe(self.read(request).await)),
+            Route::FilterUnsubscribe => Ok(self.filter_unsubscribe(self.read(request).await).await),
             Route::FilterUnsubscribeAll => {
-                Ok(self.filter_unsubscribe_all(self.read(request).await))
+                Ok(self.filter_unsubscribe_all(self.read(request).await).await)
             }
             Route::FilterPing(request_id) => Ok(self.filter_ping(&request_id)),
             Route::FilterMessages(topic) => self.filter_messages(&topic),

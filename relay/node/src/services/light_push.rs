@@ -7,7 +7,7 @@ use bytes::Bytes;
 use libp2p::PeerId;
 use protocol::{
     StatusCode, Text, WakuMessage,
-    light_push::{REQUEST_BYTES_MAX, Reply, ReplyV2, Request, RequestV2},
+    light_push::{Reply, ReplyV2, Request, RequestV2},
 };
 
 use super::{ServeOutcome, reply, request, status_of, text};
@@ -17,10 +17,11 @@ use crate::{
     latencies,
     network::{stream_slots::Stream, streams::Frame},
     node::Node,
+    settings::count,
 };
 
 pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
-    let frame = request(&node, &mut stream, REQUEST_BYTES_MAX).await?;
+    let frame = request(&node, &mut stream, request_bytes_max(&node)).await?;
     let Some(Frame { body, held }) = frame else { return Ok(()) };
     let answer = match Request::decode(body.clone()) {
         Ok(asked) => {
@@ -47,7 +48,7 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
 }
 
 pub(crate) async fn serve_v2(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
-    let frame = request(&node, &mut stream, REQUEST_BYTES_MAX).await?;
+    let frame = request(&node, &mut stream, request_bytes_max(&node)).await?;
     let Some(Frame { body, held }) = frame else { return Ok(()) };
     let answer = match RequestV2::decode(body.clone()) {
         Ok(asked) => {
@@ -68,6 +69,12 @@ pub(crate) async fn serve_v2(node: Arc<Node>, peer: PeerId, mut stream: Stream) 
         }
     };
     reply(&mut stream, &answer.encode()).await
+}
+
+/// A message of a gossip frame comes in a request of the same size; one that is slightly too large
+/// is read, to be answered with 413.
+fn request_bytes_max(node: &Node) -> usize {
+    count(node.settings.limits.messages.frame_bytes)
 }
 
 async fn push(
