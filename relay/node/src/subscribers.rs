@@ -1,11 +1,11 @@
 //! Subscriptions of HTTP clients, and the messages that wait for them as references.
 //!
 //! Bounds: `http.cache_bytes` for topics and references together. A topic is charged
-//! [`HTTP_TOPIC_BYTES`] and its name, and keeps at least [`HTTP_TOPIC_MESSAGES`] references; a topic
-//! for which that is not left is refused. What topics leave is shared evenly between their queues,
-//! up to `http.cache_messages` each; the oldest reference of a full queue leaves, counted. So does,
-//! within [`KEPT_DROPPED`], a reference to a segment that the store dropped: it would keep the
-//! segment's space on the disk until a client reads it.
+//! [`HTTP_TOPIC_BYTES`] and its name, and keeps [`HTTP_TOPIC_MESSAGES`] references at least; a
+//! topic for which that is not left is refused. What topics leave is shared evenly between their
+//! queues, up to `http.cache_messages` each; the oldest reference of a full queue leaves, counted.
+//! So does, within [`KEPT_DROPPED`], a reference to a segment that the store dropped: it would keep
+//! the segment's space on the disk until a client reads it.
 
 use std::{
     collections::{HashMap, VecDeque},

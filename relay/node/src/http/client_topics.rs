@@ -5,9 +5,9 @@
 //! it is written before a change takes effect, and so before it is answered. A client can end the
 //! subscription to a configured topic until the next start.
 //!
-//! Format, version 1: `{"version": 1, "cluster": 16, "relay": [TOPIC, ...], "filter": [TOPIC, ...]}`,
-//! topics in order; a topic is `{"shard": 5}` or `{"shard": 5, "contentTopic": "/a/1/b/proto"}`. A
-//! file of another cluster is not used, and a damaged one is set aside. Bounds: [`FILE_PARTS`].
+//! Format, version 1: `{"version": 1, "cluster": 16, "relay": [TOPIC], "filter": [TOPIC]}`, topics
+//! in order; a topic is `{"shard": 5}` or `{"shard": 5, "contentTopic": "/a/1/b/proto"}`. A file of
+//! another cluster is not used, and a damaged one is set aside. Bounds: [`FILE_PARTS`].
 
 use std::{
     collections::HashSet,
@@ -73,7 +73,7 @@ struct Version {
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Saved {
+struct SubscriptionFile {
     version: u64,
     cluster: u16,
     relay: Vec<SavedTopic>,
@@ -224,7 +224,7 @@ impl ClientTopics {
             topics.sort_unstable();
             topics.into_iter().map(SavedTopic::from).collect()
         };
-        let saved = Saved {
+        let saved = SubscriptionFile {
             version: VERSION,
             cluster,
             relay: saved(Under::Relay),
@@ -306,7 +306,7 @@ fn load(config: &Config) -> Result<Option<SavedTopics>> {
 
 /// `None` for those of another cluster.
 fn decode(bytes: &[u8], cluster: u16) -> Result<Option<SavedTopics>, DamagedFile> {
-    let saved: Saved = serde_json::from_slice(bytes)?;
+    let saved: SubscriptionFile = serde_json::from_slice(bytes)?;
     let topics = |saved: Vec<SavedTopic>| saved.into_iter().map(Topic::try_from).collect();
     let topics = SavedTopics { relay: topics(saved.relay)?, filter: topics(saved.filter)? };
     if saved.cluster != cluster {
