@@ -37,6 +37,7 @@ mod service;
 mod store_api;
 mod store_query;
 mod subscriptions;
+mod topic_changes;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 

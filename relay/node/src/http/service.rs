@@ -6,8 +6,7 @@
 
 use std::{
     net::SocketAddr,
-    path::PathBuf,
-    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
@@ -37,9 +36,9 @@ use tokio::{
 
 use super::{
     answer,
-    client_topics::{self, ClientTopics},
     report::{ResponseCounters, Samples},
     routes::{self, Route},
+    topic_changes::Subscriptions,
 };
 use crate::{
     config::Config,
@@ -85,11 +84,7 @@ pub(crate) struct Service {
     bodies: Pool,
     pub(crate) responses: Pool,
     // State.
-    pub(crate) subscribed: Mutex<ClientTopics>,
-    /// Held while subscriptions are changed, from the check of their room to the last effect.
-    pub(crate) changing: tokio::sync::Mutex<()>,
-    /// The file that has them.
-    pub(crate) topics_path: PathBuf,
+    pub(crate) subscriptions: Arc<Subscriptions>,
     pub(crate) answered: ResponseCounters,
     pub(crate) samples: Samples,
 }
@@ -123,9 +118,7 @@ impl Service {
             memory_budget_bytes: config.limits.memory_budget_bytes,
             listen,
             host_names: config.host_names.clone(),
-            subscribed: Mutex::new(ClientTopics::start(&node, config)?),
-            changing: tokio::sync::Mutex::default(),
-            topics_path: client_topics::path(&config.data_dir),
+            subscriptions: Subscriptions::start(node.clone(), config, pool(pool::RESPONSES)?)?,
             answered: ResponseCounters::default(),
             samples: Samples::default(),
             node,

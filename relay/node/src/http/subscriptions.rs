@@ -7,12 +7,12 @@
 //! subscribed to with its first topic and left with its last. Bounds: memory of the topics
 //! (`http.cache_bytes`, 503) and their references (the oldest leave), shards (`gossip.topics`,
 //! 503), and [`NAMES_MAX`] names in a request. A change is in a file before it takes effect
-//! ([`super::client_topics`]). A message is read from the log when its reader takes it.
+//! ([`super::topic_changes`]). A message is read from the log when its reader takes it.
 
 use std::{
     collections::{HashSet, VecDeque},
     io,
-    sync::{MutexGuard, PoisonError},
+    sync::MutexGuard,
 };
 
 use http_server::{ErrorResponse, List, Outgoing, Pieces};
@@ -23,7 +23,7 @@ use store::Message;
 
 use super::{
     answer,
-    client_topics::{Change, ClientTopics, Under, check_shards},
+    client_topics::{ClientTopics, Under},
     message::{NAMES_MAX, Name, Names, json_bytes_max, put_message},
     service::{HttpResult, ReceivedBody, Service},
 };
@@ -46,14 +46,14 @@ struct FilterRequest<'a> {
 
 impl Service {
     pub(crate) fn subscribed(&self) -> MutexGuard<'_, ClientTopics> {
-        self.subscribed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.subscriptions.topics()
     }
 
     /// `POST /relay/v1/subscriptions` and `/relay/v1/auto/subscriptions`.
     pub(crate) async fn relay_subscribe(&self, body: ReceivedBody, auto: bool) -> HttpResult {
         let topics = self.relay_topics(&body, auto)?;
         drop(body);
-        self.subscribe(Under::Relay, topics).await?;
+        self.subscriptions.subscribe(Under::Relay, topics).await?;
         Ok(answer::text("OK"))
     }
 
@@ -61,7 +61,7 @@ impl Service {
     pub(crate) async fn relay_unsubscribe(&self, body: ReceivedBody, auto: bool) -> HttpResult {
         let topics = self.relay_topics(&body, auto)?;
         drop(body);
-        self.unsubscribe(Under::Relay, topics).await?;
+        self.subscriptions.unsubscribe(Under::Relay, topics).await?;
         Ok(answer::text("OK"))
     }
 
@@ -112,7 +112,7 @@ impl Service {
             Err(refused) => return filter_answer("", Err(refused)),
         };
         let outcome = match topics {
-            Ok(topics) => self.subscribe(Under::Filter, topics).await,
+            Ok(topics) => self.subscriptions.subscribe(Under::Filter, topics).await,
             Err(refused) => Err(refused),
         };
         filter_answer(&request_id, outcome)
@@ -145,7 +145,7 @@ impl Service {
             Err(refused) => return filter_answer("", Err(refused)),
         };
         let outcome = match topics {
-            Ok(topics) => match self.unsubscribe(Under::Filter, topics).await {
+            Ok(topics) => match self.subscriptions.unsubscribe(Under::Filter, topics).await {
                 Ok(true) => Ok(()),
                 Ok(false) => Err(no_subscriptions()),
                 Err(refused) => Err(refused),
@@ -200,92 +200,6 @@ impl Service {
         shard
             .map(|shard| Topic::Content(shard, name.to_owned()))
             .map_err(|rejected| answer::bad(rejected.to_string()))
-    }
-
-    /// All of the topics, or none.
-    async fn subscribe(&self, under: Under, topics: HashSet<Topic>) -> HttpResult<()> {
-        let _changing = self.changing.lock().await;
-        let added: HashSet<Topic> = {
-            let subscribed = self.subscribed();
-            let known = subscribed.topics(under);
-            topics.into_iter().filter(|topic| !known.contains(topic)).collect()
-        };
-        if added.is_empty() {
-            return Ok(());
-        }
-        let unavailable = |why: String| answer::busy(StatusCode::SERVICE_UNAVAILABLE, why);
-        self.node
-            .subscribers
-            .has_room(added.iter())
-            .map_err(|full| unavailable(full.to_string()))?;
-        let removed = HashSet::new();
-        self.save(Change { under, added: &added, removed: &removed }).await?;
-        let mut subscribed = self.subscribed();
-        for topic in added {
-            // Only one change is made at a time: there is room still.
-            self.node
-                .subscribers
-                .subscribe(topic.clone())
-                .map_err(|full| unavailable(full.to_string()))?;
-            subscribed.topics_mut(under).insert(topic);
-        }
-        self.node.serve_shards(subscribed.shards());
-        Ok(())
-    }
-
-    /// Whether any of them was subscribed to.
-    async fn unsubscribe(&self, under: Under, topics: HashSet<Topic>) -> HttpResult<bool> {
-        let _changing = self.changing.lock().await;
-        let removed: HashSet<Topic> = {
-            let subscribed = self.subscribed();
-            let known = subscribed.topics(under);
-            topics.into_iter().filter(|topic| known.contains(topic)).collect()
-        };
-        if removed.is_empty() {
-            return Ok(false);
-        }
-        let added = HashSet::new();
-        self.save(Change { under, added: &added, removed: &removed }).await?;
-        let mut subscribed = self.subscribed();
-        for topic in &removed {
-            subscribed.topics_mut(under).remove(topic);
-            if !subscribed.contains(topic) {
-                self.node.subscribers.unsubscribe(topic);
-            }
-        }
-        self.node.serve_shards(subscribed.shards());
-        Ok(true)
-    }
-
-    /// Writes the file with a change that is about to be made. Errors: 503 with the reason, and
-    /// nothing is changed.
-    async fn save(&self, change: Change<'_>) -> HttpResult<()> {
-        let unavailable = |why: String| answer::busy(StatusCode::SERVICE_UNAVAILABLE, why);
-        let (bytes, _held) = {
-            let subscribed = self.subscribed();
-            let shards = subscribed.shards_after(change);
-            check_shards(&self.node, &shards).map_err(|most| {
-                unavailable(format!(
-                    "{} shards would be served, gossip.topics is {most}; unsubscribe from some",
-                    shards.len()
-                ))
-            })?;
-            let room = subscribed.encoded_bytes_max(change) as u64;
-            let room = room.min(self.responses.cap_bytes());
-            let held = self.responses.try_reserve(room).map_err(answer::no_room)?;
-            let encoded = subscribed.encode_after(self.node.settings.cluster, change);
-            (encoded.map_err(|error| unavailable(error.to_string()))?, held)
-        };
-        let path = self.topics_path.clone();
-        let write = move || disk::replace_file(&path, &bytes, disk::Readers::Owner);
-        let written = tokio::task::spawn_blocking(write).await.map_err(io::Error::other);
-        written.and_then(|written| written).map_err(|error| {
-            unavailable(format!(
-                "the subscriptions could not be written to {}, so a restart would lose them: \
-                 {error}",
-                self.topics_path.display()
-            ))
-        })
     }
 
     fn messages(&self, under: Under, wanted: impl Fn(&Topic) -> bool, name: &str) -> HttpResult {
