@@ -116,7 +116,7 @@ impl TryFrom<SavedTopic> for Topic {
     }
 }
 
-/// A change of subscriptions, of topics that have none, or that have one.
+/// A change of the subscriptions of one kind: `added` have none yet, `removed` have one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Change<'a> {
     pub(crate) under: Under,
