@@ -52,7 +52,7 @@ async fn messages_of_a_mib_are_pushed_filtered_stored_and_read() {
     let refused = sender.push(&more).await.unwrap();
     assert_eq!(refused.status.code(), 413, "{refused:?}");
     // By HTTP, in base64.
-    let text = STANDARD.encode(vec![9; LARGEST]);
+    let text = STANDARD.encode(vec![9_u8; LARGEST]);
     let body = json!({ "payload": text, "contentTopic": TOPIC });
     let published = post(&relay.http, "/relay/v1/auto/messages", &body);
     assert_eq!(published.status, 200, "{}", published.text());
@@ -66,7 +66,7 @@ async fn many_that_push_messages_of_a_mib_at_once_stay_within_the_pools() {
     for _ in 0..16 {
         clients.push(Client::connect(relay.address(false)).await);
     }
-    let pushing = clients.iter_mut().enumerate().map(async |(number, client)| {
+    let pushing = clients.iter_mut().enumerate().map(|(number, client)| async move {
         let mut accepted = 0;
         for round in 0..4_u8 {
             let mut payload = vec![round; LARGEST];
