@@ -57,8 +57,9 @@ pub const HTTP_CONNECTIONS: &str = "http_connections";
 pub const REQUEST_BODIES: &str = "request_bodies";
 /// HTTP responses being encoded and written. Full: 503.
 pub const RESPONSES: &str = "responses";
-/// References kept for REST subscriptions: [`crate::REFERENCE_BYTES`] each (observed). Full: the
-/// oldest leave.
+/// Topics that REST clients subscribe to ([`crate::HTTP_TOPIC_BYTES`]), and references of their
+/// messages: [`crate::REFERENCE_BYTES`] each (observed). Full: the oldest leave, and further topics
+/// are refused.
 pub const HTTP_CACHE: &str = "http_cache";
 
 /// All of them, in the order of the sheet.

@@ -208,6 +208,14 @@ pub(crate) struct Settings {
     /// of --network, else 8]
     #[arg(long, value_name = "COUNT", visible_alias = "num-shards-in-network")]
     pub(crate) shards_in_cluster: Option<NonZeroU16>,
+    /// A content topic that REST clients read from the start on (/relay/v1/auto/messages), once for
+    /// each; its shard is served too.
+    #[arg(long = "content-topic", value_name = "NAME")]
+    pub(crate) content_topics: Vec<String>,
+    /// Largest message of the network: 150KiB, or up to 1MiB. In the file it is
+    /// `messages.message_bytes` among the limits. [default: 150KiB]
+    #[arg(long, value_name = "SIZE", visible_alias = "max-msg-size")]
+    pub(crate) message_size: Option<String>,
     /// Whether messages are kept for store queries. [default: true]
     #[arg(
         long,

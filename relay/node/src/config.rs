@@ -1,6 +1,7 @@
 //! One configuration file, flags over it, defaults under it.
 
 use std::{
+    collections::HashSet,
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
     path::{Path, PathBuf},
@@ -8,10 +9,9 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use libp2p::{Multiaddr, multiaddr::Protocol};
-use protocol::{node_list::ListLink, record::NodeRecord};
+use protocol::{ContentTopic, autoshard, node_list::ListLink, record::NodeRecord};
 use relay_limits::Limits;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
-use serde_json::json;
 
 use crate::{
     cli::Settings,
@@ -47,6 +47,8 @@ pub(crate) struct Config {
     pub(crate) cluster: u16,
     pub(crate) shards: Vec<u16>,
     pub(crate) shards_in_cluster: NonZeroU16,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) content_topics: Vec<String>,
     pub(crate) store: bool,
     pub(crate) heap_profile: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -94,6 +96,7 @@ struct File {
     cluster: Option<u16>,
     shards: Option<Vec<u16>>,
     shards_in_cluster: Option<NonZeroU16>,
+    content_topics: Option<Vec<String>>,
     store: Option<bool>,
     discv5: Option<bool>,
     discv5_port: Option<u16>,
@@ -128,12 +131,8 @@ impl Config {
             .with_context(|| format!("memory = \"{memory}\" is not a size"))?;
         let network = flags.network.or(file.network);
         let preset = network.map_or(&UNNAMED, Network::preset);
-        let mut limits = Limits::derive(bytes)?;
-        if let Some(bytes) = preset.message_bytes {
-            limits.apply_overrides(&json!({ "messages": { "message_bytes": bytes } }))?;
-        }
-        limits.apply_overrides(&serde_json::to_value(&file.limits)?)?;
-        limits.check()?;
+        let size = flags.message_size.as_deref();
+        let limits = limits(bytes, &file.limits, size, preset.message_bytes)?;
         let cluster = flags.cluster.or(file.cluster).unwrap_or(preset.cluster);
         let shards_in_cluster = flags.shards_in_cluster.or(file.shards_in_cluster);
         let shards_in_cluster = shards_in_cluster.unwrap_or(preset.shards_in_cluster);
@@ -155,6 +154,7 @@ impl Config {
             cluster,
             shards,
             shards_in_cluster,
+            content_topics: list(flags.content_topics, file.content_topics).unwrap_or_default(),
             store: flags.store.or(file.store).unwrap_or(true),
             discv5: flags.discv5.or(file.discv5).or(preset.discv5),
             discv5_port: flags.discv5_port.or(file.discv5_port).unwrap_or(DISCV5_PORT),
@@ -199,6 +199,7 @@ impl Config {
         if self.shards.len() as u64 > most {
             bail!("{} shards are named, gossip.topics allows {most}", self.shards.len());
         }
+        self.check_content_topics()?;
         if self.listen.is_empty() {
             bail!("listen names no address");
         }
@@ -306,6 +307,23 @@ impl Config {
         keystore::read(keystore, password)
     }
 
+    fn check_content_topics(&self) -> Result<()> {
+        let mut shards: HashSet<u16> = self.shards.iter().copied().collect();
+        for name in &self.content_topics {
+            let topic =
+                ContentTopic::parse(name).with_context(|| format!("content_topics `{name}`"))?;
+            shards.insert(autoshard(&topic, self.shards_in_cluster));
+        }
+        let most = self.limits.gossip.topics;
+        if shards.len() as u64 > most {
+            bail!(
+                "{} shards are named, with those of content_topics; gossip.topics allows {most}",
+                shards.len()
+            );
+        }
+        Ok(())
+    }
+
     /// Settings of the node, in the types that use them.
     pub(crate) fn settings(&self) -> crate::settings::Settings {
         crate::settings::Settings::new(
@@ -370,6 +388,44 @@ fn texts(list: &[&str]) -> Vec<String> {
 fn addresses(preset: &Preset) -> Result<Vec<Multiaddr>> {
     let read = |text: &&str| text.parse().with_context(|| format!("peer `{text}` of the network"));
     preset.peers.iter().map(read).collect()
+}
+
+/// The table of limits: derived from the memory size and the largest message, with the operator's
+/// own values over it. `message_size` is that of a flag, `usual` that of the network.
+fn limits(
+    bytes: u64,
+    stated: &toml::Table,
+    message_size: Option<&str>,
+    usual: Option<u64>,
+) -> Result<Limits> {
+    let mut stated = serde_json::to_value(stated)?;
+    let groups = stated.as_object_mut();
+    if (message_size.is_some() || usual.is_some())
+        && let Some(groups) = groups
+    {
+        let messages = groups.entry("messages").or_insert_with(|| serde_json::json!({}));
+        // Where it is not a table, that is the error.
+        if let Some(messages) = messages.as_object_mut() {
+            if let Some(size) = message_size {
+                messages.insert("message_bytes".to_owned(), size.into());
+            } else if let Some(usual) = usual {
+                messages.entry("message_bytes").or_insert_with(|| usual.into());
+            }
+        }
+    }
+    let message_bytes = match &stated["messages"]["message_bytes"] {
+        serde_json::Value::String(text) => accounting::parse_size(text).ok(),
+        value => value.as_u64(),
+    };
+    // A value that is not a size is refused with its reason where it is laid over the table.
+    let mut limits = match message_bytes {
+        Some(size) => Limits::derive_with_messages(bytes, size)
+            .with_context(|| format!("messages of {}", accounting::format_size(size)))?,
+        None => Limits::derive(bytes)?,
+    };
+    limits.apply_overrides(&stated)?;
+    limits.check()?;
+    Ok(limits)
 }
 
 fn list<T>(flags: Vec<T>, file: Option<Vec<T>>) -> Option<Vec<T>> {
@@ -465,6 +521,55 @@ mod tests {
         fs::write(&path, config.to_toml().unwrap()).unwrap();
         let again = Config::load(&Settings { config: Some(path), ..Settings::default() }).unwrap();
         assert_eq!(config.to_toml().unwrap(), again.to_toml().unwrap());
+    }
+
+    #[test]
+    fn messages_may_have_the_size_of_the_network_where_memory_allows() {
+        let with = |memory: &str, size: &str| {
+            Config::load(&Settings {
+                memory: Some(memory.into()),
+                message_size: Some(size.into()),
+                ..Settings::default()
+            })
+        };
+        let error = |memory, size| format!("{:#}", with(memory, size).unwrap_err());
+        for (memory, size) in [("128MiB", "1MiB"), ("64MiB", "150KiB"), ("64MiB", "2KiB")] {
+            let config = with(memory, size).unwrap();
+            let bytes = accounting::parse_size(size).unwrap();
+            assert_eq!(config.limits.messages.message_bytes, bytes);
+        }
+        let small = error("64MiB", "1MiB");
+        assert!(small.contains("messages of 1 MiB") && small.contains("smallest size"), "{small}");
+        assert!(error("1GiB", "2MiB").contains("at most 1 MiB"));
+        assert!(error("1GiB", "much").contains("messages.message_bytes"));
+        // The file has it among the limits; a flag goes before it.
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("relay.toml");
+        fs::write(&path, "[limits.messages]\nmessage_bytes = \"1MiB\"\n").unwrap();
+        let file = Settings { config: Some(path), ..Settings::default() };
+        assert_eq!(Config::load(&file).unwrap().limits.messages.message_bytes, 1 << 20);
+        let flag = Settings { message_size: Some("64KiB".into()), ..file };
+        let limits = Config::load(&flag).unwrap().limits;
+        assert_eq!((limits.messages.message_bytes, limits.messages.frame_bytes), (65_536, 131_072));
+    }
+
+    #[test]
+    fn content_topics_are_checked_and_their_shards_counted() {
+        let named = |topics: &[&str], shards: &[u16]| {
+            Config::load(&Settings {
+                memory: Some("64MiB".into()),
+                content_topics: topics.iter().map(|name| (*name).to_owned()).collect(),
+                shards: shards.to_vec(),
+                ..Settings::default()
+            })
+        };
+        assert_eq!(named(&["/a/1/b/proto"], &[1]).unwrap().content_topics, ["/a/1/b/proto"]);
+        let form = format!("{:#}", named(&["a"], &[1]).unwrap_err());
+        assert!(form.contains("content_topics `a`"), "{form}");
+        let all: Vec<u16> = (100..116).collect();
+        assert!(named(&[], &all).is_ok());
+        let many = format!("{:#}", named(&["/a/1/b/proto"], &all).unwrap_err());
+        assert!(many.contains("17 shards") && many.contains("gossip.topics allows 16"), "{many}");
     }
 
     #[test]

@@ -120,26 +120,33 @@ impl Node {
         pubsub_topic: Option<&str>,
         content_topic: &str,
     ) -> Result<Shard, RejectReason> {
-        let shard = match pubsub_topic.filter(|topic| !topic.is_empty()) {
-            Some(topic) => self.shard_of(topic)?,
-            None => {
-                let parsed = ContentTopic::parse(content_topic).map_err(|error| {
-                    RejectReason::Topic(format!(
-                        "no pubsub topic is named, and none follows from content topic \
-                         `{content_topic}`: {error}"
-                    ))
-                })?;
-                autoshard(&parsed, self.settings.shards_in_cluster)
-            }
-        };
-        if self.shards.contains(shard) {
+        let shard = self.shard_named(pubsub_topic, content_topic)?;
+        if self.shards().contains(shard) {
             return Ok(shard);
         }
         Err(RejectReason::Topic(format!(
             "this node does not serve {}; it serves {}",
             self.topic_name(shard),
-            self.settings.served()
+            self.served()
         )))
+    }
+
+    /// The same, whether or not this node serves it.
+    pub(crate) fn shard_named(
+        &self,
+        pubsub_topic: Option<&str>,
+        content_topic: &str,
+    ) -> Result<Shard, RejectReason> {
+        if let Some(topic) = pubsub_topic.filter(|topic| !topic.is_empty()) {
+            return self.shard_of(topic);
+        }
+        let parsed = ContentTopic::parse(content_topic).map_err(|error| {
+            RejectReason::Topic(format!(
+                "no pubsub topic is named, and none follows from content topic \
+                 `{content_topic}`: {error}"
+            ))
+        })?;
+        Ok(autoshard(&parsed, self.settings.shards_in_cluster))
     }
 
     /// The shard of a pubsub topic of this node's cluster.

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use relay_limits::Limits;
 use setup::Unit;
 
 use crate::config::Config;
@@ -64,6 +65,9 @@ fn toml(config: &Config, data: &Path) -> String {
     let rln = rln(config);
     let certificate = line("tls_certificate", path(&config.tls_certificate), "\"chain.pem\"");
     let key = line("tls_key", path(&config.tls_key), "\"key.pem\"");
+    let content_topics =
+        line("content_topics", texts(&config.content_topics), "[\"/app/1/name/proto\"]");
+    let messages = messages(config);
     format!(
         "# Configuration of a Thimble relay. Flags stand above it; `thimble-relay config --config \
          FILE`
@@ -84,7 +88,8 @@ log = {log}
 {network}cluster = {cluster}
 shards = {shards}
 shards_in_cluster = {shards_in_cluster}
-
+# Content topics that REST clients read from the start on; their shards are served too.
+{content_topics}
 # Where the relay waits for peers and clients, and where others reach it if elsewhere.
 listen = {listen}
 {announce}
@@ -105,7 +110,7 @@ http = \"{http}\"
 # again with the change.
 # [limits.filter]
 # receivers = 500
-",
+{messages}",
         memory = value(&*config.memory),
         data = value(&*data.to_string_lossy()),
         log = value(&*config.log),
@@ -116,6 +121,17 @@ http = \"{http}\"
         store = config.store,
         http = config.http,
     )
+}
+
+/// The largest message where it is not that of the Waku network.
+fn messages(config: &Config) -> String {
+    let usual = Limits::derive(config.limits.memory_budget_bytes)
+        .map_or(0, |limits| limits.messages.message_bytes);
+    let bytes = config.limits.messages.message_bytes;
+    if bytes == usual {
+        return String::new();
+    }
+    format!("\n# The largest message of the network.\n[limits.messages]\nmessage_bytes = {bytes}\n")
 }
 
 fn unit(config: &Config) -> Unit<'static> {
@@ -168,7 +184,12 @@ mod tests {
             tls_key: Some("key.pem".into()),
             ..plain.clone()
         };
-        for settings in [plain, stated] {
+        let large = Settings {
+            content_topics: vec!["/a/1/b/proto".into()],
+            message_size: Some("1MiB".into()),
+            ..plain.clone()
+        };
+        for settings in [plain, stated, large] {
             let config = Config::load(&settings).unwrap();
             run(&config, false).unwrap();
             run(&config, false).unwrap();

@@ -4,7 +4,7 @@ use std::{
     collections::{HashMap, HashSet},
     net::Ipv4Addr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -27,7 +27,7 @@ use protocol::{PubsubTopic, record::NodeRecord};
 use relay_limits::{Limits, pool};
 use router::{Router, Shard, Topics};
 use store::{Message, Store};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::{
     arrival::Delays,
@@ -85,7 +85,10 @@ pub(crate) struct Pools {
 
 pub(crate) struct Node {
     pub(crate) settings: Settings,
-    pub(crate) shards: Topics,
+    /// Shards that are served now: those of the configuration, and what REST clients changed.
+    shards: RwLock<Topics>,
+    /// Notified after a change of the shards; this node's record follows.
+    pub(crate) shards_changed: Notify,
     pub(crate) protocols: Protocols,
     pub(crate) clock_drift: Duration,
     /// Pauses of this node, which do not make a message late.
@@ -115,8 +118,8 @@ pub(crate) struct Node {
     pub(crate) latencies: Latencies,
     pub(crate) watch: Watch,
     pub(crate) connections: AtomicU64,
-    /// Which nodes can be peers.
-    pub(crate) terms: PeerCriteria,
+    /// Which nodes can be peers, but for the shards.
+    terms: PeerCriteria,
     peers: Mutex<KnownPeers>,
     /// This node's record, once it is known where it listens.
     own_record: Mutex<Option<NodeRecord>>,
@@ -136,6 +139,56 @@ impl Node {
 
     pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// Shards that are served now.
+    pub(crate) fn shards(&self) -> Topics {
+        *self.shards.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The shards served, for people.
+    pub(crate) fn served(&self) -> String {
+        let shards: Vec<String> = self.shards().iter().map(|shard| shard.to_string()).collect();
+        let cluster = self.settings.cluster;
+        if shards.is_empty() {
+            return format!("no shard of cluster {cluster}");
+        }
+        format!("shards {} of cluster {cluster}", shards.join(", "))
+    }
+
+    /// Serves exactly these shards from now on: gossip subscribes to the new ones and leaves the
+    /// others, and answers about this node, its record and its search for peers follow.
+    pub(crate) fn serve_shards(&self, shards: Topics) {
+        let before = {
+            let mut served = self.shards.write().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *served, shards)
+        };
+        if before == shards {
+            return;
+        }
+        {
+            let now = self.now();
+            let mut router = self.router();
+            for shard in shards.iter().filter(|shard| !before.contains(*shard)) {
+                router.subscribe(shard, now);
+            }
+            for shard in before.iter().filter(|shard| !shards.contains(*shard)) {
+                router.unsubscribe(shard, now);
+            }
+        }
+        self.peers().forget_strangers(&shards);
+        self.shards_changed.notify_one();
+        tracing::info!(serves = self.served(), "other shards are served");
+    }
+
+    /// Which nodes can be peers now.
+    pub(crate) fn criteria(&self) -> PeerCriteria {
+        PeerCriteria { shards: self.shards(), ..self.terms.clone() }
+    }
+
+    /// Whether this node is reached on this machine only.
+    pub(crate) fn is_on_loopback(&self) -> bool {
+        self.terms.loopback
     }
 
     /// The name of a shard's topic.
@@ -170,7 +223,7 @@ impl Node {
 
     /// Takes note of a node, if it can be a peer; returns whether it is new.
     pub(crate) fn heard_of(&self, record: &NodeRecord, origin: Origin) -> bool {
-        match Candidate::read(record, &self.terms) {
+        match Candidate::read(record, &self.criteria()) {
             Ok(candidate) => self.peers().add(candidate, origin, self.now()),
             Err(unfit) => {
                 tracing::trace!(%unfit, ?origin, "a node is not kept");
@@ -259,7 +312,8 @@ impl Node {
             .map(|shard| Arc::from(PubsubTopic::new(config.cluster, shard).to_string()))
             .collect();
         Ok(Arc::new(Self {
-            shards: settings.shards,
+            shards: RwLock::new(settings.shards),
+            shards_changed: Notify::new(),
             protocols: Protocols::new(services::PROTOCOLS),
             clock_drift: Duration::from_secs(limits.messages.clock_seconds),
             delays: Delays::default(),
@@ -285,7 +339,7 @@ impl Node {
             filter: Filter::new(settings::filter(limits)),
             paces: Paces::new(settings::floor(limits)),
             subscribers: Subscribers::new(
-                count(limits.http.subscriptions),
+                limits.http.cache_bytes,
                 count(limits.http.cache_messages),
             ),
             roots,
@@ -455,6 +509,7 @@ impl Network {
                     self.node.router().heartbeat(now);
                     self.swarm.behaviour_mut().waku.fill_gossip();
                     self.node.filter.expire(Instant::now());
+                    self.node.subscribers.expire(Instant::now());
                     self.find_peers();
                     self.observed.update(&self.node);
                 }
@@ -561,7 +616,7 @@ impl Network {
         let mut short = Topics::default();
         let least = count(self.node.settings.limits.gossip.d_low);
         let router = self.node.router();
-        for shard in self.node.shards.iter() {
+        for shard in self.node.shards().iter() {
             if router.reachable(shard, self.node.now()) < least {
                 short.insert(shard);
             }

@@ -69,6 +69,6 @@ fn sizes(node: &Node) -> [(&'static str, u64); 12] {
             pool::RLN_PENDING,
             node.rln.as_ref().map_or(0, Validator::pending) as u64 * RLN_PENDING_BYTES,
         ),
-        (pool::HTTP_CACHE, node.subscribers.waiting() as u64 * REFERENCE_BYTES),
+        (pool::HTTP_CACHE, node.subscribers.bytes()),
     ]
 }

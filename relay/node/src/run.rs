@@ -103,7 +103,7 @@ async fn serve(
         %peer,
         %record,
         memory = config.memory,
-        serves = node.settings.served(),
+        serves = node.served(),
         http = %http.address,
         "relay is ready"
     );

@@ -9,6 +9,7 @@ use router::Topics;
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) cluster: u16,
+    /// Those of the configuration; the node has those that are served now.
     pub(crate) shards: Topics,
     pub(crate) shards_in_cluster: NonZeroU16,
     /// Whether messages are kept for store queries.
@@ -37,12 +38,6 @@ impl Settings {
         }
         let limits = limits.clone();
         Self { cluster, shards: topics, shards_in_cluster, store, min_relay_peers, limits }
-    }
-
-    /// The shards served, for people.
-    pub(crate) fn served(&self) -> String {
-        let shards: Vec<String> = self.shards.iter().map(|shard| shard.to_string()).collect();
-        format!("shards {} of cluster {}", shards.join(", "), self.cluster)
     }
 }
 

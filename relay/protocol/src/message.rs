@@ -4,8 +4,9 @@
 //! [`crate::topic::CONTENT_TOPIC_BYTES_MAX`] for its parts; decoding copies and allocates nothing.
 //! It must never know whether a message is timely, relayed or stored.
 //!
-//! Source: vacp2p/rfc-index 14 (format, hash) and 64 (150 KiB); [`crate::validity`] compares
-//! implementations.
+//! Source: vacp2p/rfc-index 14 (format, hash). 64 has 150 KiB for the Waku network, and other
+//! networks up to 1 MiB: how much of it a node takes is decided by its user. [`crate::validity`]
+//! compares implementations.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,8 +19,8 @@ use crate::text::{self, Text};
 use crate::validity::Verdict;
 use crate::wire::{self, DecodeError, Fields, Value};
 
-/// Largest serialised message, in bytes.
-pub const MESSAGE_BYTES_MAX: usize = 150 * 1024;
+/// Largest serialised message of any network, in bytes.
+pub const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
 
 /// Largest `meta` attribute, in bytes.
 pub const META_BYTES_MAX: usize = 64;
@@ -42,7 +43,7 @@ mod tag {
 /// the peer that sent them.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum MessageError {
-    /// The message is larger than this node relays.
+    /// The message is larger than any network relays.
     #[error("a message of {bytes} bytes, the limit is {MESSAGE_BYTES_MAX}; split the payload")]
     TooLarge {
         /// Its serialised length.

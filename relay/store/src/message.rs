@@ -43,6 +43,11 @@ impl Message {
         self.place.length as usize
     }
 
+    /// Whether the store dropped its segment: references alone keep its space on the disk.
+    pub fn is_dropped(&self) -> bool {
+        matches!(*self.segment.handle(), Handle::Pinned(_))
+    }
+
     /// Its hash, as passed in with its arrival; read from disk.
     ///
     /// # Errors

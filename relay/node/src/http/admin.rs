@@ -208,7 +208,7 @@ impl Service {
 
     async fn by_shard(&self, mesh: bool) -> HttpResult {
         let (known, node) = (self.peer_snapshot().await?, self.node.clone());
-        let shards: Vec<Shard> = self.node.shards.iter().collect();
+        let shards: Vec<Shard> = self.node.shards().iter().collect();
         let rows = shards.into_iter().map(move |shard| known.of_shard(&node, shard, mesh));
         answer::list(Rows::new(rows), &self.responses)
     }
@@ -235,7 +235,7 @@ impl Service {
         let failing = others.iter().filter(|one| one.fails).count();
         let mut relay = serde_json::Map::new();
         let mut mesh = serde_json::Map::new();
-        for shard in self.node.shards.iter() {
+        for shard in self.node.shards().iter() {
             let subscribed = known.views.values().filter(|view| view.topics.contains(shard));
             relay.insert(shard.to_string(), subscribed.count().into());
             let meshed = known.views.values().filter(|view| view.mesh.contains(&shard));

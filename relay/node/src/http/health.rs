@@ -98,7 +98,7 @@ impl Service {
         let least = self.node.settings.min_relay_peers;
         let now = self.node.now();
         let router = self.node.router();
-        for shard in self.node.shards.iter() {
+        for shard in self.node.shards().iter() {
             let peers = router.reachable(shard, now);
             if peers < least {
                 let topic = self.node.topic_name(shard);

@@ -29,7 +29,7 @@ use crate::{
 
 impl Service {
     pub(crate) async fn metrics(&self) -> HttpResult {
-        let topics = self.node.shards.iter().map(|shard| self.node.topic_name(shard)).collect();
+        let topics = self.node.shards().iter().map(|shard| self.node.topic_name(shard)).collect();
         let report = Readings {
             report: self.report().await,
             ledger: self.node.ledger.snapshot(),

@@ -25,6 +25,7 @@
 
 mod admin;
 mod answer;
+mod client_topics;
 mod health;
 mod heap;
 mod message;
@@ -36,6 +37,7 @@ mod service;
 mod store_api;
 mod store_query;
 mod subscriptions;
+mod topic_changes;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 

@@ -328,7 +328,7 @@ impl Service {
             healthy: trouble.is_none(),
             status: trouble.unwrap_or_else(|| "Ready".to_owned()),
             cluster: node.settings.cluster,
-            shards: node.shards.iter().collect(),
+            shards: node.shards().iter().collect(),
             memory,
             allocator: node.watch.record.allocator(),
             pools: dashboard::pools(node.ledger.snapshot()),
@@ -405,7 +405,7 @@ impl Service {
             (router.counters(), router.usage(), router.peers(node.now()))
         };
         let mut by_shard: BTreeMap<u16, ShardPeers> =
-            node.shards.iter().map(|shard| (shard, ShardPeers::default())).collect();
+            node.shards().iter().map(|shard| (shard, ShardPeers::default())).collect();
         for view in &views {
             for (shard, peers) in &mut by_shard {
                 peers.subscribed += usize::from(view.topics.contains(*shard));

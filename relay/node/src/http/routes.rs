@@ -184,9 +184,9 @@ endpoints! {
     POST "/lightpush/v3/message" => |_| Ok(Route::LightPush),
         "publishes a message; answers in JSON with the codes of the protocol";
     POST "/relay/v1/subscriptions" => |_| Ok(Route::RelaySubscribe),
-        "subscribes to pubsub topics: their messages wait in queues";
+        "subscribes to pubsub topics: serves their shards, and their messages wait in queues";
     DELETE "/relay/v1/subscriptions" => |_| Ok(Route::RelayUnsubscribe),
-        "ends such subscriptions; topics without one are ignored";
+        "ends such subscriptions and leaves the shards; topics without one are ignored";
     POST "/relay/v1/auto/subscriptions" => |_| Ok(Route::AutoSubscribe),
         "subscribes to content topics, each on the shard that it is assigned to";
     DELETE "/relay/v1/auto/subscriptions" => |_| Ok(Route::AutoUnsubscribe),

@@ -7,7 +7,7 @@
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -39,7 +39,7 @@ use super::{
     answer,
     report::{ResponseCounters, Samples},
     routes::{self, Route},
-    subscriptions::ClientTopics,
+    topic_changes::Subscriptions,
 };
 use crate::{
     config::Config,
@@ -91,7 +91,7 @@ pub(crate) struct Service {
     body_line: Admission,
     pub(crate) responses: Pool,
     // State.
-    pub(crate) subscribed: Mutex<ClientTopics>,
+    pub(crate) subscriptions: Arc<Subscriptions>,
     pub(crate) answered: ResponseCounters,
     pub(crate) samples: Samples,
 }
@@ -129,7 +129,7 @@ impl Service {
             memory_budget_bytes: config.limits.memory_budget_bytes,
             listen,
             host_names: config.host_names.clone(),
-            subscribed: Mutex::default(),
+            subscriptions: Subscriptions::start(node.clone(), config, pool(pool::RESPONSES)?)?,
             answered: ResponseCounters::default(),
             samples: Samples::default(),
             node,
@@ -257,20 +257,24 @@ impl Service {
             }
             Route::AutoPublish => self.relay_publish(None, self.push(request).await?).await,
             Route::RelaySubscribe => {
-                self.relay_subscribe(&self.subscription(request).await?, false)
+                self.relay_subscribe(self.subscription(request).await?, false).await
             }
-            Route::RelayUnsubscribe => self.relay_unsubscribe(&self.read(request).await?, false),
-            Route::AutoSubscribe => self.relay_subscribe(&self.subscription(request).await?, true),
-            Route::AutoUnsubscribe => self.relay_unsubscribe(&self.read(request).await?, true),
+            Route::RelayUnsubscribe => {
+                self.relay_unsubscribe(self.read(request).await?, false).await
+            }
+            Route::AutoSubscribe => {
+                self.relay_subscribe(self.subscription(request).await?, true).await
+            }
+            Route::AutoUnsubscribe => self.relay_unsubscribe(self.read(request).await?, true).await,
             Route::RelayMessages(topic) => self.relay_messages(&topic),
             Route::AutoMessages(topic) => self.auto_messages(&topic),
             Route::FilterSubscribe => {
                 let modify = request.method() == Method::PUT;
-                Ok(self.filter_subscribe(self.subscription(request).await, modify))
+                Ok(self.filter_subscribe(self.subscription(request).await, modify).await)
             }
-            Route::FilterUnsubscribe => Ok(self.filter_unsubscribe(self.read(request).await)),
+            Route::FilterUnsubscribe => Ok(self.filter_unsubscribe(self.read(request).await).await),
             Route::FilterUnsubscribeAll => {
-                Ok(self.filter_unsubscribe_all(self.read(request).await))
+                Ok(self.filter_unsubscribe_all(self.read(request).await).await)
             }
             Route::FilterPing(request_id) => Ok(self.filter_ping(&request_id)),
             Route::FilterMessages(topic) => self.filter_messages(&topic),

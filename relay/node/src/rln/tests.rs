@@ -208,12 +208,14 @@ async fn a_node_takes_valid_messages_and_scores_the_peer_that_brings_spam() {
     let publish = async |message: &WakuMessage| {
         let bytes = Bytes::from(message.encode());
         let held = node.pools.receiving.try_reserve(bytes.len() as u64).unwrap();
-        node.publish(0, message.clone(), bytes, held).await
+        let received = ReceivedMessage { bytes, held, arrived: Instant::now() };
+        node.publish(0, message.clone(), received).await
     };
     let bring = async |peer, message: &WakuMessage| {
         let bytes = Bytes::from(message.encode());
         let held = node.pools.receiving.try_reserve(bytes.len() as u64).unwrap();
-        node.relay(peer, 0, bytes, held).await;
+        let received = ReceivedMessage { bytes, held, arrived: Instant::now() };
+        node.relay(peer, 0, received).await;
     };
     for peer in [1, 2] {
         assert!(node.router().connected(Peer(peer), vec![peer as u8], None, true));

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 use libp2p::PeerId;
 use protocol::{
     StatusCode, Text, WakuMessage,
-    light_push::{REQUEST_BYTES_MAX, Reply, ReplyV2, Request, RequestV2},
+    light_push::{Reply, ReplyV2, Request, RequestV2},
 };
 
 use super::{PushRequest, RefusedPush, ServeOutcome, push_request, reply, status_of, text};
@@ -16,10 +16,11 @@ use crate::{
     latencies,
     network::{stream_slots::Stream, streams::Frame},
     node::Node,
+    settings::count,
 };
 
 pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
-    let answer = match push_request(&node, &mut stream, REQUEST_BYTES_MAX).await? {
+    let answer = match push_request(&node, &mut stream, request_bytes_max(&node)).await? {
         None => return Ok(()),
         Some(PushRequest::Refused(RefusedPush { begin, status, why })) => Reply {
             request_id: protocol::request_id(&begin),
@@ -55,7 +56,7 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
 }
 
 pub(crate) async fn serve_v2(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
-    let answer = match push_request(&node, &mut stream, REQUEST_BYTES_MAX).await? {
+    let answer = match push_request(&node, &mut stream, request_bytes_max(&node)).await? {
         None => return Ok(()),
         Some(PushRequest::Refused(RefusedPush { begin, why, .. })) => {
             ReplyV2 { request_id: protocol::request_id(&begin), is_success: false, info: text(why) }
@@ -82,6 +83,12 @@ pub(crate) async fn serve_v2(node: Arc<Node>, peer: PeerId, mut stream: Stream) 
         }
     };
     reply(&mut stream, &answer.encode()).await
+}
+
+/// A message of a gossip frame comes in a request of the same size; one that is slightly too large
+/// is read, to be answered with 413.
+fn request_bytes_max(node: &Node) -> usize {
+    count(node.settings.limits.messages.frame_bytes)
 }
 
 async fn push(

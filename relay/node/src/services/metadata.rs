@@ -18,7 +18,7 @@ const ANSWER_TIME: Duration = Duration::from_secs(10);
 const DISMISS_TIME: Duration = Duration::from_secs(2);
 
 fn own(node: &Node) -> Vec<u8> {
-    Metadata { cluster: Some(node.settings.cluster.into()), shards: node.shards.iter().collect() }
+    Metadata { cluster: Some(node.settings.cluster.into()), shards: node.shards().iter().collect() }
         .encode()
 }
 

@@ -91,7 +91,7 @@ fn examples(rule: &Rule) -> Vec<Vec<u8>> {
         ("the bytes", "cut off, or an unknown wire type") => {
             vec![followed(b"\x18"), followed(b"\x0e"), followed(b"\x0a\x05a"), vec![0xff, 1]]
         }
-        ("the whole", "up to 150 KiB") => vec![of_length(MESSAGE_BYTES_MAX)],
+        ("the whole", "up to 150 KiB") => vec![of_length(150 << 10)],
         ("the whole", "more than this node takes") => vec![of_length(MESSAGE_BYTES_MAX + 1)],
         ("the gossip entry", _) => Vec::new(),
         other => panic!("no example of {other:?}"),
