@@ -29,6 +29,7 @@ pub mod peer_exchange;
 pub mod record;
 pub mod status;
 pub mod store;
+pub mod sync;
 pub mod text;
 pub mod topic;
 pub mod wire;
