@@ -54,6 +54,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod client;
 mod connections;
 mod filter;
 mod gossip;
@@ -65,8 +66,10 @@ mod peers;
 pub mod pool;
 mod process;
 mod store;
+mod sync;
 mod table;
 
+pub use client::{CLIENT_REQUEST_BYTES, ClientLimits};
 pub use connections::{ConnectionLimits, STREAM_BYTES};
 pub use filter::{CRITERION_BYTES, FilterLimits};
 pub use gossip::{
@@ -81,6 +84,7 @@ pub use messages::MessageLimits;
 pub use peers::{PEER_BYTES, PeerLimits};
 pub use process::ProcessLimits;
 pub use store::{INDEX_CONNECTION_BYTES, INDEX_ROW_BYTES, QUERY_BYTES, StoreLimits};
+pub use sync::{SYNC_SESSION_BYTES, SyncLimits};
 pub(crate) use table::SCALE;
 pub use table::{Limits, PRESETS};
 
