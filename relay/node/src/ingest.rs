@@ -12,14 +12,14 @@ use std::{
 use accounting::Reservation;
 use bytes::Bytes;
 use protocol::{
-    ContentTopic, MessageError, MessageHash, PubsubTopic, WakuMessage, autoshard,
+    ContentTopic, MessageError, MessageHash, PubsubTopic, StatusCode, WakuMessage, autoshard,
     gossip::message_id, message_hash,
 };
 use router::{Offer, Peer, Shard};
 use store::{AppendError, AppendOutcome, Arrival};
 use thiserror::Error;
 
-use crate::{counters::Reason, node::Node, settings::count};
+use crate::{client::light_push::reason_of, counters::Reason, node::Node, settings::count};
 
 /// How long a client's message is held back at most before it is refused.
 const HOLD_BACK: Duration = Duration::from_secs(5);
@@ -60,6 +60,9 @@ pub(crate) enum RejectReason {
     Unavailable(String),
     #[error("seen before")]
     Duplicate,
+    /// Another node, to which it was pushed, did not take it.
+    #[error("{text}")]
+    Remote { status: StatusCode, text: String },
 }
 
 impl RejectReason {
@@ -75,6 +78,7 @@ impl RejectReason {
             Self::Busy(_) => Reason::Busy,
             Self::Unavailable(_) => Reason::Unavailable,
             Self::Duplicate => Reason::Duplicate,
+            Self::Remote { status, .. } => reason_of(*status),
         }
     }
 }

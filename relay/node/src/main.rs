@@ -3,6 +3,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod cli;
+mod client;
 mod config;
 mod counters;
 mod discovery;
@@ -23,6 +24,7 @@ mod services;
 mod settings;
 mod status;
 mod subscribers;
+mod sync;
 
 use std::{io::Write, process::ExitCode};
 

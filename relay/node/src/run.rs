@@ -12,10 +12,12 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use tokio::sync::oneshot;
 
 use crate::{
+    client,
     config::Config,
     discovery, governor, http, key,
     network::transport::Tls,
     node::{Network, Node},
+    sync,
 };
 
 /// Threads that drive connections. Two: with one a slow disk read would delay all connections, more
@@ -91,6 +93,8 @@ async fn serve(
         tracing::info!(%address, "reached at");
     }
     let mut finding = discovery::start(&node, config, &*key::secret(&keys)?, &addresses).await?;
+    client::start(&node, &mut finding);
+    sync::start(&node, config, &mut finding);
     let record = node.own_record().map(|record| record.to_string()).unwrap_or_default();
     tracing::info!(
         %peer,

@@ -96,7 +96,7 @@ type Answer<T> = oneshot::Sender<Result<T, QueryError>>;
 pub(crate) enum Job {
     Page(Query, Answer<Page>),
     Ids(IdQuery, Answer<Vec<MessageKey>>),
-    Missing(Vec<MessageKey>, Answer<Vec<MessageKey>>),
+    Missing(Vec<[u8; 32]>, (i64, i64), Answer<Vec<[u8; 32]>>),
 }
 
 fn permit(shared: &StoreState) -> Result<OwnedSemaphorePermit, QueryError> {
@@ -134,13 +134,14 @@ pub(crate) async fn ids(
 /// The same: which of some messages are not kept.
 pub(crate) async fn missing(
     shared: Arc<StoreState>,
-    keys: Vec<MessageKey>,
-) -> Result<Vec<MessageKey>, QueryError> {
-    if keys.len() > IDS_MAX {
-        return Err(QueryError::TooMany { what: "hashes", count: keys.len(), max: IDS_MAX });
+    hashes: Vec<[u8; 32]>,
+    span: (i64, i64),
+) -> Result<Vec<[u8; 32]>, QueryError> {
+    if hashes.len() > IDS_MAX {
+        return Err(QueryError::TooMany { what: "hashes", count: hashes.len(), max: IDS_MAX });
     }
     let _permit = permit(&shared)?;
-    answered(&shared, |answer| Job::Missing(keys, answer)).await
+    answered(&shared, |answer| Job::Missing(hashes, span, answer)).await
 }
 
 /// Queues a query and waits for its page.
@@ -244,8 +245,8 @@ impl Connections<'_> {
             Job::Ids(query, answer) if !answer.is_closed() => {
                 let _ = answer.send(self.ids(&query));
             }
-            Job::Missing(keys, answer) if !answer.is_closed() => {
-                let _ = answer.send(self.missing(&keys));
+            Job::Missing(hashes, span, answer) if !answer.is_closed() => {
+                let _ = answer.send(self.missing(&hashes, span));
             }
             _ => {}
         }

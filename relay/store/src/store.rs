@@ -380,15 +380,17 @@ impl Store {
     }
 
     /// Those of at most [`crate::IDS_MAX`] messages that are not kept; those appended within the
-    /// last moments may be among them.
+    /// last moments may be among them. `span` has the timestamps of all of them: partitions without
+    /// any of it are not asked.
     ///
     /// # Errors
     /// See [`QueryError`].
     pub fn missing(
         &self,
-        keys: Vec<MessageKey>,
-    ) -> impl Future<Output = Result<Vec<MessageKey>, QueryError>> + Send + use<> {
-        query::missing(self.0.shared.clone(), keys)
+        hashes: Vec<[u8; 32]>,
+        span: (i64, i64),
+    ) -> impl Future<Output = Result<Vec<[u8; 32]>, QueryError>> + Send + use<> {
+        query::missing(self.0.shared.clone(), hashes, span)
     }
 
     /// How much waits to be written, for the index, and for answers.

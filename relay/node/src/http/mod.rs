@@ -35,6 +35,7 @@ mod routes;
 mod service;
 mod store_api;
 mod store_query;
+mod store_remote;
 mod subscriptions;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};

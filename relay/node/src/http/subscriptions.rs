@@ -1,11 +1,13 @@
 //! Subscriptions of HTTP clients, under relay and under filter, and reading their messages.
 //!
-//! This node is its own filter service, so both are references that wait in
-//! [`crate::subscribers::Subscribers`]. A topic has one queue: if it is subscribed under both
-//! names, the first reader takes the queued messages, and the queue stays until both have
+//! This node is its own filter service, unless another one is (`remote`). Both are references that
+//! wait in [`crate::subscribers::Subscribers`]. A topic has one queue: if it is subscribed under
+//! both names, the first reader takes the queued messages, and the queue stays until both have
 //! unsubscribed. Bounds: the topics there may be (`http.subscriptions`, 503), the references of
 //! each (the oldest leave), and [`NAMES_MAX`] names in a request. A message is read from the log
 //! when its reader takes it.
+
+mod remote;
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -19,6 +21,7 @@ use protocol::{WakuMessage, topic::CONTENT_TOPIC_BYTES_MAX};
 use serde::Deserialize;
 use store::Message;
 
+pub(super) use self::remote::refusal;
 use super::{
     answer,
     message::{NAMES_MAX, Name, Names, json_bytes_max, put_message},

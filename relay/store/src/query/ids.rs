@@ -21,8 +21,8 @@ pub type MessageKey = (i64, [u8; 32]);
 /// Which ids are asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IdQuery {
-    /// Of this pubsub topic.
-    pub pubsub_topic: String,
+    /// Of these pubsub topics. Of one after the other fewer rows are read than of all at once.
+    pub pubsub_topics: Vec<String>,
     /// Of these content topics; none: of all.
     pub content_topics: Vec<String>,
     /// From this one on.
@@ -58,22 +58,22 @@ impl Connections<'_> {
         Ok(found)
     }
 
-    /// Those of `keys` that are not kept, in their order.
-    pub(super) fn missing(&mut self, keys: &[MessageKey]) -> Result<Vec<MessageKey>, QueryError> {
-        let mut missing = keys.to_vec();
-        missing.truncate(IDS_MAX);
+    /// Those of `hashes` that are not kept, in their order. All have timestamps of a span.
+    pub(super) fn missing(
+        &mut self,
+        hashes: &[[u8; 32]],
+        (min_ns, max_ns): (i64, i64),
+    ) -> Result<Vec<[u8; 32]>, QueryError> {
+        let mut missing = hashes.to_vec();
         let partitions: Vec<Arc<Partition>> = self.shared.catalog.all();
         for partition in partitions.iter().rev() {
-            let asked: Vec<[u8; 32]> = missing
-                .iter()
-                .filter(|(timestamp_ns, _)| meets(partition, *timestamp_ns, *timestamp_ns))
-                .map(|(_, hash)| *hash)
-                .collect();
-            if asked.is_empty() {
-                continue;
+            if missing.is_empty() {
+                break;
             }
-            let found = self.hits_of(partition, &asked)?;
-            missing.retain(|(_, hash)| !found.iter().any(|hit| hit.1.hash == *hash));
+            if meets(partition, min_ns, max_ns) {
+                let found = self.hits_of(partition, &missing)?;
+                missing.retain(|hash| !found.iter().any(|hit| hit.1.hash == *hash));
+            }
         }
         Ok(missing)
     }
@@ -85,18 +85,25 @@ fn rows(
     limit: usize,
 ) -> rusqlite::Result<Vec<MessageKey>> {
     let transaction = connection.unchecked_transaction()?;
-    let Some(pubsub) = pubsub(&transaction, &query.pubsub_topic)? else { return Ok(Vec::new()) };
+    let mut pubsubs: Vec<i64> = Vec::new();
+    for topic in &query.pubsub_topics {
+        pubsubs.extend(pubsub(&transaction, topic)?);
+    }
     let (tree, column, ids) = if query.content_topics.is_empty() {
-        ("", "pubsub", vec![pubsub])
+        ("", "pubsub", pubsubs)
     } else {
         let sql = "SELECT id FROM topics WHERE content = ?1 AND pubsub = ?2";
         let mut statement = transaction.prepare_cached(sql)?;
         let mut ids: Vec<i64> = Vec::new();
         for content in &query.content_topics {
-            let id = statement.query_row(params![content, pubsub], |row| row.get(0));
-            let id: Option<i64> = id.optional()?;
-            ids.extend(id);
+            for pubsub in &pubsubs {
+                let id = statement.query_row(params![content, pubsub], |row| row.get(0));
+                let id: Option<i64> = id.optional()?;
+                ids.extend(id);
+            }
         }
+        ids.sort_unstable();
+        ids.dedup();
         ("INDEXED BY by_topic", "topic", ids)
     };
     let mut statement = transaction.prepare_cached(&format!(
