@@ -18,8 +18,8 @@ memory_budget::limits! {
     /// Limits of store synchronisation.
     #[serde(deny_unknown_fields)]
     pub struct SyncLimits as sync of Limits, rules check {
-        /// Sessions at once, those that peers began included. Beyond it a peer's stream ends
-        /// without an answer; it asks again.
+        /// Sessions that peers began, at once, in addition to the one that this node begins. Beyond
+        /// it a peer's stream ends without an answer; it asks again.
         sessions: u64 = steps([1, 1, 2, 2, 4, 4, 8]), local, pays line("sync_sessions"),
             bounds [
                 at_least(1, "the service could not be used"),
@@ -90,7 +90,7 @@ impl Limits {
     pub(crate) fn sync_lines(&self) -> Vec<SheetLine> {
         let session = self.sync.answer_bytes.saturating_add(SYNC_SESSION_BYTES);
         lines![
-            Fixed("sync_sessions", "store") = times(self.sync.sessions, session),
+            Fixed("sync_sessions", "store") = times(self.sync.sessions.saturating_add(1), session),
                 "comparing stores with peers: ids, and the answer being written";
         ]
     }

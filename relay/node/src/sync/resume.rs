@@ -1,8 +1,9 @@
 //! Store resume: a node that was away fetches what it missed from the store of another.
 //!
 //! A file in the data folder has the time up to which this node has what it could get; it moves on
-//! while the node is connected. A gap, by a stop, a suspended machine or a lost network, is fetched
-//! as soon as a node that keeps messages can be asked, the newest messages first. Hashes are asked
+//! while the node is connected. What came after it, before a start, while the machine was suspended
+//! or the network lost, is fetched as soon as a node that keeps messages can be asked, the newest
+//! messages first. Hashes are asked
 //! for, and then the messages that are not here. The file moves on when all was fetched, so that a
 //! node that is killed meanwhile begins again, and finds most of it here.
 //!
@@ -38,8 +39,9 @@ const FILE_BYTES_MAX: u64 = 64;
 const LOOK: Duration = Duration::from_secs(10);
 /// Between two writes of the file, at least.
 const WRITE: Duration = Duration::from_secs(60);
-/// A gap that is shorter is what gossip and synchronisation make good.
-const GAP_NS: i64 = 180 * SECOND_NS;
+/// A running node that did not look for so long was suspended, or not connected.
+const GAP_NS: i64 = 40 * SECOND_NS;
+const _: () = assert!(GAP_NS > 2 * LOOK.as_nanos() as i64, "a look may be late");
 /// Messages of a gap may have been on their way when it began.
 const OVERLAP_NS: i64 = 20 * SECOND_NS;
 /// After a failure it is tried again after this time, which doubles up to the next.
@@ -72,13 +74,15 @@ pub(crate) async fn keep(node: Arc<Node>, path: PathBuf) {
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let (mut written, mut pause, mut next) = (None::<Instant>, PAUSE, Instant::now());
+    // A start ends a gap, however short it is.
+    let mut starts = true;
     loop {
         look.tick().await;
         if Instant::now() < next || !is_online(&node).await {
             continue;
         }
         let now_ns = (node.clock)();
-        let from_ns = gap(since, now_ns, node.settings.limits.client.resume_hours);
+        let from_ns = gap(since, now_ns, starts, node.settings.limits.client.resume_hours);
         if let Some(from_ns) = from_ns {
             if node.watch.held_back(WorkKind::Pushes).is_some() {
                 continue;
@@ -96,7 +100,7 @@ pub(crate) async fn keep(node: Arc<Node>, path: PathBuf) {
                 }
             }
         }
-        since = Some(now_ns);
+        (since, starts) = (Some(now_ns), false);
         if written.is_none_or(|written| written.elapsed() >= WRITE) {
             written = Some(Instant::now());
             write(&path, now_ns).await;
@@ -104,14 +108,14 @@ pub(crate) async fn keep(node: Arc<Node>, path: PathBuf) {
     }
 }
 
-/// Where the gap before `now_ns` begins, if there is one. Without a time of the last stop it is as
-/// long as may be fetched.
-fn gap(since: Option<i64>, now_ns: i64, resume_hours: u64) -> Option<i64> {
+/// Where the gap before `now_ns` begins, if there is one; there is when the node starts. Without a
+/// time of the last stop it is as long as may be fetched.
+fn gap(since: Option<i64>, now_ns: i64, starts: bool, resume_hours: u64) -> Option<i64> {
     let hours = i64::try_from(resume_hours).unwrap_or(i64::MAX);
     let oldest = now_ns.saturating_sub(hours.saturating_mul(3600 * SECOND_NS));
     let since = since.unwrap_or(oldest);
-    let is_gap = now_ns.saturating_sub(since) > GAP_NS;
-    is_gap.then(|| since.saturating_sub(OVERLAP_NS).max(oldest))
+    let is_gap = starts || now_ns.saturating_sub(since) > GAP_NS;
+    is_gap.then(|| since.min(now_ns).saturating_sub(OVERLAP_NS).max(oldest))
 }
 
 /// Whether messages reach this node.
@@ -298,13 +302,15 @@ mod tests {
     fn a_gap_is_what_lies_between_the_last_stop_and_now_within_the_hours() {
         let hour = 3600 * SECOND_NS;
         let now = 100 * hour;
-        assert_eq!(gap(Some(now - GAP_NS), now, 6), None);
-        assert_eq!(gap(Some(now - hour), now, 6), Some(now - hour - OVERLAP_NS));
-        assert_eq!(gap(Some(now - 9 * hour), now, 6), Some(now - 6 * hour));
-        assert_eq!(gap(None, now, 6), Some(now - 6 * hour));
+        assert_eq!(gap(Some(now - GAP_NS), now, false, 6), None);
+        assert_eq!(gap(Some(now - hour), now, false, 6), Some(now - hour - OVERLAP_NS));
+        assert_eq!(gap(Some(now - 9 * hour), now, false, 6), Some(now - 6 * hour));
+        assert_eq!(gap(None, now, true, 6), Some(now - 6 * hour));
+        assert_eq!(gap(Some(now - 1), now, true, 6), Some(now - 1 - OVERLAP_NS));
         // A clock that was ahead.
-        assert_eq!(gap(Some(now + hour), now, 6), None);
-        assert_eq!(gap(None, now, u64::MAX), Some(now.saturating_sub(i64::MAX)));
+        assert_eq!(gap(Some(now + hour), now, false, 6), None);
+        assert_eq!(gap(Some(now + hour), now, true, 6), Some(now - OVERLAP_NS));
+        assert_eq!(gap(None, now, true, u64::MAX), Some(now.saturating_sub(i64::MAX)));
     }
 
     // Promise: P8 - The file of the last time online keeps the bytes of its version.

@@ -35,6 +35,10 @@ const ID_BYTES_MAX: usize = 10 + 32;
 /// Bytes of a range in a payload beside its ids, at most.
 const RANGE_BYTES_MAX: usize = 10 + 33 + 1 + 10 + 32;
 
+const NO_TOPICS: &[&str] = &[];
+/// The payload of one that has nothing left to compare.
+const DONE: &[u8] = &[0];
+
 /// Why a session ended early.
 #[derive(Debug, Error)]
 pub(super) enum SessionError {
@@ -74,7 +78,7 @@ pub(super) async fn begin(
         let mut writer = PayloadWriter::new(&session.scope.pubsub_topics, NO_TOPICS, from_ns);
         writer.fingerprint(to, &digest.fingerprint);
         let mut stream = node.open_stream(peer, RECONCILIATION_PROTOCOL).await?;
-        session.write(&mut stream, &writer.finish()).await?;
+        write(peer.peer, &mut stream, &writer.finish()).await?;
         session.converse(&mut stream, None).await
     };
     tokio::time::timeout(SESSION_TIME, session).await.unwrap_or(Err(SessionError::TimedOut))
@@ -90,8 +94,6 @@ pub(super) async fn answer(
     let session = async { Session::new(node, peer).converse(stream, Some(first)).await };
     tokio::time::timeout(SESSION_TIME, session).await.unwrap_or(Err(SessionError::TimedOut))
 }
-
-const NO_TOPICS: &[&str] = &[];
 
 struct Session<'a> {
     node: &'a Arc<Node>,
@@ -129,12 +131,12 @@ impl<'a> Session<'a> {
         loop {
             let frame = match first.take() {
                 Some(frame) => frame,
-                None => self.read(stream).await?,
+                None => read(self.node, self.peer, stream).await?,
             };
             let Frame { body, held: _held } = frame;
             let answer = self.answer(&Payload::decode(body)?).await?;
             let Some(answer) = answer else { break };
-            self.write(stream, &answer).await?;
+            write(self.peer, stream, &answer).await?;
             if answer == DONE {
                 break;
             }
@@ -145,37 +147,6 @@ impl<'a> Session<'a> {
         self.summary.sent = self.sender.sent;
         self.summary.left_out |= self.sender.left_out;
         Ok(self.summary)
-    }
-
-    async fn read(&self, stream: &mut (impl AsyncRead + Unpin)) -> Result<Frame, SessionError> {
-        let receiving = &self.node.pools.receiving;
-        let read = read_frame(stream, FRAME_BYTES_MAX, receiving, REQUEST_TIMEOUT);
-        let failed = |error| read_failed(self.peer, RECONCILIATION_PROTOCOL, error);
-        match tokio::time::timeout(ANSWER_TIME, read).await {
-            Ok(Ok(Some(frame))) => Ok(frame),
-            Ok(Ok(None)) => Err(failed(ReadError::Torn).into()),
-            Ok(Err(error)) => match failed(error) {
-                ClientError::TooLong(_) => Err(SessionError::TooMuch),
-                error => Err(error.into()),
-            },
-            Err(_) => Err(SessionError::TimedOut),
-        }
-    }
-
-    async fn write(
-        &self,
-        stream: &mut (impl AsyncWrite + Unpin),
-        payload: &[u8],
-    ) -> Result<(), SessionError> {
-        let writing = async {
-            write_small(stream, payload).await?;
-            stream.flush().await
-        };
-        let failed = |error| read_failed(self.peer, RECONCILIATION_PROTOCOL, ReadError::Io(error));
-        match tokio::time::timeout(ANSWER_TIME, writing).await {
-            Ok(written) => written.map_err(|error| failed(error).into()),
-            Err(_) => Err(SessionError::TimedOut),
-        }
     }
 
     /// The answer to a payload; none to one that has nothing left to compare.
@@ -333,5 +304,39 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The payload of one that has nothing left to compare.
-const DONE: &[u8] = &[0];
+async fn read(
+    node: &Arc<Node>,
+    peer: PeerId,
+    stream: &mut (impl AsyncRead + Unpin),
+) -> Result<Frame, SessionError> {
+    let receiving = &node.pools.receiving;
+    let reading = read_frame(stream, FRAME_BYTES_MAX, receiving, REQUEST_TIMEOUT);
+    let failed = |error| read_failed(peer, RECONCILIATION_PROTOCOL, error);
+    match tokio::time::timeout(ANSWER_TIME, reading).await {
+        Ok(Ok(Some(frame))) => Ok(frame),
+        Ok(Ok(None)) => Err(failed(ReadError::Torn).into()),
+        Ok(Err(error)) => match failed(error) {
+            ClientError::TooLong(_) => Err(SessionError::TooMuch),
+            error => Err(error.into()),
+        },
+        Err(_) => Err(SessionError::TimedOut),
+    }
+}
+
+async fn write(
+    peer: PeerId,
+    stream: &mut (impl AsyncWrite + Unpin),
+    payload: &[u8],
+) -> Result<(), SessionError> {
+    let writing = async {
+        write_small(stream, payload).await?;
+        stream.flush().await
+    };
+    match tokio::time::timeout(ANSWER_TIME, writing).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => {
+            Err(read_failed(peer, RECONCILIATION_PROTOCOL, ReadError::Io(error)).into())
+        }
+        Err(_) => Err(SessionError::TimedOut),
+    }
+}

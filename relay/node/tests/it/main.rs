@@ -7,6 +7,7 @@ mod connections;
 mod damage;
 mod discovery;
 mod disk;
+mod edge;
 mod flood;
 mod gossip;
 mod harness;
