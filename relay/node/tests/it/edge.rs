@@ -161,7 +161,7 @@ async fn send(stream: &mut libp2p::Stream, body: &[u8]) {
 
 #[tokio::test]
 async fn hostile_sessions_end_and_unasked_messages_are_not_taken() {
-    let relay = crate::harness::Relay::start(SYNC, &["--cluster", "16", "--store-sync"]);
+    let relay = crate::harness::Relay::start_after("", SYNC, &["--cluster", "16", "--store-sync"]);
     let mut client = Client::connect(relay.address(false)).await;
     // A message without a session is not stored.
     let unasked = peer::message(CONTENT_TOPIC, b"unasked").encode();
