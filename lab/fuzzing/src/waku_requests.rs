@@ -69,9 +69,9 @@ fn reconciliation(bytes: Bytes) {
 
 /// A range that has something to compare: its last id, its fingerprint, its ids, whether they are
 /// settled. A number may have been written longer than it has to be.
-type Said = (sync::SyncId, Option<sync::Fingerprint>, Vec<sync::SyncId>, bool);
+type RangeSummary = (sync::SyncId, Option<sync::Fingerprint>, Vec<sync::SyncId>, bool);
 
-fn said(range: &sync::Range) -> Option<Said> {
+fn said(range: &sync::Range) -> Option<RangeSummary> {
     match &range.content {
         sync::Content::Skip => None,
         sync::Content::Fingerprint(fingerprint) => {

@@ -3,9 +3,9 @@
 //! messages.
 //!
 //! A payload of reconciliation is a list of ranges that follow one another in the order of
-//! timestamp and hash. Each range is skipped, or has the fingerprint of its ids (their hashes, xor),
-//! or the ids themselves. It is read lazily: [`Payload::ranges`] and [`Items::ids`] walk the bytes of
-//! the frame, so that a payload takes no memory beside it.
+//! timestamp and hash. Each range is skipped, or has the fingerprint of its ids (their hashes,
+//! xor), or the ids themselves. It is read lazily: [`Payload::ranges`] and [`Items::ids`] walk the
+//! bytes of the frame, so that a payload takes no memory of its own.
 //!
 //! ```text
 //! payload  = 0x00                                          nothing is left to compare

@@ -1,8 +1,8 @@
 //! `GET /store/v3/messages` of another node: the one that `peerAddr` names, or the store node of a
 //! node that keeps no messages.
 //!
-//! The page is in memory, within half of the pool `receiving`; one that is longer is asked for again
-//! with fewer messages. A message that cannot be read is left out of its entry.
+//! The page is in memory, within half of the pool `receiving`; one that is longer is asked for
+//! again with fewer messages. A message that cannot be read is left out of its entry.
 
 use std::io;
 

@@ -1,9 +1,9 @@
 //! Store synchronisation: this node and a peer compare what they keep of the last hour, and each
 //! sends the other what it lacks.
 //!
-//! A session begins with the fingerprint of the whole range ([`protocol::sync`]). Where fingerprints
-//! differ the range is cut into eight, until its ids are few and are sent themselves; from two sets
-//! of ids each side knows what the other lacks and sends it by the transfer protocol
+//! A session begins with the fingerprint of the whole range ([`protocol::sync`]). Where
+//! fingerprints differ the range is cut into eight, until its ids are few and are sent themselves;
+//! from two sets of ids each side knows what the other lacks and sends it by the transfer protocol
 //! ([`transfer`]). What a session has no room for is left out, and found by the next one.
 //!
 //! Ids are read from the index, a page at a time ([`ranges`]): nothing is kept in memory between

@@ -54,7 +54,7 @@ const PAGE: u64 = protocol::store::PAGE_MAX as u64;
 
 /// What a resume did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Fetched {
+struct ResumeReport {
     messages: u64,
     bytes: u64,
     hashes: usize,
@@ -88,7 +88,7 @@ pub(crate) async fn keep(node: Arc<Node>, path: PathBuf) {
                 continue;
             }
             match fetch(&node, from_ns, now_ns).await {
-                Ok(Fetched { messages, bytes, hashes, left_out }) => {
+                Ok(ResumeReport { messages, bytes, hashes, left_out }) => {
                     tracing::info!(messages, bytes, hashes, left_out, "missed messages are here");
                     (pause, written) = (PAUSE, None);
                 }
@@ -159,7 +159,7 @@ async fn write(path: &Path, time_ns: i64) {
 }
 
 /// Fetches the messages of a span of time, shard by shard.
-async fn fetch(node: &Arc<Node>, from_ns: i64, to_ns: i64) -> Result<Fetched, ClientError> {
+async fn fetch(node: &Arc<Node>, from_ns: i64, to_ns: i64) -> Result<ResumeReport, ClientError> {
     let store = node.store_node().await?;
     let mut resume = Resume {
         node,
@@ -168,7 +168,7 @@ async fn fetch(node: &Arc<Node>, from_ns: i64, to_ns: i64) -> Result<Fetched, Cl
         to_ns,
         bytes_max: node.settings.limits.client.resume_bytes,
         limit: PAGE,
-        fetched: Fetched::default(),
+        fetched: ResumeReport::default(),
     };
     for shard in node.shards.iter() {
         resume.shard(shard).await?;
@@ -184,7 +184,7 @@ struct Resume<'a> {
     bytes_max: u64,
     /// Messages asked for at once: fewer where they are large.
     limit: u64,
-    fetched: Fetched,
+    fetched: ResumeReport,
 }
 
 impl Resume<'_> {

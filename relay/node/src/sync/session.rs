@@ -190,7 +190,7 @@ impl<'a> Session<'a> {
         !self.scope.pubsub_topics.is_empty()
     }
 
-    /// Whether the answer has room for a range with so many ids; if not, it is left out.
+    /// Whether the answer has room for a range with a number of ids; if not, it is left out.
     fn has_room(&mut self, writer: &mut PayloadWriter, to: SyncId, ids: usize) -> bool {
         let bytes = writer.bytes() + 2 * RANGE_BYTES_MAX + ids * ID_BYTES_MAX;
         let most = self.node.sync.limits.answer_bytes;

@@ -2,8 +2,9 @@
 //! with which this node has, or had a moment ago, a session.
 //!
 //! A message that is taken must be of a shard of this node, of the range that is compared, and not
-//! here; its hash is computed. Bounds: `sync.session_bytes` in each direction of a session, over all
-//! peers `client.fetched_per_second` messages; [`INTAKES_MAX`] peers with sessions are remembered.
+//! here; its hash is computed. Bounds: `sync.session_bytes` in each direction of a session, over
+//! all peers `client.fetched_per_second` messages; [`INTAKES_MAX`] peers with sessions are
+//! remembered.
 
 use std::{
     collections::HashMap,

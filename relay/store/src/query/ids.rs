@@ -29,7 +29,7 @@ pub struct IdQuery {
     pub from: MessageKey,
     /// Up to this one, which may be part of the answer.
     pub to: MessageKey,
-    /// The first so many, at most [`IDS_MAX`].
+    /// The number of ids, at most [`IDS_MAX`].
     pub limit: usize,
 }
 
