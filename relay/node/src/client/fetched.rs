@@ -1,5 +1,5 @@
-//! Messages that other nodes send because this one asked: by filter, resume or synchronisation. They
-//! are written to the log like all others, and not relayed.
+//! Messages that other nodes send because this one asked: by filter, resume or synchronisation.
+//! They are written to the log like all others, and not relayed.
 
 use std::{
     sync::Arc,

@@ -1,5 +1,5 @@
-//! Filter by another node: subscriptions of REST clients are kept there, and its pushes are put into
-//! their queues.
+//! Filter by another node: subscriptions of REST clients are kept there, and its pushes are put
+//! into their queues.
 //!
 //! Bounds: subscriptions are those of [`crate::subscribers::Subscribers`], which has a maximum; a
 //! push is taken from the filter node only, of subscribed topics only, one at a time per stream.

@@ -6,8 +6,8 @@
 //! connected peer that offers the service.
 //!
 //! Bounds: `client.requests` at once, each for at most `client.answer_seconds`; frames are charged
-//! to the pool `receiving`. An answer is untrusted: it is decoded within the bounds of its protocol,
-//! and messages in it are checked like those of any peer.
+//! to the pool `receiving`. An answer is untrusted: it is decoded within the bounds of its
+//! protocol, and messages in it are checked like those of any peer.
 
 mod fetched;
 pub(crate) mod filter;

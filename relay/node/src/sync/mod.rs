@@ -169,7 +169,6 @@ async fn compare_all(node: &Arc<Node>, peer: &Remote, mut width_ns: i64) -> i64 
             Ok(()) => to = from,
             Err(SessionError::TooMuch) if width_ns > WIDTH_NS_MIN => {
                 width_ns /= 2;
-                continue;
             }
             Err(_) => return width_ns,
         }

@@ -14,6 +14,8 @@ use crate::node::Node;
 /// Ids of a page.
 const PAGE_IDS: usize = 256;
 const _: () = assert!(PAGE_IDS <= IDS_MAX);
+/// A page counts as this many ids at least: a peer may name thousands of empty ranges.
+const PAGE_COST: usize = 64;
 /// Between two tries when all places for queries are taken, and how many there are.
 const RETRY: Duration = Duration::from_millis(50);
 const TRIES: usize = 200;
@@ -115,8 +117,9 @@ impl Walk {
             }
             let page = read(node, &self.query).await?;
             let read = page.len();
+            let cost = read.max(PAGE_COST);
             scope.ids_left =
-                scope.ids_left.checked_sub(read as u64).ok_or(SessionError::TooMuch)?;
+                scope.ids_left.checked_sub(cost as u64).ok_or(SessionError::TooMuch)?;
             self.ends = read < PAGE_IDS;
             if let Some((time_ns, hash)) = page.last().copied() {
                 let last = SyncId { time_ns, hash };
@@ -124,7 +127,7 @@ impl Walk {
                 self.ends |= last.next() == last;
             }
             self.page = page.into_iter();
-            node.sync.reading.take(read).await;
+            node.sync.reading.take(cost).await;
         }
         Ok(self.page.next().map(|(time_ns, hash)| SyncId { time_ns, hash }))
     }

@@ -151,7 +151,7 @@ async fn write(path: &Path, time_ns: i64) {
     match tokio::task::spawn_blocking(writing).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
-            tracing::warn!(path = %path.display(), %error, "a later start fetches more than it must");
+            tracing::warn!(path = %path.display(), %error, "a later start fetches more again");
         }
         // The runtime ends.
         Err(_) => {}

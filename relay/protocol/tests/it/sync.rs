@@ -117,7 +117,10 @@ proptest! {
     #[test]
     fn what_is_written_is_read_again(
         start in 0_i64..1 << 62,
-        parts in vec((1_i64..1 << 40, 0_u8..3, vec((0_i64..1000, any::<[u8; 32]>()), 0..20)), 1..30),
+        parts in vec(
+            (1_i64..1 << 40, 0_u8..3, vec((0_i64..1000, any::<[u8; 32]>()), 0..20)),
+            1..30,
+        ),
         settled in any::<bool>(),
     ) {
         let mut writer = PayloadWriter::new(&["one", "two"], &["three"], start);
