@@ -219,8 +219,12 @@ impl Node {
         if !self.client.filter.takes(peer, shard, content_topic) {
             return Err("it was not subscribed to there".into());
         }
+        // As of gossip: what is not kept now is not written again when another store sends it.
+        let off_ns = message.timestamp.map(|at| at.abs_diff((self.clock)()));
+        let on_the_clock = off_ns.is_some_and(|off| u128::from(off) <= self.clock_drift.as_nanos());
+        let kept = self.settings.store && !message.is_ephemeral() && on_the_clock;
         let written = self
-            .write_fetched(shard, &message, push.message.clone(), held, false)
+            .write_fetched(shard, &message, push.message.clone(), held, kept)
             .await
             .map_err(|error| error.to_string())?;
         if !written.known {
