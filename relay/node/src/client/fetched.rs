@@ -21,7 +21,8 @@ const RETRY: Duration = Duration::from_millis(5);
 
 impl Node {
     /// Writes a message, which `bytes` decode to, when the messages of peers and clients leave room
-    /// in the log's queue. `held` is its memory; `kept`: queries find it.
+    /// in the log's queue. `held` is its memory; `kept`: queries find it; `may_pass`: it is of use
+    /// to subscribers although there is no room to keep it.
     pub(crate) async fn write_fetched(
         &self,
         shard: Shard,
@@ -29,6 +30,7 @@ impl Node {
         bytes: Bytes,
         held: Reservation,
         kept: bool,
+        may_pass: bool,
     ) -> Result<AppendOutcome, RejectReason> {
         let topic = self.topic(shard);
         let hash = message_hash(&topic, message);
@@ -40,7 +42,7 @@ impl Node {
             pubsub_topic: topic,
             content_topic: Arc::from(message.content_topic.as_str()),
             kept,
-            may_pass: false,
+            may_pass,
         };
         let half = self.settings.limits.messages.appending_bytes / 2;
         let deadline = Instant::now() + WAIT;

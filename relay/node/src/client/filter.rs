@@ -224,7 +224,7 @@ impl Node {
         let on_the_clock = off_ns.is_some_and(|off| u128::from(off) <= self.clock_drift.as_nanos());
         let kept = self.settings.store && !message.is_ephemeral() && on_the_clock;
         let written = self
-            .write_fetched(shard, &message, push.message.clone(), held, kept)
+            .write_fetched(shard, &message, push.message.clone(), held, kept, true)
             .await
             .map_err(|error| error.to_string())?;
         if !written.known {

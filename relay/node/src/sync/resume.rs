@@ -17,7 +17,7 @@ use std::{
     collections::HashSet,
     io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -279,6 +279,7 @@ impl Resume<'_> {
                 match self.node.write_missing(shard, &message, bytes, share).await {
                     Ok(new) => {
                         self.fetched.messages += u64::from(new);
+                        self.node.sync.taken.fetch_add(u64::from(new), Relaxed);
                         self.fetched.bytes += length;
                     }
                     Err(text) => {

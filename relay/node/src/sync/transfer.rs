@@ -162,7 +162,7 @@ impl Node {
             return Ok(false);
         }
         let written = self
-            .write_fetched(shard, message, bytes, held, true)
+            .write_fetched(shard, message, bytes, held, true, false)
             .await
             .map_err(|error| error.to_string())?;
         Ok(!written.known)
