@@ -55,6 +55,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod client;
 mod connections;
 mod filter;
 mod gossip;
@@ -69,8 +70,10 @@ mod process;
 mod rln;
 mod roots;
 mod store;
+mod sync;
 mod table;
 
+pub use client::{CLIENT_REQUEST_BYTES, ClientLimits};
 pub use connections::{ConnectionLimits, STREAM_BYTES};
 pub use filter::{CRITERION_BYTES, FilterLimits};
 pub use gossip::{
@@ -89,6 +92,7 @@ pub use process::ProcessLimits;
 pub use rln::{RLN_NULLIFIER_BYTES, RLN_PENDING_BYTES, RLN_PROOF_BYTES, RlnLimits};
 pub use roots::RootsLimits;
 pub use store::{INDEX_CONNECTION_BYTES, INDEX_ROW_BYTES, QUERY_BYTES, StoreLimits};
+pub use sync::{SYNC_SESSION_BYTES, SyncLimits};
 pub(crate) use table::SCALE;
 pub use table::{Limits, PRESETS};
 

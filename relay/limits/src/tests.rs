@@ -260,6 +260,15 @@ fn contradictions_are_named_with_both_limits() {
             json!({"store": {"page_messages_max": 101}}),
             vec!["store.page_messages_max", "at most 100"],
         ),
+        (
+            json!({"client": {"resume_hours": 49}}),
+            vec!["client.resume_hours", "store.retention_hours"],
+        ),
+        (
+            json!({"sync": {"jitter_seconds": 3601}}),
+            vec!["sync.jitter_seconds", "sync.range_seconds"],
+        ),
+        (json!({"sync": {"answer_bytes": "9MiB"}}), vec!["sync.answer_bytes", "at most"]),
         (json!({"http": {"body_bytes": "128KiB"}}), vec!["base64", "http.body_bytes"]),
         (json!({"http": {"cache_bytes": "16KiB"}}), vec!["gossip.topics x", "http.cache_bytes"]),
         (

@@ -216,7 +216,7 @@ pub(crate) struct Settings {
     /// `messages.message_bytes` among the limits. [default: 150KiB]
     #[arg(long, value_name = "SIZE", visible_alias = "max-msg-size")]
     pub(crate) message_size: Option<String>,
-    /// Whether messages are kept for store queries. [default: true]
+    /// Whether messages are kept for store queries. [default: true, and false with --relay=false]
     #[arg(
         long,
         value_name = "BOOL",
@@ -225,6 +225,47 @@ pub(crate) struct Settings {
         default_missing_value = "true",
     )]
     pub(crate) store: Option<bool>,
+    /// Whether messages that this node missed while it was away are fetched from the store of
+    /// another node: --storenode, else a connected one. [default: false]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        action = ArgAction::Set,
+        num_args = 0..=1,
+        default_missing_value = "true",
+    )]
+    pub(crate) store_resume: Option<bool>,
+    /// Whether the last hour of the store is compared with the stores of peers every few minutes,
+    /// and each is sent what it lacks. [default: false]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        action = ArgAction::Set,
+        num_args = 0..=1,
+        default_missing_value = "true",
+    )]
+    pub(crate) store_sync: Option<bool>,
+    /// Whether this node relays messages between others. If not, it is a client of other nodes: it
+    /// pushes messages to one (--lightpushnode), receives them from one (--filternode), and asks
+    /// the store of one (--storenode), each the named node, else a connected one. [default: true]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        action = ArgAction::Set,
+        num_args = 0..=1,
+        default_missing_value = "true",
+    )]
+    pub(crate) relay: Option<bool>,
+    /// The node to which light pushes of the HTTP interface are sent, with /p2p/ID at its end.
+    #[arg(long, value_name = "MULTIADDR")]
+    pub(crate) lightpushnode: Option<Multiaddr>,
+    /// The node that has the filter subscriptions of the HTTP interface, with /p2p/ID at its end.
+    #[arg(long, value_name = "MULTIADDR")]
+    pub(crate) filternode: Option<Multiaddr>,
+    /// The node whose store is queried, where this one has none, and for --store-resume, with
+    /// /p2p/ID at its end.
+    #[arg(long, value_name = "MULTIADDR")]
+    pub(crate) storenode: Option<Multiaddr>,
     /// Whether other nodes find this one, and it them, by the discovery protocol (discv5).
     /// [default: true with --discv5-bootstrap, else false]
     #[arg(

@@ -15,6 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use crate::{
     cli::Settings,
+    client::{Remote, ServiceNodes},
     presets::{Network, Preset, UNNAMED, WAKU_CONTRACT},
     rln::{
         contract::{Contract, SERVERS_MAX, parse_address},
@@ -50,6 +51,15 @@ pub(crate) struct Config {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) content_topics: Vec<String>,
     pub(crate) store: bool,
+    pub(crate) store_sync: bool,
+    pub(crate) store_resume: bool,
+    pub(crate) relay: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lightpushnode: Option<Multiaddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) filternode: Option<Multiaddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) storenode: Option<Multiaddr>,
     pub(crate) heap_profile: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) discv5: Option<bool>,
@@ -98,6 +108,12 @@ struct File {
     shards_in_cluster: Option<NonZeroU16>,
     content_topics: Option<Vec<String>>,
     store: Option<bool>,
+    store_sync: Option<bool>,
+    store_resume: Option<bool>,
+    relay: Option<bool>,
+    lightpushnode: Option<Multiaddr>,
+    filternode: Option<Multiaddr>,
+    storenode: Option<Multiaddr>,
     discv5: Option<bool>,
     discv5_port: Option<u16>,
     discv5_bootstrap: Option<Vec<String>>,
@@ -141,6 +157,7 @@ impl Config {
             shards => shards.to_vec(),
         });
         let listen = list(flags.listen, file.listen).unwrap_or_else(default_listen);
+        let relay = flags.relay.or(file.relay).unwrap_or(true);
         let config = Self {
             memory,
             data_dir: flags.data_dir.or(file.data_dir).unwrap_or_else(|| "relay-data".into()),
@@ -155,7 +172,13 @@ impl Config {
             shards,
             shards_in_cluster,
             content_topics: list(flags.content_topics, file.content_topics).unwrap_or_default(),
-            store: flags.store.or(file.store).unwrap_or(true),
+            store: flags.store.or(file.store).unwrap_or(relay),
+            store_sync: flags.store_sync.or(file.store_sync).unwrap_or(false),
+            store_resume: flags.store_resume.or(file.store_resume).unwrap_or(false),
+            relay,
+            lightpushnode: flags.lightpushnode.or(file.lightpushnode),
+            filternode: flags.filternode.or(file.filternode),
+            storenode: flags.storenode.or(file.storenode),
             discv5: flags.discv5.or(file.discv5).or(preset.discv5),
             discv5_port: flags.discv5_port.or(file.discv5_port).unwrap_or(DISCV5_PORT),
             discv5_bootstrap: list(flags.discv5_bootstrap, file.discv5_bootstrap)
@@ -216,6 +239,10 @@ impl Config {
                 bail!("{name} names {count}, at most {NAMED_MAX} are taken");
             }
         }
+        if !self.store && (self.store_sync || self.store_resume) {
+            bail!("store_sync and store_resume fetch messages to keep, but store is false");
+        }
+        self.service_nodes()?;
         self.bootstrap_records()?;
         self.node_lists()?;
         Ok(())
@@ -326,19 +353,49 @@ impl Config {
 
     /// Settings of the node, in the types that use them.
     pub(crate) fn settings(&self) -> crate::settings::Settings {
-        crate::settings::Settings::new(
+        let settings = crate::settings::Settings::new(
             self.cluster,
             &self.shards,
             self.shards_in_cluster,
             self.store,
             self.least_relay_peers(),
             &self.limits,
-        )
+        );
+        crate::settings::Settings {
+            relay: self.relay,
+            // Checked when the configuration was loaded.
+            service_nodes: self.service_nodes().unwrap_or_default(),
+            store_sync: self.store_sync,
+            store_resume: self.store_resume,
+            ..settings
+        }
+    }
+
+    /// The nodes whose services are used.
+    fn service_nodes(&self) -> Result<ServiceNodes> {
+        let read = |name: &str, address: &Option<Multiaddr>| {
+            let remote = address.as_ref().map(Remote::at).transpose();
+            remote.map_err(|error| anyhow::anyhow!("{name}: {error}"))
+        };
+        Ok(ServiceNodes {
+            light_push: read("lightpushnode", &self.lightpushnode)?,
+            filter: read("filternode", &self.filternode)?,
+            store: read("storenode", &self.storenode)?,
+        })
+    }
+
+    /// Peers to stay connected to: those named, and the nodes whose services are used.
+    pub(crate) fn static_peers(&self) -> impl Iterator<Item = &Multiaddr> {
+        let services = [&self.lightpushnode, &self.filternode, &self.storenode];
+        self.peers.iter().chain(services.into_iter().flatten())
     }
 
     /// Relay peers without which light push is refused: as stated; else one where the node is to
     /// have any, and none for a node that is alone.
     pub(crate) fn least_relay_peers(&self) -> usize {
+        if !self.relay {
+            return 0;
+        }
         let stated = self.min_relay_peers.map(crate::settings::count);
         stated.unwrap_or(usize::from(!self.peers.is_empty() || self.finds_peers()))
     }
@@ -699,6 +756,33 @@ mod tests {
         let config = Config::load(&Settings { config: Some(path), ..Settings::default() }).unwrap();
         assert!(config.http.ip().is_loopback() && config.http.port() == 0);
         assert_eq!(config.listen, ["/ip4/127.0.0.1/tcp/0".parse().unwrap()]);
+    }
+
+    #[test]
+    fn a_client_has_no_store_of_its_own_and_names_its_nodes() {
+        let peer = libp2p::PeerId::random();
+        let address: Multiaddr = format!("/ip4/192.0.2.1/tcp/60000/p2p/{peer}").parse().unwrap();
+        let flags = Settings {
+            relay: Some(false),
+            lightpushnode: Some(address.clone()),
+            storenode: Some(address.clone()),
+            ..Settings::default()
+        };
+        let config = Config::load(&flags).unwrap();
+        assert!(!config.store && config.least_relay_peers() == 0);
+        assert_eq!(config.static_peers().count(), 2);
+        let settings = config.settings();
+        assert_eq!(settings.service_nodes.light_push.unwrap().peer, peer);
+        assert!(!settings.relay && settings.service_nodes.filter.is_none());
+        let unnamed = Settings {
+            filternode: Some("/ip4/192.0.2.1/tcp/60000".parse().unwrap()),
+            ..Settings::default()
+        };
+        let refused = format!("{:#}", Config::load(&unnamed).unwrap_err());
+        assert!(refused.contains("filternode") && refused.contains("/p2p/"), "{refused}");
+        let kept_nowhere = Settings { store_resume: Some(true), ..flags };
+        let refused = format!("{:#}", Config::load(&kept_nowhere).unwrap_err());
+        assert!(refused.contains("store_resume"), "{refused}");
     }
 
     #[test]

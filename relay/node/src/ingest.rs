@@ -13,8 +13,8 @@ use std::{
 use accounting::Reservation;
 use bytes::Bytes;
 use protocol::{
-    ContentTopic, MessageError, MessageHash, PubsubTopic, Verdict, WakuMessage, autoshard,
-    gossip::message_id, message_hash,
+    ContentTopic, MessageError, MessageHash, PubsubTopic, StatusCode, Verdict, WakuMessage,
+    autoshard, gossip::message_id, message_hash,
 };
 use router::{MessageId, Offer, Peer, Shard};
 use store::{AppendError, AppendOutcome, Arrival};
@@ -22,6 +22,7 @@ use thiserror::Error;
 
 use crate::{
     arrival,
+    client::light_push::reason_of,
     counters::Reason,
     latencies,
     node::Node,
@@ -35,6 +36,10 @@ const HOLD_BACK: Duration = Duration::from_secs(5);
 /// that may be short.
 const RETRY: Duration = Duration::from_millis(2);
 const RETRY_MAX: Duration = Duration::from_millis(32);
+
+/// Of this node's delay, what counts where proofs are judged. An epoch has 600 s: with more,
+/// messages of more than two epochs would be judged at a time.
+const PROOF_DELAY_MAX: Duration = Duration::from_secs(540);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
@@ -84,6 +89,9 @@ pub(crate) enum RejectReason {
     Proof(#[from] ProofRefusal),
     #[error("seen before")]
     Duplicate,
+    /// Another node, to which it was pushed, did not take it.
+    #[error("{text}")]
+    Remote { status: StatusCode, text: String },
 }
 
 impl RejectReason {
@@ -100,6 +108,7 @@ impl RejectReason {
             Self::Unavailable(_) => Reason::Unavailable,
             Self::Proof(_) => Reason::Proof,
             Self::Duplicate => Reason::Duplicate,
+            Self::Remote { status, .. } => reason_of(*status),
         }
     }
 
@@ -355,24 +364,42 @@ impl Node {
     ) -> Result<(), ProofRefusal> {
         let began = Instant::now();
         let timestamp_ns = message.timestamp.unwrap_or_default();
-        let judged =
-            rln.judge(pending, message, id, self.arrival_near(timestamp_ns, arrived)).await;
+        let near_ns = self.arrival_near(timestamp_ns, arrived, PROOF_DELAY_MAX);
+        let judged = rln.judge(pending, message, id, near_ns).await;
         latencies::observe_since(&self.latencies.rln_proof, began);
         judged
     }
 
+    /// Judges the proof of a message that another node sent because this one asked, where proofs
+    /// are demanded: as any other one if it is new, else as one that a store kept.
+    pub(crate) async fn judge_fetched(
+        &self,
+        message: &WakuMessage,
+        bytes: &Bytes,
+        arrived: Option<Instant>,
+    ) -> Result<(), RejectReason> {
+        let Some(rln) = &self.rln else { return Ok(()) };
+        let id = message_id(bytes);
+        let pending = rln.admit_within(HOLD_BACK).await?;
+        match arrived {
+            Some(arrived) => self.judge_proof(rln, &pending, message, &id, arrived).await?,
+            None => rln.judge_kept(&pending, message, &id, (self.clock)()).await?,
+        }
+        Ok(())
+    }
+
     /// The time nearest to the timestamp at which a message may have arrived, of which the first
     /// byte was read at `arrived`: this node's own delay does not make it late. While the clock
-    /// has jumped, both of its times count.
-    fn arrival_near(&self, timestamp_ns: i64, arrived: Instant) -> i64 {
-        let waited = arrived.elapsed() + self.delays.longest(self.now());
+    /// has jumped, both of its times count. Of the delay `most` counts.
+    pub(crate) fn arrival_near(&self, timestamp_ns: i64, arrived: Instant, most: Duration) -> i64 {
+        let waited = (arrived.elapsed() + self.delays.longest(self.now())).min(most);
         let near = |now_ns| arrival::nearest(timestamp_ns, now_ns, waited);
         let [ours, other] = self.time.times_ns().map(near);
         if timestamp_ns.abs_diff(other) < timestamp_ns.abs_diff(ours) { other } else { ours }
     }
 
     /// This node may take less than the network does; a sender of more is not at fault.
-    fn check_size(&self, bytes: &Bytes) -> Result<(), RejectReason> {
+    pub(crate) fn check_size(&self, bytes: &Bytes) -> Result<(), RejectReason> {
         let (bytes, most) = (bytes.len(), count(self.settings.limits.messages.message_bytes));
         if bytes > most {
             return Err(RejectReason::TooLarge { bytes, most });
@@ -398,7 +425,7 @@ impl Node {
         let hash = message_hash(&topic, message);
         let now_ns = (self.clock)();
         let timestamp_ns = message.timestamp.filter(|at| *at != 0).unwrap_or(now_ns);
-        let near_ns = self.arrival_near(timestamp_ns, arrived);
+        let near_ns = self.arrival_near(timestamp_ns, arrived, Duration::MAX);
         let off = Duration::from_nanos(timestamp_ns.abs_diff(near_ns));
         let off_the_clock = off > self.clock_drift;
         let kept = self.settings.store && !message.is_ephemeral() && !off_the_clock;

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use libp2p::Multiaddr;
 use relay_limits::Limits;
 use setup::Unit;
 
@@ -58,6 +59,13 @@ fn toml(config: &Config, data: &Path) -> String {
         line("announce", texts(&config.announce), "[\"/dns4/relay.example.org/tcp/60000\"]");
     let peers =
         line("peers", texts(&config.peers), "[\"/dns4/other.example.org/tcp/60000/p2p/...\"]");
+    let node = |name: &str, address: &Option<Multiaddr>| {
+        let address = address.as_ref().map(|address| value(address.to_string()));
+        line(name, address, "\"/dns4/other.example.org/tcp/60000/p2p/...\"")
+    };
+    let service_nodes = node("lightpushnode", &config.lightpushnode)
+        + &node("filternode", &config.filternode)
+        + &node("storenode", &config.storenode);
     let least = config.min_relay_peers.map(|least| least.to_string());
     let least = line("min_relay_peers", least, "1");
     let network = config.network.map(|network| value(network.name()));
@@ -98,8 +106,14 @@ listen = {listen}
 # Proofs of a rate limit (RLN): servers of the chain, another contract than that of the network,
 # and the operator's membership.
 {rln}
-# Whether messages are kept for store queries.
+# Whether the relay relays. If not, it is a client of other nodes, those named or connected ones.
+relay = {relay}
+{service_nodes}
+# Whether messages are kept for store queries; whether the last hour of them is compared with peers,
+# and what was missed is fetched from the store of another node.
 store = {store}
+store_sync = {store_sync}
+store_resume = {store_resume}
 
 # REST, metrics, health and the dashboard. No authentication: keep it on loopback.
 http = \"{http}\"
@@ -118,7 +132,10 @@ http = \"{http}\"
         shards = value(shards),
         shards_in_cluster = config.shards_in_cluster,
         listen = texts(&config.listen).unwrap_or_default(),
+        relay = config.relay,
         store = config.store,
+        store_sync = config.store_sync,
+        store_resume = config.store_resume,
         http = config.http,
     )
 }
@@ -180,6 +197,12 @@ mod tests {
             rln_keystore: Some("keystore.json".into()),
             rln_password_file: Some("password".into()),
             store: Some(false),
+            relay: Some(false),
+            storenode: Some(
+                format!("/ip4/127.0.0.1/tcp/60002/p2p/{}", libp2p::PeerId::random())
+                    .parse()
+                    .unwrap(),
+            ),
             tls_certificate: Some("a \"chain\".pem".into()),
             tls_key: Some("key.pem".into()),
             ..plain.clone()

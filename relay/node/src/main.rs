@@ -4,6 +4,7 @@
 
 mod arrival;
 mod cli;
+mod client;
 mod clock;
 mod config;
 mod counters;
@@ -27,6 +28,7 @@ mod services;
 mod settings;
 mod status;
 mod subscribers;
+mod sync;
 
 use std::{io::Write, process::ExitCode};
 

@@ -20,7 +20,7 @@ use libp2p::{
     identify, identity,
     multiaddr::Protocol,
     ping,
-    swarm::{self, ConnectionId, NetworkBehaviour, SwarmEvent, dial_opts::DialOpts},
+    swarm::{self, ConnectionId, DialError, NetworkBehaviour, SwarmEvent, dial_opts::DialOpts},
 };
 use memory::Record;
 use protocol::{PubsubTopic, record::NodeRecord};
@@ -31,6 +31,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::{
     arrival::Delays,
+    client::{Client, StreamRequest},
     clock::RelayClock,
     config::Config,
     counters::Counters,
@@ -48,6 +49,7 @@ use crate::{
         behaviour::Behaviour,
         handler::Protocols,
         meter::Meters,
+        offers::Offers,
         stream_slots::StreamSlots,
         transport::{Tls, transport},
     },
@@ -58,6 +60,7 @@ use crate::{
     services,
     settings::{self, Settings, count},
     subscribers::Subscribers,
+    sync::SyncState,
 };
 
 /// Between two requests for further peers.
@@ -116,6 +119,8 @@ pub(crate) struct Node {
     pub(crate) rln: Option<Validator>,
     pub(crate) counters: Counters,
     pub(crate) latencies: Latencies,
+    pub(crate) client: Client,
+    pub(crate) sync: SyncState,
     pub(crate) watch: Watch,
     pub(crate) connections: AtomicU64,
     /// Which nodes can be peers, but for the shards.
@@ -166,7 +171,7 @@ impl Node {
         if before == shards {
             return;
         }
-        {
+        if self.settings.relay {
             let now = self.now();
             let mut router = self.router();
             for shard in shards.iter().filter(|shard| !before.contains(*shard)) {
@@ -277,7 +282,9 @@ impl Node {
         let store =
             Store::open(settings::store(limits, folder), Arc::new(disk::RealDisk), time.clone())?;
         let mut router = Router::new(settings::gossip(limits), seed);
-        settings.shards.iter().for_each(|shard| router.subscribe(shard, Duration::ZERO));
+        if settings.relay {
+            settings.shards.iter().for_each(|shard| router.subscribe(shard, Duration::ZERO));
+        }
         let peers = count(limits.connections.connections) * 2;
         let rate = |what, per_second, burst| Rate::new(what, per_second, burst, peers);
         let (push, filter) = (&limits.light_push, &limits.filter);
@@ -299,7 +306,7 @@ impl Node {
             loopback: config.announce.is_empty() && config.listen.iter().all(is_loopback),
         };
         let mut known = KnownPeers::new(discovery::bounds(limits), seed);
-        for address in &config.peers {
+        for address in config.static_peers() {
             if !known.add_static(address.clone()) {
                 tracing::warn!(
                     %address,
@@ -314,7 +321,7 @@ impl Node {
         Ok(Arc::new(Self {
             shards: RwLock::new(settings.shards),
             shards_changed: Notify::new(),
-            protocols: Protocols::new(services::PROTOCOLS),
+            protocols: Protocols::new(services::protocols(&settings)),
             clock_drift: Duration::from_secs(limits.messages.clock_seconds),
             delays: Delays::default(),
             time,
@@ -347,6 +354,8 @@ impl Node {
             rln,
             counters: Counters::default(),
             latencies: Latencies::default(),
+            client: Client::new(&limits.client),
+            sync: SyncState::new(limits, peers),
             watch: Watch::new(Record::new(cgroup, limits.memory_budget_bytes), &limits.governor),
             connections: AtomicU64::new(0),
             terms,
@@ -375,6 +384,8 @@ pub(crate) enum SwarmRequest {
     Peers(oneshot::Sender<Vec<ConnectedPeer>>),
     /// Where this node is reached.
     Addresses(oneshot::Sender<Vec<Multiaddr>>),
+    /// A stream to a peer, which is dialled at the address if it is not connected.
+    Open { peer: PeerId, address: Option<Multiaddr>, request: StreamRequest },
 }
 
 #[derive(Clone, Debug)]
@@ -385,6 +396,7 @@ pub(crate) struct ConnectedPeer {
     pub(crate) address: Multiaddr,
     pub(crate) outbound: bool,
     pub(crate) gossips: bool,
+    pub(crate) offers: Offers,
 }
 
 /// Streams of one connection for which a protocol is being agreed on. Further ones wait in the
@@ -401,6 +413,8 @@ pub(crate) struct Network {
     requests_rx: mpsc::Receiver<SwarmRequest>,
     /// Dials under way: at most as many as the known peers allow.
     dials: HashMap<ConnectionId, Target>,
+    /// Streams that wait for a dial: as many as the tasks that ask others.
+    opening: Vec<(PeerId, StreamRequest)>,
     /// Whether there can be peers that were not configured.
     finds_peers: bool,
     /// Whether peers are asked for further ones, and when they were last.
@@ -463,6 +477,7 @@ impl Network {
             swarm.add_external_address(address.clone());
         }
         let (requests_tx, requests_rx) = mpsc::channel(SWARM_REQUESTS);
+        node.client.connect(requests_tx.clone());
         let observed = ObservedPools::new(&node)?;
         let network = Self {
             node,
@@ -470,6 +485,7 @@ impl Network {
             meters,
             requests_rx,
             dials: HashMap::new(),
+            opening: Vec::new(),
             finds_peers: config.finds_peers(),
             asks_peers: config.asks_peers(),
             asked_peers: None,
@@ -510,6 +526,7 @@ impl Network {
                     self.swarm.behaviour_mut().waku.fill_gossip();
                     self.node.filter.expire(Instant::now());
                     self.node.subscribers.expire(Instant::now());
+                    self.opening.retain(|(_, request)| !request.reply.is_closed());
                     self.find_peers();
                     self.observed.update(&self.node);
                 }
@@ -574,6 +591,7 @@ impl Network {
             }
             SwarmEvent::OutgoingConnectionError { error, peer_id, connection_id } => {
                 tracing::debug!(%error, ?peer_id, "dialling failed");
+                self.opening.retain(|(peer, _)| Some(*peer) != peer_id);
                 if let Some(target) = self.dials.remove(&connection_id) {
                     self.node.peers().failed(target, self.node.now());
                 }
@@ -581,6 +599,7 @@ impl Network {
             SwarmEvent::ConnectionEstablished { peer_id, connection_id, .. } => {
                 let target = self.dials.remove(&connection_id);
                 self.node.peers().connected(peer_id, target, self.node.now());
+                self.open_waiting(peer_id);
             }
             SwarmEvent::ConnectionClosed { peer_id, num_established: 0, .. } => {
                 self.node.peers().disconnected(peer_id, self.node.now());
@@ -602,17 +621,53 @@ impl Network {
                     address: open.address.clone(),
                     outbound: open.outbound,
                     gossips: open.gossips,
+                    offers: open.offers,
                 });
                 let _ = reply.send(connected.collect());
             }
             SwarmRequest::Addresses(reply) => drop(reply.send(self.addresses())),
+            SwarmRequest::Open { peer, address, request } => {
+                self.open_stream(peer, address, request);
+            }
+        }
+    }
+
+    /// Opens a stream, or dials for it. A request that is dropped is refused.
+    fn open_stream(&mut self, peer: PeerId, address: Option<Multiaddr>, request: StreamRequest) {
+        let Err(request) = self.swarm.behaviour_mut().waku.open_stream(peer, request) else {
+            return;
+        };
+        let Some(address) = address else { return };
+        let options = DialOpts::peer_id(peer).addresses(vec![address]).build();
+        match self.swarm.dial(options) {
+            Ok(()) | Err(DialError::DialPeerConditionFalse(_)) => {
+                self.opening.push((peer, request));
+            }
+            Err(error) => tracing::debug!(%peer, %error, "dialling failed"),
+        }
+    }
+
+    /// Opens the streams that waited for a peer.
+    fn open_waiting(&mut self, peer: PeerId) {
+        let opening = std::mem::take(&mut self.opening);
+        for (of, request) in opening {
+            if of != peer {
+                self.opening.push((of, request));
+            } else if self.swarm.behaviour_mut().waku.open_stream(peer, request).is_err() {
+                tracing::debug!(%peer, "a connection is gone before a stream was opened");
+            }
         }
     }
 
     /// The connections there are, as far as the search for peers depends on them.
     fn connections(&self) -> Connections {
-        let outbound =
-            self.swarm.behaviour().waku.open().filter(|open| open.gossips && open.outbound).count();
+        let open = self.swarm.behaviour().waku.open();
+        if !self.node.settings.relay {
+            // Any peer may serve a client.
+            let outbound = open.filter(|open| open.outbound).count();
+            return Connections { outbound, short: Topics::default() };
+        }
+        let outbound = open.filter(|open| open.gossips && open.outbound).count();
         let mut short = Topics::default();
         let least = count(self.node.settings.limits.gossip.d_low);
         let router = self.node.router();

@@ -12,11 +12,13 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use tokio::{sync::oneshot, task::JoinSet};
 
 use crate::{
+    client,
     config::Config,
     discovery, governor, http, key,
     network::transport::Tls,
     node::{Network, Node},
     rln::{self, Validator, contract::RootsFeed},
+    sync,
 };
 
 /// Threads that drive connections. Two: with one a slow disk read would delay all connections, more
@@ -98,6 +100,8 @@ async fn serve(
         tracing::info!(%address, "reached at");
     }
     let mut finding = discovery::start(&node, config, &*key::secret(&keys)?, &addresses).await?;
+    client::start(&node, &mut finding);
+    sync::start(&node, config, &mut finding);
     let record = node.own_record().map(|record| record.to_string()).unwrap_or_default();
     tracing::info!(
         %peer,

@@ -30,6 +30,7 @@ pub mod rate_limit_proof;
 pub mod record;
 pub mod status;
 pub mod store;
+pub mod sync;
 pub mod text;
 pub mod topic;
 pub mod validity;

@@ -42,8 +42,8 @@ pub use config::{Config, ConfigError};
 pub use error::{AppendError, Full, OpenError, QueryError};
 pub use message::Message;
 pub use query::{
-    CONTENT_TOPICS_MAX, HASHES_MAX, PAGE_MESSAGES_DEFAULT, PAGE_MESSAGES_MAX, Page, Query,
-    StoredMessage,
+    CONTENT_TOPICS_MAX, HASHES_MAX, IDS_MAX, IdQuery, MessageKey, PAGE_MESSAGES_DEFAULT,
+    PAGE_MESSAGES_MAX, Page, Query, StoredMessage,
 };
 pub use segment::{MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX};
 pub use store::{AppendOutcome, Arrival, Clock, Status, Store, Waiting};

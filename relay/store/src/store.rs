@@ -26,7 +26,7 @@ use crate::{
     indexer::{Event, Indexer},
     keeper,
     message::{Files, Message, Segment},
-    query::{self, Cursors, Job, Page, Query},
+    query::{self, Cursors, IdQuery, Job, MessageKey, Page, Query},
     queue::{PushError, Queue},
     recover,
     segment::{MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX, record_bytes},
@@ -395,6 +395,32 @@ impl Store {
         query: Query,
     ) -> impl Future<Output = Result<Page, QueryError>> + Send + use<> {
         query::answer(self.0.shared.clone(), query)
+    }
+
+    /// Ids of kept messages, ascending, each once. Messages appended within the last moments may
+    /// be missing.
+    ///
+    /// # Errors
+    /// See [`QueryError`].
+    pub fn ids(
+        &self,
+        query: IdQuery,
+    ) -> impl Future<Output = Result<Vec<MessageKey>, QueryError>> + Send + use<> {
+        query::ids(self.0.shared.clone(), query)
+    }
+
+    /// Those of at most [`crate::IDS_MAX`] messages that are not kept; those appended within the
+    /// last moments may be among them. `span` has the timestamps of all of them: partitions without
+    /// any of it are not asked.
+    ///
+    /// # Errors
+    /// See [`QueryError`].
+    pub fn missing(
+        &self,
+        hashes: Vec<[u8; 32]>,
+        span: (i64, i64),
+    ) -> impl Future<Output = Result<Vec<[u8; 32]>, QueryError>> + Send + use<> {
+        query::missing(self.0.shared.clone(), hashes, span)
     }
 
     /// How much waits to be written, for the index, and for answers.

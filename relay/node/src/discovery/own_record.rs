@@ -111,10 +111,18 @@ pub(crate) fn content(
     udp: &[SocketAddr],
     sequence: u64,
 ) -> RecordContent {
-    let capabilities =
-        Capabilities::RELAY.with(Capabilities::FILTER).with(Capabilities::LIGHT_PUSH);
-    let capabilities =
-        if settings.store { capabilities.with(Capabilities::STORE) } else { capabilities };
+    let mut capabilities = Capabilities::default();
+    for (serves, capability) in [
+        (settings.relay, Capabilities::RELAY),
+        (settings.store, Capabilities::STORE),
+        (settings.relay, Capabilities::FILTER),
+        (settings.relay, Capabilities::LIGHT_PUSH),
+        (settings.store_sync, Capabilities::SYNC),
+    ] {
+        if serves {
+            capabilities = capabilities.with(capability);
+        }
+    }
     let shards = ShardList::new(settings.cluster, settings.shards.iter()).unwrap_or_default();
     let all: Vec<Address> = if announced.is_empty() { listening } else { announced }
         .iter()

@@ -95,6 +95,9 @@ impl Service {
     }
 
     fn relay_health(&self) -> Health {
+        if !self.node.settings.relay {
+            return Health::NotMounted;
+        }
         let least = self.node.settings.min_relay_peers;
         let now = self.node.now();
         let router = self.node.router();

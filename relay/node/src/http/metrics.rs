@@ -293,6 +293,14 @@ impl Readings {
                 requests.connections_refused,
             ),
             ("reads_refused", "REST reads refused because memory is short", requests.reads_refused),
+            ("sync_sessions", "Comparisons of the store with peers'", requests.sync_sessions),
+            (
+                "sync_sessions_failed",
+                "Comparisons of the store that ended early",
+                requests.sync_sessions_failed,
+            ),
+            ("sync_sent", "Messages sent to stores that lacked them", requests.sync_sent),
+            ("fetched", "Messages taken from stores of other nodes", requests.fetched),
         ] {
             out.counter(&format!("thimble_relay_{name}"), help, value)?;
         }

@@ -36,6 +36,7 @@ mod routes;
 mod service;
 mod store_api;
 mod store_query;
+mod store_remote;
 mod subscriptions;
 mod topic_changes;
 

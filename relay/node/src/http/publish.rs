@@ -1,7 +1,8 @@
 //! Publishing: relay by pubsub topic or by content topic, and light push of both versions.
 //!
 //! All are handled alike: the message is published like every client's message
-//! ([`crate::node::Node::publish`]) and acknowledged when it is in the log. Rates per peer do not
+//! ([`crate::node::Node::publish`]) and acknowledged when it is in the log; light push may be by
+//! another node instead, and is acknowledged when that node did. Rates per peer do not
 //! count: clients of this interface are the operator's. Bounds: the request's body, and the pool
 //! `receiving` for the encoded message.
 
@@ -57,7 +58,7 @@ impl Service {
         body: ReceivedBody,
     ) -> HttpResult {
         let parts = self.encode_relayed(pubsub_topic.is_none(), &body).await;
-        let published = self.publish(pubsub_topic.map(str::to_owned), parts, body).await;
+        let published = self.publish(pubsub_topic.map(str::to_owned), parts, body, false).await;
         self.text_answer(published, "not published", StatusCode::PAYLOAD_TOO_LARGE)
     }
 
@@ -66,7 +67,7 @@ impl Service {
         let pushed = match body {
             Ok(body) => {
                 let (topic, parts) = self.encode_pushed(&body).await;
-                self.publish(topic, parts, body).await
+                self.publish(topic, parts, body, true).await
             }
             Err(refused) => Err(PublishError::Refused(refused)),
         };
@@ -100,7 +101,7 @@ impl Service {
     /// `POST /lightpush/v1/message`: text, and fewer codes.
     pub(crate) async fn light_push_legacy(&self, body: ReceivedBody) -> HttpResult {
         let (topic, parts) = self.encode_pushed(&body).await;
-        let published = self.publish(topic, parts, body).await;
+        let published = self.publish(topic, parts, body, true).await;
         self.text_answer(published, "not pushed", StatusCode::BAD_REQUEST)
     }
 
@@ -156,6 +157,7 @@ impl Service {
         pubsub_topic: Option<String>,
         encoded: Result<EncodedMessage, PublishError>,
         body: ReceivedBody,
+        by_light_push: bool,
     ) -> Result<AcceptedMessage, PublishError> {
         // The request's body is not needed while the message is written.
         let arrived = body.arrived;
@@ -168,6 +170,9 @@ impl Service {
         let bytes = Bytes::from(bytes);
         let message =
             WakuMessage::decode(bytes.clone()).map_err(|error| self.node.refused(error.into()))?;
+        if by_light_push && self.node.pushes_remotely() {
+            return Ok(self.node.push_remotely(shard, &message, bytes, held).await?);
+        }
         Ok(self.node.publish(shard, message, ReceivedMessage { bytes, held, arrived }).await?)
     }
 

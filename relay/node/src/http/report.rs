@@ -134,6 +134,13 @@ pub(crate) struct Requests {
     pub(crate) connections_refused: u64,
     /// REST reads refused because memory is short, store queries aside.
     pub(crate) reads_refused: u64,
+    /// Comparisons of the store with peers', those that ended early included.
+    pub(crate) sync_sessions: u64,
+    pub(crate) sync_sessions_failed: u64,
+    /// Messages sent to stores of peers that lacked them.
+    pub(crate) sync_sent: u64,
+    /// Messages taken from stores of other nodes, by synchronisation and resume.
+    pub(crate) fetched: u64,
 }
 
 /// Counters of the gossip router since the start, and its contents.
@@ -361,6 +368,10 @@ impl Service {
                 connections_closed: counters.connections_closed.load(Relaxed),
                 connections_refused: counters.connections_refused.load(Relaxed),
                 reads_refused: counters.reads_refused.load(Relaxed),
+                sync_sessions: node.sync.sessions.load(Relaxed),
+                sync_sessions_failed: node.sync.sessions_failed.load(Relaxed),
+                sync_sent: node.sync.sent.load(Relaxed),
+                fetched: node.sync.taken.load(Relaxed),
             },
             gossip,
             proofs: node.rln.as_ref().map(proofs),

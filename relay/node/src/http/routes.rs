@@ -96,6 +96,21 @@ impl Route {
             | Self::StoreQuery => false,
         }
     }
+
+    /// Whether it is served by gossip, which a client of other nodes does not have.
+    pub(crate) fn is_relay(&self) -> bool {
+        matches!(
+            self,
+            Self::RelaySubscribe
+                | Self::RelayUnsubscribe
+                | Self::AutoSubscribe
+                | Self::AutoUnsubscribe
+                | Self::RelayMessages(_)
+                | Self::RelayPublish(_)
+                | Self::AutoMessages(_)
+                | Self::AutoPublish
+        )
+    }
 }
 
 /// A method and a path with their route.

@@ -227,6 +227,11 @@ impl Service {
             self.node.counters.reads_refused.fetch_add(1, Relaxed);
             return Err(answer::busy(StatusCode::TOO_MANY_REQUESTS, why));
         }
+        if route.is_relay() && !self.node.settings.relay {
+            let why = "this node does not relay (relay = false): push messages by /lightpush/v3, \
+                       and receive them by /filter/v2";
+            return Err(self.discarded(request.into(), answer::not_found(why)).await);
+        }
         match route {
             Route::Health => self.health(),
             Route::Info => self.info().await,
@@ -250,6 +255,14 @@ impl Service {
             Route::LogLevel(level) => {
                 Err(self.discarded(request.into(), self.log_level(&level)).await)
             }
+            Route::StoreQuery => self.store_query(request.uri().query().unwrap_or_default()).await,
+            route => self.dispatch_messages(route, request).await,
+        }
+    }
+
+    /// Serves a route by which clients send messages and subscribe to them.
+    async fn dispatch_messages(&self, route: Route, request: Request<Incoming>) -> HttpResult {
+        match route {
             Route::LightPush => Ok(self.light_push(self.push(request).await).await),
             Route::LightPushLegacy => self.light_push_legacy(self.push(request).await?).await,
             Route::RelayPublish(topic) => {
@@ -268,6 +281,14 @@ impl Service {
             Route::AutoUnsubscribe => self.relay_unsubscribe(self.read(request).await?, true).await,
             Route::RelayMessages(topic) => self.relay_messages(&topic),
             Route::AutoMessages(topic) => self.auto_messages(&topic),
+            route @ (Route::FilterSubscribe
+            | Route::FilterUnsubscribe
+            | Route::FilterUnsubscribeAll
+            | Route::FilterPing(_))
+                if self.node.filters_remotely() =>
+            {
+                Ok(self.filter_remotely(route, request).await)
+            }
             Route::FilterSubscribe => {
                 let modify = request.method() == Method::PUT;
                 Ok(self.filter_subscribe(self.subscription(request).await, modify).await)
@@ -278,7 +299,26 @@ impl Service {
             }
             Route::FilterPing(request_id) => Ok(self.filter_ping(&request_id)),
             Route::FilterMessages(topic) => self.filter_messages(&topic),
-            Route::StoreQuery => self.store_query(request.uri().query().unwrap_or_default()).await,
+            // The others are served by the caller.
+            _ => Err(answer::not_found("there is nothing at this path")),
+        }
+    }
+
+    /// Serves a route of filter whose subscriptions another node keeps.
+    async fn filter_remotely(
+        &self,
+        route: Route,
+        request: Request<Incoming>,
+    ) -> Response<Outgoing> {
+        match route {
+            Route::FilterSubscribe => {
+                self.filter_subscribe_remotely(self.subscription(request).await).await
+            }
+            Route::FilterUnsubscribe => {
+                self.filter_unsubscribe_remotely(self.read(request).await).await
+            }
+            Route::FilterPing(request_id) => self.filter_ping_remotely(&request_id).await,
+            _ => self.filter_unsubscribe_all_remotely(self.read(request).await).await,
         }
     }
 

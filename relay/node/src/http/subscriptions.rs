@@ -1,13 +1,15 @@
 //! Subscriptions of HTTP clients, under relay and under filter, and reading their messages.
 //!
-//! This node is its own filter service, so both are references that wait in
-//! [`crate::subscribers::Subscribers`]. A topic has one queue: if it is subscribed under both
-//! names, the first reader takes the queued messages, and the queue stays until both have
+//! This node is its own filter service, unless another one is (`remote`). Both are references that
+//! wait in [`crate::subscribers::Subscribers`]. A topic has one queue: if it is subscribed under
+//! both names, the first reader takes the queued messages, and the queue stays until both have
 //! unsubscribed. A topic under relay also decides which shards the node serves: a shard is
 //! subscribed to with its first topic and left with its last. Bounds: memory of the topics
 //! (`http.cache_bytes`, 503) and their references (the oldest leave), shards (`gossip.topics`,
 //! 503), and [`NAMES_MAX`] names in a request. A change is in a file before it takes effect
 //! ([`super::topic_changes`]). A message is read from the log when its reader takes it.
+
+mod remote;
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -21,6 +23,7 @@ use protocol::{WakuMessage, topic::CONTENT_TOPIC_BYTES_MAX};
 use serde::Deserialize;
 use store::Message;
 
+pub(super) use self::remote::{criteria, refusal};
 use super::{
     answer,
     client_topics::{ClientTopics, Under},
@@ -95,17 +98,7 @@ impl Service {
             if modify && self.subscribed().topics(Under::Filter).is_empty() {
                 return Err(no_subscriptions());
             }
-            let topics = self.filter_topics(request)?;
-            // Of a shard that is not served nothing would come.
-            let served = self.node.shards();
-            match topics.iter().find(|topic| !served.contains(topic.shard())) {
-                Some(topic) => Err(answer::bad(format!(
-                    "this node does not serve {}; it serves {}",
-                    self.node.topic_name(topic.shard()),
-                    self.node.served()
-                ))),
-                None => Ok(topics),
-            }
+            self.served_topics(request)
         });
         let (request_id, topics) = match request {
             Ok(request) => request,
@@ -162,6 +155,20 @@ impl Service {
         }
         let known = !self.subscribed().topics(Under::Filter).is_empty();
         filter_answer(request_id, if known { Ok(()) } else { Err(no_subscriptions()) })
+    }
+
+    /// The topics of a request to subscribe: of a shard that is not served nothing would come.
+    fn served_topics(&self, request: &FilterRequest<'_>) -> HttpResult<HashSet<Topic>> {
+        let topics = self.filter_topics(request)?;
+        let served = self.node.shards();
+        match topics.iter().find(|topic| !served.contains(topic.shard())) {
+            Some(topic) => Err(answer::bad(format!(
+                "this node does not serve {}; it serves {}",
+                self.node.topic_name(topic.shard()),
+                self.node.served()
+            ))),
+            None => Ok(topics),
+        }
     }
 
     fn filter_topics(&self, request: &FilterRequest<'_>) -> HttpResult<HashSet<Topic>> {

@@ -22,6 +22,7 @@ use super::{
     answer,
     client_topics::{self, Change, ClientTopics, Under, check_shards},
     service::HttpResult,
+    subscriptions::criteria,
 };
 use crate::{config::Config, node::Node, subscribers::Topic};
 
@@ -43,8 +44,12 @@ impl Subscriptions {
     /// Subscribes to the topics of the configuration and of the file. Errors: see
     /// [`ClientTopics::start`].
     pub(crate) fn start(node: Arc<Node>, config: &Config, responses: Pool) -> Result<Arc<Self>> {
+        let topics = ClientTopics::start(&node, config)?;
+        if node.filters_remotely() {
+            node.client.filter.restore(criteria(topics.topics(Under::Filter)));
+        }
         Ok(Arc::new(Self {
-            topics: Mutex::new(ClientTopics::start(&node, config)?),
+            topics: Mutex::new(topics),
             changing: tokio::sync::Mutex::default(),
             path: client_topics::path(&config.data_dir),
             responses,

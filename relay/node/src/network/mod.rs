@@ -5,6 +5,7 @@ pub(crate) mod behaviour;
 pub(crate) mod framing;
 pub(crate) mod handler;
 pub(crate) mod meter;
+pub(crate) mod offers;
 pub(crate) mod stream_slots;
 pub(crate) mod streams;
 pub(crate) mod transport;

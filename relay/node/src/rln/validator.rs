@@ -104,21 +104,66 @@ impl Validator {
         id: &MessageId,
         arrived_ns: i64,
     ) -> Result<(), ProofRefusal> {
-        let judged = self.judge_inner(message, id, arrived_ns).await;
+        let judged = self.judge_new(message, id, arrived_ns).await;
         self.counters.count(&judged);
         judged
     }
 
-    async fn judge_inner(
+    /// Judges a message that a store kept, which may be of an epoch long ago; `now_ns` is the time,
+    /// in nanoseconds since 1970. Its root must be one of those that are valid still. Its nullifier
+    /// is noted in the present epoch only: the log has no place for earlier ones.
+    pub(crate) async fn judge_kept(
+        &self,
+        _pending: &Pending,
+        message: &WakuMessage,
+        id: &MessageId,
+        now_ns: i64,
+    ) -> Result<(), ProofRefusal> {
+        let judged = match self.read(message) {
+            Ok((proof, epoch)) if self.roots.contains(&proof.merkle_root) => {
+                let notes = epoch == epoch_of(now_ns, self.epoch_seconds);
+                self.verify(message, id, proof, epoch, notes).await
+            }
+            Ok(_) if self.roots.state() == RootsState::Absent => Err(ProofRefusal::NoRoots),
+            Ok(_) => Err(ProofRefusal::Root),
+            Err(refusal) => Err(refusal),
+        };
+        self.counters.count(&judged);
+        judged
+    }
+
+    async fn judge_new(
         &self,
         message: &WakuMessage,
         id: &MessageId,
         arrived_ns: i64,
     ) -> Result<(), ProofRefusal> {
-        let (proof, epoch) = self.read(message, arrived_ns)?;
+        let seconds = message.timestamp.unwrap_or_default().abs_diff(arrived_ns) / NANOS;
+        let (proof, epoch) = match self.read(message) {
+            // In the order of the reference: the clock is compared before the epoch.
+            Ok(_) | Err(ProofRefusal::Epoch | ProofRefusal::Application)
+                if seconds > CLOCK_SECONDS_MAX =>
+            {
+                return Err(ProofRefusal::Clock { seconds, most: CLOCK_SECONDS_MAX });
+            }
+            read => read?,
+        };
         self.check_root(&proof.merkle_root).await?;
+        self.verify(message, id, proof, epoch, true).await
+    }
+
+    /// Has the equation verified, and the nullifier noted if `notes`.
+    async fn verify(
+        &self,
+        message: &WakuMessage,
+        id: &MessageId,
+        proof: RateLimitProof,
+        epoch: u64,
+        notes: bool,
+    ) -> Result<(), ProofRefusal> {
         let (judged_tx, judged_rx) = oneshot::channel();
-        let job = Job { message: message.clone(), id: id.0, proof, epoch, judged: judged_tx };
+        let message = message.clone();
+        let job = Job { message, id: id.0, proof, epoch, notes, judged: judged_tx };
         // There are as many places as the queue has room for; an error is that the thread ended.
         if self.jobs.try_send(job).is_err() {
             return Err(ProofRefusal::Busy(self.places_max));
@@ -126,21 +171,13 @@ impl Validator {
         judged_rx.await.unwrap_or(Err(ProofRefusal::Busy(self.places_max)))
     }
 
-    /// The proof with the number of its epoch, if they fit the message and the clock.
-    fn read(
-        &self,
-        message: &WakuMessage,
-        arrived_ns: i64,
-    ) -> Result<(RateLimitProof, u64), ProofRefusal> {
+    /// The proof with the number of its epoch, if they fit the message.
+    fn read(&self, message: &WakuMessage) -> Result<(RateLimitProof, u64), ProofRefusal> {
         let bytes = message.rate_limit_proof.as_ref().filter(|bytes| !bytes.is_empty());
         let bytes = bytes.ok_or(ProofRefusal::Absent)?;
         let proof = RateLimitProof::decode(bytes).map_err(|_| ProofRefusal::Damaged)?;
         let timestamp = message.timestamp.filter(|at| *at != 0);
         let timestamp = timestamp.ok_or(ProofRefusal::NoTimestamp)?;
-        let seconds = timestamp.abs_diff(arrived_ns) / NANOS;
-        if seconds > CLOCK_SECONDS_MAX {
-            return Err(ProofRefusal::Clock { seconds, most: CLOCK_SECONDS_MAX });
-        }
         let epoch = epoch_of(timestamp, self.epoch_seconds);
         if proof.epoch != epoch_bytes(epoch) {
             return Err(ProofRefusal::Epoch);

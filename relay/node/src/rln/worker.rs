@@ -38,6 +38,8 @@ pub(super) struct Job {
     pub(super) proof: RateLimitProof,
     /// The number of the proof's epoch.
     pub(super) epoch: u64,
+    /// Whether its nullifier is noted.
+    pub(super) notes: bool,
     pub(super) judged: oneshot::Sender<Result<(), ProofRefusal>>,
 }
 
@@ -137,7 +139,13 @@ impl Worker {
     }
 
     fn note(&mut self, job: &Job) -> Result<(), ProofRefusal> {
-        refused(self.log.note(job.epoch, &entry(job)).map_err(log_failed)?)
+        let entry = entry(job);
+        let noted = if job.notes {
+            self.log.note(job.epoch, &entry)
+        } else {
+            self.log.look_up(job.epoch, &entry)
+        };
+        refused(noted.map_err(log_failed)?)
     }
 }
 

@@ -9,6 +9,7 @@ use protocol::{StatusCode, Text};
 use router::Peer;
 
 use crate::{
+    client,
     counters::Reason,
     ingest::RejectReason,
     network::{
@@ -21,6 +22,8 @@ use crate::{
     },
     node::Node,
     rln::ProofRefusal,
+    settings::Settings,
+    sync,
 };
 
 pub(crate) mod filter;
@@ -41,16 +44,29 @@ const SKIPPED_BYTES_MAX: usize = 8 << 20;
 /// connection must be closed.
 pub(crate) type ServeOutcome = Result<(), String>;
 
-/// Names of all protocols a peer may open a stream for.
-pub(crate) const PROTOCOLS: [&str; 7] = [
-    protocol::gossip::PROTOCOL,
-    protocol::light_push::PROTOCOL,
-    protocol::light_push::PROTOCOL_V2,
-    protocol::filter::SUBSCRIBE_PROTOCOL,
-    protocol::store::PROTOCOL,
-    protocol::metadata::PROTOCOL,
-    protocol::peer_exchange::PROTOCOL,
-];
+/// Names of all protocols a peer may open a stream for. A node that does not relay has no messages
+/// to push or to take.
+pub(crate) fn protocols(settings: &Settings) -> Vec<&'static str> {
+    let mut names = vec![protocol::metadata::PROTOCOL, protocol::peer_exchange::PROTOCOL];
+    if settings.relay {
+        names.extend([
+            protocol::gossip::PROTOCOL,
+            protocol::light_push::PROTOCOL,
+            protocol::light_push::PROTOCOL_V2,
+            protocol::filter::SUBSCRIBE_PROTOCOL,
+        ]);
+    }
+    if settings.relay || settings.store {
+        names.push(protocol::store::PROTOCOL);
+    }
+    if !settings.relay || settings.service_nodes.filter.is_some() {
+        names.push(protocol::filter::PUSH_PROTOCOL);
+    }
+    if settings.store_sync {
+        names.extend([protocol::sync::RECONCILIATION_PROTOCOL, protocol::sync::TRANSFER_PROTOCOL]);
+    }
+    names
+}
 
 /// Serves a stream that a peer opened.
 pub(crate) fn serve(
@@ -67,6 +83,9 @@ pub(crate) fn serve(
         protocol::filter::SUBSCRIBE_PROTOCOL => filter::serve(node, peer, stream).boxed(),
         protocol::store::PROTOCOL => store::serve(node, peer, stream).boxed(),
         protocol::metadata::PROTOCOL => metadata::serve(node, stream).boxed(),
+        protocol::filter::PUSH_PROTOCOL => client::filter::serve(node, peer, stream).boxed(),
+        protocol::sync::RECONCILIATION_PROTOCOL => sync::serve(node, peer, stream).boxed(),
+        protocol::sync::TRANSFER_PROTOCOL => sync::transfer::serve(node, peer, stream).boxed(),
         _ => peer_exchange::serve(node, peer, stream).boxed(),
     }
 }
@@ -207,6 +226,7 @@ pub(crate) fn status_of(rejected: &RejectReason) -> StatusCode {
         }
         RejectReason::Proof(_) => StatusCode::InvalidMessage,
         RejectReason::Duplicate => StatusCode::Ok,
+        RejectReason::Remote { status, .. } => *status,
     }
 }
 

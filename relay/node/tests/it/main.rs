@@ -8,6 +8,7 @@ mod connections;
 mod damage;
 mod discovery;
 mod disk;
+mod edge;
 mod flood;
 mod gossip;
 mod harness;

@@ -9,6 +9,7 @@ use protocol::gossip::{self, Limits, Rpc};
 use protocol::wire::{DecodeError, Fields, put_bytes};
 use protocol::{
     MessageHash, StatusCode, Text, WakuMessage, filter, light_push, metadata, peer_exchange, store,
+    sync,
 };
 
 /// Takes the length prefix off, which must be that of the rest.
@@ -55,6 +56,7 @@ fn decoders() -> Vec<(&'static str, Decoder)> {
         ("peer exchange", |bytes| error(peer_exchange::Request::decode(bytes))),
         ("peer exchange reply", |bytes| error(peer_exchange::Reply::decode(bytes))),
         ("gossip", |bytes| error(Rpc::decode(bytes, &Limits::default()))),
+        ("transfer", |bytes| error(sync::Transfer::decode(bytes))),
     ]
 }
 

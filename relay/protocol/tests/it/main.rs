@@ -5,5 +5,6 @@ mod frames;
 mod gossip;
 mod messages;
 mod records;
+mod sync;
 mod topics;
 mod validity;

@@ -1,0 +1,200 @@
+//! Nodes that are clients of others, compare their stores with them, and fetch what they missed:
+//! the real program, over loopback.
+
+use std::collections::BTreeSet;
+
+use futures::AsyncWriteExt;
+use protocol::{
+    frame,
+    sync::{Payload, PayloadWriter, RECONCILIATION_PROTOCOL, SyncId, TRANSFER_PROTOCOL},
+};
+use serde_json::json;
+use testing::eventually;
+
+use crate::{
+    peer::{self, Client},
+    rest::{CONTENT_TOPIC, Node, encoded, message, payload, pubsub_topic, start},
+};
+
+/// Publishes messages on a node, with these payloads.
+fn publish(node: &Node, payloads: &[&str]) {
+    for payload in payloads {
+        let body = json!({
+            "pubsubTopic": pubsub_topic(CONTENT_TOPIC),
+            "message": message(payload.as_bytes()),
+        });
+        let answer = node.post("/lightpush/v3/message", &body);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+}
+
+/// Payloads of all messages that a node's store has.
+fn stored(node: &Node) -> BTreeSet<String> {
+    let page = node.get("/store/v3/messages?includeData=true&pageSize=100").ok();
+    let messages = page["messages"].as_array().unwrap();
+    messages.iter().map(|one| String::from_utf8(payload(&one["message"])).unwrap()).collect()
+}
+
+fn names(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+#[test]
+fn a_client_pushes_to_filters_at_and_queries_another_node() {
+    let mut server = start("", &[]);
+    let address = server.multiaddr.clone();
+    let edge = start(
+        "",
+        &[
+            "--relay=false",
+            "--lightpushnode",
+            &address,
+            "--filternode",
+            &address,
+            "--storenode",
+            &address,
+        ],
+    );
+    let subscription = json!({
+        "requestId": "a request",
+        "contentFilters": [CONTENT_TOPIC],
+        "pubsubTopic": pubsub_topic(CONTENT_TOPIC),
+    });
+    eventually("the subscription", || {
+        let answer = edge.post("/filter/v2/subscriptions", &subscription);
+        println!("{}", answer.text());
+        (answer.status == 200).then_some(())
+    });
+    publish(&edge, &["by another node"]);
+    let path = format!("/filter/v2/messages/{}", encoded(CONTENT_TOPIC));
+    let pushed = eventually("the push", || {
+        let messages = edge.get(&path).ok();
+        messages.as_array().unwrap().first().cloned()
+    });
+    assert_eq!(payload(&pushed), b"by another node");
+    assert_eq!(stored(&edge), names(&["by another node"]), "of the store node");
+    assert_eq!(stored(&server), names(&["by another node"]));
+    assert_eq!(edge.get("/filter/v2/subscriptions/ping").status, 200);
+    // It is no relay peer of anybody, and has no gossip to offer.
+    let relays = server.get("/admin/v1/peers/relay").ok();
+    let relays = relays.as_array().unwrap();
+    assert!(relays.iter().all(|shard| shard["peers"].as_array().unwrap().is_empty()), "{relays:?}");
+    let refused = edge.post("/relay/v1/auto/messages", &message(b"not relayed"));
+    assert!(refused.status == 404 && refused.text().contains("relay = false"), "{refused:?}");
+    let gone = edge.send("DELETE", "/filter/v2/subscriptions", &subscription);
+    assert_eq!(gone.status, 200, "{}", gone.text());
+    assert_eq!(edge.get(&path).status, 404);
+    // The reason is named when the other node is gone.
+    server.kill();
+    let body = json!({ "pubsubTopic": pubsub_topic(CONTENT_TOPIC), "message": message(b"lost") });
+    let answer = edge.post("/lightpush/v3/message", &body);
+    assert_eq!(answer.status, 503, "{}", answer.text());
+    let answer = edge.get("/store/v3/messages");
+    assert!([503, 504].contains(&answer.status), "{}", answer.text());
+}
+
+#[test]
+fn a_query_that_names_another_node_is_answered_by_it() {
+    let (one, other) = (start("", &[]), start("", &[]));
+    publish(&other, &["1", "2", "3"]);
+    let path = format!(
+        "/store/v3/messages?peerAddr={}&includeData=true&pageSize=2",
+        encoded(&other.multiaddr)
+    );
+    let first = one.get(&path).ok();
+    assert_eq!(first["messages"].as_array().unwrap().len(), 2);
+    let cursor = first["paginationCursor"].as_str().unwrap();
+    let second = one.get(&format!("{path}&cursor={cursor}")).ok();
+    let second = second["messages"].as_array().unwrap();
+    assert_eq!((second.len(), payload(&second[0]["message"])), (1, b"3".to_vec()));
+    assert_eq!(second[0]["pubsubTopic"], pubsub_topic(CONTENT_TOPIC));
+    assert!(stored(&one).is_empty());
+}
+
+const SYNC: &str = "[limits.sync]\ninterval_seconds = 10\njitter_seconds = 0\n";
+
+#[test]
+fn stores_that_are_compared_have_the_same_messages_afterwards() {
+    let one = start(SYNC, &["--store-sync"]);
+    let mut other = start(SYNC, &["--store-sync"]);
+    publish(&one, &["a", "b", "c"]);
+    publish(&other, &["d", "e"]);
+    assert_eq!(stored(&other), names(&["d", "e"]));
+    // Without gossip nothing but synchronisation moves messages.
+    let address = one.multiaddr.clone();
+    other.kill_and_start(&["--store-sync", "--relay=false", "--store", "--peer", &address]);
+    let all = names(&["a", "b", "c", "d", "e"]);
+    eventually("the same messages", || {
+        let same = stored(&one) == all && stored(&other) == all;
+        same.then_some(())
+    });
+}
+
+#[test]
+fn a_node_that_was_away_fetches_what_it_missed() {
+    let server = start("", &[]);
+    publish(&server, &["1", "2", "3"]);
+    let address = server.multiaddr.clone();
+    let flags = ["--relay=false", "--store", "--store-resume", "--storenode", &address];
+    let mut node = start("", &flags);
+    let has = |node: &Node, expected: BTreeSet<String>| {
+        eventually("what was missed", || (stored(node) == expected).then_some(()));
+    };
+    has(&node, names(&["1", "2", "3"]));
+    let online = node.folder.path().join("data").join("online");
+    eventually("the file", || online.exists().then_some(()));
+    publish(&server, &["4", "5"]);
+    node.kill_and_start(&flags);
+    has(&node, names(&["1", "2", "3", "4", "5"]));
+    // A damaged file costs a longer query and nothing else.
+    std::fs::write(&online, "thimble-relay online 9").unwrap();
+    publish(&server, &["6"]);
+    node.kill_and_start(&flags);
+    has(&node, names(&["1", "2", "3", "4", "5", "6"]));
+}
+
+/// A frame of a stream.
+async fn send(stream: &mut libp2p::Stream, body: &[u8]) {
+    stream.write_all(&frame::with_length(body)).await.unwrap();
+    stream.flush().await.unwrap();
+}
+
+#[tokio::test]
+async fn hostile_sessions_end_and_unasked_messages_are_not_taken() {
+    let relay = crate::harness::Relay::start_after("", SYNC, &["--cluster", "16", "--store-sync"]);
+    let mut client = Client::connect(relay.address(false)).await;
+    // A message without a session is not stored.
+    let unasked = peer::message(CONTENT_TOPIC, b"unasked").encode();
+    let frame = protocol::sync::transfer_frame(unasked.len(), &pubsub_topic(CONTENT_TOPIC));
+    let mut stream = client.open(TRANSFER_PROTOCOL).await.unwrap();
+    stream.write_all(&frame.around(&unasked)).await.unwrap();
+    stream.close().await.unwrap();
+    // Payloads that are no payloads, one that is too long, and one of everything there ever was.
+    for body in [vec![0xff; 100], vec![1, 1, 0xff, 0, 0], vec![0, 0, 1, 1, 2, 0xff, 0xff, 0x7f]] {
+        let mut stream = client.open(RECONCILIATION_PROTOCOL).await.unwrap();
+        send(&mut stream, &body).await;
+        assert_eq!(peer::read(&mut stream).await, None, "{body:?}");
+    }
+    let mut stream = client.open(RECONCILIATION_PROTOCOL).await.unwrap();
+    stream.write_all(&frame::encode_length(1 << 30)).await.unwrap();
+    stream.flush().await.unwrap();
+    assert_eq!(peer::read(&mut stream).await, None);
+    let none: [&str; 0] = [];
+    let mut writer = PayloadWriter::new(&none, &none, 0);
+    writer.fingerprint(SyncId::at(i64::MAX), &[7; 32]);
+    let mut stream = client.open(RECONCILIATION_PROTOCOL).await.unwrap();
+    send(&mut stream, &writer.finish()).await;
+    let answer = Payload::decode(peer::read(&mut stream).await.unwrap()).unwrap();
+    assert_eq!(answer.ranges().count(), 1, "an empty store has an empty set");
+    drop(stream);
+    // An honest client of the same node is served, and the store has its message alone.
+    assert!(client.is_connected().await);
+    let request = protocol::store::Request {
+        include_data: true,
+        forward: true,
+        ..protocol::store::Request::default()
+    };
+    let found = client.query(&request).await.entries;
+    assert_eq!(found.len(), 1);
+    assert!(found[0].message.as_ref().unwrap().windows(5).any(|bytes| bytes == b"alive"));
+}
