@@ -13,6 +13,7 @@ mod ingest;
 mod init;
 mod key;
 mod latencies;
+mod log;
 mod network;
 mod node;
 mod observed;

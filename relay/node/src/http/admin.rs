@@ -7,7 +7,7 @@
 
 use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
-use http_server::{ErrorResponse, Pieces};
+use http_server::Pieces;
 use hyper::StatusCode;
 use libp2p::{Multiaddr, PeerId};
 use router::{Peer, PeerView, SHARDS, Shard};
@@ -310,16 +310,6 @@ impl Service {
         let peers = self.node.filter.receivers().into_iter();
         let list = FilterList { node: self.node.clone(), peers, open: None, state: State::Before };
         answer::list(list, &self.responses)
-    }
-
-    /// `POST /admin/v1/log-level/{logLevel}`: 400 for an unknown level, otherwise 503.
-    pub(crate) fn log_level(&self, level: &str) -> ErrorResponse {
-        const LEVELS: [&str; 7] = ["TRACE", "DEBUG", "INFO", "NOTICE", "WARN", "ERROR", "FATAL"];
-        if !LEVELS.iter().any(|known| known.eq_ignore_ascii_case(level)) {
-            return answer::bad(format!("the log level is one of {}", LEVELS.join(", ")));
-        }
-        let why = "the log level is not changed while the node runs; start it with --log instead";
-        answer::refusal(StatusCode::SERVICE_UNAVAILABLE, why)
     }
 }
 

@@ -47,6 +47,7 @@ use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
 use self::service::Service;
 use crate::{
     config::Config,
+    log::LogLevel,
     node::{Node, SwarmRequest},
 };
 
@@ -69,6 +70,7 @@ pub(crate) async fn start(
     node: Arc<Node>,
     swarm_tx: mpsc::Sender<SwarmRequest>,
     sampler: Option<Arc<Sampler>>,
+    log_level: LogLevel,
     config: &Config,
 ) -> Result<Http> {
     let listen = config.http;
@@ -76,7 +78,7 @@ pub(crate) async fn start(
         format!("cannot listen on http = {listen}; choose another address or stop what uses it")
     })?;
     let address = listener.local_addr().context("asking for the address of the listener")?;
-    let service = Arc::new(Service::new(node, swarm_tx, sampler, config, address)?);
+    let service = Arc::new(Service::new(node, swarm_tx, sampler, log_level, config, address)?);
     let mut sampling = JoinSet::new();
     sampling.spawn(sample(service.clone()));
     let mut server = Server::default();

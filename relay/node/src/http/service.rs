@@ -44,6 +44,7 @@ use crate::{
     config::Config,
     counters::{ByReason, Reason},
     governor::WorkKind,
+    log::{LogLevel, LogLevelError},
     node::{Node, SwarmRequest, pool as of},
 };
 
@@ -71,6 +72,7 @@ pub(crate) struct Service {
     swarm_tx: mpsc::Sender<SwarmRequest>,
     /// Where memory went, in a node that was started to know.
     pub(crate) sampler: Option<Arc<Sampler>>,
+    log_level: LogLevel,
     // Configuration.
     pub(crate) limits: HttpLimits,
     /// Free disk space below which messages are refused.
@@ -103,6 +105,7 @@ impl Service {
         node: Arc<Node>,
         swarm_tx: mpsc::Sender<SwarmRequest>,
         sampler: Option<Arc<Sampler>>,
+        log_level: LogLevel,
         config: &Config,
         listen: SocketAddr,
     ) -> Result<Self> {
@@ -124,6 +127,7 @@ impl Service {
             node,
             swarm_tx,
             sampler,
+            log_level,
         })
     }
 
@@ -236,9 +240,7 @@ impl Service {
             Route::PeerStats => self.peer_stats().await,
             Route::AddPeers => self.add_peers(self.read(request).await?).await,
             Route::FilterSubscribers => self.filter_subscribers(),
-            Route::LogLevel(level) => {
-                Err(self.discarded(request.into(), self.log_level(&level)).await)
-            }
+            Route::LogLevel(level) => self.set_log_level(&level, request).await,
             Route::LightPush => Ok(self.light_push(self.push(request).await).await),
             Route::LightPushLegacy => self.light_push_legacy(self.push(request).await?).await,
             Route::RelayPublish(topic) => {
@@ -265,6 +267,21 @@ impl Service {
             Route::FilterMessages(topic) => self.filter_messages(&topic),
             Route::StoreQuery => self.store_query(request.uri().query().unwrap_or_default()).await,
         }
+    }
+
+    /// `POST /admin/v1/log-level/{logLevel}`; a body means nothing.
+    async fn set_log_level(&self, level: &str, request: Request<Incoming>) -> HttpResult {
+        let refused = match self.log_level.set(level) {
+            Ok(()) => {
+                tracing::info!(level, "log level changed");
+                return Ok(answer::text("OK"));
+            }
+            Err(error @ LogLevelError::Unknown) => answer::bad(error.to_string()),
+            Err(error @ LogLevelError::Fixed(_)) => {
+                answer::refusal(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+            }
+        };
+        Err(self.discarded(request.into(), refused).await)
     }
 
     /// Reads a message, unless memory is short.

@@ -503,7 +503,7 @@ fn what_cannot_be_served_is_refused_by_its_name() {
         assert!(answer.text().contains(why), "{path}: {}", answer.text());
     }
     assert_eq!(node.get("/relay/v1/subscriptions").headers["allow"], "POST, DELETE");
-    assert_eq!(node.request("POST", "/admin/v1/log-level/DEBUG", None).status, 503);
+    assert_eq!(node.request("POST", "/admin/v1/log-level/debug", None).status, 200);
     assert_eq!(node.request("POST", "/admin/v1/log-level/LOUD", None).status, 400);
 
     // A page of another origin can send forms and plain text without asking; neither is taken.
@@ -656,7 +656,7 @@ fn one_connection_too_many_is_told_so() {
     held.pop();
     let served =
         eventually("a place", || Some(node.get("/health")).filter(|answer| answer.status == 200));
-    assert_eq!(served.json()["nodeHealth"], "Ready");
+    assert_eq!(served.json()["nodeHealth"], "READY");
     drop(held);
     eventually("places for the metrics", || {
         Some(node.get("/metrics")).filter(|answer| answer.status == 200)
@@ -847,9 +847,22 @@ fn peers_are_listed_by_shard_with_their_addresses() {
 fn a_node_that_waits_for_peers_says_so() {
     let node = start("", &["--min-relay-peers", "1"]);
     let health = node.get("/health").ok();
-    assert_eq!(health["nodeHealth"], "Not Ready");
-    let relay = &health["protocolsHealth"][0];
-    assert_eq!(relay["Relay"], "Not Ready");
+    assert_eq!(health["nodeHealth"], "READY");
+    assert_eq!(health["connectionStatus"], "Disconnected");
+    let protocols = health["protocolsHealth"].as_array().unwrap();
+    let state = |name: &str| protocols.iter().find_map(|one| one[name].as_str());
+    for (name, expected) in [
+        ("Relay", "NOT_READY"),
+        ("Lightpush", "NOT_READY"),
+        ("Legacy Lightpush", "NOT_READY"),
+        ("Filter", "READY"),
+        ("Peer Exchange", "READY"),
+        ("Rendezvous", "NOT_MOUNTED"),
+    ] {
+        assert_eq!(state(name), Some(expected), "{name} in {health}");
+    }
+    assert_eq!(protocols.len(), 13, "{health}");
+    let relay = &protocols[0];
     assert!(relay["desc"].as_str().unwrap().contains("0 relay peers"), "{relay}");
     let push = json!({ "message": message(b"early") });
     let refused = node.post("/lightpush/v3/message", &push);
