@@ -401,9 +401,40 @@ fn what_cannot_be_served_is_refused_by_its_name() {
     let push = "/lightpush/v3/message";
     let long = "x".repeat(257);
     let good = json!({ "payload": "", "contentTopic": "/a/1/b/c" });
-    let cases: [(&str, &str, Value, u16, &str); 22] = [
+    let cases: [(&str, &str, Value, u16, &str); 29] = [
         ("POST", relay, json!({}), 400, "payload"),
-        ("POST", relay, json!({ "payload": "%%%" }), 400, "base64"),
+        ("POST", relay, json!({ "payload": "%%%", "contentTopic": "/a/1/b/c" }), 400, "base64"),
+        ("POST", relay, json!({ "payload": "aGk=" }), 400, "contentTopic"),
+        ("POST", relay, json!({ "payload": "aGk=", "contentTopic": " " }), 400, "contentTopic"),
+        (
+            "POST",
+            push,
+            json!({ "message": { "payload": "aGk=" }, "pubsubTopic": served }),
+            400,
+            "contentTopic",
+        ),
+        ("POST", push, json!({ "message": good, "extra": 1 }), 400, "unknown field `extra`"),
+        (
+            "POST",
+            relay,
+            json!({ "payload": "aGk=", "contentTopic": "/a/1/b/c", "extraField": "extra" }),
+            400,
+            "unknown field `extraField`",
+        ),
+        (
+            "POST",
+            "/filter/v2/subscriptions",
+            json!({ "requestId": "r", "contentFilters": ["/a/1/b/c"], "extraField": "extra" }),
+            400,
+            "unknown field `extraField`",
+        ),
+        (
+            "POST",
+            "/filter/v2/subscriptions",
+            json!({ "requestId": "r", "contentFilters": vec!["/a/1/b/c"; 101] }),
+            400,
+            "exceeds maximum content topics: 100",
+        ),
         ("POST", relay, json!({ "payload": "", "contentTopic": long }), 400, "256"),
         ("POST", relay, json!([good]), 400, "the body cannot be read"),
         ("POST", "/relay/v1/messages/other", good.clone(), 400, "not a sharded topic"),
@@ -467,7 +498,7 @@ fn what_cannot_be_served_is_refused_by_its_name() {
             "/filter/v2/subscriptions",
             json!({ "requestId": "r", "contentFilters": ["/a/1/b/c"] }),
             404,
-            "no such",
+            "peer has no subscriptions",
         ),
         ("POST", "/admin/v1/peers", json!(["nowhere"]), 400, "multiaddress"),
         ("POST", "/admin/v1/peers", json!(["/ip4/127.0.0.1/tcp/1"]), 400, "/p2p/"),
