@@ -180,6 +180,18 @@ pub(crate) struct Settings {
     #[allow(rustdoc::bare_urls, reason = "it is the text of `--help`")]
     #[arg(long = "host-name", value_name = "NAME")]
     pub(crate) host_names: Vec<String>,
+    /// Origin of web pages that may use the HTTP interface, all of it, once for each: `*` stands
+    /// for any text and `?` for one character or none, and an origin without a scheme is one of
+    /// http and https. Without it pages of other origins are refused.
+    /// Example: --allow-origin https://app.example --allow-origin localhost:*
+    #[allow(rustdoc::bare_urls, reason = "it is the text of `--help`")]
+    #[arg(
+        long = "allow-origin",
+        value_name = "ORIGIN",
+        visible_alias = "rest-allow-origin",
+        value_delimiter = ','
+    )]
+    pub(crate) allow_origins: Vec<String>,
     /// The cluster: nodes of another are not talked to. [default: 0]
     #[arg(long, value_name = "NUMBER", visible_alias = "cluster-id")]
     pub(crate) cluster: Option<u16>,

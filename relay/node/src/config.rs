@@ -12,7 +12,7 @@ use protocol::{node_list::ListLink, record::NodeRecord};
 use relay_limits::Limits;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
-use crate::cli::Settings;
+use crate::{cli::Settings, http::cors::AllowedOrigins};
 
 /// The Waku Network: its messages need proofs of a rate limit, which are not verified here.
 const THE_WAKU_NETWORK: u16 = 1;
@@ -34,6 +34,8 @@ pub(crate) struct Config {
     pub(crate) http: SocketAddr,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) host_names: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) allow_origins: Vec<String>,
     pub(crate) cluster: u16,
     pub(crate) shards: Vec<u16>,
     pub(crate) shards_in_cluster: NonZeroU16,
@@ -70,6 +72,7 @@ struct File {
     #[serde(default, deserialize_with = "address")]
     http: Option<SocketAddr>,
     host_names: Option<Vec<String>>,
+    allow_origins: Option<Vec<String>>,
     cluster: Option<u16>,
     shards: Option<Vec<u16>>,
     shards_in_cluster: Option<NonZeroU16>,
@@ -118,6 +121,7 @@ impl Config {
             peers: list(flags.peers, file.peers).unwrap_or_default(),
             http: flags.http.or(file.http).unwrap_or_else(|| ([127, 0, 0, 1], 8645).into()),
             host_names: list(flags.host_names, file.host_names).unwrap_or_default(),
+            allow_origins: list(flags.allow_origins, file.allow_origins).unwrap_or_default(),
             cluster,
             shards,
             shards_in_cluster,
@@ -170,6 +174,7 @@ impl Config {
             bail!("listen names no address");
         }
         http_server::origin::check_names(&self.host_names).map_err(anyhow::Error::msg)?;
+        AllowedOrigins::new(&self.allow_origins).map_err(anyhow::Error::msg)?;
         if self.tls_certificate.is_some() != self.tls_key.is_some() {
             bail!("secure WebSocket needs both tls_certificate and tls_key");
         }

@@ -25,6 +25,7 @@
 
 mod admin;
 mod answer;
+pub(crate) mod cors;
 mod health;
 mod heap;
 mod message;

@@ -36,6 +36,7 @@ use tokio::{
 
 use super::{
     answer,
+    cors::{self, AllowedOrigins},
     report::{ResponseCounters, Samples},
     routes::{self, Route},
     subscriptions::ClientTopics,
@@ -62,6 +63,9 @@ const SWARM_ANSWER_TIME: Duration = Duration::from_secs(5);
 
 const _: () = assert!(HEAD_BYTES_MAX as u64 * 2 <= HTTP_CONNECTION_BYTES);
 
+/// Settings that allow further host names, and other web pages.
+const ORIGIN_OPTIONS: &str = "--host-name (host_names) or --allow-origin (allow_origins)";
+
 /// The version in `/version`, also sent to other nodes.
 pub(crate) const VERSION: &str = concat!("thimble-relay/", env!("CARGO_PKG_VERSION"));
 
@@ -81,6 +85,8 @@ pub(crate) struct Service {
     listen: SocketAddr,
     /// Names by which the interface is served.
     host_names: Vec<String>,
+    /// Other web pages that may use it.
+    origins: AllowedOrigins,
     // Pools.
     pub(crate) connections: Connections,
     bodies: Pool,
@@ -121,6 +127,7 @@ impl Service {
             memory_budget_bytes: config.limits.memory_budget_bytes,
             listen,
             host_names: config.host_names.clone(),
+            origins: AllowedOrigins::new(&config.allow_origins).map_err(anyhow::Error::msg)?,
             subscribed: Mutex::default(),
             answered: ResponseCounters::default(),
             samples: Samples::default(),
@@ -171,28 +178,36 @@ impl Service {
 
     /// Answers one request.
     async fn serve(&self, request: Request<Incoming>) -> Response<Outgoing> {
+        let granted = self.origins.granted(request.headers());
+        let mut response = self.respond(request, granted.is_some()).await;
+        self.origins.add_headers(granted, response.headers_mut());
+        self.answered.add(response.status().as_u16());
+        response
+    }
+
+    /// The same; `granted` is whether the request is of a page that the operator allows.
+    async fn respond(&self, request: Request<Incoming>, granted: bool) -> Response<Outgoing> {
         let is_at_root = page::is_where_a_browser_starts(&request);
-        if let Err(refused) = self.check_origin(&request) {
-            self.answered.add(refused.status.as_u16());
+        if let Err(refused) = self.check_origin(&request, granted) {
             return answer::refused(refused);
         }
+        if granted && cors::is_preflight(&request) {
+            return cors::preflight();
+        }
         if is_at_root {
-            self.answered.add(StatusCode::SEE_OTHER.as_u16());
             return answer::to_page();
         }
         let response = match routes::find(request.method(), request.uri().path()) {
             Ok(route) => self.dispatch(route, request).await,
             Err(refused) => Err(self.discarded(request.into(), refused).await),
         };
-        let response = response.unwrap_or_else(answer::refused);
-        self.answered.add(response.status().as_u16());
-        response
+        response.unwrap_or_else(answer::refused)
     }
 
     /// Refuses a request that another web page may have sent: it could read messages, publish some,
     /// and empty the queues of subscriptions. `/health` is for everyone. A link of another page to
-    /// the operator's page is followed.
-    fn check_origin(&self, request: &Request<Incoming>) -> HttpResult<()> {
+    /// the operator's page is followed, and pages that the operator allows (`granted`) are served.
+    fn check_origin(&self, request: &Request<Incoming>, granted: bool) -> HttpResult<()> {
         let path = request.uri().path();
         if path == "/health" {
             return Ok(());
@@ -201,8 +216,11 @@ impl Service {
         if path == page::PATH || page::is_where_a_browser_starts(request) {
             sent.site = None;
         }
+        if granted {
+            (sent.origin, sent.site) = (None, None);
+        }
         check_origin(sent, self.listen, &self.host_names, true).map_err(|error| {
-            let message = error.message("this server", "--host-name (host_names)");
+            let message = error.message("this server", ORIGIN_OPTIONS);
             // A body that follows is not read.
             let close = !request.body().is_end_stream();
             ErrorResponse { close, ..answer::refusal(error.status(), message) }

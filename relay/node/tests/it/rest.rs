@@ -1008,6 +1008,42 @@ fn rest_interface_is_refused_to_other_web_pages_and_queues_stay() {
     assert_eq!(kept.as_array().unwrap().len(), 1, "{kept}");
 }
 
+// Promise: P16 - Web pages of other origins are served where the operator allows their origin.
+#[test]
+fn allowed_origins_reach_the_interface_and_others_do_not() {
+    let node = start("", &["--allow-origin", "https://app.example,localhost:*"]);
+    for origin in ["https://app.example", "http://localhost:3000"] {
+        let headers =
+            format!("host: {}\r\norigin: {origin}\r\nsec-fetch-site: cross-site\r\n", node.address);
+        for (path, status) in [("/version", 200), ("/admin/v1/peers", 200), ("/nothing", 404)] {
+            let answer = node.request_with("GET", path, &headers, None);
+            assert_eq!(answer.status, status, "{path}: {}", answer.text());
+            assert_eq!(answer.headers["access-control-allow-origin"], origin, "{path}");
+            assert_eq!(answer.headers["vary"], "Origin", "{path}");
+        }
+        let asks = format!("{headers}access-control-request-method: POST\r\n");
+        let preflight = node.request_with("OPTIONS", "/lightpush/v3/message", &asks, None);
+        assert_eq!(preflight.status, 204, "{}", preflight.text());
+        assert!(preflight.headers["access-control-allow-methods"].contains("POST"));
+        assert_eq!(preflight.headers["access-control-allow-headers"], "Content-Type");
+        let pushed = json!({ "message": message(b"from a page") }).to_string();
+        let pushed =
+            node.request_with("POST", "/lightpush/v3/message", &headers, Some(pushed.as_bytes()));
+        assert_eq!(pushed.status, 200, "{}", pushed.text());
+    }
+    let evil = "host: localhost\r\norigin: https://evil.example\r\n";
+    let refused = node.request_with("GET", "/version", evil, None);
+    assert_eq!(refused.status, 403);
+    assert!(refused.text().contains("--allow-origin"), "{}", refused.text());
+    let asks = format!("{evil}access-control-request-method: POST\r\n");
+    let refused = node.request_with("OPTIONS", "/lightpush/v3/message", &asks, None);
+    assert_eq!(refused.status, 403);
+    assert!(!refused.headers.contains_key("access-control-allow-origin"));
+    // An allowed page under a name that it made resolve to this address.
+    let rebound = "host: app.example:8645\r\norigin: https://app.example\r\n";
+    assert_eq!(node.request_with("GET", "/version", rebound, None).status, 421);
+}
+
 // Promise: P24 - A refused request with a body leaves its connection usable or announces its end.
 #[test]
 fn refusal_of_a_request_with_a_body_keeps_or_closes_the_connection() {
