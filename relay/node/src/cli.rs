@@ -201,6 +201,11 @@ pub(crate) struct Settings {
     /// Shards of the cluster, over which content topics are spread (autosharding). [default: 8]
     #[arg(long, value_name = "COUNT", visible_alias = "num-shards-in-network")]
     pub(crate) shards_in_cluster: Option<NonZeroU16>,
+    /// A shard whose messages must be signed, and the public key that signs them (secp256k1,
+    /// hexadecimal), as SHARD:KEY, once for each. Messages on it that are not signed are neither
+    /// relayed nor stored. Example: --protected-shard 7:029c5fac802da41e07e6cdf5...
+    #[arg(long = "protected-shard", value_name = "SHARD:KEY")]
+    pub(crate) protected_shards: Vec<String>,
     /// Whether messages are kept for store queries. [default: true]
     #[arg(
         long,

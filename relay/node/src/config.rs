@@ -1,6 +1,7 @@
 //! One configuration file, flags over it, defaults under it.
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
     path::{Path, PathBuf},
@@ -8,8 +9,13 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use libp2p::{Multiaddr, multiaddr::Protocol};
-use protocol::{node_list::ListLink, record::NodeRecord};
+use protocol::{
+    node_list::ListLink,
+    record::NodeRecord,
+    signed::{ProtectedShard, ShardKey},
+};
 use relay_limits::Limits;
+use router::Shard;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use crate::{cli::Settings, http::cors::AllowedOrigins};
@@ -39,6 +45,8 @@ pub(crate) struct Config {
     pub(crate) cluster: u16,
     pub(crate) shards: Vec<u16>,
     pub(crate) shards_in_cluster: NonZeroU16,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) protected_shards: Vec<String>,
     pub(crate) store: bool,
     pub(crate) heap_profile: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -76,6 +84,7 @@ struct File {
     cluster: Option<u16>,
     shards: Option<Vec<u16>>,
     shards_in_cluster: Option<NonZeroU16>,
+    protected_shards: Option<Vec<String>>,
     store: Option<bool>,
     discv5: Option<bool>,
     discv5_port: Option<u16>,
@@ -125,6 +134,8 @@ impl Config {
             cluster,
             shards,
             shards_in_cluster,
+            protected_shards: list(flags.protected_shards, file.protected_shards)
+                .unwrap_or_default(),
             store: flags.store.or(file.store).unwrap_or(true),
             discv5: flags.discv5.or(file.discv5),
             discv5_port: flags.discv5_port.or(file.discv5_port).unwrap_or(DISCV5_PORT),
@@ -179,6 +190,7 @@ impl Config {
             bail!("secure WebSocket needs both tls_certificate and tls_key");
         }
         for (name, count) in [
+            ("protected_shards", self.protected_shards.len()),
             ("discv5_bootstrap", self.discv5_bootstrap.len()),
             ("dns_discovery_urls", self.dns_discovery_urls.len()),
             ("dns_servers", self.dns_servers.len()),
@@ -187,6 +199,7 @@ impl Config {
                 bail!("{name} names {count}, at most {NAMED_MAX} are taken");
             }
         }
+        self.protected_shards()?;
         self.bootstrap_records()?;
         self.node_lists()?;
         Ok(())
@@ -224,6 +237,26 @@ impl Config {
     /// Whether peers are asked for further ones: as stated; else if peers are looked for at all.
     pub(crate) fn asks_peers(&self) -> bool {
         self.ask_peers.unwrap_or(self.finds_peers())
+    }
+
+    /// Keys of the shards whose messages must be signed. Errors: another form than `SHARD:KEY`, a
+    /// shard that is there twice, or one that no cluster has.
+    pub(crate) fn protected_shards(&self) -> Result<BTreeMap<Shard, ShardKey>> {
+        let mut keys = BTreeMap::new();
+        for text in &self.protected_shards {
+            let ProtectedShard { shard, key } =
+                text.parse::<ProtectedShard>().context("protected_shards")?;
+            if shard >= router::SHARDS {
+                bail!(
+                    "protected_shards has shard {shard}: a cluster has 0 to {}",
+                    router::SHARDS - 1
+                );
+            }
+            if keys.insert(shard, key).is_some() {
+                bail!("protected_shards has shard {shard} twice; a shard has one key");
+            }
+        }
+        Ok(keys)
     }
 
     /// Records of the nodes at which discovery begins.
@@ -317,6 +350,9 @@ mod tests {
 
     use super::*;
 
+    /// Of a shard.
+    const KEY: &str = "029c5fac802da41e07e6cdf51c3b9a6351ad5e65921527f2df5b7d59fd9b56ab02";
+
     // Promise: P24 - The configuration of a relay is a regular file of at most 1 MiB.
     #[test]
     fn configuration_that_is_not_a_small_regular_file_is_refused() {
@@ -353,6 +389,14 @@ mod tests {
         assert!(refused(shard).contains("1023"));
         let memory = Settings { memory: Some("16MiB".into()), ..Settings::default() };
         assert!(refused(memory).contains("16 MiB"));
+        for (texts, why) in [
+            (vec!["7:02".to_owned()], "SHARD:KEY"),
+            (vec![format!("1024:{KEY}")], "1023"),
+            (vec![format!("7:{KEY}"), format!("7:{KEY}")], "twice"),
+        ] {
+            let refused = refused(Settings { protected_shards: texts, ..Settings::default() });
+            assert!(refused.contains("protected_shards") && refused.contains(why), "{refused}");
+        }
         let tls = Settings { tls_key: Some("key.pem".into()), ..Settings::default() };
         assert!(refused(tls).contains("tls_certificate"));
     }

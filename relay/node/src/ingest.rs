@@ -13,7 +13,7 @@ use accounting::Reservation;
 use bytes::Bytes;
 use protocol::{
     ContentTopic, MessageError, MessageHash, PubsubTopic, WakuMessage, autoshard,
-    gossip::message_id, message_hash,
+    gossip::message_id, message_hash, signed::SignatureError,
 };
 use router::{Offer, Peer, Shard};
 use store::{AppendError, AppendOutcome, Arrival};
@@ -48,6 +48,8 @@ pub(crate) struct AcceptedMessage {
 pub(crate) enum RejectReason {
     #[error(transparent)]
     Invalid(#[from] MessageError),
+    #[error(transparent)]
+    Signature(#[from] SignatureError),
     #[error("a message of {bytes} bytes, messages.message_bytes is {most}; split the payload")]
     TooLarge { bytes: usize, most: usize },
     #[error("{0}")]
@@ -69,7 +71,7 @@ impl RejectReason {
             Self::Invalid(MessageError::TooLarge { .. }) | Self::TooLarge { .. } => {
                 Reason::TooLarge
             }
-            Self::Invalid(_) => Reason::Invalid,
+            Self::Invalid(_) | Self::Signature(_) => Reason::Invalid,
             Self::Topic(_) => Reason::Topic,
             Self::NoPeers { .. } => Reason::NoPeers,
             Self::Busy(_) => Reason::Busy,
@@ -155,6 +157,7 @@ impl Node {
         if least > 0 && self.router().reachable(shard, self.now()) < least {
             return Err(RejectReason::NoPeers { topic: self.topic_name(shard), least });
         }
+        self.check_signature(shard, message)?;
         self.wait_for_room(shard, message.content_topic.as_str()).await?;
         let id = message_id(&bytes);
         let (hash, AppendOutcome { message: stored, known, .. }) =
@@ -238,6 +241,14 @@ impl Node {
                 return Err(error.into());
             }
         };
+        if let Err(error) = self.check_signature(shard, &message) {
+            // The network rejects a message without a signature. One that is late may be late by
+            // this machine's clock: it is not passed on, and its sender is not at fault.
+            if error == SignatureError::Unsigned {
+                self.router().reject(peer);
+            }
+            return Err(error.into());
+        }
         match self.append(Source::Relay(peer), shard, &message, bytes, held).await {
             // As above; the peer's id stays among those seen, so that it is not handled again.
             Ok((_, AppendOutcome { known: true, .. })) => Err(RejectReason::Duplicate),
@@ -253,6 +264,19 @@ impl Node {
                 Err(rejected)
             }
         }
+    }
+
+    /// Checks a message of a protected shard, and counts the outcome; others pass.
+    fn check_signature(&self, shard: Shard, message: &WakuMessage) -> Result<(), SignatureError> {
+        let Some(key) = self.protected.get(&shard) else { return Ok(()) };
+        let checked = key.check(&self.topic(shard), message, (self.clock)());
+        let counters = &self.counters;
+        let count = match checked {
+            Ok(()) => &counters.signatures_accepted,
+            Err(_) => &counters.signatures_refused,
+        };
+        count.fetch_add(1, Relaxed);
+        checked
     }
 
     /// This node may take less than the network does; a sender of more is not at fault.

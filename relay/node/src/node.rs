@@ -1,7 +1,7 @@
 //! State shared by all parts of the running node, and the task that drives the swarm.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     net::Ipv4Addr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -23,7 +23,7 @@ use libp2p::{
     swarm::{self, ConnectionId, NetworkBehaviour, SwarmEvent, dial_opts::DialOpts},
 };
 use memory::Record;
-use protocol::{PubsubTopic, record::NodeRecord};
+use protocol::{PubsubTopic, record::NodeRecord, signed::ShardKey};
 use relay_limits::{Limits, pool};
 use router::{Router, Shard, Topics};
 use store::{Message, Store};
@@ -75,6 +75,8 @@ pub(crate) struct Pools {
 pub(crate) struct Node {
     pub(crate) settings: Settings,
     pub(crate) shards: Topics,
+    /// Keys of the shards whose messages must be signed.
+    pub(crate) protected: BTreeMap<Shard, ShardKey>,
     pub(crate) protocols: Protocols,
     pub(crate) clock_drift: Duration,
     /// Nanoseconds since 1970.
@@ -238,6 +240,7 @@ impl Node {
             .collect();
         Ok(Arc::new(Self {
             shards: settings.shards,
+            protected: config.protected_shards()?,
             protocols: Protocols::new(services::PROTOCOLS),
             clock_drift: Duration::from_secs(limits.messages.clock_seconds),
             clock,

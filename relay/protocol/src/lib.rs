@@ -27,6 +27,7 @@ pub mod metadata;
 pub mod node_list;
 pub mod peer_exchange;
 pub mod record;
+pub mod signed;
 pub mod status;
 pub mod store;
 pub mod text;

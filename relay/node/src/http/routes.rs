@@ -178,7 +178,7 @@ endpoints! {
     GET "/admin/v1/filter/subscriptions" => |_| Ok(Route::FilterSubscribers),
         "every receiver of filter pushes with its criteria";
     POST "/admin/v1/log-level/{logLevel}" => |level| decoded(level).map(Route::LogLevel),
-        "changes the level of the log: TRACE, DEBUG, INFO, NOTICE, WARN, ERROR or FATAL; otherwise 400";
+        "changes the level of the log (TRACE, DEBUG, INFO, NOTICE, WARN, ERROR, FATAL), else 400";
     POST "/lightpush/v1/message" => |_| Ok(Route::LightPushLegacy),
         "publishes a message; answers in text";
     POST "/lightpush/v3/message" => |_| Ok(Route::LightPush),

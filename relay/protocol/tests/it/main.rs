@@ -5,4 +5,5 @@ mod frames;
 mod gossip;
 mod messages;
 mod records;
+mod signed;
 mod topics;
