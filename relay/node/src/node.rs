@@ -44,6 +44,7 @@ use crate::{
     network::{
         behaviour::Behaviour,
         handler::Protocols,
+        identified::SpokenProtocols,
         meter::Meters,
         stream_slots::StreamSlots,
         transport::{Tls, transport},
@@ -307,6 +308,9 @@ pub(crate) struct ConnectedPeer {
     pub(crate) address: Multiaddr,
     pub(crate) outbound: bool,
     pub(crate) gossips: bool,
+    /// What it says of itself, once it did.
+    pub(crate) protocols: SpokenProtocols,
+    pub(crate) agent: Option<Arc<str>>,
 }
 
 /// Streams of one connection for which a protocol is being agreed on. Further ones wait in the
@@ -468,6 +472,15 @@ impl Network {
                 // The peer is gone; pushes would wait for it.
                 self.swarm.close_connection(connection);
             }
+            SwarmEvent::Behaviour(AllEvent::Identify(identify::Event::Received {
+                connection_id,
+                info,
+                ..
+            })) => {
+                let protocols = SpokenProtocols::of(info.protocols.iter().map(AsRef::as_ref));
+                let waku = &mut self.swarm.behaviour_mut().waku;
+                waku.identified(connection_id, protocols, &info.agent_version);
+            }
             SwarmEvent::OutgoingConnectionError { error, peer_id, connection_id } => {
                 tracing::debug!(%error, ?peer_id, "dialling failed");
                 if let Some(target) = self.dials.remove(&connection_id) {
@@ -498,6 +511,8 @@ impl Network {
                     address: open.address.clone(),
                     outbound: open.outbound,
                     gossips: open.gossips,
+                    protocols: open.protocols,
+                    agent: open.agent.clone(),
                 });
                 let _ = reply.send(connected.collect());
             }

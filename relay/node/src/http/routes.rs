@@ -158,7 +158,7 @@ endpoints! {
     POST "/admin/v1/peers" => |_| Ok(Route::AddPeers),
         "connects to up to 16 addresses, and keeps connecting; 200 when all are connected";
     GET "/admin/v1/peers/service" => |_| Ok(Route::ServicePeers),
-        "connected peers that were seen to speak a protocol of Waku";
+        "connected peers that speak a protocol of Waku which is a service";
     GET "/admin/v1/peers/connected" => |_| Ok(Route::ConnectedPeers),
         "connected peers";
     GET "/admin/v1/peers/connected/on/{shardId}" => |id| shard(id).map(Route::ConnectedPeersOn),

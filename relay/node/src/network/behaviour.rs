@@ -28,6 +28,7 @@ use thiserror::Error;
 
 use super::{
     handler::{Handler, HandlerCommand, HandlerEvent},
+    identified::{self, SpokenProtocols},
     stream_slots::Activity,
 };
 use crate::{governor::WorkKind, node::Node, settings::count};
@@ -58,6 +59,9 @@ pub(crate) struct Open {
     pub(crate) address: Multiaddr,
     pub(crate) outbound: bool,
     pub(crate) gossips: bool,
+    /// What its peer says of itself, once it did.
+    pub(crate) protocols: SpokenProtocols,
+    pub(crate) agent: Option<Arc<str>>,
     /// Whether its peer speaks the relay protocol.
     pub(crate) relays: bool,
     /// Whether its peer can be asked for other peers.
@@ -109,6 +113,14 @@ impl Behaviour {
             event: HandlerCommand::AskPeers,
         });
         true
+    }
+
+    /// Notes what a peer says of itself.
+    pub(crate) fn identified(&mut self, id: ConnectionId, protocols: SpokenProtocols, agent: &str) {
+        if let Some(open) = self.open.get_mut(&id) {
+            open.protocols = protocols;
+            open.agent = Some(identified::agent(agent));
+        }
     }
 
     fn check_room(&mut self, peer: &PeerId, address: &Multiaddr) -> Result<(), ConnectionDenied> {
@@ -212,6 +224,8 @@ impl Behaviour {
             address: address.clone(),
             outbound,
             gossips: false,
+            protocols: SpokenProtocols::default(),
+            agent: None,
             relays: false,
             exchanges: false,
             since: Instant::now(),

@@ -3,6 +3,7 @@
 pub(crate) mod behaviour;
 pub(crate) mod framing;
 pub(crate) mod handler;
+pub(crate) mod identified;
 pub(crate) mod meter;
 pub(crate) mod stream_slots;
 pub(crate) mod streams;

@@ -825,7 +825,29 @@ fn two_nodes_are_introduced_and_one_hears_what_the_other_publishes() {
     assert_eq!(stats["Relay peers"]["0"], 1);
     assert_eq!(stats["Sum"]["Total peers"], 1);
     let relay = protocol::gossip::PROTOCOL;
-    assert_eq!(here.get("/admin/v1/peers/service").ok()[0]["protocols"], json!([relay]));
+    let peer = eventually("the peer says what it speaks", || {
+        let peer = here.get("/admin/v1/peers/service").ok()[0].clone();
+        peer["agent"].as_str().is_some_and(|agent| !agent.is_empty()).then_some(peer)
+    });
+    assert_eq!(peer["agent"], concat!("thimble-relay/", env!("CARGO_PKG_VERSION")));
+    let protocols: Vec<&str> =
+        peer["protocols"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    for name in [
+        relay,
+        protocol::filter::SUBSCRIBE_PROTOCOL,
+        protocol::store::PROTOCOL,
+        protocol::light_push::PROTOCOL,
+        protocol::light_push::PROTOCOL_V2,
+        protocol::peer_exchange::PROTOCOL,
+        protocol::metadata::PROTOCOL,
+        "/ipfs/id/1.0.0",
+        "/ipfs/ping/1.0.0",
+    ] {
+        assert!(protocols.contains(&name), "{name} in {protocols:?}");
+    }
+    let by_protocol = &here.get("/admin/v1/peers/stats").ok()["By Protocols"];
+    assert_eq!(by_protocol[protocol::store::PROTOCOL], 1, "{by_protocol}");
+    assert_eq!(by_protocol[protocol::filter::PUSH_PROTOCOL], 0, "{by_protocol}");
     assert_eq!(here.metric("libp2p_pubsub_peers"), 1.0);
     let direction = format!("waku_connected_peers{{direction=\"Out\",protocol=\"{relay}\"}}");
     assert_eq!(here.metric(&direction), 1.0);
