@@ -19,7 +19,7 @@ use router::{Offer, Peer, Shard};
 use store::{AppendError, AppendOutcome, Arrival};
 use thiserror::Error;
 
-use crate::{counters::Reason, node::Node, settings::count};
+use crate::{counters::Reason, latencies, node::Node, settings::count};
 
 /// How long a client's message is held back at most before it is refused.
 const HOLD_BACK: Duration = Duration::from_secs(5);
@@ -168,6 +168,7 @@ impl Node {
             // different bytes.
             return Ok(AcceptedMessage { hash, relay_peers: 0, known });
         }
+        self.counters.payloads.observe(message.payload.len());
         let relay_peers = self.router().publish(shard, id, stored.clone(), self.now());
         self.paces.published(shard, stored.len());
         self.filter.deliver(shard, message.content_topic.as_str(), &stored);
@@ -253,6 +254,7 @@ impl Node {
             // As above; the peer's id stays among those seen, so that it is not handled again.
             Ok((_, AppendOutcome { known: true, .. })) => Err(RejectReason::Duplicate),
             Ok((hash, AppendOutcome { message: stored, .. })) => {
+                self.counters.payloads.observe(message.payload.len());
                 let relay_peers = self.router().accept(peer, shard, id, stored.clone());
                 self.filter.deliver(shard, message.content_topic.as_str(), &stored);
                 self.subscribers.deliver(shard, message.content_topic.as_str(), &stored);
@@ -315,11 +317,14 @@ impl Node {
             may_pass: matches!(source, Source::Relay(_)),
         };
         // Its memory stays held until the bytes are written.
+        let began = Instant::now();
         let appending = self
             .store
             .append(arrival, bytes, held)
             .map_err(|full| RejectReason::Busy(full.to_string()))?;
-        match appending.await {
+        let appended = appending.await;
+        latencies::observe_since(&self.latencies.append, began);
+        match appended {
             Ok(appended) => {
                 let counters = &self.counters;
                 if message.is_ephemeral() {

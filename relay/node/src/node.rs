@@ -45,7 +45,7 @@ use crate::{
         behaviour::Behaviour,
         handler::Protocols,
         identified::SpokenProtocols,
-        meter::Meters,
+        meter::{Meters, Traffic},
         stream_slots::StreamSlots,
         transport::{Tls, transport},
     },
@@ -107,6 +107,8 @@ pub(crate) struct Node {
     pub(crate) wants_peers: AtomicBool,
     /// Records in the table of the discovery protocol.
     pub(crate) discovery_table: AtomicU64,
+    /// Bytes of all connections, as of the last heartbeat.
+    pub(crate) traffic: Traffic,
     /// Names of the shards' topics, made once: most messages are of few shards.
     topics: Vec<Arc<str>>,
 }
@@ -277,6 +279,7 @@ impl Node {
             own_record: Mutex::default(),
             wants_peers: AtomicBool::new(false),
             discovery_table: AtomicU64::new(0),
+            traffic: Traffic::default(),
             topics,
             settings,
         }))
@@ -432,6 +435,9 @@ impl Network {
                     self.node.filter.expire(Instant::now());
                     self.find_peers();
                     self.observed.update(&self.node);
+                    let (traffic, noted) = (self.meters.traffic(), &self.node.traffic);
+                    noted.received.store(traffic.received.load(Relaxed), Relaxed);
+                    noted.sent.store(traffic.sent.load(Relaxed), Relaxed);
                 }
                 _ = sweep.tick() => {
                     let closed = self.meters.sweep(Instant::now());

@@ -5,15 +5,19 @@
 //!
 //! Source: `/admin/v1` of the OpenAPI files in waku-org/waku-rest-api.
 
-use std::{collections::HashMap, io, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    sync::Arc,
+    time::Duration,
+};
 
 use http_server::Pieces;
 use hyper::StatusCode;
 use libp2p::{Multiaddr, PeerId};
-use protocol::{filter, gossip, light_push, peer_exchange, store};
+use protocol::{filter, gossip};
 use router::{Peer, PeerView, SHARDS, Shard};
 use serde::Serialize;
-use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::{
@@ -23,7 +27,7 @@ use super::{
 };
 use crate::{
     discovery::known::{KnownPeer, Origin, named_peer},
-    network::identified::{RECONCILIATION, SpokenProtocols},
+    network::identified::{SpokenProtocols, services},
     node::{ConnectedPeer, Node, SwarmRequest},
 };
 
@@ -35,18 +39,6 @@ const DIAL_TIME: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(50);
 /// Bytes of the JSON of a peer in addition to its address, shards, protocols and program.
 const PEER_BYTES_MAX: usize = 256;
-
-/// Protocols by which peers are counted.
-const COUNTED_PROTOCOLS: [&str; 8] = [
-    gossip::PROTOCOL,
-    filter::SUBSCRIBE_PROTOCOL,
-    filter::PUSH_PROTOCOL,
-    store::PROTOCOL,
-    light_push::PROTOCOL,
-    light_push::PROTOCOL_V2,
-    peer_exchange::PROTOCOL,
-    RECONCILIATION,
-];
 
 /// `WakuPeer` of the specification.
 #[derive(Debug, Serialize)]
@@ -132,6 +124,22 @@ fn spoken(node: &Node, connected: &ConnectedPeer) -> SpokenProtocols {
         spoken.insert(filter::PUSH_PROTOCOL);
     }
     spoken
+}
+
+/// Connected peers that speak each service of Waku.
+pub(super) fn by_protocol(
+    node: &Node,
+    connected: &[ConnectedPeer],
+) -> BTreeMap<&'static str, usize> {
+    let mut counts: BTreeMap<_, _> = services().map(|name| (name, 0)).collect();
+    for one in connected {
+        for name in spoken(node, one).names() {
+            if let Some(count) = counts.get_mut(name) {
+                *count += 1;
+            }
+        }
+    }
+    counts
 }
 
 /// A known peer that is not connected.
@@ -271,14 +279,7 @@ impl Service {
         let in_mesh = known.views.values().filter(|view| !view.mesh.is_empty()).count();
         relay.insert("Total relay peers".into(), gossip.into());
         mesh.insert("Total mesh peers".into(), in_mesh.into());
-        let by_protocol: serde_json::Map<String, Value> = COUNTED_PROTOCOLS
-            .into_iter()
-            .map(|name| {
-                let speak =
-                    known.connected.iter().filter(|one| spoken(&self.node, one).contains(name));
-                (name.to_owned(), speak.count().into())
-            })
-            .collect();
+        let by_protocol = by_protocol(&self.node, &known.connected);
         let stats = serde_json::json!({
             "Sum": { "Total peers": count + others.len() },
             "By Connectedness": {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use protocol::{filter, gossip, light_push, metadata, peer_exchange, store};
 
-/// Names of the Waku network and of libp2p.
-const NAMES: [&str; 28] = [
+/// Names of the Waku network and of libp2p, services of Waku first.
+static NAMES: [&str; NAMES_COUNT] = [
     gossip::PROTOCOL,
     filter::SUBSCRIBE_PROTOCOL,
     filter::PUSH_PROTOCOL,
@@ -40,15 +40,16 @@ const NAMES: [&str; 28] = [
     "/meshsub/1.0.0",
     "/floodsub/1.0.0",
 ];
+const NAMES_COUNT: usize = 28;
 /// Store synchronisation of reference nodes.
-pub(crate) const RECONCILIATION: &str = "/vac/waku/reconciliation/1.0.0";
+const RECONCILIATION: &str = "/vac/waku/reconciliation/1.0.0";
 const TRANSFER: &str = "/vac/waku/transfer/1.0.0";
 /// The first of the names: services that a client can ask for, as reference nodes list them.
 const SERVICES: usize = 9;
 /// Longest name of a program that is kept, in bytes.
 const AGENT_BYTES_MAX: usize = 64;
 
-const _: () = assert!(NAMES.len() <= u64::BITS as usize && SERVICES <= NAMES.len());
+const _: () = assert!(NAMES_COUNT <= u64::BITS as usize && SERVICES <= NAMES_COUNT);
 
 /// The protocols that a peer speaks, of those that are known here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,10 +68,6 @@ impl SpokenProtocols {
         self.0 |= bit(name);
     }
 
-    pub(crate) fn contains(self, name: &str) -> bool {
-        self.0 & bit(name) != 0
-    }
-
     /// Whether one of them is a service of Waku.
     pub(crate) fn has_service(self) -> bool {
         self.0 & ((1 << SERVICES) - 1) != 0
@@ -86,15 +83,21 @@ impl SpokenProtocols {
     }
 }
 
+/// The services of Waku.
+pub(crate) fn services() -> impl Iterator<Item = &'static str> {
+    NAMES.iter().copied().take(SERVICES)
+}
+
 /// Zero for a name that is not known.
 fn bit(name: &str) -> u64 {
     NAMES.iter().position(|known| *known == name).map_or(0, |at| 1 << at)
 }
 
-/// The name of a peer's program as it is shown: without control characters, and not too long.
+/// The name of a peer's program as it is shown, in metrics too: without control characters, quotes
+/// and backslashes, and not too long.
 pub(crate) fn agent(text: &str) -> Arc<str> {
-    let mut kept: String =
-        text.chars().filter(|char| !char.is_control()).take(AGENT_BYTES_MAX).collect();
+    let is_plain = |char: &char| !char.is_control() && !['"', '\\'].contains(char);
+    let mut kept: String = text.chars().filter(is_plain).take(AGENT_BYTES_MAX).collect();
     kept.truncate(kept.floor_char_boundary(AGENT_BYTES_MAX));
     kept.into()
 }
@@ -108,8 +111,7 @@ mod tests {
         let said = ["/ipfs/ping/1.0.0", "/nobody/knows/1", gossip::PROTOCOL, "/ipfs/ping/1.0.0"];
         let spoken = SpokenProtocols::of(said);
         assert_eq!(spoken.names().collect::<Vec<_>>(), [gossip::PROTOCOL, "/ipfs/ping/1.0.0"]);
-        assert!(spoken.contains(gossip::PROTOCOL) && spoken.has_service());
-        assert!(!spoken.contains(store::PROTOCOL) && !spoken.contains("/nobody/knows/1"));
+        assert!(spoken.has_service());
         let client = SpokenProtocols::of(["/ipfs/id/1.0.0", metadata::PROTOCOL]);
         assert!(!client.has_service());
         assert_eq!(SpokenProtocols::of(NAMES).names().collect::<Vec<_>>(), NAMES);
@@ -130,7 +132,7 @@ mod tests {
     #[test]
     fn a_programs_name_is_short_and_printable() {
         assert_eq!(&*agent("nwaku-v0.38.0"), "nwaku-v0.38.0");
-        assert_eq!(&*agent("a\nb\u{1b}[31m\0"), "ab[31m");
+        assert_eq!(&*agent("a\nb\u{1b}[31m\0\"\\"), "ab[31m");
         assert_eq!(agent(&"x".repeat(4096)).len(), AGENT_BYTES_MAX);
         let wide = agent(&"ä€".repeat(100));
         assert!(wide.len() <= AGENT_BYTES_MAX && wide.starts_with("ä€"));

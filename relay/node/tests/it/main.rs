@@ -15,6 +15,7 @@ mod hostile;
 mod http;
 mod memory;
 mod peer;
+mod protected;
 mod raw;
 mod reference;
 mod refusals;

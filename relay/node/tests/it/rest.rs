@@ -849,6 +849,29 @@ fn two_nodes_are_introduced_and_one_hears_what_the_other_publishes() {
     assert_eq!(by_protocol[protocol::store::PROTOCOL], 1, "{by_protocol}");
     assert_eq!(by_protocol[protocol::filter::PUSH_PROTOCOL], 0, "{by_protocol}");
     assert_eq!(here.metric("libp2p_pubsub_peers"), 1.0);
+    let agent = concat!("thimble-relay/", env!("CARGO_PKG_VERSION"));
+    for (name, expected) in [
+        ("waku_store_peers", 1.0),
+        ("waku_lightpush_peers", 1.0),
+        ("waku_filter_peers", 1.0),
+        ("waku_px_peers", 1.0),
+        ("waku_connected_peers_per_shard{shard=\"0\"}", 1.0),
+        (&format!("waku_connected_peers_per_agent{{agent=\"{agent}\"}}"), 1.0),
+        ("libp2p_pubsub_subscriptions_total", 8.0),
+        ("libp2p_pubsub_unsubscriptions_total", 0.0),
+        ("libp2p_gossipsub_no_peers_topics", 0.0),
+        ("libp2p_gossipsub_low_peers_topics", 8.0),
+        ("libp2p_gossipsub_healthy_peers_topics", 0.0),
+        ("waku_histogram_message_size_count", 0.0),
+    ] {
+        assert_eq!(here.metric(name), expected, "{name}");
+    }
+    eventually("bytes are counted", || {
+        let moved =
+            |way| here.metric(&format!("libp2p_network_bytes_total{{direction=\"{way}\"}}"));
+        (moved("in") > 0.0 && moved("out") > 0.0).then_some(())
+    });
+    assert!(here.metric("process_open_fds") > 3.0);
     let direction = format!("waku_connected_peers{{direction=\"Out\",protocol=\"{relay}\"}}");
     assert_eq!(here.metric(&direction), 1.0);
 
@@ -862,6 +885,10 @@ fn two_nodes_are_introduced_and_one_hears_what_the_other_publishes() {
         (!heard.as_array().unwrap().is_empty()).then_some(heard)
     });
     assert_eq!(payload(&heard[0]), b"across");
+    for node in [&here, &there] {
+        assert_eq!(node.metric("waku_histogram_message_size_count"), 1.0);
+        assert_eq!(node.metric("waku_archive_insert_duration_seconds_count"), 1.0);
+    }
 
     let nobody = "/ip4/127.0.0.1/tcp/1/p2p/16Uiu2HAmVFXtAfSj4EiR7mL2KvL4EE2wztuQgUSBoj2Jx2KeXFLN";
     let refused = here.post("/admin/v1/peers", &json!([nobody]));
