@@ -14,7 +14,7 @@ const SECRET: &str = "5526a8990317c9b7b58d07843d270f9cd1d9aaee129294c1c478abf726
 const KEY: &str = "029c5fac802da41e07e6cdf51c3b9a6351ad5e65921527f2df5b7d59fd9b56ab02";
 
 fn signed(mut message: WakuMessage) -> WakuMessage {
-    let secret = hex::decode(SECRET).unwrap().try_into().unwrap();
+    let secret: [u8; 32] = hex::decode(SECRET).unwrap().try_into().unwrap();
     message.meta = Some(signed::sign(&secret, TOPIC, &message).unwrap().to_vec().into());
     message
 }
@@ -51,7 +51,7 @@ async fn clients_messages_on_a_protected_shard_are_taken_when_they_are_signed() 
     assert_eq!(taken.status, 200, "{}", taken.text());
     let heard = peer
         .wait_for(|rpc| {
-            let of_topic = rpc.publish.iter().find(|one| one.topic == TOPIC)?;
+            let of_topic = rpc.publish.iter().find(|one| one.topic.as_str() == TOPIC)?;
             Some(WakuMessage::decode(of_topic.data.clone()).unwrap())
         })
         .await;

@@ -800,6 +800,61 @@ fn metrics_are_prometheus_text_under_the_names_dashboards_use() {
     });
 }
 
+/// The only peer of a node, another of this program, in the lists of peers and in the metrics.
+fn check_what_a_peer_says(here: &Node) {
+    let peer = eventually("the peer says what it speaks", || {
+        let peer = here.get("/admin/v1/peers/service").ok()[0].clone();
+        peer["agent"].as_str().is_some_and(|agent| !agent.is_empty()).then_some(peer)
+    });
+    assert_eq!(peer["agent"], concat!("thimble-relay/", env!("CARGO_PKG_VERSION")));
+    let protocols: Vec<&str> =
+        peer["protocols"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    for name in [
+        protocol::gossip::PROTOCOL,
+        protocol::filter::SUBSCRIBE_PROTOCOL,
+        protocol::store::PROTOCOL,
+        protocol::light_push::PROTOCOL,
+        protocol::light_push::PROTOCOL_V2,
+        protocol::peer_exchange::PROTOCOL,
+        protocol::metadata::PROTOCOL,
+        "/ipfs/id/1.0.0",
+        "/ipfs/ping/1.0.0",
+    ] {
+        assert!(protocols.contains(&name), "{name} in {protocols:?}");
+    }
+    let stats = here.get("/admin/v1/peers/stats").ok();
+    let by_protocol = &stats["By Protocols"];
+    assert_eq!(by_protocol[protocol::store::PROTOCOL], 1, "{by_protocol}");
+    assert_eq!(by_protocol[protocol::filter::PUSH_PROTOCOL], 0, "{by_protocol}");
+    assert_eq!(here.metric("libp2p_pubsub_peers"), 1.0);
+    let per_agent = format!(
+        "waku_connected_peers_per_agent{{agent=\"thimble-relay/{}\"}}",
+        env!("CARGO_PKG_VERSION")
+    );
+    for (name, expected) in [
+        ("waku_store_peers", 1.0),
+        ("waku_lightpush_peers", 1.0),
+        ("waku_filter_peers", 1.0),
+        ("waku_px_peers", 1.0),
+        ("waku_connected_peers_per_shard{shard=\"0\"}", 1.0),
+        (per_agent.as_str(), 1.0),
+        ("libp2p_pubsub_subscriptions_total", 8.0),
+        ("libp2p_pubsub_unsubscriptions_total", 0.0),
+        ("waku_histogram_message_size_count", 0.0),
+    ] {
+        assert_eq!(here.metric(name), expected, "{name}");
+    }
+    let topics = ["no_peers", "low_peers", "healthy_peers"]
+        .map(|kind| here.metric(&format!("libp2p_gossipsub_{kind}_topics")));
+    assert_eq!(topics.iter().sum::<f64>(), 8.0, "{topics:?}");
+    eventually("bytes are counted", || {
+        let moved =
+            |way| here.metric(&format!("libp2p_network_bytes_total{{direction=\"{way}\"}}"));
+        (moved("in") > 0.0 && moved("out") > 0.0).then_some(())
+    });
+    assert!(here.metric("process_open_fds") > 3.0);
+}
+
 #[test]
 fn two_nodes_are_introduced_and_one_hears_what_the_other_publishes() {
     let (here, there) = (start("", &[]), start("", &[]));
@@ -825,53 +880,7 @@ fn two_nodes_are_introduced_and_one_hears_what_the_other_publishes() {
     assert_eq!(stats["Relay peers"]["0"], 1);
     assert_eq!(stats["Sum"]["Total peers"], 1);
     let relay = protocol::gossip::PROTOCOL;
-    let peer = eventually("the peer says what it speaks", || {
-        let peer = here.get("/admin/v1/peers/service").ok()[0].clone();
-        peer["agent"].as_str().is_some_and(|agent| !agent.is_empty()).then_some(peer)
-    });
-    assert_eq!(peer["agent"], concat!("thimble-relay/", env!("CARGO_PKG_VERSION")));
-    let protocols: Vec<&str> =
-        peer["protocols"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
-    for name in [
-        relay,
-        protocol::filter::SUBSCRIBE_PROTOCOL,
-        protocol::store::PROTOCOL,
-        protocol::light_push::PROTOCOL,
-        protocol::light_push::PROTOCOL_V2,
-        protocol::peer_exchange::PROTOCOL,
-        protocol::metadata::PROTOCOL,
-        "/ipfs/id/1.0.0",
-        "/ipfs/ping/1.0.0",
-    ] {
-        assert!(protocols.contains(&name), "{name} in {protocols:?}");
-    }
-    let by_protocol = &here.get("/admin/v1/peers/stats").ok()["By Protocols"];
-    assert_eq!(by_protocol[protocol::store::PROTOCOL], 1, "{by_protocol}");
-    assert_eq!(by_protocol[protocol::filter::PUSH_PROTOCOL], 0, "{by_protocol}");
-    assert_eq!(here.metric("libp2p_pubsub_peers"), 1.0);
-    let agent = concat!("thimble-relay/", env!("CARGO_PKG_VERSION"));
-    for (name, expected) in [
-        ("waku_store_peers", 1.0),
-        ("waku_lightpush_peers", 1.0),
-        ("waku_filter_peers", 1.0),
-        ("waku_px_peers", 1.0),
-        ("waku_connected_peers_per_shard{shard=\"0\"}", 1.0),
-        (&format!("waku_connected_peers_per_agent{{agent=\"{agent}\"}}"), 1.0),
-        ("libp2p_pubsub_subscriptions_total", 8.0),
-        ("libp2p_pubsub_unsubscriptions_total", 0.0),
-        ("libp2p_gossipsub_no_peers_topics", 0.0),
-        ("libp2p_gossipsub_low_peers_topics", 8.0),
-        ("libp2p_gossipsub_healthy_peers_topics", 0.0),
-        ("waku_histogram_message_size_count", 0.0),
-    ] {
-        assert_eq!(here.metric(name), expected, "{name}");
-    }
-    eventually("bytes are counted", || {
-        let moved =
-            |way| here.metric(&format!("libp2p_network_bytes_total{{direction=\"{way}\"}}"));
-        (moved("in") > 0.0 && moved("out") > 0.0).then_some(())
-    });
-    assert!(here.metric("process_open_fds") > 3.0);
+    check_what_a_peer_says(&here);
     let direction = format!("waku_connected_peers{{direction=\"Out\",protocol=\"{relay}\"}}");
     assert_eq!(here.metric(&direction), 1.0);
 
