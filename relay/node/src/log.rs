@@ -34,7 +34,7 @@ pub(crate) fn start(filter: &str) -> LogLevel {
         .with_filter_reloading();
     let handle = builder.reload_handle();
     builder.init();
-    LogLevel(Box::new(move |filter| handle.reload(filter)))
+    LogLevel(Box::new(move |filter: EnvFilter| handle.reload(filter)))
 }
 
 impl LogLevel {
@@ -79,7 +79,7 @@ mod tests {
     fn a_set_level_is_handed_to_the_log() {
         let (sent, received) = std::sync::mpsc::channel();
         let sent = std::sync::Mutex::new(sent);
-        let level = LogLevel(Box::new(move |filter| {
+        let level = LogLevel(Box::new(move |filter: EnvFilter| {
             sent.lock().unwrap().send(filter.to_string()).unwrap();
             Ok(())
         }));

@@ -229,8 +229,16 @@ impl Readings {
         let least = self.mesh_least;
         for (name, help, topics) in [
             ("no_peers", "Topics without a peer in the mesh", with_mesh(&|mesh| mesh == 0)),
-            ("low_peers", "Topics with few", with_mesh(&|mesh| mesh > 0 && mesh < least)),
-            ("healthy_peers", "Topics with enough", with_mesh(&|mesh| mesh >= least)),
+            (
+                "low_peers",
+                "Topics with fewer than gossip.d_low peers in the mesh",
+                with_mesh(&|mesh| mesh > 0 && mesh < least),
+            ),
+            (
+                "healthy_peers",
+                "Topics with gossip.d_low peers in the mesh or more",
+                with_mesh(&|mesh| mesh >= least),
+            ),
         ] {
             out.gauge(&format!("libp2p_gossipsub_{name}_topics"), help, topics)?;
         }

@@ -75,11 +75,8 @@ impl SpokenProtocols {
 
     /// Their names.
     pub(crate) fn names(self) -> impl Iterator<Item = &'static str> {
-        NAMES
-            .into_iter()
-            .enumerate()
-            .filter(move |(at, _)| (self.0 >> at) & 1 == 1)
-            .map(|(_, it)| it)
+        let all = NAMES.iter().copied().enumerate();
+        all.filter(move |(at, _)| (self.0 >> at) & 1 == 1).map(|(_, name)| name)
     }
 }
 
