@@ -292,6 +292,7 @@ impl Service {
         let refused = match self.log_level.set(level) {
             Ok(()) => {
                 tracing::info!(level, "log level changed");
+                discard(&mut RequestBody::from(request), self.limits.body_bytes).await;
                 return Ok(answer::text("OK"));
             }
             Err(error @ LogLevelError::Unknown) => answer::bad(error.to_string()),

@@ -13,6 +13,7 @@ mod harness;
 mod heap;
 mod hostile;
 mod http;
+mod log;
 mod memory;
 mod peer;
 mod protected;

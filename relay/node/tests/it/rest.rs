@@ -822,6 +822,7 @@ fn check_what_a_peer_says(here: &Node) {
     ] {
         assert!(protocols.contains(&name), "{name} in {protocols:?}");
     }
+    assert_eq!(here.get("/health").ok()["connectionStatus"], "PartiallyConnected");
     let stats = here.get("/admin/v1/peers/stats").ok();
     let by_protocol = &stats["By Protocols"];
     assert_eq!(by_protocol[protocol::store::PROTOCOL], 1, "{by_protocol}");
