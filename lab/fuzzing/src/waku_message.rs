@@ -5,9 +5,11 @@
 
 use bytes::Bytes;
 use protocol::enr_keys::{Capabilities, ShardList, decode_addresses, encode_addresses};
-use protocol::{RateLimitProof, WakuMessage, message_hash};
+use protocol::{RateLimitProof, WakuMessage, message_hash, signed::ProtectedShard};
 
 use crate::allocated::decoding;
+
+const PROTECTED: &str = "0:029c5fac802da41e07e6cdf51c3b9a6351ad5e65921527f2df5b7d59fd9b56ab02";
 
 pub(crate) fn test_one_input(bytes: &[u8]) {
     let Some((selector, rest)) = bytes.split_first() else { return };
@@ -23,6 +25,10 @@ pub(crate) fn test_one_input(bytes: &[u8]) {
             let again = WakuMessage::decode(written.into()).expect("it was written here");
             assert_eq!(message_hash("/t", &again), message_hash("/t", &message));
             assert_eq!(again, message);
+            // No input has a signature of the key that it could not know.
+            let shard: ProtectedShard = PROTECTED.parse().expect("a shard and its key");
+            let now_ns = message.timestamp.unwrap_or_default();
+            assert!(shard.key.check("/t", &message, now_ns).is_err());
             let Some(proof) = &message.rate_limit_proof else { return };
             let Ok(proof) = decoding(proof.len(), || RateLimitProof::decode(proof)) else { return };
             let written = proof.encode().into();

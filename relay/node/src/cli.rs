@@ -192,6 +192,18 @@ pub(crate) struct Settings {
     #[allow(rustdoc::bare_urls, reason = "it is the text of `--help`")]
     #[arg(long = "host-name", value_name = "NAME")]
     pub(crate) host_names: Vec<String>,
+    /// Origin of web pages that may use the HTTP interface, all of it, once for each: `*` stands
+    /// for any text and `?` for one character or none, and an origin without a scheme is one of
+    /// http and https. Without it pages of other origins are refused.
+    /// Example: --allow-origin https://app.example --allow-origin localhost:*
+    #[allow(rustdoc::bare_urls, reason = "it is the text of `--help`")]
+    #[arg(
+        long = "allow-origin",
+        value_name = "ORIGIN",
+        visible_alias = "rest-allow-origin",
+        value_delimiter = ','
+    )]
+    pub(crate) allow_origins: Vec<String>,
     /// A public network by its name: cluster, shards, largest message, nodes to begin with. What is
     /// stated otherwise stays, but cluster and number of shards cannot be others. The Waku Network
     /// also needs --eth-rpc.
@@ -216,6 +228,11 @@ pub(crate) struct Settings {
     /// `messages.message_bytes` among the limits. [default: 150KiB]
     #[arg(long, value_name = "SIZE", visible_alias = "max-msg-size")]
     pub(crate) message_size: Option<String>,
+    /// A shard whose messages must be signed, and the public key that signs them (secp256k1,
+    /// hexadecimal), as SHARD:KEY, once for each. Messages on it that are not signed are neither
+    /// relayed nor stored. Example: --protected-shard 7:029c5fac802da41e07e6cdf5...
+    #[arg(long = "protected-shard", value_name = "SHARD:KEY")]
+    pub(crate) protected_shards: Vec<String>,
     /// Whether messages are kept for store queries. [default: true, and false with --relay=false]
     #[arg(
         long,

@@ -1,7 +1,7 @@
 //! One configuration file, flags over it, defaults under it.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
     path::{Path, PathBuf},
@@ -9,13 +9,20 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use libp2p::{Multiaddr, multiaddr::Protocol};
-use protocol::{ContentTopic, autoshard, node_list::ListLink, record::NodeRecord};
+use protocol::{
+    ContentTopic, autoshard,
+    node_list::ListLink,
+    record::NodeRecord,
+    signed::{ProtectedShard, ShardKey},
+};
 use relay_limits::Limits;
+use router::Shard;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use crate::{
     cli::Settings,
     client::{Remote, ServiceNodes},
+    http::cors::AllowedOrigins,
     presets::{Network, Preset, UNNAMED, WAKU_CONTRACT},
     rln::{
         contract::{Contract, SERVERS_MAX, parse_address},
@@ -43,6 +50,8 @@ pub(crate) struct Config {
     pub(crate) http: SocketAddr,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) host_names: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) allow_origins: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) network: Option<Network>,
     pub(crate) cluster: u16,
@@ -50,6 +59,8 @@ pub(crate) struct Config {
     pub(crate) shards_in_cluster: NonZeroU16,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) content_topics: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) protected_shards: Vec<String>,
     pub(crate) store: bool,
     pub(crate) store_sync: bool,
     pub(crate) store_resume: bool,
@@ -102,11 +113,13 @@ struct File {
     #[serde(default, deserialize_with = "address")]
     http: Option<SocketAddr>,
     host_names: Option<Vec<String>>,
+    allow_origins: Option<Vec<String>>,
     network: Option<Network>,
     cluster: Option<u16>,
     shards: Option<Vec<u16>>,
     shards_in_cluster: Option<NonZeroU16>,
     content_topics: Option<Vec<String>>,
+    protected_shards: Option<Vec<String>>,
     store: Option<bool>,
     store_sync: Option<bool>,
     store_resume: Option<bool>,
@@ -167,11 +180,14 @@ impl Config {
             peers: list(flags.peers, file.peers).map_or_else(|| addresses(preset), Ok)?,
             http: flags.http.or(file.http).unwrap_or_else(|| ([127, 0, 0, 1], 8645).into()),
             host_names: list(flags.host_names, file.host_names).unwrap_or_default(),
+            allow_origins: list(flags.allow_origins, file.allow_origins).unwrap_or_default(),
             network,
             cluster,
             shards,
             shards_in_cluster,
             content_topics: list(flags.content_topics, file.content_topics).unwrap_or_default(),
+            protected_shards: list(flags.protected_shards, file.protected_shards)
+                .unwrap_or_default(),
             store: flags.store.or(file.store).unwrap_or(relay),
             store_sync: flags.store_sync.or(file.store_sync).unwrap_or(false),
             store_resume: flags.store_resume.or(file.store_resume).unwrap_or(false),
@@ -227,10 +243,12 @@ impl Config {
             bail!("listen names no address");
         }
         http_server::origin::check_names(&self.host_names).map_err(anyhow::Error::msg)?;
+        AllowedOrigins::new(&self.allow_origins).map_err(anyhow::Error::msg)?;
         if self.tls_certificate.is_some() != self.tls_key.is_some() {
             bail!("secure WebSocket needs both tls_certificate and tls_key");
         }
         for (name, count) in [
+            ("protected_shards", self.protected_shards.len()),
             ("discv5_bootstrap", self.discv5_bootstrap.len()),
             ("dns_discovery_urls", self.dns_discovery_urls.len()),
             ("dns_servers", self.dns_servers.len()),
@@ -243,6 +261,7 @@ impl Config {
             bail!("store_sync and store_resume fetch messages to keep, but store is false");
         }
         self.service_nodes()?;
+        self.protected_shards()?;
         self.bootstrap_records()?;
         self.node_lists()?;
         Ok(())
@@ -415,6 +434,26 @@ impl Config {
         self.ask_peers.unwrap_or(self.finds_peers())
     }
 
+    /// Keys of the shards whose messages must be signed. Errors: another form than `SHARD:KEY`, a
+    /// shard that is there twice, or one that no cluster has.
+    pub(crate) fn protected_shards(&self) -> Result<BTreeMap<Shard, ShardKey>> {
+        let mut keys = BTreeMap::new();
+        for text in &self.protected_shards {
+            let ProtectedShard { shard, key } =
+                text.parse::<ProtectedShard>().context("protected_shards")?;
+            if shard >= router::SHARDS {
+                bail!(
+                    "protected_shards has shard {shard}: a cluster has 0 to {}",
+                    router::SHARDS - 1
+                );
+            }
+            if keys.insert(shard, key).is_some() {
+                bail!("protected_shards has shard {shard} twice; a shard has one key");
+            }
+        }
+        Ok(keys)
+    }
+
     /// Records of the nodes at which discovery begins.
     pub(crate) fn bootstrap_records(&self) -> Result<Vec<NodeRecord>> {
         let read =
@@ -553,6 +592,9 @@ mod tests {
 
     use super::*;
 
+    /// Of a shard.
+    const KEY: &str = "029c5fac802da41e07e6cdf51c3b9a6351ad5e65921527f2df5b7d59fd9b56ab02";
+
     // Promise: P24 - The configuration of a relay is a regular file of at most 1 MiB.
     #[test]
     fn configuration_that_is_not_a_small_regular_file_is_refused() {
@@ -638,6 +680,14 @@ mod tests {
         assert!(refused(shard).contains("1023"));
         let memory = Settings { memory: Some("16MiB".into()), ..Settings::default() };
         assert!(refused(memory).contains("16 MiB"));
+        for (texts, why) in [
+            (vec!["7:02".to_owned()], "SHARD:KEY"),
+            (vec![format!("1024:{KEY}")], "1023"),
+            (vec![format!("7:{KEY}"), format!("7:{KEY}")], "twice"),
+        ] {
+            let refused = refused(Settings { protected_shards: texts, ..Settings::default() });
+            assert!(refused.contains("protected_shards") && refused.contains(why), "{refused}");
+        }
         let tls = Settings { tls_key: Some("key.pem".into()), ..Settings::default() };
         assert!(refused(tls).contains("tls_certificate"));
     }

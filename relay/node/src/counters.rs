@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::ingest::Source;
+use crate::{ingest::Source, latencies::PayloadSizes};
 
 /// Why something was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +61,11 @@ pub(crate) struct Counters {
     pub(crate) client_refused: ByReason,
     pub(crate) relay_messages: AtomicU64,
     pub(crate) relay_refused: ByReason,
+    /// Messages of protected shards that were signed by the shard's key in time, and others.
+    pub(crate) signatures_accepted: AtomicU64,
+    pub(crate) signatures_refused: AtomicU64,
+    /// Payloads of accepted messages.
+    pub(crate) payloads: PayloadSizes,
     /// Clients' messages that were held back and then refused: those they go to are slow.
     pub(crate) held_back: AtomicU64,
     /// Messages passed on and not kept for queries: ephemeral ones, those whose timestamp is too

@@ -14,7 +14,7 @@ use accounting::Reservation;
 use bytes::Bytes;
 use protocol::{
     ContentTopic, MessageError, MessageHash, PubsubTopic, StatusCode, Verdict, WakuMessage,
-    autoshard, gossip::message_id, message_hash,
+    autoshard, gossip::message_id, message_hash, signed::SignatureError,
 };
 use router::{MessageId, Offer, Peer, Shard};
 use store::{AppendError, AppendOutcome, Arrival};
@@ -75,6 +75,8 @@ pub(crate) struct AcceptedMessage {
 pub(crate) enum RejectReason {
     #[error(transparent)]
     Invalid(#[from] MessageError),
+    #[error(transparent)]
+    Signature(#[from] SignatureError),
     #[error("a message of {bytes} bytes, messages.message_bytes is {most}; split the payload")]
     TooLarge { bytes: usize, most: usize },
     #[error("{0}")]
@@ -101,7 +103,7 @@ impl RejectReason {
             Self::Invalid(MessageError::TooLarge { .. }) | Self::TooLarge { .. } => {
                 Reason::TooLarge
             }
-            Self::Invalid(_) => Reason::Invalid,
+            Self::Invalid(_) | Self::Signature(_) => Reason::Invalid,
             Self::Topic(_) => Reason::Topic,
             Self::NoPeers { .. } => Reason::NoPeers,
             Self::Busy(_) => Reason::Busy,
@@ -214,6 +216,7 @@ impl Node {
         if least > 0 && self.router().reachable(shard, self.now()) < least {
             return Err(RejectReason::NoPeers { topic: self.topic_name(shard), least });
         }
+        self.check_signature(shard, message, received.arrived)?;
         self.wait_for_room(shard, message.content_topic.as_str()).await?;
         let id = message_id(&received.bytes);
         if let Some(rln) = &self.rln {
@@ -229,6 +232,7 @@ impl Node {
             // different bytes.
             return Ok(AcceptedMessage { hash, relay_peers: 0, known, off_by });
         }
+        self.counters.payloads.observe(message.payload.len());
         let relay_peers = self.router().publish(shard, id, stored.clone(), self.now());
         self.paces.published(shard, stored.len());
         self.filter.deliver(shard, message.content_topic.as_str(), &stored);
@@ -320,6 +324,16 @@ impl Node {
                 return Err(rejected);
             }
         };
+        if let Err(error) = self.check_signature(shard, &message, received.arrived) {
+            // The network rejects a message without a signature. One that is late may be late by
+            // this machine's clock: it is not passed on, and its sender is not at fault.
+            if error == SignatureError::Unsigned {
+                self.router().reject(peer);
+            } else {
+                self.router().ignore();
+            }
+            return Err(error.into());
+        }
         if let (Some(rln), Some(pending)) = (&self.rln, &pending)
             && let Err(refusal) =
                 self.judge_proof(rln, pending, &message, &id, received.arrived).await
@@ -341,6 +355,7 @@ impl Node {
                 outcome: AppendOutcome { message: stored, .. },
                 off_by,
             }) => {
+                self.counters.payloads.observe(message.payload.len());
                 let relay_peers = self.router().accept(peer, shard, id, stored.clone());
                 self.filter.deliver(shard, message.content_topic.as_str(), &stored);
                 self.subscribers.deliver(shard, message.content_topic.as_str(), &stored);
@@ -370,14 +385,22 @@ impl Node {
         judged
     }
 
-    /// Judges the proof of a message that another node sent because this one asked, where proofs
-    /// are demanded: as any other one if it is new, else as one that a store kept.
+    /// Judges the signature and the proof of a message that another node sent because this one
+    /// asked, where they are demanded: as of any other one if it is new, else as of one that a
+    /// store kept.
     pub(crate) async fn judge_fetched(
         &self,
+        shard: Shard,
         message: &WakuMessage,
         bytes: &Bytes,
         arrived: Option<Instant>,
     ) -> Result<(), RejectReason> {
+        match arrived {
+            Some(arrived) => self.check_signature(shard, message, arrived)?,
+            None => {
+                self.check_signature_at(shard, message, message.timestamp.unwrap_or_default())?;
+            }
+        }
         let Some(rln) = &self.rln else { return Ok(()) };
         let id = message_id(bytes);
         let pending = rln.admit_within(HOLD_BACK).await?;
@@ -396,6 +419,35 @@ impl Node {
         let near = |now_ns| arrival::nearest(timestamp_ns, now_ns, waited);
         let [ours, other] = self.time.times_ns().map(near);
         if timestamp_ns.abs_diff(other) < timestamp_ns.abs_diff(ours) { other } else { ours }
+    }
+
+    /// Checks a message of a protected shard, and counts the outcome; others pass.
+    fn check_signature(
+        &self,
+        shard: Shard,
+        message: &WakuMessage,
+        arrived: Instant,
+    ) -> Result<(), SignatureError> {
+        let timestamp_ns = message.timestamp.unwrap_or_default();
+        let near_ns = self.arrival_near(timestamp_ns, arrived, Duration::MAX);
+        self.check_signature_at(shard, message, near_ns)
+    }
+
+    fn check_signature_at(
+        &self,
+        shard: Shard,
+        message: &WakuMessage,
+        now_ns: i64,
+    ) -> Result<(), SignatureError> {
+        let Some(key) = self.protected.get(&shard) else { return Ok(()) };
+        let checked = key.check(&self.topic(shard), message, now_ns);
+        let counters = &self.counters;
+        let count = match checked {
+            Ok(()) => &counters.signatures_accepted,
+            Err(_) => &counters.signatures_refused,
+        };
+        count.fetch_add(1, Relaxed);
+        checked
     }
 
     /// This node may take less than the network does; a sender of more is not at fault.
@@ -439,11 +491,14 @@ impl Node {
             may_pass: matches!(source, Source::Relay(_)),
         };
         // Its memory stays held until the bytes are written.
+        let began = Instant::now();
         let appending = self
             .store
             .append(arrival, bytes, held)
             .map_err(|full| RejectReason::Busy(full.to_string()))?;
-        match appending.await {
+        let appended = appending.await;
+        latencies::observe_since(&self.latencies.append, began);
+        match appended {
             Ok(appended) => {
                 let counters = &self.counters;
                 if message.is_ephemeral() {

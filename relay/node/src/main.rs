@@ -16,6 +16,7 @@ mod ingest;
 mod init;
 mod key;
 mod latencies;
+mod log;
 mod network;
 mod node;
 mod observed;

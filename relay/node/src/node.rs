@@ -1,7 +1,7 @@
 //! State shared by all parts of the running node, and the task that drives the swarm.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     net::Ipv4Addr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
@@ -23,7 +23,7 @@ use libp2p::{
     swarm::{self, ConnectionId, DialError, NetworkBehaviour, SwarmEvent, dial_opts::DialOpts},
 };
 use memory::Record;
-use protocol::{PubsubTopic, record::NodeRecord};
+use protocol::{PubsubTopic, record::NodeRecord, signed::ShardKey};
 use relay_limits::{Limits, pool};
 use router::{Router, Shard, Topics};
 use store::{Message, Store};
@@ -48,7 +48,8 @@ use crate::{
         admission::Admission,
         behaviour::Behaviour,
         handler::Protocols,
-        meter::Meters,
+        identified::SpokenProtocols,
+        meter::{Meters, Traffic},
         offers::Offers,
         stream_slots::StreamSlots,
         transport::{Tls, transport},
@@ -92,6 +93,8 @@ pub(crate) struct Node {
     shards: RwLock<Topics>,
     /// Notified after a change of the shards; this node's record follows.
     pub(crate) shards_changed: Notify,
+    /// Keys of the shards whose messages must be signed.
+    pub(crate) protected: BTreeMap<Shard, ShardKey>,
     pub(crate) protocols: Protocols,
     pub(crate) clock_drift: Duration,
     /// Pauses of this node, which do not make a message late.
@@ -132,6 +135,8 @@ pub(crate) struct Node {
     pub(crate) wants_peers: AtomicBool,
     /// Records in the table of the discovery protocol.
     pub(crate) discovery_table: AtomicU64,
+    /// Bytes of all connections, as of the last heartbeat.
+    pub(crate) traffic: Traffic,
     /// Names of the shards' topics, made once: most messages are of few shards.
     topics: Vec<Arc<str>>,
 }
@@ -321,6 +326,7 @@ impl Node {
         Ok(Arc::new(Self {
             shards: RwLock::new(settings.shards),
             shards_changed: Notify::new(),
+            protected: config.protected_shards()?,
             protocols: Protocols::new(services::protocols(&settings)),
             clock_drift: Duration::from_secs(limits.messages.clock_seconds),
             delays: Delays::default(),
@@ -363,6 +369,7 @@ impl Node {
             own_record: Mutex::default(),
             wants_peers: AtomicBool::new(false),
             discovery_table: AtomicU64::new(0),
+            traffic: Traffic::default(),
             topics,
             settings,
         }))
@@ -397,6 +404,9 @@ pub(crate) struct ConnectedPeer {
     pub(crate) outbound: bool,
     pub(crate) gossips: bool,
     pub(crate) offers: Offers,
+    /// What it says of itself, once it did.
+    pub(crate) protocols: SpokenProtocols,
+    pub(crate) agent: Option<Arc<str>>,
 }
 
 /// Streams of one connection for which a protocol is being agreed on. Further ones wait in the
@@ -529,6 +539,9 @@ impl Network {
                     self.opening.retain(|(_, request)| !request.reply.is_closed());
                     self.find_peers();
                     self.observed.update(&self.node);
+                    let (traffic, noted) = (self.meters.traffic(), &self.node.traffic);
+                    noted.received.store(traffic.received.load(Relaxed), Relaxed);
+                    noted.sent.store(traffic.sent.load(Relaxed), Relaxed);
                 }
                 _ = sweep.tick() => {
                     self.note_pause();
@@ -589,6 +602,15 @@ impl Network {
                 // The peer is gone; pushes would wait for it.
                 self.swarm.close_connection(connection);
             }
+            SwarmEvent::Behaviour(AllEvent::Identify(identify::Event::Received {
+                connection_id,
+                info,
+                ..
+            })) => {
+                let protocols = SpokenProtocols::of(info.protocols.iter().map(AsRef::as_ref));
+                let waku = &mut self.swarm.behaviour_mut().waku;
+                waku.identified(connection_id, protocols, &info.agent_version);
+            }
             SwarmEvent::OutgoingConnectionError { error, peer_id, connection_id } => {
                 tracing::debug!(%error, ?peer_id, "dialling failed");
                 self.opening.retain(|(peer, _)| Some(*peer) != peer_id);
@@ -622,6 +644,8 @@ impl Network {
                     outbound: open.outbound,
                     gossips: open.gossips,
                     offers: open.offers,
+                    protocols: open.protocols,
+                    agent: open.agent.clone(),
                 });
                 let _ = reply.send(connected.collect());
             }

@@ -1,6 +1,6 @@
 //! `thimble-relay run`: opens the store, serves until a stop is requested, and closes it.
 
-use std::{io::IsTerminal, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use accounting::cgroup::Cgroup;
 use anyhow::{Context, Result, bail};
@@ -15,6 +15,7 @@ use crate::{
     client,
     config::Config,
     discovery, governor, http, key,
+    log::{self, LogLevel},
     network::transport::Tls,
     node::{Network, Node},
     rln::{self, Validator, contract::RootsFeed},
@@ -28,11 +29,7 @@ const THREADS: usize = 2;
 pub(crate) fn run(config: &Config, address_file: Option<&Path>) -> Result<()> {
     let sampler = if config.heap_profile { Some(Arc::new(sampler(config)?)) } else { None };
     disk::restrict_new_files();
-    tracing_subscriber::fmt()
-        .with_env_filter(config.log.as_str())
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
+    let log_level = log::start(&config.log);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         .max_blocking_threads(4)
@@ -40,7 +37,7 @@ pub(crate) fn run(config: &Config, address_file: Option<&Path>) -> Result<()> {
         .enable_all()
         .build()
         .context("starting the runtime")?;
-    runtime.block_on(serve(config, sampler, address_file))
+    runtime.block_on(serve(config, sampler, log_level, address_file))
 }
 
 /// Samples allocations from here on; this process may become another one first.
@@ -57,6 +54,7 @@ fn sampler(config: &Config) -> Result<Sampler> {
 async fn serve(
     config: &Config,
     sampler: Option<Arc<Sampler>>,
+    log_level: LogLevel,
     address_file: Option<&Path>,
 ) -> Result<()> {
     // From the first address that is answered at on, a signal asks and does not kill.
@@ -94,7 +92,7 @@ async fn serve(
     if let Some(roots) = &node.roots {
         refreshing.spawn(roots.clone().run());
     }
-    let http = http::start(node.clone(), swarm_tx, sampler, config).await?;
+    let http = http::start(node.clone(), swarm_tx, sampler, log_level, config).await?;
     let addresses: Vec<Multiaddr> = addresses.await.context("no address can be listened on")?;
     for address in &addresses {
         tracing::info!(%address, "reached at");

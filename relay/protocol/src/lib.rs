@@ -28,6 +28,7 @@ pub mod node_list;
 pub mod peer_exchange;
 pub mod rate_limit_proof;
 pub mod record;
+pub mod signed;
 pub mod status;
 pub mod store;
 pub mod sync;

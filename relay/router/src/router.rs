@@ -65,6 +65,10 @@ pub struct Counters {
     pub seen_cut_short: u64,
     /// History that left early.
     pub history_dropped: u64,
+    /// Topics that this node subscribed to.
+    pub subscriptions: u64,
+    /// Topics that it left.
+    pub unsubscriptions: u64,
 }
 
 /// Entries a router holds.
@@ -147,6 +151,7 @@ impl<M: Clone> Router<M> {
         if shard >= crate::SHARDS || self.meshes.contains_key(&shard) {
             return;
         }
+        self.counters.subscriptions += 1;
         for state in self.peers.values_mut() {
             state.control.subscription(shard, true);
             state.wake();
@@ -164,6 +169,7 @@ impl<M: Clone> Router<M> {
     /// Leaves a topic.
     pub fn unsubscribe(&mut self, shard: Shard, now: Duration) {
         let Some(mesh) = self.meshes.remove(&shard) else { return };
+        self.counters.unsubscriptions += 1;
         for (peer, state) in &mut self.peers {
             if mesh.contains(peer) {
                 state.score.in_mesh.remove(&shard);

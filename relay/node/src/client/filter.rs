@@ -226,7 +226,7 @@ impl Node {
         if !self.client.filter.takes(peer, shard, content_topic) {
             return Err("it was not subscribed to there".into());
         }
-        self.judge_fetched(&message, &push.message, Some(arrived))
+        self.judge_fetched(shard, &message, &push.message, Some(arrived))
             .await
             .map_err(|error| error.to_string())?;
         // As of gossip: what is not kept now is not written again when another store sends it.

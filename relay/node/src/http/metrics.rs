@@ -1,9 +1,10 @@
 //! `GET /metrics`: the report as Prometheus text.
 //!
 //! Two families of names. `waku_*`, `libp2p_*` and `process_*` are those that dashboards of
-//! reference nodes look up, where the figure means the same; `thimble_relay_*` is this node's own.
-//! Light push of all versions and of HTTP is one thing here and counts under the newest version's
-//! name. Bounds: the report, and the shards served.
+//! reference nodes look up, where the figure means the same (docs/relay.md lists the others);
+//! `thimble_relay_*` is this node's own. Light push of all versions and of HTTP is one thing here
+//! and counts under the newest version's name. Bounds: the report, the shards served, and the
+//! programs of peers that a report names.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -18,12 +19,12 @@ use store::Status;
 
 use super::{
     answer,
-    report::{OutcomeCounts, Proofs, Report},
+    report::{OutcomeCounts, Proofs, Report, ShardPeers},
     service::{HttpResult, Service},
 };
 use crate::{
     governor::Level,
-    latencies::Latencies,
+    latencies::{Latencies, PayloadSizes},
     rln::status::{RootsReport, ServerReport},
 };
 
@@ -34,6 +35,8 @@ impl Service {
             report: self.report().await,
             ledger: self.node.ledger.snapshot(),
             latencies: self.node.latencies.clone(),
+            payloads: self.node.counters.payloads.clone(),
+            mesh_least: self.node.settings.limits.gossip.d_low,
             topics,
         };
         let mut registry = Registry::default();
@@ -54,6 +57,9 @@ struct Readings {
     report: Report,
     ledger: Snapshot,
     latencies: Latencies,
+    payloads: PayloadSizes,
+    /// Peers with which the mesh of a topic needs no more: `gossip.d_low`.
+    mesh_least: u64,
     topics: Vec<String>,
 }
 
@@ -69,6 +75,8 @@ impl Collector for Readings {
         let out = &mut MetricsWriter::new(&mut encoder);
         self.reference(out)?;
         self.reference_services(out)?;
+        self.reference_peers(out)?;
+        self.reference_times_and_sizes(out)?;
         self.proofs(out)?;
         self.memory(out)?;
         self.own_messages(out)?;
@@ -212,6 +220,89 @@ impl Readings {
         Ok(())
     }
 
+    /// Peers by protocol, program and shard, dials, traffic and topics under the names of reference
+    /// dashboards.
+    fn reference_peers(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
+        let Report { gossip, peers, messages, .. } = &self.report;
+        for (name, help, protocol) in [
+            ("lightpush", "Peers that take light pushes", protocol::light_push::PROTOCOL),
+            ("filter", "Peers that take subscriptions", protocol::filter::SUBSCRIBE_PROTOCOL),
+            ("store", "Peers that answer store queries", protocol::store::PROTOCOL),
+            ("px", "Peers that name other peers", protocol::peer_exchange::PROTOCOL),
+        ] {
+            let speaking = peers.by_protocol.get(protocol).copied().unwrap_or_default();
+            out.gauge(&format!("waku_{name}_peers"), help, speaking as f64)?;
+        }
+        out.gauges(
+            "waku_connected_peers_per_agent",
+            "Connections by the program that their peers name",
+            peers.by_agent.iter().map(|(agent, count)| ([("agent", &**agent)], *count as f64)),
+        )?;
+        let shards = gossip.by_shard.iter();
+        let shards: Vec<(String, &ShardPeers)> =
+            shards.map(|(shard, peers)| (shard.to_string(), peers)).collect();
+        out.gauges(
+            "waku_connected_peers_per_shard",
+            "Connected peers subscribed to a shard",
+            shards.iter().map(|(shard, peers)| ([("shard", &**shard)], peers.subscribed as f64)),
+        )?;
+        let with_mesh = |is_so: &dyn Fn(u64) -> bool| {
+            shards.iter().filter(|(_, peers)| is_so(peers.mesh as u64)).count() as f64
+        };
+        let least = self.mesh_least;
+        for (name, help, topics) in [
+            ("no_peers", "Topics without a peer in the mesh", with_mesh(&|mesh| mesh == 0)),
+            (
+                "low_peers",
+                "Topics with fewer than gossip.d_low peers in the mesh",
+                with_mesh(&|mesh| mesh > 0 && mesh < least),
+            ),
+            (
+                "healthy_peers",
+                "Topics with gossip.d_low peers in the mesh or more",
+                with_mesh(&|mesh| mesh >= least),
+            ),
+        ] {
+            out.gauge(&format!("libp2p_gossipsub_{name}_topics"), help, topics)?;
+        }
+        let (subscribed, left) = (gossip.counters.subscriptions, gossip.counters.unsubscriptions);
+        out.counter("libp2p_pubsub_subscriptions", "Topics subscribed to", subscribed)?;
+        out.counter("libp2p_pubsub_unsubscriptions", "Topics left", left)?;
+        out.counter("libp2p_total_dial_attempts", "Dials begun", peers.counts.dials)?;
+        out.counter("libp2p_failed_dials", "Dials that failed", peers.counts.dials_failed)?;
+        let traffic = [("in", peers.received_bytes), ("out", peers.sent_bytes)];
+        out.counters(
+            "libp2p_network_bytes",
+            "Bytes of connections, without those that encryption adds",
+            traffic.map(|(direction, bytes)| ([("direction", direction)], bytes)),
+        )?;
+        let outcomes =
+            [("Accept", messages.signatures_accepted), ("Reject", messages.signatures_refused)];
+        out.counters(
+            "waku_msg_validator_signed_outcome",
+            "Messages of protected shards by the outcome of the check of their signature",
+            outcomes.map(|(result, count)| ([("result", result)], count)),
+        )
+    }
+
+    /// Histograms, and figures of the process, under the names of reference dashboards.
+    fn reference_times_and_sizes(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
+        let Report { peers, process, unix_millis, uptime_millis, .. } = &self.report;
+        let help = "Payloads of accepted messages, in kB";
+        out.histogram("waku_histogram_message_size", help, &self.payloads.0)?;
+        let help = "Time to write a message to the log";
+        out.seconds("waku_archive_insert_duration", help, &self.latencies.append)?;
+        let help = "Time until the page of a store query was found";
+        out.seconds("waku_archive_query_duration", help, &self.latencies.store_query)?;
+        let table = peers.discovery_table as f64;
+        out.gauge("routing_table_nodes", "Records in the discovery table", table)?;
+        let started = unix_millis.saturating_sub(*uptime_millis) as f64 / 1e3;
+        let help = "When the process was started, in seconds since 1970";
+        out.gauge("process_start_time_seconds", help, started)?;
+        let help = "Open sockets, files and folders";
+        out.gauge("process_open_fds", help, process.open_files as f64)
+    }
+
     fn memory(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let Report { memory, pools, .. } = &self.report;
         for (name, help, value) in [
@@ -350,7 +441,8 @@ impl Readings {
     }
 
     fn latencies(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
-        let Latencies { light_push, store_query, filter_push, rln_proof } = &self.latencies;
+        let Latencies { light_push, store_query, filter_push, rln_proof, append: _ } =
+            &self.latencies;
         for (name, help, histogram) in [
             ("light_push", "Time from a whole light push to its answer", light_push),
             ("store_query", "Time until the page of a store query was found", store_query),

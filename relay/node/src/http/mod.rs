@@ -26,6 +26,7 @@
 mod admin;
 mod answer;
 mod client_topics;
+pub(crate) mod cors;
 mod health;
 mod heap;
 mod message;
@@ -50,6 +51,7 @@ use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
 use self::service::Service;
 use crate::{
     config::Config,
+    log::LogLevel,
     node::{Node, SwarmRequest},
 };
 
@@ -72,6 +74,7 @@ pub(crate) async fn start(
     node: Arc<Node>,
     swarm_tx: mpsc::Sender<SwarmRequest>,
     sampler: Option<Arc<Sampler>>,
+    log_level: LogLevel,
     config: &Config,
 ) -> Result<Http> {
     let listen = config.http;
@@ -79,7 +82,7 @@ pub(crate) async fn start(
         format!("cannot listen on http = {listen}; choose another address or stop what uses it")
     })?;
     let address = listener.local_addr().context("asking for the address of the listener")?;
-    let service = Arc::new(Service::new(node, swarm_tx, sampler, config, address)?);
+    let service = Arc::new(Service::new(node, swarm_tx, sampler, log_level, config, address)?);
     let mut sampling = JoinSet::new();
     sampling.spawn(sample(service.clone()));
     let mut server = Server::default();

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::{
     answer,
-    message::MessageJson,
+    message::{MessageJson, present},
     service::{HttpResult, ReceivedBody, Service, pool_full},
 };
 use crate::{
@@ -24,14 +24,11 @@ use crate::{
     services::status_of,
 };
 
-/// Of messages that state none, as the reference has it.
-const DEFAULT_CONTENT_TOPIC: &str = "/waku/2/default-content/proto";
-
 /// `PushRequest` of the specification.
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct PushRequest<'a> {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "present")]
     pubsub_topic: Option<String>,
     #[serde(borrow)]
     message: MessageJson<'a>,
@@ -57,7 +54,10 @@ impl Service {
         pubsub_topic: Option<&str>,
         body: ReceivedBody,
     ) -> HttpResult {
-        let parts = self.encode_relayed(pubsub_topic.is_none(), &body).await;
+        let parts = match self.parsed::<MessageJson<'_>>(&body) {
+            Ok(message) => self.encode(&message).await,
+            Err(refused) => Err(refused),
+        };
         let published = self.publish(pubsub_topic.map(str::to_owned), parts, body, false).await;
         self.text_answer(published, "not published", StatusCode::PAYLOAD_TOO_LARGE)
     }
@@ -105,20 +105,6 @@ impl Service {
         self.text_answer(published, "not pushed", StatusCode::BAD_REQUEST)
     }
 
-    async fn encode_relayed(
-        &self,
-        auto: bool,
-        body: &ReceivedBody,
-    ) -> Result<EncodedMessage, PublishError> {
-        let message: MessageJson<'_> = self.parsed(body)?;
-        if auto && message.content_topic().is_none() {
-            self.node.counters.client_refused.add(Reason::Damaged);
-            let why = "the message has no contentTopic, which says where it goes; set one";
-            return Err(PublishError::Refused(answer::bad(why)));
-        }
-        self.encode(&message).await
-    }
-
     async fn encode_pushed(
         &self,
         body: &ReceivedBody,
@@ -140,7 +126,11 @@ impl Service {
     }
 
     async fn encode(&self, message: &MessageJson<'_>) -> Result<EncodedMessage, PublishError> {
-        let content_topic = message.content_topic().unwrap_or(DEFAULT_CONTENT_TOPIC);
+        let Some(content_topic) = message.content_topic() else {
+            self.node.counters.client_refused.add(Reason::Damaged);
+            let why = "the message has no contentTopic; every message names one";
+            return Err(PublishError::Refused(answer::bad(why)));
+        };
         let room = message.encoded_bytes_max(content_topic);
         let held = reserve(&self.node.pools.receiving, room, REQUEST_TIMEOUT)
             .await

@@ -4,6 +4,7 @@
 //! ([`Samples`]). Bounds: [`PEERS_MAX`] peers are named, [`WINDOW`] samples kept.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, HashMap, VecDeque},
     sync::{
         Mutex, PoisonError,
@@ -19,7 +20,7 @@ use router::Peer;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    answer,
+    admin, answer,
     service::{HttpResult, Service, VERSION},
 };
 use crate::{
@@ -32,6 +33,8 @@ use crate::{
 
 /// Peers that a report names; the first of them, the others are counted.
 const PEERS_MAX: usize = 128;
+/// Programs of peers that are named; others count together.
+const AGENTS_MAX: usize = 16;
 /// Samples behind rates: as many seconds.
 const WINDOW: usize = 11;
 /// Status codes counted one by one; others together.
@@ -80,6 +83,8 @@ pub(crate) struct Report {
 pub(crate) struct ProcessFigures {
     pub(crate) resident_bytes: u64,
     pub(crate) cpu_seconds: f64,
+    /// Sockets, files and folders.
+    pub(crate) open_files: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -107,6 +112,9 @@ pub(crate) struct Messages {
     /// Passed on and not kept, by reason: `ephemeral`, `clock` for a timestamp too far off, and
     /// `disk_full`.
     pub(crate) not_kept: BTreeMap<String, u64>,
+    /// Messages of protected shards with a valid signature in time, and others.
+    pub(crate) signatures_accepted: u64,
+    pub(crate) signatures_refused: u64,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -182,6 +190,13 @@ pub(crate) struct Peers {
     pub(crate) relay_outbound: usize,
     /// Peers that were found, connected or not.
     pub(crate) known: usize,
+    /// Connections whose peers speak each service of Waku.
+    pub(crate) by_protocol: BTreeMap<String, usize>,
+    /// Connections by the program that their peers name, the most frequent [`AGENTS_MAX`].
+    pub(crate) by_agent: BTreeMap<String, usize>,
+    /// Bytes of all connections since the start, without those that encryption adds.
+    pub(crate) received_bytes: u64,
+    pub(crate) sent_bytes: u64,
     /// Records in the table of the discovery protocol.
     pub(crate) discovery_table: u64,
     #[serde(flatten)]
@@ -350,6 +365,8 @@ impl Service {
                     ("disk_full".to_owned(), counters.without_room.load(Relaxed)),
                     ("ephemeral".to_owned(), counters.ephemeral.load(Relaxed)),
                 ]),
+                signatures_accepted: counters.signatures_accepted.load(Relaxed),
+                signatures_refused: counters.signatures_refused.load(Relaxed),
             },
             pushes: Pushes {
                 receivers: held.receivers,
@@ -406,7 +423,9 @@ impl Service {
             stalled_percent: record.stalled().0.map(|hundredths| f64::from(hundredths) / 100.0),
         };
         let cpu_seconds = process::cpu_time(pid).unwrap_or_default().as_secs_f64();
-        (figures, ProcessFigures { resident_bytes: memory.resident_bytes(), cpu_seconds })
+        let open_files = std::fs::read_dir("/proc/self/fd").map_or(0, |files| files.count() as u64);
+        let resident_bytes = memory.resident_bytes();
+        (figures, ProcessFigures { resident_bytes, cpu_seconds, open_files })
     }
 
     fn gossip(&self, connected: &[ConnectedPeer]) -> (Gossip, Peers) {
@@ -456,12 +475,41 @@ impl Service {
             relay_inbound: relay(false),
             relay_outbound: relay(true),
             known,
+            by_protocol: admin::by_protocol(node, connected)
+                .into_iter()
+                .map(|(name, count)| (name.to_owned(), count))
+                .collect(),
+            by_agent: by_agent(connected),
+            received_bytes: node.traffic.received.load(Relaxed),
+            sent_bytes: node.traffic.sent.load(Relaxed),
             discovery_table: node.discovery_table.load(Relaxed),
             counts,
             some: some.collect(),
         };
         (gossip, peers)
     }
+}
+
+/// Connections by program; those of peers that named none yet are `unknown`.
+fn by_agent(connected: &[ConnectedPeer]) -> BTreeMap<String, usize> {
+    let agents = connected.iter().map(|one| one.agent.as_deref().unwrap_or("unknown"));
+    most_frequent(agents)
+}
+
+/// How often each text is there: the most frequent [`AGENTS_MAX`], and the others as `other`.
+fn most_frequent<'a>(texts: impl Iterator<Item = &'a str>) -> BTreeMap<String, usize> {
+    let mut counted: HashMap<&str, usize> = HashMap::new();
+    for text in texts {
+        *counted.entry(text).or_default() += 1;
+    }
+    let mut ranked: Vec<_> = counted.into_iter().collect();
+    ranked.sort_unstable_by_key(|(text, count)| (Reverse(*count), *text));
+    let mut named = BTreeMap::new();
+    for (place, (text, count)) in ranked.into_iter().enumerate() {
+        let name = if place < AGENTS_MAX { text } else { "other" };
+        *named.entry(name.to_owned()).or_default() += count;
+    }
+    named
 }
 
 #[cfg(test)]
@@ -483,6 +531,17 @@ mod tests {
         assert_eq!((rates.window_seconds, rates.client_messages), (10.0, 7.0));
         assert_eq!((rates.relay_messages, rates.pushes, rates.store_queries), (1.0, 0.0, 0.0));
         assert_eq!(samples.0.lock().unwrap().len(), WINDOW);
+    }
+
+    #[test]
+    fn the_most_frequent_programs_are_named_and_others_count_together() {
+        let texts: Vec<String> = (0..20).map(|number| format!("program {number:02}")).collect();
+        let often = texts.iter().chain(&texts[18..]).map(String::as_str);
+        let named = most_frequent(often);
+        assert_eq!(named.len(), AGENTS_MAX + 1);
+        assert_eq!((named["program 18"], named["program 00"], named["other"]), (2, 1, 4));
+        assert_eq!(named.values().sum::<usize>(), 22);
+        assert!(!named.contains_key("program 14") && named.contains_key("program 13"));
     }
 
     #[test]

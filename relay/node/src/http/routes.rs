@@ -173,7 +173,7 @@ endpoints! {
     POST "/admin/v1/peers" => |_| Ok(Route::AddPeers),
         "connects to up to 16 addresses, and keeps connecting; 200 when all are connected";
     GET "/admin/v1/peers/service" => |_| Ok(Route::ServicePeers),
-        "connected peers that were seen to speak a protocol of Waku";
+        "connected peers that speak a protocol of Waku which is a service";
     GET "/admin/v1/peers/connected" => |_| Ok(Route::ConnectedPeers),
         "connected peers";
     GET "/admin/v1/peers/connected/on/{shardId}" => |id| shard(id).map(Route::ConnectedPeersOn),
@@ -193,7 +193,7 @@ endpoints! {
     GET "/admin/v1/filter/subscriptions" => |_| Ok(Route::FilterSubscribers),
         "every receiver of filter pushes with its criteria";
     POST "/admin/v1/log-level/{logLevel}" => |level| decoded(level).map(Route::LogLevel),
-        "400 for an unknown level, otherwise 503: the level is not changed while the node runs";
+        "changes the level of the log (TRACE, DEBUG, INFO, NOTICE, WARN, ERROR, FATAL), else 400";
     POST "/lightpush/v1/message" => |_| Ok(Route::LightPushLegacy),
         "publishes a message; answers in text";
     POST "/lightpush/v3/message" => |_| Ok(Route::LightPush),

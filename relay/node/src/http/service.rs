@@ -37,6 +37,7 @@ use tokio::{
 
 use super::{
     answer,
+    cors::{self, AllowedOrigins},
     report::{ResponseCounters, Samples},
     routes::{self, Route},
     topic_changes::Subscriptions,
@@ -45,6 +46,7 @@ use crate::{
     config::Config,
     counters::{ByReason, Reason},
     governor::WorkKind,
+    log::{LogLevel, LogLevelError},
     network::{
         admission::{Admission, AdmissionPermit, WaitingFrames},
         streams::REQUEST_TIMEOUT,
@@ -66,6 +68,9 @@ const SWARM_ANSWER_TIME: Duration = Duration::from_secs(5);
 
 const _: () = assert!(HEAD_BYTES_MAX as u64 * 2 <= HTTP_CONNECTION_BYTES);
 
+/// Settings that allow further host names, and other web pages.
+const ORIGIN_OPTIONS: &str = "--host-name (host_names) or --allow-origin (allow_origins)";
+
 /// The version in `/version`, also sent to other nodes.
 pub(crate) const VERSION: &str = concat!("thimble-relay/", env!("CARGO_PKG_VERSION"));
 
@@ -76,6 +81,7 @@ pub(crate) struct Service {
     swarm_tx: mpsc::Sender<SwarmRequest>,
     /// Where memory went, in a node that was started to know.
     pub(crate) sampler: Option<Arc<Sampler>>,
+    log_level: LogLevel,
     // Configuration.
     pub(crate) limits: HttpLimits,
     /// Free disk space below which messages are refused.
@@ -84,6 +90,8 @@ pub(crate) struct Service {
     listen: SocketAddr,
     /// Names by which the interface is served.
     host_names: Vec<String>,
+    /// Other web pages that may use it.
+    origins: AllowedOrigins,
     // Pools.
     pub(crate) connections: Connections,
     bodies: Pool,
@@ -113,6 +121,7 @@ impl Service {
         node: Arc<Node>,
         swarm_tx: mpsc::Sender<SwarmRequest>,
         sampler: Option<Arc<Sampler>>,
+        log_level: LogLevel,
         config: &Config,
         listen: SocketAddr,
     ) -> Result<Self> {
@@ -129,12 +138,14 @@ impl Service {
             memory_budget_bytes: config.limits.memory_budget_bytes,
             listen,
             host_names: config.host_names.clone(),
+            origins: AllowedOrigins::new(&config.allow_origins).map_err(anyhow::Error::msg)?,
             subscriptions: Subscriptions::start(node.clone(), config, pool(pool::RESPONSES)?)?,
             answered: ResponseCounters::default(),
             samples: Samples::default(),
             node,
             swarm_tx,
             sampler,
+            log_level,
         })
     }
 
@@ -178,28 +189,36 @@ impl Service {
 
     /// Answers one request.
     async fn serve(&self, request: Request<Incoming>) -> Response<Outgoing> {
+        let granted = self.origins.granted(request.headers());
+        let mut response = self.respond(request, granted.is_some()).await;
+        self.origins.add_headers(granted, response.headers_mut());
+        self.answered.add(response.status().as_u16());
+        response
+    }
+
+    /// The same; `granted` is whether the request is of a page that the operator allows.
+    async fn respond(&self, request: Request<Incoming>, granted: bool) -> Response<Outgoing> {
         let is_at_root = page::is_where_a_browser_starts(&request);
-        if let Err(refused) = self.check_origin(&request) {
-            self.answered.add(refused.status.as_u16());
+        if let Err(refused) = self.check_origin(&request, granted) {
             return answer::refused(refused);
         }
+        if granted && cors::is_preflight(&request) {
+            return cors::preflight();
+        }
         if is_at_root {
-            self.answered.add(StatusCode::SEE_OTHER.as_u16());
             return answer::to_page();
         }
         let response = match routes::find(request.method(), request.uri().path()) {
             Ok(route) => self.dispatch(route, request).await,
             Err(refused) => Err(self.discarded(request.into(), refused).await),
         };
-        let response = response.unwrap_or_else(answer::refused);
-        self.answered.add(response.status().as_u16());
-        response
+        response.unwrap_or_else(answer::refused)
     }
 
     /// Refuses a request that another web page may have sent: it could read messages, publish some,
     /// and empty the queues of subscriptions. `/health` is for everyone. A link of another page to
-    /// the operator's page is followed.
-    fn check_origin(&self, request: &Request<Incoming>) -> HttpResult<()> {
+    /// the operator's page is followed, and pages that the operator allows (`granted`) are served.
+    fn check_origin(&self, request: &Request<Incoming>, granted: bool) -> HttpResult<()> {
         let path = request.uri().path();
         if path == "/health" {
             return Ok(());
@@ -208,8 +227,11 @@ impl Service {
         if path == page::PATH || page::is_where_a_browser_starts(request) {
             sent.site = None;
         }
+        if granted {
+            (sent.origin, sent.site) = (None, None);
+        }
         check_origin(sent, self.listen, &self.host_names, true).map_err(|error| {
-            let message = error.message("this server", "--host-name (host_names)");
+            let message = error.message("this server", ORIGIN_OPTIONS);
             // A body that follows is not read.
             let close = !request.body().is_end_stream();
             ErrorResponse { close, ..answer::refusal(error.status(), message) }
@@ -252,9 +274,7 @@ impl Service {
             Route::PeerStats => self.peer_stats().await,
             Route::AddPeers => self.add_peers(self.read(request).await?).await,
             Route::FilterSubscribers => self.filter_subscribers(),
-            Route::LogLevel(level) => {
-                Err(self.discarded(request.into(), self.log_level(&level)).await)
-            }
+            Route::LogLevel(level) => self.set_log_level(&level, request).await,
             Route::StoreQuery => self.store_query(request.uri().query().unwrap_or_default()).await,
             route => self.dispatch_messages(route, request).await,
         }
@@ -320,6 +340,22 @@ impl Service {
             Route::FilterPing(request_id) => self.filter_ping_remotely(&request_id).await,
             _ => self.filter_unsubscribe_all_remotely(self.read(request).await).await,
         }
+    }
+
+    /// `POST /admin/v1/log-level/{logLevel}`; a body means nothing.
+    async fn set_log_level(&self, level: &str, request: Request<Incoming>) -> HttpResult {
+        let refused = match self.log_level.set(level) {
+            Ok(()) => {
+                tracing::info!(level, "log level changed");
+                discard(&mut RequestBody::from(request), self.limits.body_bytes).await;
+                return Ok(answer::text("OK"));
+            }
+            Err(error @ LogLevelError::Unknown) => answer::bad(error.to_string()),
+            Err(error @ LogLevelError::Fixed(_)) => {
+                answer::refusal(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+            }
+        };
+        Err(self.discarded(request.into(), refused).await)
     }
 
     /// Reads a message, unless memory is short.

@@ -27,7 +27,7 @@ pub(super) use self::remote::{criteria, refusal};
 use super::{
     answer,
     client_topics::{ClientTopics, Under},
-    message::{NAMES_MAX, Name, Names, json_bytes_max, put_message},
+    message::{NAMES_MAX, Name, Names, json_bytes_max, present, put_message},
     service::{HttpResult, ReceivedBody, Service},
 };
 use crate::{settings::count, subscribers::Topic};
@@ -37,13 +37,13 @@ const REQUEST_ID_BYTES_MAX: usize = protocol::REQUEST_ID_BYTES_MAX;
 
 /// Requests of filter v2; `pubsubTopic` and `contentFilters` are absent where they mean nothing.
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct FilterRequest<'a> {
     #[serde(borrow)]
     request_id: Name<'a>,
-    #[serde(borrow, default)]
+    #[serde(borrow, default, deserialize_with = "present")]
     content_filters: Option<Names<'a>>,
-    #[serde(borrow, default)]
+    #[serde(borrow, default, deserialize_with = "present")]
     pubsub_topic: Option<Name<'a>>,
 }
 
@@ -178,6 +178,13 @@ impl Service {
                 "contentFilters names no content topic; at least one is needed",
             ));
         }
+        let most = self.node.settings.limits.filter.topics_per_request;
+        if names.len() as u64 > most {
+            return Err(answer::bad(format!(
+                "contentFilters has {} entries; the request exceeds maximum content topics: {most}",
+                names.len()
+            )));
+        }
         let pubsub_topic = request.pubsub_topic.as_ref().map(|topic| &*topic.0);
         names.iter().map(|name| self.content_topic(pubsub_topic, &name.0)).collect()
     }
@@ -255,7 +262,7 @@ fn known_length(request_id: &str) -> HttpResult<()> {
 }
 
 fn no_subscriptions() -> ErrorResponse {
-    answer::not_found("there are no such subscriptions")
+    answer::not_found("this peer has no subscriptions to these topics")
 }
 
 /// `FilterSubscriptionResponse` of the specification.

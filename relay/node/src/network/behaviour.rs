@@ -28,6 +28,7 @@ use thiserror::Error;
 
 use super::{
     handler::{Handler, HandlerCommand, HandlerEvent},
+    identified::{self, SpokenProtocols},
     offers::{Offer, Offers},
     stream_slots::Activity,
 };
@@ -59,6 +60,9 @@ pub(crate) struct Open {
     pub(crate) address: Multiaddr,
     pub(crate) outbound: bool,
     pub(crate) gossips: bool,
+    /// What its peer says of itself, once it did.
+    pub(crate) protocols: SpokenProtocols,
+    pub(crate) agent: Option<Arc<str>>,
     /// Whether its peer speaks the relay protocol.
     pub(crate) relays: bool,
     /// What its peer serves.
@@ -135,6 +139,14 @@ impl Behaviour {
             event: HandlerCommand::Open(request),
         });
         Ok(())
+    }
+
+    /// Notes what a peer says of itself.
+    pub(crate) fn identified(&mut self, id: ConnectionId, protocols: SpokenProtocols, agent: &str) {
+        if let Some(open) = self.open.get_mut(&id) {
+            open.protocols = protocols;
+            open.agent = Some(identified::agent(agent));
+        }
     }
 
     fn check_room(&mut self, peer: &PeerId, address: &Multiaddr) -> Result<(), ConnectionDenied> {
@@ -238,6 +250,8 @@ impl Behaviour {
             address: address.clone(),
             outbound,
             gossips: false,
+            protocols: SpokenProtocols::default(),
+            agent: None,
             relays: false,
             offers: Offers::default(),
             since: Instant::now(),

@@ -83,6 +83,14 @@ pub(crate) struct Meters {
     stall: Duration,
     all: Arc<Mutex<Vec<Weak<Meter>>>>,
     unaccepted: Arc<InboundBacklog>,
+    traffic: Arc<Traffic>,
+}
+
+/// Bytes of all connections since the start, without those that encryption adds.
+#[derive(Debug, Default)]
+pub(crate) struct Traffic {
+    pub(crate) received: AtomicU64,
+    pub(crate) sent: AtomicU64,
 }
 
 /// Streams that peers opened and that were not accepted yet, over all connections.
@@ -102,7 +110,12 @@ impl Meters {
     ) -> Self {
         let unaccepted =
             Arc::new(InboundBacklog { count: AtomicU64::new(0), most: unaccepted_most });
-        Self { pool, reads, per_connection, stall, all: Arc::default(), unaccepted }
+        let (all, traffic) = (Arc::default(), Arc::default());
+        Self { pool, reads, per_connection, stall, all, unaccepted, traffic }
+    }
+
+    pub(crate) fn traffic(&self) -> &Traffic {
+        &self.traffic
     }
 
     fn open(&self, framing: Framing) -> Arc<Meter> {
@@ -126,6 +139,7 @@ impl Meters {
             reads: self.reads.clone(),
             most: self.per_connection,
             all_unaccepted: self.unaccepted.clone(),
+            traffic: self.traffic.clone(),
             state: Mutex::new(state),
         });
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
@@ -179,6 +193,7 @@ struct Meter {
     reads: Reads,
     most: u64,
     all_unaccepted: Arc<InboundBacklog>,
+    traffic: Arc<Traffic>,
     state: Mutex<State>,
 }
 
@@ -294,6 +309,7 @@ impl Meter {
     }
 
     fn arrived(&self, bytes: &[u8]) {
+        self.traffic.received.fetch_add(bytes.len() as u64, Relaxed);
         let mut state = self.lock();
         let before = state.delivered_bytes();
         let found = state.framing.read(bytes);
@@ -349,6 +365,7 @@ impl Meter {
     }
 
     fn sent(&self, bytes: usize) {
+        self.traffic.sent.fetch_add(bytes as u64, Relaxed);
         let mut state = self.lock();
         // Heads of frames are sent too, so the count is a little low, and nothing when all is sent.
         state.unsent = state.unsent.saturating_sub(bytes as u64);

@@ -214,7 +214,7 @@ pub(crate) fn status_of(rejected: &RejectReason) -> StatusCode {
         RejectReason::Invalid(TooLarge { .. }) | RejectReason::TooLarge { .. } => {
             StatusCode::PayloadTooLarge
         }
-        RejectReason::Invalid(_) => StatusCode::InvalidMessage,
+        RejectReason::Invalid(_) | RejectReason::Signature(_) => StatusCode::InvalidMessage,
         RejectReason::Topic(_) => StatusCode::UnsupportedPubsubTopic,
         RejectReason::NoPeers { .. } => StatusCode::NoPeers,
         RejectReason::Busy(_) => StatusCode::TooManyRequests,

@@ -169,7 +169,7 @@ impl Node {
         if missing.map_err(|error| error.to_string())?.is_empty() {
             return Ok(false);
         }
-        if let Err(rejected) = self.judge_fetched(message, &bytes, None).await {
+        if let Err(rejected) = self.judge_fetched(shard, message, &bytes, None).await {
             return match rejected {
                 // It is not judged now.
                 RejectReason::Proof(

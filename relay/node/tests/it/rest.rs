@@ -416,9 +416,40 @@ fn what_cannot_be_served_is_refused_by_its_name() {
     let push = "/lightpush/v3/message";
     let long = "x".repeat(257);
     let good = json!({ "payload": "", "contentTopic": "/a/1/b/c" });
-    let cases: [(&str, &str, Value, u16, &str); 22] = [
+    let cases: [(&str, &str, Value, u16, &str); 29] = [
         ("POST", relay, json!({}), 400, "payload"),
-        ("POST", relay, json!({ "payload": "%%%" }), 400, "base64"),
+        ("POST", relay, json!({ "payload": "%%%", "contentTopic": "/a/1/b/c" }), 400, "base64"),
+        ("POST", relay, json!({ "payload": "aGk=" }), 400, "contentTopic"),
+        ("POST", relay, json!({ "payload": "aGk=", "contentTopic": " " }), 400, "contentTopic"),
+        (
+            "POST",
+            push,
+            json!({ "message": { "payload": "aGk=" }, "pubsubTopic": served }),
+            400,
+            "contentTopic",
+        ),
+        ("POST", push, json!({ "message": good, "extra": 1 }), 400, "unknown field `extra`"),
+        (
+            "POST",
+            relay,
+            json!({ "payload": "aGk=", "contentTopic": "/a/1/b/c", "extraField": "extra" }),
+            400,
+            "unknown field `extraField`",
+        ),
+        (
+            "POST",
+            "/filter/v2/subscriptions",
+            json!({ "requestId": "r", "contentFilters": ["/a/1/b/c"], "extraField": "extra" }),
+            400,
+            "unknown field `extraField`",
+        ),
+        (
+            "POST",
+            "/filter/v2/subscriptions",
+            json!({ "requestId": "r", "contentFilters": vec!["/a/1/b/c"; 101] }),
+            400,
+            "exceeds maximum content topics: 100",
+        ),
         ("POST", relay, json!({ "payload": "", "contentTopic": long }), 400, "256"),
         ("POST", relay, json!([good]), 400, "the body cannot be read"),
         ("POST", "/relay/v1/messages/other", good.clone(), 400, "not a sharded topic"),
@@ -482,7 +513,7 @@ fn what_cannot_be_served_is_refused_by_its_name() {
             "/filter/v2/subscriptions",
             json!({ "requestId": "r", "contentFilters": ["/a/1/b/c"] }),
             404,
-            "no such",
+            "peer has no subscriptions",
         ),
         ("POST", "/admin/v1/peers", json!(["nowhere"]), 400, "multiaddress"),
         ("POST", "/admin/v1/peers", json!(["/ip4/127.0.0.1/tcp/1"]), 400, "/p2p/"),
@@ -518,7 +549,7 @@ fn what_cannot_be_served_is_refused_by_its_name() {
         assert!(answer.text().contains(why), "{path}: {}", answer.text());
     }
     assert_eq!(node.get("/relay/v1/subscriptions").headers["allow"], "POST, DELETE");
-    assert_eq!(node.request("POST", "/admin/v1/log-level/DEBUG", None).status, 503);
+    assert_eq!(node.request("POST", "/admin/v1/log-level/debug", None).status, 200);
     assert_eq!(node.request("POST", "/admin/v1/log-level/LOUD", None).status, 400);
 
     // A page of another origin can send forms and plain text without asking; neither is taken.
@@ -672,7 +703,7 @@ fn one_connection_too_many_is_told_so() {
     held.pop();
     let served =
         eventually("a place", || Some(node.get("/health")).filter(|answer| answer.status == 200));
-    assert_eq!(served.json()["nodeHealth"], "Ready");
+    assert_eq!(served.json()["nodeHealth"], "READY");
     drop(held);
     eventually("places for the metrics", || {
         Some(node.get("/metrics")).filter(|answer| answer.status == 200)
@@ -785,6 +816,62 @@ fn metrics_are_prometheus_text_under_the_names_dashboards_use() {
     });
 }
 
+/// The only peer of a node, another of this program, in the lists of peers and in the metrics.
+fn check_what_a_peer_says(here: &Node) {
+    let peer = eventually("the peer says what it speaks", || {
+        let peer = here.get("/admin/v1/peers/service").ok()[0].clone();
+        peer["agent"].as_str().is_some_and(|agent| !agent.is_empty()).then_some(peer)
+    });
+    assert_eq!(peer["agent"], concat!("thimble-relay/", env!("CARGO_PKG_VERSION")));
+    let protocols: Vec<&str> =
+        peer["protocols"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    for name in [
+        protocol::gossip::PROTOCOL,
+        protocol::filter::SUBSCRIBE_PROTOCOL,
+        protocol::store::PROTOCOL,
+        protocol::light_push::PROTOCOL,
+        protocol::light_push::PROTOCOL_V2,
+        protocol::peer_exchange::PROTOCOL,
+        protocol::metadata::PROTOCOL,
+        "/ipfs/id/1.0.0",
+        "/ipfs/ping/1.0.0",
+    ] {
+        assert!(protocols.contains(&name), "{name} in {protocols:?}");
+    }
+    assert_eq!(here.get("/health").ok()["connectionStatus"], "PartiallyConnected");
+    let stats = here.get("/admin/v1/peers/stats").ok();
+    let by_protocol = &stats["By Protocols"];
+    assert_eq!(by_protocol[protocol::store::PROTOCOL], 1, "{by_protocol}");
+    assert_eq!(by_protocol[protocol::filter::PUSH_PROTOCOL], 0, "{by_protocol}");
+    assert_eq!(here.metric("libp2p_pubsub_peers"), 1.0);
+    let per_agent = format!(
+        "waku_connected_peers_per_agent{{agent=\"thimble-relay/{}\"}}",
+        env!("CARGO_PKG_VERSION")
+    );
+    for (name, expected) in [
+        ("waku_store_peers", 1.0),
+        ("waku_lightpush_peers", 1.0),
+        ("waku_filter_peers", 1.0),
+        ("waku_px_peers", 1.0),
+        ("waku_connected_peers_per_shard{shard=\"0\"}", 1.0),
+        (per_agent.as_str(), 1.0),
+        ("libp2p_pubsub_subscriptions_total", 8.0),
+        ("libp2p_pubsub_unsubscriptions_total", 0.0),
+        ("waku_histogram_message_size_count", 0.0),
+    ] {
+        assert_eq!(here.metric(name), expected, "{name}");
+    }
+    let topics = ["no_peers", "low_peers", "healthy_peers"]
+        .map(|kind| here.metric(&format!("libp2p_gossipsub_{kind}_topics")));
+    assert_eq!(topics.iter().sum::<f64>(), 8.0, "{topics:?}");
+    eventually("bytes are counted", || {
+        let moved =
+            |way| here.metric(&format!("libp2p_network_bytes_total{{direction=\"{way}\"}}"));
+        (moved("in") > 0.0 && moved("out") > 0.0).then_some(())
+    });
+    assert!(here.metric("process_open_fds") > 3.0);
+}
+
 #[test]
 fn two_nodes_are_introduced_and_one_hears_what_the_other_publishes() {
     let (here, there) = (start("", &[]), start("", &[]));
@@ -810,8 +897,7 @@ fn two_nodes_are_introduced_and_one_hears_what_the_other_publishes() {
     assert_eq!(stats["Relay peers"]["0"], 1);
     assert_eq!(stats["Sum"]["Total peers"], 1);
     let relay = protocol::gossip::PROTOCOL;
-    assert_eq!(here.get("/admin/v1/peers/service").ok()[0]["protocols"], json!([relay]));
-    assert_eq!(here.metric("libp2p_pubsub_peers"), 1.0);
+    check_what_a_peer_says(&here);
     let direction = format!("waku_connected_peers{{direction=\"Out\",protocol=\"{relay}\"}}");
     assert_eq!(here.metric(&direction), 1.0);
 
@@ -825,6 +911,10 @@ fn two_nodes_are_introduced_and_one_hears_what_the_other_publishes() {
         (!heard.as_array().unwrap().is_empty()).then_some(heard)
     });
     assert_eq!(payload(&heard[0]), b"across");
+    for node in [&here, &there] {
+        assert_eq!(node.metric("waku_histogram_message_size_count"), 1.0);
+        assert_eq!(node.metric("waku_archive_insert_duration_seconds_count"), 1.0);
+    }
 
     let nobody = "/ip4/127.0.0.1/tcp/1/p2p/16Uiu2HAmVFXtAfSj4EiR7mL2KvL4EE2wztuQgUSBoj2Jx2KeXFLN";
     let refused = here.post("/admin/v1/peers", &json!([nobody]));
@@ -863,9 +953,22 @@ fn peers_are_listed_by_shard_with_their_addresses() {
 fn a_node_that_waits_for_peers_says_so() {
     let node = start("", &["--min-relay-peers", "1"]);
     let health = node.get("/health").ok();
-    assert_eq!(health["nodeHealth"], "Not Ready");
-    let relay = &health["protocolsHealth"][0];
-    assert_eq!(relay["Relay"], "Not Ready");
+    assert_eq!(health["nodeHealth"], "READY");
+    assert_eq!(health["connectionStatus"], "Disconnected");
+    let protocols = health["protocolsHealth"].as_array().unwrap();
+    let state = |name: &str| protocols.iter().find_map(|one| one[name].as_str());
+    for (name, expected) in [
+        ("Relay", "NOT_READY"),
+        ("Lightpush", "NOT_READY"),
+        ("Legacy Lightpush", "NOT_READY"),
+        ("Filter", "READY"),
+        ("Peer Exchange", "READY"),
+        ("Rendezvous", "NOT_MOUNTED"),
+    ] {
+        assert_eq!(state(name), Some(expected), "{name} in {health}");
+    }
+    assert_eq!(protocols.len(), 13, "{health}");
+    let relay = &protocols[0];
     assert!(relay["desc"].as_str().unwrap().contains("0 relay peers"), "{relay}");
     let push = json!({ "message": message(b"early") });
     let refused = node.post("/lightpush/v3/message", &push);
@@ -978,6 +1081,42 @@ fn rest_interface_is_refused_to_other_web_pages_and_queues_stay() {
     // Nothing was published, and nothing was taken from the queue.
     let kept = node.get(&queue).ok();
     assert_eq!(kept.as_array().unwrap().len(), 1, "{kept}");
+}
+
+// Promise: P16 - Web pages of other origins are served where the operator allows their origin.
+#[test]
+fn allowed_origins_reach_the_interface_and_others_do_not() {
+    let node = start("", &["--allow-origin", "https://app.example,localhost:*"]);
+    for origin in ["https://app.example", "http://localhost:3000"] {
+        let headers =
+            format!("host: {}\r\norigin: {origin}\r\nsec-fetch-site: cross-site\r\n", node.address);
+        for (path, status) in [("/version", 200), ("/admin/v1/peers", 200), ("/nothing", 404)] {
+            let answer = node.request_with("GET", path, &headers, None);
+            assert_eq!(answer.status, status, "{path}: {}", answer.text());
+            assert_eq!(answer.headers["access-control-allow-origin"], origin, "{path}");
+            assert_eq!(answer.headers["vary"], "Origin", "{path}");
+        }
+        let asks = format!("{headers}access-control-request-method: POST\r\n");
+        let preflight = node.request_with("OPTIONS", "/lightpush/v3/message", &asks, None);
+        assert_eq!(preflight.status, 204, "{}", preflight.text());
+        assert!(preflight.headers["access-control-allow-methods"].contains("POST"));
+        assert_eq!(preflight.headers["access-control-allow-headers"], "Content-Type");
+        let pushed = json!({ "message": message(b"from a page") }).to_string();
+        let pushed =
+            node.request_with("POST", "/lightpush/v3/message", &headers, Some(pushed.as_bytes()));
+        assert_eq!(pushed.status, 200, "{}", pushed.text());
+    }
+    let evil = "host: localhost\r\norigin: https://evil.example\r\n";
+    let refused = node.request_with("GET", "/version", evil, None);
+    assert_eq!(refused.status, 403);
+    assert!(refused.text().contains("--allow-origin"), "{}", refused.text());
+    let asks = format!("{evil}access-control-request-method: POST\r\n");
+    let refused = node.request_with("OPTIONS", "/lightpush/v3/message", &asks, None);
+    assert_eq!(refused.status, 403);
+    assert!(!refused.headers.contains_key("access-control-allow-origin"));
+    // An allowed page under a name that it made resolve to this address.
+    let rebound = "host: app.example:8645\r\norigin: https://app.example\r\n";
+    assert_eq!(node.request_with("GET", "/version", rebound, None).status, 421);
 }
 
 // Promise: P24 - A refused request with a body leaves its connection usable or announces its end.
