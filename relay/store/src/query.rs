@@ -361,8 +361,7 @@ impl Connections<'_> {
     }
 
     fn check_opened_where(&self, meets: impl Fn((i64, i64)) -> bool) -> Result<(), QueryError> {
-        let concerns =
-            |partition: &Arc<Partition>| partition.unopened_span().is_some_and(|span| meets(span));
+        let concerns = |partition: &Arc<Partition>| partition.unopened_span().is_some_and(&meets);
         match self.shared.catalog.all().into_iter().find(concerns) {
             Some(partition) => {
                 let what = "it could not be opened at start, and is tried again".to_string();

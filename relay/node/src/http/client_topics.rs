@@ -307,7 +307,9 @@ fn load(config: &Config) -> Result<Option<SavedTopics>> {
 /// `None` for those of another cluster.
 fn decode(bytes: &[u8], cluster: u16) -> Result<Option<SavedTopics>, DamagedFile> {
     let saved: SubscriptionFile = serde_json::from_slice(bytes)?;
-    let topics = |saved: Vec<SavedTopic>| saved.into_iter().map(Topic::try_from).collect();
+    let topics = |saved: Vec<SavedTopic>| -> Result<HashSet<Topic>, DamagedFile> {
+        saved.into_iter().map(Topic::try_from).collect()
+    };
     let topics = SavedTopics { relay: topics(saved.relay)?, filter: topics(saved.filter)? };
     if saved.cluster != cluster {
         tracing::warn!(

@@ -14,7 +14,12 @@ use relay_limits::{Limits, RlnLimits};
 use router::Peer;
 
 use super::{Effect, ProofRefusal, Validator, prover::Member, roots::Roots, samples};
-use crate::{cli::Settings, config::Config, ingest::RejectReason, node::Node};
+use crate::{
+    cli::Settings,
+    config::Config,
+    ingest::{ReceivedMessage, RejectReason},
+    node::Node,
+};
 
 fn limits() -> RlnLimits {
     Limits::preset("tiny").unwrap().rln

@@ -49,7 +49,7 @@ const BATCH: usize = 64;
 const _: () = assert!(BATCH <= store::PAGE_MESSAGES_MAX && BATCH <= store::HASHES_MAX);
 
 #[derive(Clone, Copy, Debug)]
-struct Intake {
+struct PeerIntake {
     from_ns: i64,
     began: Instant,
     renewed: Instant,
@@ -60,7 +60,7 @@ struct Intake {
 #[derive(Debug)]
 pub(super) struct Intakes {
     bytes: u64,
-    peers: Mutex<HashMap<PeerId, Intake>>,
+    peers: Mutex<HashMap<PeerId, PeerIntake>>,
 }
 
 impl Intakes {
@@ -91,7 +91,7 @@ impl Intakes {
                 peers.remove(&oldest);
             }
         }
-        let intake = Intake { from_ns, began: now, renewed: now, bytes_left: self.bytes };
+        let intake = PeerIntake { from_ns, began: now, renewed: now, bytes_left: self.bytes };
         peers.insert(peer, intake);
     }
 
