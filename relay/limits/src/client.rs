@@ -34,7 +34,7 @@ memory_budget::limits! {
             ],
             reason "a fifth of the time after which filter nodes forget a receiver";
         /// With store resume, how far back a node fetches what it missed, at most.
-        resume_hours: u64 = fixed(6), local,
+        resume_hours: u64 = fixed(6) follows(hours_that_are_kept), local,
             bounds [at_least(1, "nothing would be fetched")],
             reason "as the reference has it; less than is kept";
         /// Bytes of messages that one resume fetches, the newest first. Beyond it the older ones
@@ -47,6 +47,11 @@ memory_budget::limits! {
             bounds [at_least(1, "nothing would be fetched")],
             reason "an hour of 24 a second in three minutes, a twentieth of what the log takes";
     }
+}
+
+/// No more than the hours of the store.
+fn hours_that_are_kept(limits: &Limits, most: u64) -> u64 {
+    most.min(limits.store.retention_hours)
 }
 
 /// What a node fetches is older than what it relays, and counts by its arrival.

@@ -53,7 +53,8 @@ memory_budget::limits! {
             reason "an hour of 139 messages a second; bounds what a hostile peer has us read";
         /// Bytes of messages taken from, and sent to, a peer in one session. Beyond it the rest
         /// is left for the next session.
-        session_bytes: u64 = mib([32, 48, 64, 128, 256, 256, 1024]), local,
+        session_bytes: u64 = mib([32, 48, 64, 128, 256, 256, 1024]) follows(bytes_that_are_kept),
+            local,
             pays none("on their way to the disk, where retention_bytes counts them"),
             reason "more is missing after an hour away only; bounds what a peer may store here";
         /// Sessions of one peer per second, on average. Beyond it a stream ends without an answer.
@@ -65,6 +66,11 @@ memory_budget::limits! {
             bounds [at_least(1, "the service could not be used")],
             reason "peers that repeat a session that left something out";
     }
+}
+
+/// No more than the store keeps.
+fn bytes_that_are_kept(limits: &Limits, most: u64) -> u64 {
+    most.min(limits.store.retention_bytes)
 }
 
 fn check(limits: &Limits, rules: &mut Rules) {

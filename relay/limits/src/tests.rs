@@ -149,6 +149,17 @@ fn messages_of_a_mib_have_room_from_72_mib_on_and_less_is_refused_with_the_numbe
 }
 
 #[test]
+fn a_store_that_keeps_little_needs_no_word_about_what_is_fetched_for_it() {
+    let mut limits = Limits::preset("micro").unwrap();
+    let store = json!({"store": {
+        "retention_hours": 1, "retention_bytes": "32MiB", "segment_bytes": "4MiB",
+    }});
+    limits.apply_overrides(&store).unwrap();
+    limits.check().unwrap();
+    assert_eq!((limits.client.resume_hours, limits.sync.session_bytes), (1, 32 * MIB));
+}
+
+#[test]
 fn a_ledger_is_made_of_the_sheet() {
     for preset in PRESETS {
         let limits = Limits::preset(preset.name).unwrap();
