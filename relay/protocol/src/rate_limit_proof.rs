@@ -6,14 +6,15 @@
 //! roots and epochs are, or what was sent before.
 //!
 //! Fields have the lengths of the specification. As in the reference node, a shorter one is filled
-//! with zeros and a longer one is cut off: a node that refused such a message would penalise the
-//! peers that pass it on, because their node takes it. Only the bytes that were verified count.
+//! with zeros, a longer one is cut off, and one of another wire type is skipped: a node that refused
+//! such a message would penalise the peers that pass it on, because their node takes it. Only the
+//! bytes that were verified count.
 //!
 //! Source: vacp2p/rfc-index 17 (fields), the reference node (lengths and byte order).
 
 use bytes::Bytes;
 
-use crate::wire::{self, DecodeError, for_each_field};
+use crate::wire::{self, DecodeError, Fields, Value};
 
 /// Bytes of a number of the proof's field.
 pub const FIELD_BYTES: usize = 32;
@@ -64,18 +65,23 @@ impl Default for RateLimitProof {
 }
 
 impl RateLimitProof {
-    /// Reads a proof. Errors: damaged, or a field of another wire type.
+    /// Reads a proof. Errors: the bytes are damaged.
     pub fn decode(input: &Bytes) -> Result<Self, DecodeError> {
         let mut read = Self::default();
-        for_each_field!(field in input, {
-            tag::PROOF => fill(&mut read.proof, field.bytes()?),
-            tag::MERKLE_ROOT => fill(&mut read.merkle_root, field.bytes()?),
-            tag::EPOCH => fill(&mut read.epoch, field.bytes()?),
-            tag::SHARE_X => fill(&mut read.share_x, field.bytes()?),
-            tag::SHARE_Y => fill(&mut read.share_y, field.bytes()?),
-            tag::NULLIFIER => fill(&mut read.nullifier, field.bytes()?),
-            tag::RLN_IDENTIFIER => fill(&mut read.rln_identifier, field.bytes()?),
-        });
+        for field in Fields::new(input) {
+            let field = field?;
+            let Value::Bytes(bytes) = field.value else { continue };
+            match field.tag {
+                tag::PROOF => fill(&mut read.proof, bytes),
+                tag::MERKLE_ROOT => fill(&mut read.merkle_root, bytes),
+                tag::EPOCH => fill(&mut read.epoch, bytes),
+                tag::SHARE_X => fill(&mut read.share_x, bytes),
+                tag::SHARE_Y => fill(&mut read.share_y, bytes),
+                tag::NULLIFIER => fill(&mut read.nullifier, bytes),
+                tag::RLN_IDENTIFIER => fill(&mut read.rln_identifier, bytes),
+                _ => {}
+            }
+        }
         Ok(read)
     }
 
@@ -163,10 +169,12 @@ mod tests {
     }
 
     #[test]
-    fn a_field_of_another_wire_type_is_refused() {
+    fn a_field_of_another_wire_type_is_skipped() {
         let mut bytes = Vec::new();
+        wire::put_bytes(tag::EPOCH, &[9], &mut bytes);
         wire::put_varint(tag::EPOCH, 3, &mut bytes);
-        let refused = RateLimitProof::decode(&bytes.into());
-        assert_eq!(refused, Err(DecodeError::WrongType { tag: tag::EPOCH }));
+        assert_eq!(RateLimitProof::decode(&bytes.into()).unwrap().epoch[0], 9);
+        let cut_off = RateLimitProof::decode(&Bytes::from_static(&[0x1a, 5, 1]));
+        assert!(matches!(cut_off, Err(DecodeError::Truncated { tag: tag::EPOCH, .. })));
     }
 }

@@ -46,10 +46,8 @@ impl Member {
         let mut signal = message.payload.to_vec();
         signal.extend_from_slice(message.content_topic.as_str().as_bytes());
         signal.extend_from_slice(&timestamp.to_le_bytes());
-        let external_nullifier = hash(
-            hash_to_field_le(&epoch).unwrap(),
-            hash_to_field_le(&rln_identifier).unwrap(),
-        );
+        let external_nullifier =
+            hash(hash_to_field_le(&epoch).unwrap(), hash_to_field_le(&rln_identifier).unwrap());
         let witness = RLNWitnessInput::new(
             self.secret.clone(),
             MESSAGES.into(),

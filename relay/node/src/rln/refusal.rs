@@ -22,6 +22,8 @@ pub(crate) enum ProofRefusal {
     Absent,
     #[error("RLN validation failed: the proof cannot be read")]
     Damaged,
+    #[error("RLN validation failed: the proof has bytes that some nodes read and others do not")]
+    Disputed,
     #[error("RLN validation failed: the message has no timestamp, from which its epoch follows")]
     NoTimestamp,
     #[error(
@@ -62,7 +64,9 @@ impl ProofRefusal {
             | Self::Epoch
             | Self::False
             | Self::Spam => Effect::Reject,
-            Self::Clock { .. } | Self::Application | Self::Repeated => Effect::Ignore,
+            Self::Disputed | Self::Clock { .. } | Self::Application | Self::Repeated => {
+                Effect::Ignore
+            }
             Self::Root | Self::NoRoots | Self::Busy(_) | Self::Log(_) => Effect::Forget,
         }
     }
@@ -70,7 +74,7 @@ impl ProofRefusal {
     fn place(&self) -> usize {
         match self {
             Self::Absent => 0,
-            Self::Damaged => 1,
+            Self::Damaged | Self::Disputed => 1,
             Self::NoTimestamp | Self::Clock { .. } => 2,
             Self::Epoch => 3,
             Self::Application => 4,
@@ -161,6 +165,7 @@ mod tests {
     #[test]
     fn nothing_that_depends_on_this_node_is_held_against_a_peer() {
         for refusal in [
+            ProofRefusal::Disputed,
             ProofRefusal::Clock { seconds: 30, most: 20 },
             ProofRefusal::Root,
             ProofRefusal::NoRoots,

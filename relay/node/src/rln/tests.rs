@@ -97,6 +97,7 @@ async fn each_fault_has_its_refusal() {
         (other_bytes(None), ProofRefusal::Absent, Effect::Reject),
         (other_bytes(Some(Bytes::new())), ProofRefusal::Absent, Effect::Reject),
         (other_bytes(Some(Bytes::from_static(&[0xff]))), ProofRefusal::Damaged, Effect::Reject),
+        (other_bytes(Some(Bytes::from_static(&[0, 1]))), ProofRefusal::Disputed, Effect::Ignore),
         (
             WakuMessage { timestamp: None, ..message.clone() },
             ProofRefusal::NoTimestamp,

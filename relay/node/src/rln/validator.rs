@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Result;
 use disk::Disk;
-use protocol::{RateLimitProof, WakuMessage};
+use protocol::{DecodeError, RateLimitProof, WakuMessage};
 use relay_limits::RlnLimits;
 use router::MessageId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -175,7 +175,11 @@ impl Validator {
     fn read(&self, message: &WakuMessage) -> Result<(RateLimitProof, u64), ProofRefusal> {
         let bytes = message.rate_limit_proof.as_ref().filter(|bytes| !bytes.is_empty());
         let bytes = bytes.ok_or(ProofRefusal::Absent)?;
-        let proof = RateLimitProof::decode(bytes).map_err(|_| ProofRefusal::Damaged)?;
+        let proof = RateLimitProof::decode(bytes).map_err(|error| match error {
+            DecodeError::Damaged { .. } | DecodeError::Truncated { .. } => ProofRefusal::Damaged,
+            // As of the message itself (`protocol::validity`).
+            _ => ProofRefusal::Disputed,
+        })?;
         let timestamp = message.timestamp.filter(|at| *at != 0);
         let timestamp = timestamp.ok_or(ProofRefusal::NoTimestamp)?;
         let epoch = epoch_of(timestamp, self.epoch_seconds);
