@@ -65,6 +65,22 @@ impl Subscriptions {
         (state.criteria.iter().cloned().collect(), state.at)
     }
 
+    /// Adds criteria that a node is to have. Returns those that are new, and those that the node is
+    /// asked for: all there are if another one, or none, had the others.
+    fn add(&self, criteria: &[Criterion], at: PeerId) -> (Vec<Criterion>, Vec<Criterion>) {
+        let mut state = self.lock();
+        let mut added = Vec::new();
+        for one in criteria {
+            if state.criteria.insert(one.clone()) {
+                added.push(one.clone());
+            }
+        }
+        let is_new = state.at.replace(at) != Some(at);
+        let asked =
+            if is_new { state.criteria.iter().cloned().collect() } else { criteria.to_vec() };
+        (added, asked)
+    }
+
     /// Whether a node may push messages of a topic.
     fn takes(&self, peer: &PeerId, shard: Shard, content_topic: &str) -> bool {
         let state = self.lock();
@@ -85,15 +101,11 @@ impl Node {
     ) -> Result<(), ClientError> {
         let to = self.filter_node().await?;
         // Before the first message comes.
-        {
-            let mut state = self.client.filter.lock();
-            state.at = Some(to.peer);
-            state.criteria.extend(criteria.iter().cloned());
-        }
-        let subscribed = self.change(&to, Action::Subscribe, criteria).await;
+        let (added, asked) = self.client.filter.add(criteria, to.peer);
+        let subscribed = self.change(&to, Action::Subscribe, &asked).await;
         if subscribed.is_err() {
             let mut state = self.client.filter.lock();
-            for one in criteria {
+            for one in &added {
                 state.criteria.remove(one);
             }
         }
@@ -309,5 +321,18 @@ mod tests {
         assert!(!subscriptions.takes(&other, 1, "/a/1/b/c"));
         assert!(!subscriptions.takes(&filter, 2, "/a/1/b/c"));
         assert!(!subscriptions.takes(&filter, 1, "/a/1/b/d"));
+    }
+
+    #[test]
+    fn another_filter_node_is_asked_for_everything_and_what_was_there_is_not_new() {
+        let (one, other) = (PeerId::random(), PeerId::random());
+        let (a, b) = ((1, Arc::from("/a/1/b/c")), (2, Arc::from("/a/1/b/d")));
+        let subscriptions = Subscriptions::default();
+        let first: Vec<Criterion> = vec![a];
+        assert_eq!(subscriptions.add(&first, one), (first.clone(), first.clone()));
+        assert_eq!(subscriptions.add(&first, one), (Vec::new(), first.clone()));
+        let second: Vec<Criterion> = vec![b];
+        let all = [first, second.clone()].concat();
+        assert_eq!(subscriptions.add(&second, other), (second, all));
     }
 }

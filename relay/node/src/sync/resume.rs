@@ -203,16 +203,18 @@ impl Resume<'_> {
                 page.reply.entries.iter().map(|entry| entry.hash.0).collect();
             request.cursor = page.reply.cursor;
             drop(page);
-            self.fetched.hashes += hashes.len();
-            if !hashes.is_empty() {
-                let span = (self.from_ns, self.to_ns);
-                let missing = self.node.store.missing(hashes, span).await;
-                let missing = missing.map_err(|error| ClientError::Refused {
-                    status: protocol::StatusCode::ServiceUnavailable,
-                    text: error.to_string(),
-                })?;
-                self.messages(shard, missing).await?;
+            // An empty page ends it, with a cursor too: a store could lead on for ever.
+            if hashes.is_empty() {
+                return Ok(());
             }
+            self.fetched.hashes += hashes.len();
+            let span = (self.from_ns, self.to_ns);
+            let missing = self.node.store.missing(hashes, span).await;
+            let missing = missing.map_err(|error| ClientError::Refused {
+                status: protocol::StatusCode::ServiceUnavailable,
+                text: error.to_string(),
+            })?;
+            self.messages(shard, missing).await?;
             if self.fetched.bytes >= self.bytes_max || self.fetched.hashes >= HASHES_MAX {
                 self.fetched.left_out = true;
                 return Ok(());
