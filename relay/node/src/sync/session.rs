@@ -31,6 +31,9 @@ use crate::{
 const ANSWER_TIME: Duration = Duration::from_secs(120);
 /// A whole session takes less, or ends.
 const SESSION_TIME: Duration = Duration::from_secs(900);
+/// Content topics to which a session may be limited: each is looked for on every page of ids, and
+/// kept as often. Nodes of the reference name none.
+const CONTENT_TOPICS_MAX: usize = 16;
 /// Ids of a set in an answer, at most: 40 kB of them in memory.
 const SET_IDS_MAX: usize = 1024;
 /// Bytes of an id in a payload, at most.
@@ -187,6 +190,9 @@ impl<'a> Session<'a> {
         let theirs = &payload.pubsub_topics;
         if !theirs.is_empty() {
             self.scope.pubsub_topics.retain(|ours| theirs.iter().any(|one| one.as_str() == ours));
+        }
+        if payload.content_topics.len() > CONTENT_TOPICS_MAX {
+            return false;
         }
         self.scope.content_topics =
             payload.content_topics.iter().map(|topic| topic.as_str().to_owned()).collect();
