@@ -6,7 +6,7 @@
 //! roots and epochs are, or what was sent before.
 //!
 //! Fields have the lengths of the specification. As in the reference node, a shorter one is filled
-//! with zeros, a longer one is cut off, and one of another wire type is skipped: a node that refused
+//! with zeros, a longer one is cut off, one of another wire type is skipped: a node that refused
 //! such a message would penalise the peers that pass it on, because their node takes it. Only the
 //! bytes that were verified count.
 //!
