@@ -271,6 +271,23 @@ fn contradictions_are_named_with_both_limits() {
             json!({"store": {"page_messages_max": 101}}),
             vec!["store.page_messages_max", "at most 100"],
         ),
+        (json!({"http": {"body_bytes": "128KiB"}}), vec!["base64", "http.body_bytes"]),
+        (json!({"http": {"cache_bytes": "16KiB"}}), vec!["gossip.topics x", "http.cache_bytes"]),
+        (
+            json!({"governor": {"refuse_pushes_percent": 84}}),
+            vec!["governor.refuse_queries_percent", "governor.refuse_pushes_percent"],
+        ),
+    ] {
+        let mut limits = Limits::preset("micro").unwrap();
+        limits.apply_overrides(&overrides).unwrap();
+        let text = limits.check().unwrap_err().to_string();
+        assert!(names.iter().all(|name| text.contains(name)), "{names:?}: {text}");
+    }
+}
+
+#[test]
+fn contradictions_between_limits_of_other_nodes_services_are_named() {
+    for (overrides, names) in [
         (
             json!({"client": {"resume_hours": 49}}),
             vec!["client.resume_hours", "store.retention_hours"],
@@ -280,17 +297,11 @@ fn contradictions_are_named_with_both_limits() {
             vec!["sync.jitter_seconds", "sync.range_seconds"],
         ),
         (json!({"sync": {"answer_bytes": "9MiB"}}), vec!["sync.answer_bytes", "at most"]),
-        (json!({"http": {"body_bytes": "128KiB"}}), vec!["base64", "http.body_bytes"]),
-        (json!({"http": {"cache_bytes": "16KiB"}}), vec!["gossip.topics x", "http.cache_bytes"]),
         (
             json!({"roots": {"refresh_seconds": 90}}),
             vec!["roots.refresh_seconds", "roots.stale_seconds"],
         ),
         (json!({"roots": {"response_bytes": "2MiB"}}), vec!["roots.response_bytes", "1 MiB"]),
-        (
-            json!({"governor": {"refuse_pushes_percent": 84}}),
-            vec!["governor.refuse_queries_percent", "governor.refuse_pushes_percent"],
-        ),
     ] {
         let mut limits = Limits::preset("micro").unwrap();
         limits.apply_overrides(&overrides).unwrap();

@@ -38,9 +38,37 @@ fn texts<T: ToString>(list: &[T]) -> Option<String> {
     (!list.is_empty()).then(|| value(list))
 }
 
+fn path(path: &Option<PathBuf>) -> Option<String> {
+    path.as_ref().map(|path| value(&*path.to_string_lossy()))
+}
+
+/// Lines about relay peers.
+fn peers(config: &Config) -> String {
+    let peers =
+        line("peers", texts(&config.peers), "[\"/dns4/other.example.org/tcp/60000/p2p/...\"]");
+    let least = config.min_relay_peers.map(|least| least.to_string());
+    peers + &line("min_relay_peers", least, "1")
+}
+
+/// Lines about the nodes whose services are used.
+fn service_nodes(config: &Config) -> String {
+    let node = |name: &str, address: &Option<Multiaddr>| {
+        let address = address.as_ref().map(|address| value(address.to_string()));
+        line(name, address, "\"/dns4/other.example.org/tcp/60000/p2p/...\"")
+    };
+    node("lightpushnode", &config.lightpushnode)
+        + &node("filternode", &config.filternode)
+        + &node("storenode", &config.storenode)
+}
+
+/// Lines about secure WebSocket.
+fn tls(config: &Config) -> String {
+    let certificate = line("tls_certificate", path(&config.tls_certificate), "\"chain.pem\"");
+    certificate + &line("tls_key", path(&config.tls_key), "\"key.pem\"")
+}
+
 /// Lines about proofs of a rate limit.
 fn rln(config: &Config) -> String {
-    let path = |path: &Option<PathBuf>| path.as_ref().map(|path| value(&*path.to_string_lossy()));
     let rpc: Vec<&str> = config.eth_rpc.iter().map(|url| url.secret_text()).collect();
     let rpc = line("eth_rpc", texts(&rpc), "[\"https://rpc.example.org/KEY\"]");
     let contract = config.rln_contract.as_deref().map(value);
@@ -54,25 +82,12 @@ fn rln(config: &Config) -> String {
 fn toml(config: &Config, data: &Path) -> String {
     let shards: Vec<toml::Value> =
         config.shards.iter().map(|shard| i64::from(*shard).into()).collect();
-    let path = |path: &Option<PathBuf>| path.as_ref().map(|path| value(&*path.to_string_lossy()));
     let announce =
         line("announce", texts(&config.announce), "[\"/dns4/relay.example.org/tcp/60000\"]");
-    let peers =
-        line("peers", texts(&config.peers), "[\"/dns4/other.example.org/tcp/60000/p2p/...\"]");
-    let node = |name: &str, address: &Option<Multiaddr>| {
-        let address = address.as_ref().map(|address| value(address.to_string()));
-        line(name, address, "\"/dns4/other.example.org/tcp/60000/p2p/...\"")
-    };
-    let service_nodes = node("lightpushnode", &config.lightpushnode)
-        + &node("filternode", &config.filternode)
-        + &node("storenode", &config.storenode);
-    let least = config.min_relay_peers.map(|least| least.to_string());
-    let least = line("min_relay_peers", least, "1");
+    let (peers, service_nodes, tls) = (peers(config), service_nodes(config), tls(config));
     let network = config.network.map(|network| value(network.name()));
     let network = line("network", network, "\"waku\"");
     let rln = rln(config);
-    let certificate = line("tls_certificate", path(&config.tls_certificate), "\"chain.pem\"");
-    let key = line("tls_key", path(&config.tls_key), "\"key.pem\"");
     let content_topics =
         line("content_topics", texts(&config.content_topics), "[\"/app/1/name/proto\"]");
     let messages = messages(config);
@@ -102,7 +117,7 @@ shards_in_cluster = {shards_in_cluster}
 listen = {listen}
 {announce}
 # Relay peers to stay connected to; and with how many fewer connected light push is refused.
-{peers}{least}
+{peers}
 # Proofs of a rate limit (RLN): servers of the chain, another contract than that of the network,
 # and the operator's membership.
 {rln}
@@ -119,7 +134,7 @@ store_resume = {store_resume}
 http = \"{http}\"
 
 # For secure WebSocket addresses (/wss).
-{certificate}{key}
+{tls}
 # A single limit is changed by its name, as `thimble-relay limits` prints it; the table is checked
 # again with the change.
 # [limits.filter]
