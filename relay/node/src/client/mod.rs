@@ -271,8 +271,8 @@ mod tests {
             (ClientError::TimedOut { peer, seconds: 10 }, 503, 504),
             (ClientError::Damaged { peer, why: "torn".into() }, 500, 500),
             (ClientError::TooLong(peer), 503, 503),
-            (ClientError::Refused { status: 429.into(), text: "busy".into() }, 429, 429),
-            (ClientError::Refused { status: 0.into(), text: String::new() }, 500, 500),
+            (ClientError::Refused { status: 429_u32.into(), text: "busy".into() }, 429, 429),
+            (ClientError::Refused { status: 0_u32.into(), text: String::new() }, 500, 500),
         ] {
             assert_eq!((error.status().code(), error.http_status()), (status, http), "{error}");
         }
