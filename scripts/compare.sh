@@ -5,10 +5,11 @@
 #   compare.sh LAB BASE [WHAT]     WHAT: bench (default), bench-net, bench-relay
 #
 # The bench itself is LAB, this checkout's thimble-lab, for both: only the node or the relay
-# differs. Settings from the environment: CANDIDATE (HEAD), TURNS (3), DURATION (seconds of each
-# rate, 5), MEMORY (512MiB), PHASE (seconds, bench-relay, 10), MINUTES (bench-net, 1), COMPARE_DIR
-# (target/compare), COMPARE_TARGET (its folder for builds). Programs are kept by commit, so that a
-# second comparison builds nothing. The work tree it makes is removed on every end. Exit status:
+# differs. Settings from the environment: CANDIDATE (HEAD), PROFILE (dist), TURNS (3), DURATION
+# (seconds of each rate, 5), MEMORY (512MiB), PHASE (seconds, bench-relay, 10), MINUTES (bench-net,
+# 1), COMPARE_DIR (target/compare), COMPARE_TARGET (its folder for builds). Programs are kept by
+# profile and commit, so that a second comparison builds nothing. A commit from before the profile
+# `dist` is built with that of this checkout. The work tree it makes is removed on every end. Exit status:
 # that of `thimble-lab compare`, 130 after Ctrl-C.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,6 +18,7 @@ lab=$(realpath "$1")
 base=$2
 what=${3:-bench}
 candidate=${CANDIDATE:-HEAD}
+profile=${PROFILE:-dist}
 turns=${TURNS:-3}
 seconds=${DURATION:-5}
 memory=${MEMORY:-512MiB}
@@ -31,6 +33,13 @@ bench | bench-net) program=thimble ;;
 bench-relay) program=thimble-relay ;;
 *) echo "compare: WHAT=$what; there are bench, bench-net and bench-relay" >&2 && exit 2 ;;
 esac
+if ! [[ $profile =~ ^[a-z][a-z0-9_-]*$ ]]; then
+    echo "compare: PROFILE=$profile is not a profile of cargo" >&2
+    exit 2
+fi
+# The folder of the profile `dev` has another name.
+built=$profile
+if [ "$profile" = dev ]; then built=debug; fi
 if ! [[ $turns =~ ^[1-9][0-9]?$ ]]; then
     echo "compare: TURNS=$turns; 1 to 99 turns" >&2
     exit 2
@@ -67,15 +76,19 @@ trap 'exit 141' PIPE
 clean
 
 build() { # commit
-    local bin=$dir/bin/$1
+    local bin=$dir/bin/$profile/$1 config=()
     if [ -x "$bin/$program" ]; then return; fi
     echo "compare: building $program of $(git log -1 --format='%h %s' "$1")" >&2
     clean
     git worktree add --quiet --detach "$tree" "$1"
-    (cd "$tree" && CARGO_TARGET_DIR=$target cargo build --release --locked -p "$program" 9>&-)
+    if [ "$profile" = dist ] && ! grep -q '^\[profile\.dist\]' "$tree/Cargo.toml"; then
+        sed -n '/^\[profile\.dist\]/,/^$/p' Cargo.toml >"$dir/dist.toml"
+        config=(--config "$dir/dist.toml")
+    fi
+    (cd "$tree" && CARGO_TARGET_DIR=$target cargo build "${config[@]}" --profile "$profile" --locked -p "$program" 9>&-)
     mkdir -p "$bin"
     # A copy that was cut short is never taken for a program.
-    cp "$target/release/$program" "$bin/$program.part"
+    cp "$target/$built/$program" "$bin/$program.part"
     mv "$bin/$program.part" "$bin/$program"
     clean
 }
@@ -85,7 +98,7 @@ build "$candidate"
 runs=$dir/runs/$(date -u +%Y%m%d-%H%M%S)-$what
 mkdir -p "$runs"
 measure() { # side commit turn
-    local binary=$dir/bin/$2/$program out=$runs/$1-$3 status=0
+    local binary=$dir/bin/$profile/$2/$program out=$runs/$1-$3 status=0
     echo "compare: turn $3 of $turns: $1" >&2
     case $what in
     bench)

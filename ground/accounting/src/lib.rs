@@ -9,9 +9,9 @@
 //!   what is used and what was asked, and which the caller turns into its own answer (HTTP 503, a
 //!   canister reject, a dropped peer). A ledger whose caps sum to more than the budget is refused
 //!   when it is made, so the sum holds at run time without anyone watching it.
-//! * **Readings** ([`process`], [`cgroup`], [`pressure`]). Figures of the kernel: anonymous and
-//!   file memory of processes and of the group, kills for lack of memory, stalls. Parsers are pure
-//!   functions over bounded text; files are read up to a fixed length.
+//! * **Readings** ([`process`], [`cpu`], [`cgroup`], [`pressure`]). Figures of the kernel:
+//!   anonymous and file memory of processes and of the group, CPU time, kills for lack of memory,
+//!   stalls. Parsers are pure functions over bounded text; files are read up to a fixed length.
 //! * **The comparison** ([`unaccounted()`]) and the **governor** ([`Governor`]). Anonymous memory
 //!   that no pool explains is itself a figure that tests and operators watch; the governor decides
 //!   when freed memory is handed back, and the throttle ([`Throttle`]) how far work is held back.
@@ -27,6 +27,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod cgroup;
+pub mod cpu;
 mod governor;
 mod ledger;
 pub mod pressure;

@@ -5,7 +5,10 @@
 
 use std::{fmt, path::PathBuf, time::Duration};
 
-use crate::read::{ReadError, field_kib, read_text};
+use crate::{
+    cgroup::PROCESSES_MAX,
+    read::{ReadError, field_kib, read_text},
+};
 
 /// Longest description of a process.
 pub const ROLE_CHARS_MAX: usize = 48;
@@ -92,6 +95,12 @@ pub struct Stat {
     pub is_dead: bool,
     /// User and system CPU time in clock ticks, its ended threads included.
     pub ticks: u64,
+    /// The part of `ticks` in user mode.
+    pub user_ticks: u64,
+    /// User CPU time of its children that ended and were waited for, and of theirs.
+    pub ended_user_ticks: u64,
+    /// The same in system mode.
+    pub ended_system_ticks: u64,
     /// Number of its threads.
     pub threads: u64,
     /// When it was started, in clock ticks since boot: distinguishes it from a later process with
@@ -113,6 +122,25 @@ pub fn cpu_time(pid: Pid) -> Result<Duration, ReadError> {
 /// When the process was started: [`Stat::started_ticks`].
 pub fn started_ticks(pid: Pid) -> Result<u64, ReadError> {
     Ok(stat(pid)?.started_ticks)
+}
+
+/// A process and everything below it, at most [`PROCESSES_MAX`] of them, each parent before its
+/// children. Processes that start or end meanwhile may be missing.
+pub fn descendants(root: Pid) -> Vec<Pid> {
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(pid) = found.get(next).copied() {
+        next += 1;
+        // Any thread of a process may have started children.
+        let tasks = std::fs::read_dir(pid.file("task")).into_iter().flatten().flatten();
+        for task in tasks {
+            let children = read_text(&task.path().join("children")).unwrap_or_default();
+            let room = PROCESSES_MAX.saturating_sub(found.len());
+            let children = children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
+            found.extend(children.map(Pid).take(room));
+        }
+    }
+    found
 }
 
 /// Description of a process for display: the name of its program, and its first argument when that
@@ -202,12 +230,15 @@ fn parse_stat(text: &str) -> Option<Stat> {
         parent: Pid(u32::try_from(number(1)?).ok()?),
         is_dead: matches!(*fields.first()?, "Z" | "X"),
         ticks: number(11)?.checked_add(number(12)?)?,
+        user_ticks: number(11)?,
+        ended_user_ticks: number(13)?,
+        ended_system_ticks: number(14)?,
         threads: number(17)?,
         started_ticks: number(19)?,
     })
 }
 
-fn ticks_to_duration(ticks: u64) -> Duration {
+pub(crate) fn ticks_to_duration(ticks: u64) -> Duration {
     let per_second = rustix::param::clock_ticks_per_second().max(1);
     Duration::from_secs(ticks / per_second)
         + Duration::from_nanos(ticks % per_second * 1_000_000_000 / per_second)
@@ -264,6 +295,8 @@ mod tests {
         let stat = parse_stat(text).unwrap();
         assert_eq!((stat.parent, stat.ticks), (Pid(1), 300));
         assert_eq!((stat.threads, stat.started_ticks), (9, 100));
+        let ended = (stat.ended_user_ticks, stat.ended_system_ticks);
+        assert_eq!((stat.user_ticks, ended), (250, (7, 8)));
         assert!(!stat.is_dead && parse_stat(&text.replace(") S ", ") Z ")).unwrap().is_dead);
         assert_eq!(parse_stat("1 (x) S 1 2"), None);
         assert_eq!(parse_stat(""), None);

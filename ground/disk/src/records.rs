@@ -39,6 +39,12 @@
 //! sync failed accepts no further record ([`RecordError::SyncLost`]): the caller writes the records
 //! it still needs to a new file.
 //!
+//! # Room ahead
+//!
+//! A file may be extended by zeros before its records get there ([`RecordFile::reserve_ahead`]), so
+//! that a sync changes neither its length nor its blocks. Zeros are not a record: they read as a
+//! tear, and are cut off. [`RecordFile::finish`] cuts them off when the file takes no more records.
+//!
 //! Bounds: a reader holds one record and a buffer of `BUFFER_BYTES`; searching takes as much.
 
 use std::{
@@ -450,7 +456,11 @@ impl Reader {
             let heads = (window.len() + 1).saturating_sub(HEAD_BYTES as usize);
             let candidate = (0..heads).find(|position| {
                 let at = offset + *position as u64;
-                Head::decode(&window[*position..], salt, at, length - at, bytes_max).is_ok()
+                let head = &window[*position..];
+                // Zeros are room that was reserved: no head is like that, as `synced` is at least
+                // the header.
+                head[..HEAD_BYTES as usize] != [0; HEAD_BYTES as usize]
+                    && Head::decode(head, salt, at, length - at, bytes_max).is_ok()
             });
             let Some(position) = candidate else {
                 offset += (window.len() as u64).saturating_sub(HEAD_BYTES - 1).max(1);
@@ -508,6 +518,10 @@ pub struct RecordFile {
     synced: u64,
     sync_lost: bool,
     buffer: Vec<u8>,
+    /// Bytes that are reserved at once, in front of the records; none: 0.
+    ahead: u64,
+    /// Up to where zeros were written.
+    reserved: u64,
 }
 
 impl RecordFile {
@@ -566,6 +580,8 @@ impl RecordFile {
             synced: 0,
             sync_lost: false,
             buffer: Vec::new(),
+            ahead: 0,
+            reserved: 0,
         };
         begun.file.sync_all().map_err(failed)?;
         begun.synced = begun.length;
@@ -604,6 +620,8 @@ impl RecordFile {
             synced: reader.offset,
             sync_lost: false,
             buffer: Vec::new(),
+            ahead: 0,
+            reserved: 0,
         })
     }
 
@@ -630,8 +648,12 @@ impl RecordFile {
                 RecordError::io(&self.path, "appending", source)
             })
         });
-        if written.is_ok() {
-            self.length += buffer.len() as u64;
+        match written {
+            Ok(()) => {
+                self.length += buffer.len() as u64;
+                self.reserve();
+            }
+            Err(_) => self.reserved = 0,
         }
         debug_assert!(
             self.synced <= self.length,
@@ -642,6 +664,22 @@ impl RecordFile {
         buffer.shrink_to(1 << 20);
         self.buffer = buffer;
         written
+    }
+
+    /// Writes zeros ahead of the records, if the last record passed those that were there. Without
+    /// room on the disk there are none, and the next record extends the file by itself.
+    fn reserve(&mut self) {
+        if self.ahead == 0 || self.length <= self.reserved {
+            return;
+        }
+        let end = (self.length + 1).next_multiple_of(self.ahead);
+        let zeros = vec![0; (end - self.length) as usize];
+        match self.file.write_at(&zeros, self.length) {
+            Ok(()) => self.reserved = end,
+            Err(_) => {
+                let _ = self.file.set_len(self.length);
+            }
+        }
     }
 
     fn encode(&self, payload: &[u8], buffer: &mut Vec<u8>) -> Result<(), RecordError> {
@@ -683,6 +721,47 @@ impl RecordFile {
     /// noticed. A failure is harmless, as the next append does the same.
     pub fn mark(&mut self) {
         let _ = self.append([[].as_slice()]);
+    }
+
+    /// From here on zeros are written ahead of the records, up to the next multiple of `bytes` of
+    /// the file: a sync of a record that fits there changes neither the length nor the blocks of
+    /// the file. See the module.
+    pub fn reserve_ahead(&mut self, bytes: u64) {
+        self.ahead = bytes;
+    }
+
+    /// Cuts off what was reserved, and reserves nothing more. A sync makes it durable.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn cut_ahead(&mut self) -> Result<(), RecordError> {
+        if self.reserved > self.length {
+            self.file
+                .set_len(self.length)
+                .map_err(|source| RecordError::io(&self.path, "cutting off room", source))?;
+        }
+        (self.ahead, self.reserved) = (0, 0);
+        Ok(())
+    }
+
+    /// Cuts off what was reserved and makes the file durable: it takes no more records.
+    ///
+    /// # Errors
+    /// Those of [`Self::sync`].
+    pub fn finish(&mut self) -> Result<(), RecordError> {
+        self.cut_ahead()?;
+        self.sync()
+    }
+
+    /// Another handle of the file made everything up to `length` durable.
+    pub fn synced_to(&mut self, length: u64) {
+        debug_assert!(length <= self.length, "{length} of {} bytes are synced", self.length);
+        self.synced = self.synced.max(length);
+    }
+
+    /// A sync by another handle of the file failed: this file takes nothing more.
+    pub fn lose_sync(&mut self) {
+        self.sync_lost = true;
     }
 
     /// Path of the file.

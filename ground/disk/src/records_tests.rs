@@ -178,6 +178,38 @@ fn bytes_of_another_file_or_of_a_payload_are_no_records() {
 }
 
 #[test]
+fn room_ahead_is_cut_off_and_hides_no_damage() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("records");
+    let mut file = RecordFile::create(&RealDisk, &path, KIND).unwrap();
+    file.reserve_ahead(1_000);
+    for value in 1..=30 {
+        file.append([number(value).as_slice()]).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len() % 1_000, 0);
+        file.sync().unwrap();
+        file.mark();
+    }
+    let (length, whole) = (file.length(), fs::read(&path).unwrap());
+    let (numbers, reader) = read(&RealDisk, &path);
+    assert_eq!(numbers, (1..=30).collect::<Vec<_>>());
+    let reader = reader.unwrap().unwrap();
+    assert_eq!((reader.end(), reader.offset()), (End::Torn(length), length));
+    // What was acknowledged and changed is damage, however much room there is behind it.
+    for offset in HEADER_BYTES..length - HEAD_BYTES {
+        let mut bytes = whole.clone();
+        bytes[offset as usize] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        assert!(matches!(read(&RealDisk, &path).1, Err(RecordError::Damaged { .. })), "{offset}");
+    }
+    fs::write(&path, &whole).unwrap();
+    file.finish().unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().len(), length);
+    assert_eq!(read(&RealDisk, &path).1.unwrap().unwrap().end(), End::Whole);
+    drop(RecordFile::resume(&RealDisk, &reader).unwrap());
+    assert_eq!(read(&RealDisk, &path).0.len(), 30);
+}
+
+#[test]
 fn other_kinds_and_versions_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("records");

@@ -22,20 +22,19 @@
 //! request to every other limit.
 
 use std::{
-    collections::BTreeMap,
     convert::Infallible,
     io,
     pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
 use accounting::{Pool, PoolFull};
-use http_body_util::{BodyExt, Full};
+use http_body_util::Full;
 use hyper::{
     Request, Response, Version,
     body::{Body, Bytes, Frame, Incoming, SizeHint},
@@ -214,9 +213,9 @@ struct Activity {
     http2: AtomicBool,
     /// Milliseconds after `started` at which the current wait began.
     since: AtomicU64,
-    /// Responses that are not written to their end, by number, and when they must be. As many as
-    /// there are streams.
-    unwritten: Mutex<BTreeMap<u64, Instant>>,
+    /// Responses that are not written to their end, with their numbers, and when they must be. As
+    /// many as there are streams.
+    unwritten: Mutex<Vec<(u64, Instant)>>,
     responses: AtomicU64,
 }
 
@@ -245,13 +244,17 @@ impl Activity {
     fn await_peer(self: &Arc<Self>, time: Duration) -> Unwritten {
         let number = self.responses.fetch_add(1, Ordering::Relaxed);
         let deadline = Instant::now() + time;
-        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).insert(number, deadline);
+        self.unwritten().push((number, deadline));
         Unwritten { number, activity: self.clone() }
     }
 
     /// When the first of the responses must be written.
     fn write_deadline(&self) -> Option<Instant> {
-        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).values().min().copied()
+        self.unwritten().iter().map(|(_, deadline)| *deadline).min()
+    }
+
+    fn unwritten(&self) -> MutexGuard<'_, Vec<(u64, Instant)>> {
+        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn touch(&self) {
@@ -307,8 +310,7 @@ struct Unwritten {
 
 impl Drop for Unwritten {
     fn drop(&mut self) {
-        let mut unwritten = self.activity.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
-        unwritten.remove(&self.number);
+        self.activity.unwritten().retain(|(number, _)| *number != self.number);
     }
 }
 
@@ -455,6 +457,15 @@ fn check_head(request: &Request<Incoming>) -> Result<(), ErrorResponse> {
     Ok(())
 }
 
+/// The bytes of a body that is there as a whole, without a copy.
+fn whole(mut body: Full<Bytes>) -> Bytes {
+    let polled = Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop()));
+    match polled {
+        Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+        _ => Bytes::new(),
+    }
+}
+
 /// Serves one connection until it ends, or is evicted.
 pub(crate) async fn serve<A: HttpHandler>(
     stream: TcpStream,
@@ -486,10 +497,9 @@ pub(crate) async fn serve<A: HttpHandler>(
             };
             let (head, body) = response.into_parts();
             let body = match body {
-                // It is there as a whole, so this neither waits nor copies.
                 Outgoing::Whole(body) if is_multiplexed => {
-                    let body = body.collect().await?.to_bytes();
-                    Outgoing::Whole(Full::new(active.0.response(body, write_stall)))
+                    let body = active.0.response(whole(body), write_stall);
+                    Outgoing::Whole(Full::new(body))
                 }
                 other => other,
             };

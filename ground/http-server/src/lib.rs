@@ -40,7 +40,7 @@ pub mod stall_guard;
 
 pub use connection::{ConnectionSettings, HttpHandler, Outgoing, STREAMS_MAX, Stage};
 pub use list::{List, Pieces};
-pub use listener::{ACCEPT_ERROR, ListenError, Server, bind, runtime};
+pub use listener::{ACCEPT_ERROR, ListenError, RUNTIME_THREADS, Server, bind, runtime};
 pub use request_body::{
     BodyBudget, BodyError, PoolBudget, RequestBody, check_content_type, discard, read_body,
     with_unread,

@@ -37,6 +37,9 @@ const CLOSING: Duration = Duration::from_secs(1);
 /// Accepting pauses this long when the process has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Threads of [`runtime`], without those for work that blocks.
+pub const RUNTIME_THREADS: usize = 2;
+
 /// The runtime of a program: few threads, whose stacks and caches cost memory, and at most this
 /// number for work that blocks.
 ///
@@ -44,7 +47,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// When its threads cannot be started.
 pub fn runtime(blocking_threads: usize) -> io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+        .worker_threads(RUNTIME_THREADS)
         .max_blocking_threads(blocking_threads)
         .thread_stack_size(1 << 20)
         .thread_keep_alive(Duration::from_secs(10))

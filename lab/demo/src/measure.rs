@@ -20,24 +20,8 @@ pub struct Process {
 
 /// The node's process and everything below it.
 pub fn processes(root: u32) -> Result<Vec<Process>> {
-    let mut pids = vec![root];
-    let mut found = Vec::new();
-    while let Some(pid) = pids.pop() {
-        if let Ok(process) = process(pid) {
-            found.push(process);
-        }
-        let children =
-            std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        pids.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
-        // Children may have been started by other threads of the process.
-        if let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) {
-            for task in tasks.flatten().filter(|task| task.file_name() != *pid.to_string()) {
-                let children =
-                    std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
-                pids.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
-            }
-        }
-    }
+    let all = process::descendants(Pid(root));
+    let mut found: Vec<Process> = all.into_iter().filter_map(|pid| process(pid.0).ok()).collect();
     found.sort_by_key(|process| process.pid);
     Ok(found)
 }

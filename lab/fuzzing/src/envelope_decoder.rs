@@ -1,16 +1,18 @@
-//! Whatever body a client sends, decoding returns within its bounds, and authentication of what was
-//! decoded returns.
+//! Whatever body a client sends, decoding returns within its bounds, its canonical form decodes to
+//! the same envelope, and authentication of what was decoded returns: the same verdict with and
+//! without memory for results.
 //!
 //! The sender of a decoded envelope is also replaced by the principal of its key, which no mutation
 //! would find, so that keys, delegation chains and signatures of every scheme are reached.
 
-use std::time::Duration;
+use std::{sync::LazyLock, time::Duration};
 
 use envelope::{
     Envelope, EnvelopeBounds,
-    auth::{AuthConfig, authenticate},
+    auth::{AuthConfig, authenticate, is_quick},
 };
 use ic_principal::Principal;
+use limits::{GatewayLimits, Limits};
 
 /// The generator of G2: a public key whose secret is 1, so that certificates in the corpus can be
 /// valid.
@@ -31,18 +33,31 @@ const BOUNDS: EnvelopeBounds = EnvelopeBounds {
     nonce_bytes: 32,
 };
 
+static LIMITS: LazyLock<GatewayLimits> =
+    LazyLock::new(|| Limits::nano().expect("it is a preset").gateway);
+
 pub(crate) fn test_one_input(body: &[u8]) {
-    let Ok(mut envelope) = Envelope::decode(body, &BOUNDS) else { return };
-    assert_eq!(
-        Envelope::decode(body, &BOUNDS).map(|again| again.request_id),
-        Ok(envelope.request_id)
-    );
+    let decoded = Envelope::decode_canonical(body, &BOUNDS);
+    let alone = Envelope::decode(body, &BOUNDS);
+    assert_eq!(alone.as_ref().err(), decoded.as_ref().err());
+    let Ok((mut envelope, canonical)) = decoded else { return };
+    assert_eq!(alone.as_ref(), Ok(&envelope));
+    let again = Envelope::decode_canonical(&canonical, &BOUNDS);
+    assert_eq!(again, Ok((envelope.clone(), canonical)));
     let root_key = nidkg::PublicKey::from_bytes(&ROOT_KEY).expect("the generator is a point");
-    let config = AuthConfig::new(root_key, Duration::from_secs(300), Duration::from_secs(60));
-    let now = state::Time(envelope.content.ingress_expiry);
-    let _ = authenticate(&envelope, now, &config);
+    let config = || AuthConfig::new(root_key, Duration::from_secs(300), Duration::from_secs(60));
+    let (plain, remembering) = (config(), config().remembering(&LIMITS));
+    let authenticate_with_all = |envelope: &Envelope| {
+        let now = state::Time(envelope.content.ingress_expiry);
+        let _ = is_quick(envelope);
+        let expected = authenticate(envelope, now, &plain);
+        for _ in 0..2 {
+            assert_eq!(authenticate(envelope, now, &remembering), expected);
+        }
+    };
+    authenticate_with_all(&envelope);
     if let Some(pubkey) = &envelope.sender_pubkey {
         envelope.content.sender = Principal::self_authenticating(pubkey);
-        let _ = authenticate(&envelope, now, &config);
+        authenticate_with_all(&envelope);
     }
 }

@@ -42,6 +42,7 @@ mod waku_requests;
 mod waku_segment;
 mod waku_topics;
 mod worker_report;
+mod worker_ring;
 
 // Files of crates that have no library, or keep these modules private.
 #[allow(dead_code, reason = "targets use a part of these modules")]
@@ -77,7 +78,7 @@ pub const TARGETS: &[(&str, TestOneInput)] = targets! {
     key_summary machine_lines manifest_decoder module_validator outcall_answers peer_block
     peer_calls peer_shares peer_sync record_file waku_framing waku_gossip waku_http waku_message
     waku_multiplexer waku_records waku_replies waku_requests waku_segment waku_topics
-    worker_report
+    worker_report worker_ring
 };
 
 /// Gives `input` to the target `name`.

@@ -16,6 +16,7 @@ pub mod hammer;
 pub mod history;
 pub mod hostile;
 pub mod misuse;
+mod node_cost;
 
 /// The machine, in one line, and how busy it is.
 fn machine() -> String {

@@ -7,16 +7,18 @@
 //! a durable checkpoint are deleted. So disk use is bounded by what checkpoints allow, and memory
 //! by one record.
 //!
-//! [`BlockLog::append_block`] returns after `fdatasync`. An outcome with faults is synced; one
-//! without can be computed again. The outcome that follows a block also marks it as durable: from
-//! then on a changed bit of the block is damage, not a tear.
+//! [`BlockLog::append_block`] returns after `fdatasync`. A block that is durable elsewhere may be
+//! synced together with later ones ([`BlockLog::append_block_later`]): with the
+//! [`UNSYNCED_BLOCKS_MAX`]th, or when they have [`UNSYNCED_BYTES_MAX`] bytes. An outcome with
+//! faults is synced; one without can be computed again. The first record behind a sync also marks
+//! what is before it as durable: from then on a changed bit is damage, not a tear.
 //!
 //! The newest certified height is kept in a separate file, written before a certificate is shown. A
 //! log that ends below it lost acknowledged data ([`BlockLog::check_complete`]).
 //!
 //! A failed append is rolled back to the end of the last whole record. After a failed sync the
 //! contents of the segment beyond the last successful one are unknown: it ends there, and the next
-//! append begins a new segment with the outcomes that were not durable.
+//! append begins a new segment with the blocks and outcomes that were not durable.
 
 use std::{
     borrow::Cow,
@@ -36,7 +38,10 @@ use thiserror::Error;
 use crate::seam::{FinalisedBlock, RecordedOutcome};
 
 /// A record larger than this is damage: no block can be.
-const KIND: Kind = Kind { name: *b"blocks\0\0", version: 5, bytes_max: 64 << 20 };
+const KIND: Kind = Kind { name: *b"blocks\0\0", version: 6, bytes_max: 64 << 20 };
+/// Blocks that are synced with a later one, at most, and the bytes of their records.
+pub(crate) const UNSYNCED_BLOCKS_MAX: usize = 4;
+const UNSYNCED_BYTES_MAX: usize = 256 << 10;
 /// File of the newest certified height.
 const CERTIFIED: &str = "certified";
 
@@ -96,6 +101,7 @@ enum Record<'a> {
 /// The version, and one record of each kind.
 #[cfg(test)]
 pub(crate) fn samples() -> (u64, Vec<(&'static str, Vec<u8>)>) {
+    use state::{Randomness, SignedRandomness};
     let signed = state::SignedIngress {
         effective_canister_id: ic_principal::Principal::from_slice(&[1, 2, 3]),
         envelope: vec![5; 300].into(),
@@ -109,9 +115,14 @@ pub(crate) fn samples() -> (u64, Vec<(&'static str, Vec<u8>)>) {
     let block = FinalisedBlock {
         height: Height(0x0102_0304),
         time: state::Time(77),
-        randomness: [6; 32],
+        randomness: Randomness::Signed(vec![SignedRandomness { root: [6; 32], value: [14; 32] }]),
         ingress: vec![signed.clone(), signed],
-        key: None,
+        key: Some(state::SubnetKey {
+            summary: vec![15],
+            boundary: [16; 32],
+            voters: vec![17],
+            nodes: vec![],
+        }),
         agreed: Some(state::AgreedRound { epoch: 3, view: 700 }),
         queries: Some(Box::new(state::QueryReport {
             node: ic_principal::Principal::from_slice(&[7, 8]),
@@ -152,9 +163,11 @@ pub struct BlockLog {
     file: Option<RecordFile>,
     last: Option<Height>,
     certified: NumberFile,
-    /// Encoded outcomes behind the last block of the newest segment: one at most, if callers
-    /// repeat themselves only.
+    /// Encoded records that are not known to be durable, in order: outcomes behind the last block
+    /// that is, and blocks behind it with theirs.
     unsynced: Vec<Vec<u8>>,
+    /// The first block among them, and how many there are.
+    unsynced_blocks: Option<(Height, usize)>,
 }
 
 #[derive(Clone, Debug)]
@@ -211,6 +224,7 @@ impl BlockLog {
             last: None,
             certified,
             unsynced: Vec::new(),
+            unsynced_blocks: None,
         };
         log.recover_tail()?;
         Ok(log)
@@ -229,6 +243,15 @@ impl BlockLog {
     /// Height of the newest block, if the log holds any.
     pub fn last(&self) -> Option<Height> {
         self.last
+    }
+
+    /// Height of the newest block that is durable in this log; the height below the first block if
+    /// none is.
+    pub fn durable(&self) -> Height {
+        match self.unsynced_blocks {
+            Some((first, _)) => Height(first.0.saturating_sub(1)),
+            None => self.last.unwrap_or_default(),
+        }
     }
 
     /// Finds the end of the newest segment, cuts off what a crash tore, and finds the newest block.
@@ -333,9 +356,52 @@ impl BlockLog {
         );
         let encoded = self.encode(&Record::Block(Cow::Borrowed(block)))?;
         self.append(&encoded, block.height, true, true)?;
-        self.unsynced.clear();
         self.last = Some(block.height);
         Ok(())
+    }
+
+    /// Appends a block that is durable elsewhere, and stays there until it is durable here
+    /// ([`Self::durable`]).
+    ///
+    /// # Errors
+    /// As of [`Self::append_block`].
+    pub fn append_block_later(&mut self, block: &FinalisedBlock) -> Result<(), LogError> {
+        debug_assert!(self.last < Some(block.height), "{} follows {:?}", block.height.0, self.last);
+        let encoded = self.encode(&Record::Block(Cow::Borrowed(block)))?;
+        let bytes = self.unsynced.iter().map(Vec::len).sum::<usize>() + encoded.len();
+        let count = self.unsynced_blocks.map_or(0, |(_, count)| count);
+        let due = count + 1 >= UNSYNCED_BLOCKS_MAX || bytes > UNSYNCED_BYTES_MAX;
+        self.append(&encoded, block.height, true, due)?;
+        self.last = Some(block.height);
+        if !due {
+            // It may have begun a segment, and then everything before it is durable.
+            let (first, count) = self.unsynced_blocks.unwrap_or((block.height, 0));
+            self.unsynced_blocks = Some((first, count + 1));
+            self.unsynced.push(encoded);
+        }
+        Ok(())
+    }
+
+    /// Makes every block durable.
+    ///
+    /// # Errors
+    /// When the disk fails; the call may be repeated.
+    pub fn sync(&mut self) -> Result<(), LogError> {
+        let Some((first, _)) = self.unsynced_blocks else { return Ok(()) };
+        if self.file.as_ref().is_none_or(RecordFile::sync_lost) {
+            self.begin_segment(first)?;
+        }
+        if let Some(file) = &mut self.file {
+            file.sync()?;
+            self.synced();
+        }
+        Ok(())
+    }
+
+    /// Everything is durable.
+    fn synced(&mut self) {
+        self.unsynced.clear();
+        self.unsynced_blocks = None;
     }
 
     /// Notes what executing the block of `height` gave; durable on return when there are faults.
@@ -390,13 +456,24 @@ impl BlockLog {
             file.sync()?;
         }
         segment.bytes = file.length();
+        if sync {
+            self.synced();
+        }
         Ok(())
     }
 
-    fn begin_segment(&mut self, first: Height) -> Result<(), LogError> {
+    /// Begins a segment with what is not durable, or else with the block of height `next`.
+    fn begin_segment(&mut self, next: Height) -> Result<(), LogError> {
+        // The end that is written down below must be one that is durable.
+        if let Some(file) = &mut self.file
+            && !file.sync_lost()
+            && file.sync().is_ok()
+        {
+            self.synced();
+        }
+        let first = self.unsynced_blocks.map_or(next, |(first, _)| first);
         if self.segments.last().is_some_and(|segment| segment.first == first) {
-            // The only sync of a block in it failed: it is begun anew, with the outcomes that it
-            // holds.
+            // No block in it is durable: it is begun anew, with what it holds.
             self.file = None;
             let begun = self.segments.pop();
             if let (Some(segment), Some(begun)) = (self.segments.last_mut(), begun)
@@ -404,14 +481,8 @@ impl BlockLog {
             {
                 segment.end = Some(end_before(&self.disk, segment, &begun)?);
             }
-        } else if let Some(file) = &mut self.file {
-            // The end that is written down below must be one that is durable.
-            if !file.sync_lost() && file.sync().is_ok() {
-                self.unsynced.clear();
-            }
-            if let Some(segment) = self.segments.last_mut() {
-                segment.end = Some(file.synced());
-            }
+        } else if let (Some(file), Some(segment)) = (&self.file, self.segments.last_mut()) {
+            segment.end = Some(file.synced());
         }
         self.sync_certified()?;
         let path = self.folder.join(format!("{:020}.blocks", first.0));
@@ -437,7 +508,7 @@ impl BlockLog {
     pub fn clear(&mut self) -> Result<(), LogError> {
         self.file = None;
         self.last = None;
-        self.unsynced.clear();
+        self.synced();
         // The newest first: whatever a crash leaves is a log without a gap.
         while let Some(segment) = self.segments.last() {
             self.disk.remove(&segment.path).map_err(io_error(&segment.path, "removing"))?;

@@ -4,7 +4,7 @@ use std::{fs, sync::Arc};
 
 use disk::SimulatedDisk;
 use ic_principal::Principal;
-use state::Time;
+use state::{Randomness, Time};
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn block(height: u64) -> FinalisedBlock {
     FinalisedBlock {
         height: Height(height),
         time: Time(height),
-        randomness: [height as u8; 32],
+        randomness: Randomness::Drawn([height as u8; 32]),
         ingress: vec![],
         key: None,
         agreed: None,
@@ -288,7 +288,23 @@ fn uncertified_tail_block_may_be_torn() {
 
 /// A block of this height that says in which try it was made.
 fn block_of_attempt(height: u64, attempt: u8) -> FinalisedBlock {
-    FinalisedBlock { randomness: [attempt; 32], ..block(height) }
+    FinalisedBlock { randomness: Randomness::Drawn([attempt; 32]), ..block(height) }
+}
+
+/// The try of each block of a log, by height.
+fn attempts_in(log: &BlockLog, seed: u64) -> Vec<u8> {
+    let mut replay = log.read_from(Height(0));
+    let mut found = vec![];
+    while let Some(logged) =
+        replay.next_block().unwrap_or_else(|error| panic!("seed {seed}: {error}"))
+    {
+        assert_eq!(logged.block.height.0, found.len() as u64 + 1);
+        let Randomness::Drawn(drawn) = logged.block.randomness else {
+            panic!("seed {seed}: a block that this test did not make")
+        };
+        found.push(drawn[0]);
+    }
+    found
 }
 
 // Promise: P6 - The block log loses no synced block in 300 histories of failed syncs and power
@@ -309,14 +325,7 @@ fn failed_syncs_and_power_cuts_lose_nothing_that_was_acknowledged() {
             let mut log = BlockLog::open_on(shared.clone(), &path, 600)
                 .unwrap_or_else(|error| panic!("seed {seed}, life {life}: {error}"));
             log.check_complete(Height(0)).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-            let mut replay = log.read_from(Height(0));
-            let mut found = vec![];
-            while let Some(logged) =
-                replay.next_block().unwrap_or_else(|error| panic!("seed {seed}: {error}"))
-            {
-                assert_eq!(logged.block.height.0, found.len() as u64 + 1);
-                found.push(logged.block.randomness[0]);
-            }
+            let found = attempts_in(&log, seed);
             assert!(
                 found.starts_with(&acknowledged),
                 "seed {seed}: {found:?}, acknowledged {acknowledged:?}"
@@ -361,6 +370,58 @@ fn failed_syncs_and_power_cuts_lose_nothing_that_was_acknowledged() {
         failures > 500 && certified_cuts * 2 > cuts,
         "{failures} failures, {certified_cuts} of {cuts} cuts"
     );
+}
+
+// Promise: P6 - Blocks that are synced later are in the block log up to the height it reports, in
+//   200 histories of failed syncs and power cuts.
+#[test]
+fn blocks_synced_later_are_durable_up_to_the_reported_height() {
+    let (mut failures, mut lost) = (0, 0);
+    for seed in 0..200_u64 {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("disk");
+        let disk = SimulatedDisk::new(&root, seed).unwrap();
+        let shared: SharedDisk = Arc::new(disk.clone());
+        let path = root.join("blocks");
+        // The try of each block, by height, and how many are durable.
+        let (mut blocks, mut durable) = (Vec::<u8>::new(), 0);
+        for life in 0..3_u64 {
+            let mut log = BlockLog::open_on(shared.clone(), &path, 900)
+                .unwrap_or_else(|error| panic!("seed {seed}, life {life}: {error}"));
+            let found = attempts_in(&log, seed);
+            assert!(found.starts_with(&blocks[..durable]), "seed {seed}: {found:?}, {blocks:?}");
+            assert_eq!(log.durable().0, found.len() as u64);
+            lost += blocks.len().saturating_sub(found.len());
+            (blocks, durable) = (found.clone(), found.len());
+            disk.end_after(10 + (seed * 31 + life * 17) % 90, seed.is_multiple_of(2));
+            let mut attempt = life as u8 * 80;
+            while attempt < life as u8 * 80 + 70 {
+                attempt += 1;
+                let height = blocks.len() as u64 + 1;
+                disk.fail_syncs((u64::from(attempt) * 7 + seed) % 5 / 4);
+                let block = block_of_attempt(height, attempt);
+                let appended = match (height + seed) % 7 {
+                    0 => log.append_block(&block),
+                    1 => log.sync().and_then(|()| log.append_block_later(&block)),
+                    _ => log.append_block_later(&block),
+                };
+                match appended {
+                    Ok(()) => blocks.push(attempt),
+                    Err(error) => {
+                        assert!(error.can_heal(), "seed {seed}: {error}");
+                        failures += 1;
+                        continue;
+                    }
+                }
+                assert!(log.durable().0 + UNSYNCED_BLOCKS_MAX as u64 > height);
+                let _ = log.append_outcome(Height(height), [1; 32], &[]);
+                durable = log.durable().0 as usize;
+            }
+            drop(log);
+            disk.cut_power().unwrap();
+        }
+    }
+    assert!(failures > 200 && lost > 100, "{failures} failures, {lost} blocks lost");
 }
 
 #[test]

@@ -324,51 +324,61 @@ impl Certifier {
     fn try_combine(&mut self, height: Height) -> Result<Option<Certificate>, CertifyError> {
         let Some(pending) = self.pending.get_mut(&height) else { return Ok(None) };
         let signers = pending.signers.clone();
-        let SigningCommittee { committee, share: own, .. } = &*signers;
-        let threshold = committee.threshold as usize;
-        if pending.shares.len() < threshold {
-            return Ok(None);
-        }
-        let (root, own) = (pending.root, own.as_ref().map(|own| own.index));
-        let combined = nidkg::combine(committee, &pending.shares);
-        // A node's own share needs no verification: it just made it.
-        let alone = pending.shares.keys().all(|index| Some(*index) == own);
-        if let Ok(signature) = combined
-            && (alone || is_signature(&committee.public_key, &root, &signature))
-        {
-            self.drop_covered(height);
-            return Ok(Some(Certificate { height, root, signature }));
-        }
-        let message = state_root_message(&root);
-        let Pending { shares, refused, .. } = pending;
-        shares.retain(|index, share| {
-            let good =
-                Some(*index) == own || committee.verify_share(*index, &message, share).is_ok();
-            if !good {
-                tracing::warn!(
-                    height = height.0,
-                    node = index.0,
-                    "a node sent a false share of the state root's signature"
-                );
-                refused.insert(*index);
-            }
-            good
-        });
-        if pending.shares.len() < threshold {
-            return Ok(None);
-        }
-        let signature = nidkg::combine(committee, &pending.shares)?;
+        let root = pending.root;
+        let combined =
+            combine_shares(&signers, (height, &root), &mut pending.shares, &mut pending.refused)?;
+        let Some(signature) = combined else { return Ok(None) };
         self.drop_covered(height);
         Ok(Some(Certificate { height, root, signature }))
     }
 }
 
-fn is_other_member(signers: &SigningCommittee, index: NodeIndex) -> bool {
+/// The subnet's signature on `root`, if enough of the shares are good. The signature that the
+/// shares make is verified first, and single shares only when it is not the subnet's: false ones
+/// are logged, dropped, and added to `refused`.
+pub(crate) fn combine_shares(
+    signers: &SigningCommittee,
+    (height, root): (Height, &[u8; 32]),
+    shares: &mut BTreeMap<NodeIndex, SignatureShare>,
+    refused: &mut BTreeSet<NodeIndex>,
+) -> Result<Option<Signature>, BlsError> {
+    let SigningCommittee { committee, share: own, .. } = signers;
+    let (threshold, own) = (committee.threshold as usize, own.as_ref().map(|own| own.index));
+    if shares.len() < threshold {
+        return Ok(None);
+    }
+    // A node's own share needs no verification: it just made it.
+    let alone = shares.keys().all(|index| Some(*index) == own);
+    if let Ok(signature) = nidkg::combine(committee, shares)
+        && (alone || is_signature(&committee.public_key, root, &signature))
+    {
+        return Ok(Some(signature));
+    }
+    let message = state_root_message(root);
+    shares.retain(|index, share| {
+        let good = Some(*index) == own || committee.verify_share(*index, &message, share).is_ok();
+        if !good {
+            tracing::warn!(
+                height = height.0,
+                node = index.0,
+                "a node sent a false share of the state root's signature"
+            );
+            refused.insert(*index);
+        }
+        good
+    });
+    if shares.len() < threshold {
+        return Ok(None);
+    }
+    nidkg::combine(committee, shares).map(Some)
+}
+
+pub(crate) fn is_other_member(signers: &SigningCommittee, index: NodeIndex) -> bool {
     let own = signers.share.as_ref().map(|share| share.index);
     own != Some(index) && (index.0 as usize) < signers.committee.shares.len()
 }
 
-fn is_signature(key: &PublicKey, root: &[u8; 32], signature: &Signature) -> bool {
+pub(crate) fn is_signature(key: &PublicKey, root: &[u8; 32], signature: &Signature) -> bool {
     nidkg::verify(key, &state_root_message(root), &signature.0)
 }
 

@@ -36,13 +36,13 @@ pub use seam::{
 };
 pub use single::{RandomSource, SingleNode, SystemRandom};
 pub use state_sync::{
-    CHUNK_NAME_BYTES_MAX, CHUNKS_WANTED_MAX, ChunkRequest, ChunkSource, FetchedChunks, StateOffer,
-    StateServer, SyncProgress,
+    CHUNK_NAME_BYTES_MAX, CHUNKS_WANTED_MAX, ChunkRequest, ChunkSource, FetchedChunks,
+    OfferedState, StateOffer, StateServer, SyncProgress,
 };
 pub use subnet::{
-    Arithmetic, Attempt, ChannelName, Channels, ConsensusEngine, EngineKeyError, IdentityLayer,
-    KeyStore, Layer, LayeredRuntime, LimitsDiffer, Operation, Peering, SenderLayer, StartError,
-    Subnet, SubnetConfig, SubnetProgress, SubnetStatus, Transport, arithmetic,
+    Arithmetic, Attempt, BlobLog, ChannelName, Channels, ConsensusEngine, EngineKeyError,
+    IdentityLayer, KeyStore, Layer, LayeredRuntime, LimitsDiffer, Operation, Peering, SenderLayer,
+    StartError, Subnet, SubnetConfig, SubnetProgress, SubnetStatus, Transport, arithmetic,
 };
 #[doc(hidden)]
 pub use subnet::{adversary, fuzz};

@@ -34,7 +34,7 @@ const SHARE_DENOMINATOR: u64 = 4;
 pub struct OpenOutcall {
     /// Last block time of an answer.
     pub until: Time,
-    /// The one member that asks; none if all do.
+    /// The one member that asks; none if all do, or while that member is not chosen.
     pub node: Option<Principal>,
     /// Most bytes of a reply.
     pub reply_bytes_max: u64,

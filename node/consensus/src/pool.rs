@@ -634,9 +634,11 @@ impl IngressPool {
         offered
     }
 
-    pub(crate) fn has_more_than(&self, skip: &BTreeSet<IngressId>) -> bool {
+    /// Calls that wait for a block and that `skip` does not name, counted up to `most`.
+    pub(crate) fn count_beyond(&self, skip: &BTreeSet<IngressId>, most: usize) -> usize {
         let inner = self.inner.lock();
-        inner.waiting.keys().any(|id| !skip.contains(id) && !inner.holds(id))
+        let beyond = inner.waiting.keys().filter(|id| !skip.contains(id) && !inner.holds(id));
+        beyond.take(most).count()
     }
 
     /// A call that waits, if what waits under its id is this very envelope, and when it is valid.
@@ -937,7 +939,8 @@ mod tests {
         let (first, second) = (IngressId([1; 32]), IngressId([2; 32]));
         assert_eq!(pool.next_held(PATIENCE), NextHeld::Call(first));
         assert!(pool.waiting(&first).is_some());
-        assert!(!pool.has_more_than(&BTreeSet::from([second])), "it is no reason for a block");
+        let beyond = pool.count_beyond(&BTreeSet::from([second]), 1);
+        assert_eq!(beyond, 0, "it is no reason for a block");
         let offered = pool.offer(Time(0), Time(0), 10_000, 10, &BTreeSet::new());
         assert_eq!(offered.iter().map(|name| name.id).collect::<Vec<_>>(), [second]);
         assert_eq!(taken(&pool), [2]);

@@ -7,7 +7,8 @@ use futures::future::BoxFuture;
 use limits::ConsensusLimits;
 use serde::{Deserialize, Serialize};
 use state::{
-    AgreedRound, Batch, Fault, Height, OutcallAnswer, QueryReport, SignedIngress, SubnetKey, Time,
+    AgreedRound, AwaitedRoots, Batch, Fault, Height, OutcallAnswer, QueryReport, Randomness,
+    SignedIngress, SubnetKey, Time,
 };
 use thiserror::Error;
 
@@ -32,14 +33,13 @@ pub struct FinalisedBlock {
     pub height: Height,
     /// Time of the block in nanoseconds of the Unix epoch, after its parent's.
     pub time: Time,
-    /// Randomness for execution, unknown to all before the block was agreed on.
-    pub randomness: [u8; 32],
+    /// Randomness for execution: see [`Randomness`].
+    pub randomness: Randomness,
     /// Calls in the order they are to be inducted, and answers to outcalls among them.
     pub ingress: Vec<SignedIngress>,
     /// How the subnet's key is held from here on, if this block changed it.
     pub key: Option<SubnetKey>,
-    /// The round in which the block before was agreed on. None for a node alone, and in a subnet's
-    /// first block.
+    /// The round that the block was made in. None for a node alone.
     pub agreed: Option<AgreedRound>,
     /// Queries that the block's maker counted, in few blocks.
     pub queries: Option<Box<QueryReport>>,
@@ -60,7 +60,7 @@ impl FinalisedBlock {
         Ok(Batch {
             height: self.height,
             time: self.time,
-            randomness: self.randomness,
+            randomness: self.randomness.clone(),
             ingress,
             outcalls,
             key: self.key.clone(),
@@ -112,6 +112,9 @@ pub struct Demand {
     pub more: bool,
     /// A canister timer is due then.
     pub next_timer: Option<Time>,
+    /// Roots of executed states whose signatures execution waits for, as randomness. A node alone
+    /// gives randomness with every block; members put the signatures into their blocks.
+    pub awaited: AwaitedRoots,
 }
 
 /// Errors after which consensus cannot continue.
@@ -165,8 +168,10 @@ impl ConsensusError {
 
 /// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "few exist at a time, most of them the large one")]
 pub enum Step {
-    /// A batch is final and durable.
+    /// A batch is final and durable: in the block log, or until it is there in the storage of the
+    /// engine, which hands it out again after a crash.
     Execute(FinalisedBatch),
     /// A certificate became complete. Heights rise and need not be contiguous: a certificate covers
     /// what earlier states hold.
@@ -205,6 +210,15 @@ pub trait Consensus: Send {
         root: [u8; 32],
         faults: Vec<Fault>,
     ) -> BoxFuture<'_, Result<Vec<Certificate>, ConsensusError>>;
+
+    /// A checkpoint of what was executed is about to be made. What it covers must be in the block
+    /// log by then: the log must not end below a checkpoint.
+    ///
+    /// # Errors
+    /// If the disk fails; the call may be repeated.
+    fn before_checkpoint(&mut self) -> Result<(), ConsensusError> {
+        Ok(())
+    }
 
     /// A checkpoint at `height` is durable: batches up to it will not be asked for again.
     fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError>;

@@ -19,7 +19,7 @@ use lifecycle::Cause;
 use limits::ConsensusLimits;
 use rand::{RngCore as _, rngs::OsRng};
 use sha2::{Digest, Sha256};
-use state::{Fault, Height, Time};
+use state::{Fault, Height, Randomness, Time};
 
 use crate::{
     Certificate, Certifier, Consensus, ConsensusDeps, ConsensusError, Demand, FinalisedBatch,
@@ -158,8 +158,8 @@ impl SingleNode {
         Ok(batch)
     }
 
-    /// Randomness of the next block. Waits for the random source as long as it fails; none when the
-    /// node is closing.
+    /// The value drawn for the next block. Waits for the random source as long as it fails; none
+    /// when the node is closing.
     fn randomness(&mut self) -> Option<[u8; 32]> {
         let mut wait = RANDOMNESS_RETRY;
         let mut failed = false;
@@ -194,7 +194,7 @@ impl SingleNode {
 
     /// How long to wait for calls before a block is due without any.
     fn timeout(&self, demand: Demand) -> Duration {
-        if demand.more {
+        if demand.more || !demand.awaited.is_empty() {
             return Duration::ZERO;
         }
         let idle = Duration::from_millis(self.deps.limits.idle_round_millis);
@@ -232,7 +232,7 @@ impl Consensus for SingleNode {
             let block = FinalisedBlock {
                 height,
                 time,
-                randomness,
+                randomness: Randomness::Drawn(randomness),
                 ingress: calls.iter().map(|call| call.signed.clone()).collect(),
                 key: None,
                 agreed: None,
@@ -540,7 +540,7 @@ mod tests {
             run(node.executed(made.batch.height, [7; 32], vec![])).unwrap();
             seen.push(made.batch.randomness);
         }
-        let first = seen[0];
+        let first = seen[0].clone();
         let (mut again, _) = node(folder.path(), 0, 5_000);
         for randomness in &seen {
             let replayed = batch(&mut again);
@@ -553,7 +553,7 @@ mod tests {
         seen.sort();
         seen.dedup();
         assert_eq!(seen.len(), 5, "a value came twice");
-        assert_ne!(first, [0; 32]);
+        assert_ne!(first, Randomness::Drawn([0; 32]));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::any::Any;
 
-use state::{Height, ManifestClaim};
+use state::{Height, KeyProof, ManifestClaim};
 
 /// A name of a chunk is never longer: the tag, a hash and an index take 37.
 pub const CHUNK_NAME_BYTES_MAX: usize = 64;
@@ -13,8 +13,8 @@ pub const CHUNKS_WANTED_MAX: usize = 12;
 
 /// Shows this node's state to others. Used from several threads.
 pub trait StateServer: Send + Sync {
-    /// The newest state that can be fetched here, and a certificate of its manifest.
-    fn offer(&self) -> Option<(Height, Vec<u8>)>;
+    /// The newest state that can be fetched here.
+    fn offer(&self) -> Option<OfferedState>;
 
     /// The oldest state that is still served to a peer: blocks above it are kept.
     fn oldest(&self) -> Option<Height>;
@@ -28,6 +28,18 @@ pub trait StateServer: Send + Sync {
 
     /// The content of another node's certificate. Its signature is verified elsewhere.
     fn read_offer(&self, certificate: &[u8]) -> Option<ManifestClaim>;
+}
+
+/// A state that this node serves, with its proof.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OfferedState {
+    /// Of the state.
+    pub height: Height,
+    /// A certificate of its manifest and of how the subnet's key is held.
+    pub certificate: Vec<u8>,
+    /// Proof of the keys of votes, by that certificate. None while the key is held as the ceremony
+    /// left it.
+    pub key: Option<KeyProof>,
 }
 
 /// A state to fetch: the subnet vouches for it, and peers show it.

@@ -423,8 +423,14 @@ impl Writer {
 
     /// A byte string.
     pub fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
-        self.head(2, bytes.len() as u64);
+        self.bytes_head(bytes.len() as u64);
         self.0.extend_from_slice(bytes);
+        self
+    }
+
+    /// The head of a byte string of `len` bytes, which the caller appends.
+    pub fn bytes_head(&mut self, len: u64) -> &mut Self {
+        self.head(2, len);
         self
     }
 
@@ -449,20 +455,12 @@ impl Writer {
                 }
             }
             Value::Map(entries) => {
-                let mut present: Vec<_> = entries
-                    .iter()
-                    .filter(|(_, value)| *value != Value::Null)
-                    .map(|(key, value)| {
-                        let mut encoded = Self::default();
-                        encoded.canonical(key);
-                        (encoded.0, value)
-                    })
-                    .collect();
-                present.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+                let mut present: Vec<_> =
+                    entries.iter().filter(|(_, value)| *value != Value::Null).collect();
+                present.sort_unstable_by(|(a, _), (b, _)| key_order(a).cmp(&key_order(b)));
                 self.map(present.len() as u64);
                 for (key, value) in present {
-                    self.0.extend_from_slice(&key);
-                    self.canonical(value);
+                    self.canonical(key).canonical(value);
                 }
             }
             Value::Null => self.0.push(0xf6),
@@ -473,6 +471,17 @@ impl Writer {
     /// The encoded bytes; the announced counts are not checked.
     pub fn finish(self) -> Vec<u8> {
         self.0
+    }
+}
+
+/// Keys of maps in the order of their encodings: major type, then the argument of the head, whose
+/// shortest encodings have its order, then the text. The reader refuses all other keys.
+fn key_order<'v>(key: &'v Value<'_>) -> (u8, u64, &'v str) {
+    match key {
+        Value::Nat(number) => (0, *number, ""),
+        Value::Negative(number) => (1, *number, ""),
+        Value::Text(text) => (3, text.len() as u64, &**text),
+        _ => (u8::MAX, 0, ""),
     }
 }
 
@@ -601,6 +610,40 @@ mod tests {
             let mut again = Writer::self_described(0);
             again.canonical(&read);
             prop_assert_eq!(again.finish(), body);
+        }
+
+        #[test]
+        fn keys_are_written_in_the_order_of_their_encodings(
+            texts in prop::collection::btree_set(".{0,40}", 0..8),
+            numbers in prop::collection::btree_set(any::<(bool, u64)>(), 0..8),
+        ) {
+            let numbers = numbers.into_iter().map(|(negative, number)| match negative {
+                true => Value::Negative(number),
+                false => Value::Nat(number),
+            });
+            let long = Value::Text("long".repeat(80).into());
+            let keys: Vec<_> = texts
+                .into_iter()
+                .map(|text| Value::Text(text.into()))
+                .chain(numbers)
+                .chain([long])
+                .collect();
+            let mut encoded: Vec<Vec<u8>> = keys
+                .iter()
+                .map(|key| {
+                    let mut writer = Writer::default();
+                    writer.canonical(key);
+                    writer.finish()
+                })
+                .collect();
+            encoded.sort_unstable();
+            let map = Value::Map(keys.into_iter().map(|key| (key, Value::Nat(0))).collect());
+            let (mut written, mut expected) = (Writer::default(), Writer::default());
+            written.canonical(&map);
+            expected.map(encoded.len() as u64);
+            let zeros: Vec<u8> =
+                encoded.into_iter().flat_map(|key| [key, vec![0]].concat()).collect();
+            prop_assert_eq!(written.finish(), [expected.finish(), zeros].concat());
         }
 
         #[test]

@@ -290,15 +290,26 @@ fn at_most(what: &'static str, found: usize, limit: usize) -> Result<(), Envelop
 /// When the body is no acceptable CBOR map with a `content`. [`Envelope::decode`] decides whether
 /// it is an envelope.
 pub fn canonical(body: &[u8], bounds: &EnvelopeBounds) -> Result<Vec<u8>, EnvelopeError> {
+    let envelope = read_map(body, bounds)?;
+    require_field(&envelope, "content", MAP)?;
+    Ok(canonical_envelope(&envelope, body.len()))
+}
+
+/// Reads a body that is a map.
+fn read_map<'a>(body: &'a [u8], bounds: &EnvelopeBounds) -> Result<Value<'a>, EnvelopeError> {
     let envelope = cbor::decode(body, bounds.cbor())?;
     if !matches!(envelope, Value::Map(_)) {
         return Err(EnvelopeError::NotAnEnvelope);
     }
-    require_field(&envelope, "content", MAP)?;
-    let mut writer = Writer::with_capacity(body.len());
+    Ok(envelope)
+}
+
+/// The canonical form of an envelope that took this number of bytes.
+fn canonical_envelope(envelope: &Value<'_>, bytes: usize) -> Vec<u8> {
+    let mut writer = Writer::with_capacity(bytes);
     // In the order of the encoded keys, as within maps.
     let known = ["content", "sender_sig", "sender_pubkey", "sender_delegation"];
-    let present = present_fields(&envelope, &known);
+    let present = present_fields(envelope, &known);
     writer.map(present.len() as u64);
     for (name, value) in present {
         writer.text(name);
@@ -312,7 +323,10 @@ pub fn canonical(body: &[u8], bounds: &EnvelopeBounds) -> Result<Vec<u8>, Envelo
             }
         }
     }
-    Ok(writer.finish())
+    let mut bytes = writer.finish();
+    // It waits in the ingress pool, which counts its length.
+    bytes.shrink_to_fit();
+    bytes
 }
 
 /// Whether an envelope in canonical form may be a call that installs code, without decoding it: it
@@ -344,17 +358,28 @@ fn canonical_link(link: &Value<'_>, writer: &mut Writer) {
 impl Envelope {
     /// Decodes a request body.
     pub fn decode(body: &[u8], bounds: &EnvelopeBounds) -> Result<Self, EnvelopeError> {
-        let envelope = cbor::decode(body, bounds.cbor())?;
-        if !matches!(envelope, Value::Map(_)) {
-            return Err(EnvelopeError::NotAnEnvelope);
-        }
-        let content = require_field(&envelope, "content", MAP)?;
+        Self::from_value(&read_map(body, bounds)?, bounds)
+    }
+
+    /// Decodes a request body, and encodes it in [canonical form](canonical): both from one
+    /// reading.
+    pub fn decode_canonical(
+        body: &[u8],
+        bounds: &EnvelopeBounds,
+    ) -> Result<(Self, Vec<u8>), EnvelopeError> {
+        let envelope = read_map(body, bounds)?;
+        let decoded = Self::from_value(&envelope, bounds)?;
+        Ok((decoded, canonical_envelope(&envelope, body.len())))
+    }
+
+    fn from_value(envelope: &Value<'_>, bounds: &EnvelopeBounds) -> Result<Self, EnvelopeError> {
+        let content = require_field(envelope, "content", MAP)?;
         typed(content, "content", MAP, Value::as_map)?;
         Ok(Self {
             request_id: RequestId(hash::of_value(content)?),
             content: Content::from_value(content, bounds)?,
-            sender_pubkey: optional_blob(&envelope, "sender_pubkey")?,
-            sender_sig: optional_blob(&envelope, "sender_sig")?,
+            sender_pubkey: optional_blob(envelope, "sender_pubkey")?,
+            sender_sig: optional_blob(envelope, "sender_sig")?,
             sender_delegation: envelope
                 .field("sender_delegation")
                 .map(|chain| delegations(chain, bounds))

@@ -6,6 +6,8 @@
 //! Fields whose value is null or undefined are omitted fields. Only naturals, byte and text
 //! strings, arrays and maps with text keys have a hash; anything else is refused.
 
+use std::sync::LazyLock;
+
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
@@ -28,6 +30,29 @@ pub struct NotHashable {
 /// Hash of a byte string or of the UTF-8 of a text.
 pub fn of_bytes(bytes: impl AsRef<[u8]>) -> Hash {
     Sha256::digest(bytes).into()
+}
+
+/// Field names of the interface, whose hashes are the same in every request.
+const FIELDS: [&str; 11] = [
+    "request_type",
+    "sender",
+    "ingress_expiry",
+    "canister_id",
+    "method_name",
+    "arg",
+    "nonce",
+    "paths",
+    "sender_info",
+    "pubkey",
+    "expiration",
+];
+static FIELD_HASHES: LazyLock<[Hash; FIELDS.len()]> = LazyLock::new(|| FIELDS.map(of_bytes));
+
+/// Hash of a field's name.
+fn of_field_name(name: &str) -> Hash {
+    let mut known = FIELDS.iter().zip(FIELD_HASHES.iter());
+    let known = known.find(|(field, _)| **field == name).map(|(_, hash)| *hash);
+    known.unwrap_or_else(|| of_bytes(name))
 }
 
 /// Hash of a natural: of its shortest unsigned LEB128 encoding.
@@ -67,7 +92,7 @@ pub fn of_value(value: &Value<'_>) -> Result<Hash, NotHashable> {
             for (key, value) in entries.iter().filter(|(_, value)| *value != Value::Null) {
                 let key =
                     key.as_text().ok_or(NotHashable { what: "a map key that is not text" })?;
-                fields.push([of_bytes(key), of_value(value)?]);
+                fields.push([of_field_name(key), of_value(value)?]);
             }
             Ok(of_fields(fields))
         }
@@ -97,6 +122,13 @@ mod tests {
             hex::encode(of_value(&content).unwrap()),
             "1d1091364d6bb8a6c16b203ee75467d59ead468f523eb058880ae8ec80e2b101"
         );
+    }
+
+    #[test]
+    fn known_field_names_have_the_hash_of_their_text() {
+        for name in FIELDS.into_iter().chain(["", "Sender", "reply"]) {
+            assert_eq!(of_field_name(name), of_bytes(name), "{name}");
+        }
     }
 
     #[test]

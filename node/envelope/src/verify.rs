@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use crate::{
     auth::{self, AuthConfig, AuthError, AuthenticatedSender},
-    decode::{Envelope, EnvelopeBounds, EnvelopeError, MethodCall, Request, canonical},
+    decode::{Envelope, EnvelopeBounds, EnvelopeError, MethodCall, Request},
     effective::{self, Effective, EffectiveError},
 };
 
@@ -104,7 +104,7 @@ impl CallVerifier {
     ) -> Self {
         Self {
             subnet_key: root_key,
-            auth: AuthConfig::new(root_key, ingress_expiry, ingress_drift),
+            auth: AuthConfig::new(root_key, ingress_expiry, ingress_drift).remembering(limits),
             bounds: EnvelopeBounds::new(limits),
             bytes_max: limits.body_bytes,
             subnet_id,
@@ -127,8 +127,9 @@ impl CallVerifier {
     /// any time: it depends on the bytes, the subnet's key and ids, and limits that members
     /// compare.
     fn verify_call(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), CallError> {
-        let envelope = self.decode(signed)?;
-        if canonical(&signed.envelope, &self.bounds)? != signed.envelope {
+        self.check_bytes(signed)?;
+        let (envelope, canonical) = Envelope::decode_canonical(&signed.envelope, &self.bounds)?;
+        if canonical != signed.envelope {
             return Err(CallError::NotCanonical);
         }
         let authenticated = auth::check(&envelope, None, &self.auth)?;

@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use ic_principal::Principal;
 use limits::Limits;
-use state::{BlobError, CanisterId, Fault, PayloadError, RequestId, StoreError, SubnetInfo, Time};
+use state::{
+    AwaitedRoots, BlobError, CanisterId, Fault, PayloadError, RequestId, StoreError, SubnetInfo,
+    Time,
+};
 use thiserror::Error;
 
 use crate::placement::Placement;
@@ -79,6 +82,8 @@ pub struct RoundResult {
     pub more: bool,
     /// When a timer (or a deadline) is due next.
     pub next_timer: Option<Time>,
+    /// States whose signatures answer calls that wait for randomness.
+    pub awaited: AwaitedRoots,
     /// Some canister has a heartbeat: rounds are wanted even when nothing else happens.
     pub every_round: bool,
     /// The state after it is given a manifest: a checkpoint must be made before the next batch.

@@ -271,8 +271,6 @@ pub(crate) enum EnsureError {
 pub(crate) struct RoundFacts {
     pub(crate) height: Height,
     pub(crate) time: Time,
-    /// The round's randomness, which was unpredictable before its block was agreed on.
-    pub(crate) randomness: [u8; 32],
     /// Messages that an operator ruled to be rejected in this round.
     pub(crate) rejected: BTreeSet<Fault>,
 }

@@ -206,7 +206,7 @@ impl Executor {
         }
         let rejected = rejected.iter().cloned().collect();
         let (core, pool, state) = (&self.core, &self.pool, &mut self.state);
-        let work = unwound(|| round::run(core, pool, state, batch.clone(), rejected))
+        let work = unwound(|| round::run(core, pool, state, batch, rejected))
             .map_err(|what| FatalError::Defect { height: batch.height.0, what })??;
         if let Some(tally) = &self.tally {
             tally.executed(batch);
@@ -231,6 +231,7 @@ impl Executor {
             .into_iter()
             .flatten()
             .min(),
+            awaited: self.state.subnet.awaited_roots(),
             every_round: !self.state.heartbeats().is_empty(),
             manifest: self.manifest_owed,
         })

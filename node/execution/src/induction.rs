@@ -18,17 +18,20 @@ use crate::reject::{self, refused};
 
 /// Takes in all calls of a batch, in order. Returns the instructions that reading their arguments
 /// counts with in the round.
-pub(crate) fn induct(core: &Core, state: &mut ReplicatedState, batch: Vec<Ingress>) -> u64 {
+pub(crate) fn induct(core: &Core, state: &mut ReplicatedState, batch: &[Ingress]) -> u64 {
     let mut cost = Cost::default();
+    if batch.is_empty() {
+        return cost.instructions;
+    }
     state.refresh();
     let mut memory = MessageMemory::from_state(state);
     for ingress in batch {
         let now = state.subnet.time;
-        if !is_current(core, &ingress, now) || state.history.get(&ingress.request_id).is_some() {
+        if !is_current(core, ingress, now) || state.history.get(&ingress.request_id).is_some() {
             continue;
         }
         let id = ingress.request_id;
-        if let Err(error) = state.history.receive(&ingress, now) {
+        if let Err(error) = state.history.receive(ingress, now) {
             tracing::debug!(%error, "ingress message passed over");
             continue;
         }
@@ -50,7 +53,7 @@ fn accept(
     core: &Core,
     state: &mut ReplicatedState,
     memory: &mut MessageMemory,
-    ingress: Ingress,
+    ingress: &Ingress,
     cost: &mut Cost,
 ) -> Result<(), Reject> {
     let limit = core.limits().subnet.message_payload_bytes;
@@ -66,7 +69,7 @@ fn accept(
     if ingress.canister_id == Principal::management_canister() {
         let named = management::named_canister(core, &ingress.method_name, &ingress.arg, cost)?;
         let target = named.and_then(|id| state.get(&id));
-        management::check_ingress(core, &ingress, target)?;
+        management::check_ingress(core, ingress, target)?;
         if let Some(id) = named
             && management::is_charged(&ingress.method_name)
         {
@@ -111,8 +114,8 @@ fn accept(
     Ok(())
 }
 
-/// The same message with all that it points to in the state's heap.
-fn in_state_heap(ingress: Ingress) -> Ingress {
+/// The message that waits: the only copy of what the block brought, in the state's heap.
+fn in_state_heap(ingress: &Ingress) -> Ingress {
     state_heap::within(|| ingress.clone())
 }
 

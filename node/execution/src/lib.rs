@@ -65,7 +65,7 @@ mod test_hooks;
 /// subnet. A rule by which modules are refused has a version of its own,
 /// `sandbox::module::MODULE_RULES_VERSION`. An agreed limit is compared by its name and value, and
 /// an answer to an outcall is in the batch: changes of these alone do not raise it.
-pub const RULES_VERSION: u32 = 10;
+pub const RULES_VERSION: u32 = 11;
 
 pub use ahead::{Ahead, CompileAhead, ModulesAgain, ReadCall};
 pub use config::{ExecutorConfig, FatalError, RoundResult};

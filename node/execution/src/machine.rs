@@ -253,13 +253,9 @@ impl<'a> Machine<'a> {
         })
     }
 
-    /// Finds room for pages of a memory.
-    pub(crate) fn reserve_pages(
-        &self,
-        memory: MemoryId,
-        pages_max: u64,
-    ) -> Result<AppendTarget, FatalError> {
-        self.attempts().until(|| self.core.pages.reserve(memory, pages_max))
+    /// Finds room for the pages that a message writes to a memory.
+    fn reserve_pages(&self, memory: MemoryId, pages_max: u64) -> Result<AppendTarget, FatalError> {
+        self.attempts().until(|| self.core.pages.reserve_reusing(memory, pages_max))
     }
 
     fn attempts(&self) -> Attempts<'_> {

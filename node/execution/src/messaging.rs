@@ -42,18 +42,17 @@ impl MessageMemory {
     /// The current use; the indexes must be fresh.
     pub(crate) fn from_state(state: &ReplicatedState) -> Self {
         let totals = state.totals();
-        let bytes = |from_user: bool| -> u64 {
-            let calls = state.subnet.waiting_calls();
-            calls
-                .filter(|call| matches!(call.origin, Origin::Ingress { .. }) == from_user)
-                .map(SubnetCall::accounted_bytes)
-                .sum()
-        };
-        let management = bytes(false);
+        let (mut of_users, mut management) = (0, 0);
+        for call in state.subnet.waiting_calls() {
+            match call.origin {
+                Origin::Ingress { .. } => of_users += call.accounted_bytes(),
+                Origin::Canister { .. } | Origin::System => management += call.accounted_bytes(),
+            }
+        }
         Self {
             guaranteed: totals.guaranteed_message_bytes + management,
             guaranteed_calls: totals.guaranteed_calls,
-            best_effort: totals.best_effort_message_bytes + bytes(true),
+            best_effort: totals.best_effort_message_bytes + of_users,
             // Calls that wait for a paused message join the others when it is over.
             management: management + totals.waiting_call_bytes,
         }
@@ -187,11 +186,7 @@ impl MessageMemory {
 
     /// Takes room out that is about to be given to calls one by one: the totals hold it already,
     /// because the callers hold the callbacks.
-    pub(crate) fn release<'a>(
-        &mut self,
-        core: &Core,
-        calls: impl IntoIterator<Item = &'a CallRequest>,
-    ) {
+    fn release<'a>(&mut self, core: &Core, calls: impl IntoIterator<Item = &'a CallRequest>) {
         for call in calls {
             match call.deadline {
                 None => {
@@ -204,6 +199,30 @@ impl MessageMemory {
                 }
             }
         }
+    }
+}
+
+/// The message memory in use, computed when a message first asks for room: most merges only answer
+/// users, and the sum visits each call that waits for the management canister.
+///
+/// Merging calls changes the data that the sum is made of, so it is computed before those. Merging
+/// anything else does not.
+#[derive(Debug, Default)]
+pub(crate) struct LazyMemory(Option<MessageMemory>);
+
+impl LazyMemory {
+    /// For effects that are merged next; the indexes must be fresh.
+    pub(crate) fn for_merge(core: &Core, state: &ReplicatedState, all: &[Effects]) -> Self {
+        if all.iter().all(|effects| effects.requests.is_empty()) {
+            return Self::default();
+        }
+        let mut memory = MessageMemory::from_state(state);
+        memory.release(core, all.iter().flat_map(|effects| &effects.requests));
+        Self(Some(memory))
+    }
+
+    fn get(&mut self, state: &ReplicatedState) -> &mut MessageMemory {
+        self.0.get_or_insert_with(|| MessageMemory::from_state(state))
     }
 }
 
@@ -222,7 +241,7 @@ pub(crate) fn release(state: &mut ReplicatedState, all: &mut [Effects]) {
 pub(crate) fn merge(
     core: &Core,
     state: &mut ReplicatedState,
-    memory: &mut MessageMemory,
+    memory: &mut LazyMemory,
     effects: Effects,
 ) {
     let now = state.subnet.time;
@@ -244,7 +263,7 @@ pub(crate) fn merge(
 fn route(
     core: &Core,
     state: &mut ReplicatedState,
-    memory: &mut MessageMemory,
+    memory: &mut LazyMemory,
     mut request: CallRequest,
 ) {
     // A subnet's id names its management canister (interface specification, "The IC management
@@ -253,7 +272,7 @@ fn route(
         request.receiver = Principal::management_canister();
     }
     let is_known = state.contains(&request.receiver);
-    if let Err(reject) = memory.take_call(&core.limits().subnet, &request, is_known) {
+    if let Err(reject) = memory.get(state).take_call(&core.limits().subnet, &request, is_known) {
         let response = CallResponse {
             originator: request.sender,
             callback: request.callback,
@@ -294,11 +313,12 @@ fn route(
 pub(crate) fn deliver(
     core: &Core,
     state: &mut ReplicatedState,
-    memory: &mut MessageMemory,
+    memory: &mut LazyMemory,
     mut response: CallResponse,
 ) {
     let limit = core.limits().subnet.best_effort_message_bytes;
     if response.deadline.is_some() {
+        let memory = memory.get(state);
         if memory.best_effort + response.accounted_bytes() > limit {
             response.payload = Payload::Reject(reject::response_dropped(limit));
         }

@@ -8,6 +8,7 @@
 //! state, but for counts that members report ([`crate::query_stats`]).
 
 mod compiling;
+mod data_certificate;
 mod lanes;
 
 use std::collections::VecDeque;
@@ -28,12 +29,13 @@ use state::{
 };
 
 use self::compiling::{Compilations, Failure};
+use self::data_certificate::DataCertificate;
 use self::lanes::{Lanes, Permit};
 use crate::core::Core;
 use crate::machine::{Invocation, system_context};
 use crate::management;
 use crate::message::check_callable;
-use crate::query_cache::QueryCache;
+use crate::query_cache::{Key, QueryCache};
 use crate::query_stats::QueryTally;
 use crate::reject::{self, refused};
 
@@ -60,6 +62,7 @@ pub struct QueryService {
     reader: CertifiedReader,
     lanes: Arc<Lanes>,
     compilations: Arc<Compilations>,
+    data_certificate: Arc<DataCertificate>,
     counters: Arc<Counters>,
     cache: Option<Arc<QueryCache>>,
     /// Counts queries. `None`: they are not reported.
@@ -90,6 +93,7 @@ struct Counters {
 struct Session<'a> {
     core: &'a Arc<Core>,
     compilations: &'a Arc<Compilations>,
+    data_certificate: &'a DataCertificate,
     state: &'a CertifiedState,
     lane: usize,
     root: CanisterId,
@@ -115,8 +119,16 @@ impl QueryService {
             limits.query_threads_per_canister,
             Duration::from_secs(limits.query_wait_seconds),
         ));
-        let (compilations, counters) = (Arc::default(), Arc::default());
-        Self { core, reader, lanes, compilations, counters, cache: None, tally: None }
+        Self {
+            core,
+            reader,
+            lanes,
+            compilations: Arc::default(),
+            data_certificate: Arc::default(),
+            counters: Arc::default(),
+            cache: None,
+            tally: None,
+        }
     }
 
     /// Queries that a limit on time ended.
@@ -144,6 +156,7 @@ impl QueryService {
         Session {
             core: &self.core,
             compilations: &self.compilations,
+            data_certificate: &self.data_certificate,
             state,
             lane: permit.lane,
             root,
@@ -213,24 +226,11 @@ impl QueryService {
             )?;
             return Ok(QueryReply { bytes, height, time, instructions: 0 });
         }
-        let asked_before = self.cache.as_ref().and_then(|cache| {
-            let canister = state.canister(&request.canister_id)?;
-            // Whether it may still be asked is part of its state.
-            Some((cache, QueryCache::key(&request)?, canister))
-        });
+        let asked_before = self.keyed(&state, &request);
         if let Some((cache, key, canister)) = &asked_before
             && let Some((reply, instructions)) = cache.get(key, canister)
         {
-            if let Some(tally) = &self.tally {
-                // Whether it was kept is this node's affair: it counts as if it had run.
-                let counts = QueryCounts {
-                    calls: 1,
-                    instructions,
-                    request_bytes: request.arg.len() as u64,
-                    response_bytes: reply.len() as u64,
-                };
-                tally.count(&request.canister_id, &counts);
-            }
+            self.count_kept(&request, &reply, instructions);
             return Ok(QueryReply { bytes: reply.to_vec(), height, time, instructions: 0 });
         }
         let permit = self.acquire(request.canister_id)?;
@@ -245,6 +245,41 @@ impl QueryService {
             cache.put(*key, canister, (&bytes, session.instructions));
         }
         Ok(QueryReply { bytes, height, time, instructions: session.instructions })
+    }
+
+    /// The kept reply to a query, of at most `bytes_max` bytes, from the newest certified state.
+    /// Does not block; takes the time of a hash of the argument. On `None`, [`Self::query`]
+    /// answers.
+    pub fn kept_reply(&self, request: &QueryRequest, bytes_max: usize) -> Option<Arc<[u8]>> {
+        let state = self.reader.latest()?;
+        let (cache, key, canister) = self.keyed(&state, request)?;
+        let (reply, instructions) = cache.get_short(&key, &canister, bytes_max)?;
+        self.count_kept(request, &reply, instructions);
+        Some(reply)
+    }
+
+    /// Where the reply to a query is kept: under which key, and for which state of the canister.
+    /// Whether the canister may still be asked is part of its state.
+    fn keyed(
+        &self,
+        state: &CertifiedState,
+        request: &QueryRequest,
+    ) -> Option<(&QueryCache, Key, SharedCanister)> {
+        let cache = self.cache.as_deref()?;
+        let canister = state.canister(&request.canister_id)?;
+        Some((cache, QueryCache::key(request)?, canister))
+    }
+
+    /// Whether a reply was kept is this node's affair: it counts as if it had run.
+    fn count_kept(&self, request: &QueryRequest, reply: &[u8], instructions: u64) {
+        let Some(tally) = &self.tally else { return };
+        let counts = QueryCounts {
+            calls: 1,
+            instructions,
+            request_bytes: request.arg.len() as u64,
+            response_bytes: reply.len() as u64,
+        };
+        tally.count(&request.canister_id, &counts);
     }
 
     /// Runs a canister's query method on `arg`, called by the management canister: the transform of
@@ -297,6 +332,32 @@ impl QueryService {
     /// The reject for the client.
     pub fn inspect(&self, ingress: &Ingress) -> Result<(), Reject> {
         let state = self.reader.latest().ok_or_else(reject::no_certified_state)?;
+        match self.check_ingress(&state, ingress)? {
+            Some(canister) => self.run_inspection(&state, &canister, ingress),
+            None => Ok(()),
+        }
+    }
+
+    /// The outcome of [`Self::inspect`] where no canister code has to run for it: does not block,
+    /// and decodes the argument of a management call. `None` where a canister decides.
+    pub fn inspect_without_code(&self, ingress: &Ingress) -> Option<Result<(), Reject>> {
+        let Some(state) = self.reader.latest() else {
+            return Some(Err(reject::no_certified_state()));
+        };
+        match self.check_ingress(&state, ingress) {
+            Ok(Some(_)) => None,
+            Ok(None) => Some(Ok(())),
+            Err(reject) => Some(Err(reject)),
+        }
+    }
+
+    /// The checks of a call by what is known of its callee. Returns the canister if it inspects
+    /// calls itself.
+    fn check_ingress(
+        &self,
+        state: &CertifiedState,
+        ingress: &Ingress,
+    ) -> Result<Option<SharedCanister>, Reject> {
         let core = &*self.core;
         if core.pages.is_disk_low().unwrap_or(false) {
             return refused!(
@@ -316,17 +377,26 @@ impl QueryService {
             if let Some(target) = target.filter(|_| charged) {
                 affordable(core, &target, ingress)?;
             }
-            return Ok(());
+            return Ok(None);
         }
         let id = ingress.canister_id;
         let canister = state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))?;
         check_callable(core, &canister)?;
         affordable(core, &canister, ingress)?;
-        if !canister.module().is_some_and(|module| module.info.hooks.inspect_message) {
-            return Ok(());
-        }
+        let inspects = canister.module().is_some_and(|module| module.info.hooks.inspect_message);
+        Ok(inspects.then_some(canister))
+    }
+
+    /// Runs `canister_inspect_message`.
+    fn run_inspection(
+        &self,
+        state: &CertifiedState,
+        canister: &SharedCanister,
+        ingress: &Ingress,
+    ) -> Result<(), Reject> {
+        let (core, id) = (&*self.core, canister.id);
         let permit = self.acquire(id)?;
-        let mut session = self.begin(&state, &permit, id);
+        let mut session = self.begin(state, &permit, id);
         let limits = MessageLimits {
             instructions: core.limits().execution.instructions_per_inspect,
             ..core.query_limits()
@@ -343,11 +413,11 @@ impl QueryService {
                 limits,
             )
         };
-        let executed = session.execute(&canister, invocation, None, None);
+        let executed = session.execute(canister, invocation, None, None);
         self.record_deadline(&session);
         let outcome = executed?;
         match outcome.result {
-            Err(trap) => Err(reject::of_trap(&canister, &ingress.sender, trap)),
+            Err(trap) => Err(reject::of_trap(canister, &ingress.sender, trap)),
             Ok(_) if outcome.accepted => Ok(()),
             Ok(_) => Err(reject::not_accepted(&id)),
         }
@@ -399,13 +469,8 @@ impl Session<'_> {
         self.repeatable &= !composite;
         // Only the canister that was asked can show what is certified of it, and only before it
         // calls anyone.
-        let certificate = (id == self.root && depth == 0).then(|| {
-            self.state.certificate(&[vec![
-                b"canister".to_vec(),
-                id.as_slice().to_vec(),
-                b"certified_data".to_vec(),
-            ]])
-        });
+        let certificate = (id == self.root && depth == 0)
+            .then(|| self.data_certificate.get(self.state, id).to_vec());
         let callback_base = Invocation {
             caller: request.sender,
             caller_info: request.sender_info,

@@ -78,6 +78,20 @@ impl QueryCache {
         found
     }
 
+    /// The same for a reply of at most `bytes_max` bytes, ahead of [`Self::get`], which counts what
+    /// is missing.
+    pub(crate) fn get_short(
+        &self,
+        key: &Key,
+        canister: &SharedCanister,
+        bytes_max: usize,
+    ) -> Option<(Arc<[u8]>, u64)> {
+        let found = self.lock().touch(key, canister);
+        let found = found.filter(|(reply, _)| reply.len() <= bytes_max);
+        self.hits.fetch_add(u64::from(found.is_some()), Ordering::Relaxed);
+        found
+    }
+
     /// Keeps a reply if there is room, or room can be made.
     pub(crate) fn put(
         &self,
@@ -190,10 +204,13 @@ mod tests {
         let (reply, instructions) = cache.get(&key(1), &canister).expect("it is kept");
         assert_eq!((&reply[..], instructions), (&b"one"[..], 77));
         assert_eq!(cache.get(&key(2), &canister), None);
+        assert!(cache.get_short(&key(1), &canister, 3).is_some());
+        assert_eq!(cache.get_short(&key(1), &canister, 2), None, "too long, and not counted");
+        assert_eq!(cache.get_short(&key(2), &canister, 2), None, "and not counted");
         // Whether it is copied or, being the only one, changed in place: it is another state.
         Arc::make_mut(&mut canister).status = state::CanisterStatus::Stopped;
         assert_eq!(cache.get(&key(1), &canister), None);
-        assert_eq!(cache.figures(), (1, 2));
+        assert_eq!(cache.figures(), (2, 2));
     }
 
     #[test]

@@ -149,7 +149,7 @@ pub(crate) fn account(
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use state::Time;
+    use state::{Randomness, Time};
 
     use super::*;
     use crate::ExecutorConfig;
@@ -178,7 +178,7 @@ mod tests {
         Batch {
             height: Height(height),
             time: Time(height),
-            randomness: [0; 32],
+            randomness: Randomness::NONE,
             ingress: vec![],
             outcalls: vec![],
             key: None,

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 use state::{
     Batch, CameMessages, CanisterId, CanisterState, Cycles, Fault, PausedMessage, Payload,
-    ReplicatedState, Time,
+    Randomness, ReplicatedState, Time,
 };
 
 use crate::config::{FatalError, unwound};
@@ -33,7 +33,7 @@ use crate::induction;
 use crate::lane_pool::LanePool;
 use crate::management::{self, Dispatcher, STOP_TIMEOUT_SECONDS};
 use crate::message::{CanisterRoundState, Effects};
-use crate::messaging::{self, MessageMemory};
+use crate::messaging::{self, LazyMemory};
 use crate::retry::ExecutionPoint;
 use crate::scheduler::{self, IterationResult, LaneBudget, VIRTUAL_LANES};
 
@@ -91,11 +91,12 @@ pub(crate) fn run(
     core: &Arc<Core>,
     pool: &LanePool,
     state: &mut ReplicatedState,
-    batch: Batch,
+    batch: &Batch,
     rejected: BTreeSet<Fault>,
 ) -> Result<RoundWork, FatalError> {
     assert!(batch.height > state.subnet.height, "heights grow");
     let time_before = state.subnet.time;
+    state.subnet.record_awaited_root();
     state.subnet.height = batch.height;
     state.subnet.time = batch.time;
     if batch.time < time_before {
@@ -112,8 +113,8 @@ pub(crate) fn run(
     } else {
         batch.height.0 % 2 == 1
     };
-    let Batch { height, time, randomness, .. } = batch;
-    let facts = Arc::new(RoundFacts { height, time, randomness, rejected });
+    let Batch { height, time, .. } = *batch;
+    let facts = Arc::new(RoundFacts { height, time, rejected });
     let mut round = Round {
         core,
         pool,
@@ -133,9 +134,9 @@ pub(crate) fn run(
         round.expire_all_waits()?;
     }
     round.expire_and_charge(&batch.randomness)?;
-    let effects = management::outcalls::answer(round.state, batch.outcalls, batch.time);
+    let effects = management::outcalls::answer(round.state, &batch.outcalls, batch.time);
     round.merge_one(effects)?;
-    round.spent += induction::induct(core, round.state, batch.ingress);
+    round.spent += induction::induct(core, round.state, &batch.ingress);
     round.state.refresh();
     let executed = round.advance().and_then(|()| round.execute());
     pool.roam();
@@ -158,7 +159,7 @@ fn paid_seconds(seconds: u64, owed: Cycles, paid: Cycles) -> u64 {
 }
 
 impl Round<'_> {
-    fn expire_and_charge(&mut self, randomness: &[u8; 32]) -> Result<(), FatalError> {
+    fn expire_and_charge(&mut self, randomness: &Randomness) -> Result<(), FatalError> {
         let now = self.facts.time;
         self.state.history.expire(now);
         self.deliver_randomness(randomness)?;
@@ -176,25 +177,29 @@ impl Round<'_> {
         messaging::expire_calls(self.state, latest);
         let effects = messaging::expire_stops(self.state, latest, STOP_TIMEOUT_SECONDS);
         self.merge_one(effects)?;
-        let effects = management::outcalls::answer(self.state, Vec::new(), latest);
+        let effects = management::outcalls::answer(self.state, &[], latest);
         self.merge_one(effects)
     }
 
-    fn deliver_randomness(&mut self, randomness: &[u8; 32]) -> Result<(), FatalError> {
+    /// Answers what waits for the batch's randomness, each round's calls with a value of their own.
+    fn deliver_randomness(&mut self, randomness: &Randomness) -> Result<(), FatalError> {
         let mut effects = Effects::default();
-        let waiters = std::mem::take(&mut self.state.subnet.randomness_waiters);
-        for (number, waiter) in waiters.into_iter().enumerate() {
-            let mut hasher = Sha256::new();
-            hasher.update(b"\x08raw-rand");
-            hasher.update(randomness);
-            hasher.update((number as u64).to_be_bytes());
-            let bytes = serde_bytes::ByteBuf::from(hasher.finalize().to_vec());
-            let payload = match management::encode(&bytes) {
-                Ok(reply) => Payload::Reply(reply),
-                Err(reject) => Payload::Reject(reject),
-            };
-            let unclaimed = effects.answer(&waiter.origin, payload, waiter.cycles);
-            self.state.subnet.consumption.uninstall += unclaimed;
+        for (since, value) in self.state.subnet.take_answered(randomness) {
+            management::outcalls::assign_members(self.core, self.state, since, &value);
+            let waiters = self.state.subnet.take_waiters(since);
+            for (number, waiter) in waiters.into_iter().enumerate() {
+                let mut hasher = Sha256::new();
+                hasher.update(b"\x08raw-rand");
+                hasher.update(value);
+                hasher.update((number as u64).to_be_bytes());
+                let bytes = serde_bytes::ByteBuf::from(hasher.finalize().to_vec());
+                let payload = match management::encode(&bytes) {
+                    Ok(reply) => Payload::Reply(reply),
+                    Err(reject) => Payload::Reject(reject),
+                };
+                let unclaimed = effects.answer(&waiter.origin, payload, waiter.cycles);
+                self.state.subnet.consumption.uninstall += unclaimed;
+            }
         }
         self.merge_one(effects)
     }
@@ -471,8 +476,7 @@ impl Round<'_> {
     fn merge(&mut self, mut all: Vec<Effects>) -> Result<(), FatalError> {
         self.state.refresh();
         messaging::release(self.state, &mut all);
-        let mut memory = MessageMemory::from_state(self.state);
-        memory.release(self.core, all.iter().flat_map(|effects| &effects.requests));
+        let mut memory = LazyMemory::for_merge(self.core, self.state, &all);
         for mut effects in all {
             self.work.instructions += effects.instructions;
             self.work.execution_work += effects.execution_work;
@@ -511,10 +515,11 @@ impl Round<'_> {
         self.store_payloads()?;
         self.work.came = self.state.settle();
         if cfg!(debug_assertions) {
-            self.state.check();
+            // Hashes are checked once they are computed: `UncertifiedState::new`.
+            self.state.check_sums();
         }
-        let waits =
-            !self.state.subnet.calls.is_empty() || !self.state.subnet.randomness_waiters.is_empty();
+        // Calls that wait for randomness need no round before it is there: `RoundResult::awaited`.
+        let waits = !self.state.subnet.calls.is_empty();
         // Messages that wait because the canister cannot pay for them must not cause further rounds
         // immediately.
         let queued = self

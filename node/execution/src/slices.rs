@@ -538,7 +538,7 @@ pub(crate) mod tests {
         let manifest = state::manifest::VERSION.to_string();
         let format = "the rules of execution, with the version of the manifest they lead to";
         let version = crate::RULES_VERSION.into();
-        testing::formats::check_hash(format, version, &manifest, (10, "6"));
+        testing::formats::check_hash(format, version, &manifest, (11, "7"));
     }
 
     #[test]

@@ -30,12 +30,16 @@ fn main() -> ExitCode {
     }
     let filter =
         std::env::args().nth(1).filter(|argument| !argument.starts_with('-')).unwrap_or_default();
-    let stories: [(&str, fn()); 12] = [
+    let stories: [(&str, fn()); 13] = [
         ("a_counter_counts", a_counter_counts),
         ("motoko_survives_upgrades", motoko_survives_upgrades),
         ("workbenches_call_each_other", workbenches_call_each_other),
         ("memory_is_kept_and_bounded", memory_is_kept_and_bounded),
         ("queries_and_certified_data", queries_and_certified_data),
+        (
+            "a_kept_reply_is_given_while_the_state_is_the_same",
+            a_kept_reply_is_given_while_the_state_is_the_same,
+        ),
         (
             "slow_queries_are_ended_and_others_are_served",
             slow_queries_are_ended_and_others_are_served,
@@ -277,6 +281,30 @@ fn memory_is_kept_and_bounded() {
         }
     };
     assert_eq!(nat64(&sum), 60 * mib);
+}
+
+fn a_kept_reply_is_given_while_the_state_is_the_same() {
+    let mut real = real(2);
+    real.node.executor.cache_queries(accounting::Pool::standalone("query_cache", 1 << 20));
+    let queries = real.node.executor.queries();
+    let id = real.deploy("counter-c.wasm");
+    real.node.update(id, "inc", vec![]).unwrap();
+    let request = QueryRequest {
+        sender: user(1),
+        sender_info: None,
+        canister_id: id,
+        method_name: "get".into(),
+        arg: vec![],
+    };
+    let kept = |bytes_max: usize| queries.kept_reply(&request, bytes_max);
+    assert_eq!(kept(1_000), None, "it was not asked before");
+    let reply = queries.query(request.clone()).unwrap().bytes;
+    assert_eq!(reply, 1_u64.to_le_bytes());
+    assert_eq!(kept(reply.len()).as_deref(), Some(&reply[..]));
+    assert_eq!(kept(reply.len() - 1), None, "it is too long");
+    assert_eq!(queries.cache_figures(), (1, 1));
+    real.node.update(id, "inc", vec![]).unwrap();
+    assert_eq!(kept(1_000), None, "the state has changed");
 }
 
 fn queries_and_certified_data() {

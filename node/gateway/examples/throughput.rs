@@ -28,6 +28,9 @@ use state::{
 };
 use support::{SubnetKey, call, canister, ed25519, gateway_limits, now, query, receive, sign};
 
+/// The query whose reply the node keeps.
+const KEPT: &str = "kept";
+
 struct AtOnce;
 
 impl CertifiedView for AtOnce {
@@ -54,6 +57,12 @@ impl Node for AtOnce {
     }
     fn inspect(&self, _: &Ingress) -> Result<(), Reject> {
         Ok(())
+    }
+    fn inspect_at_once(&self, _: &Ingress) -> Option<Result<(), Reject>> {
+        Some(Ok(()))
+    }
+    fn kept_reply(&self, query: &QueryRequest, _: usize) -> Option<Arc<[u8]>> {
+        (query.method_name == KEPT).then(|| query.arg.as_slice().into())
     }
     fn query(&self, query: QueryRequest) -> Result<Vec<u8>, Reject> {
         Ok(query.arg)
@@ -106,13 +115,25 @@ fn config() -> GatewayConfig {
     }
 }
 
+#[derive(Clone, Copy, PartialEq)]
+enum Method {
+    Update,
+    Query,
+    KeptQuery,
+}
+
 /// The requests one client sends, over and over: queries are the same each time, updates differ by
 /// their nonce.
-fn requests(identity: &dyn Identity, updates: bool, client: u64) -> Vec<Vec<u8>> {
+fn requests(identity: &dyn Identity, method: Method, client: u64) -> Vec<Vec<u8>> {
     let sender = identity.sender().unwrap();
+    let updates = method == Method::Update;
     (0..if updates { 256 } else { 1 })
         .map(|number| {
-            let mut content = if updates { call(sender, "echo") } else { query(sender, "echo") };
+            let mut content = match method {
+                Method::Update => call(sender, "echo"),
+                Method::Query => query(sender, "echo"),
+                Method::KeptQuery => query(sender, KEPT),
+            };
             if let EnvelopeContent::Call { nonce, .. } = &mut content {
                 *nonce = Some((client << 32 | number).to_be_bytes().to_vec());
             }
@@ -154,21 +175,23 @@ fn main() {
             k256::SecretKey::from_slice(&[3; 32]).unwrap(),
         )
     };
-    let cases: [(&str, bool, Arc<dyn Identity>); 6] = [
-        ("anonymous queries", false, Arc::new(identity::AnonymousIdentity)),
-        ("Ed25519 queries", false, Arc::new(ed25519(1))),
-        ("anonymous updates", true, Arc::new(identity::AnonymousIdentity)),
-        ("Ed25519 updates", true, Arc::new(ed25519(1))),
-        ("P-256 updates", true, Arc::new(p256())),
-        ("secp256k1 updates", true, Arc::new(secp256k1())),
+    let anonymous = || Arc::new(identity::AnonymousIdentity);
+    let cases: [(&str, Method, Arc<dyn Identity>); 7] = [
+        ("anonymous kept queries", Method::KeptQuery, anonymous()),
+        ("anonymous queries", Method::Query, anonymous()),
+        ("Ed25519 queries", Method::Query, Arc::new(ed25519(1))),
+        ("anonymous updates", Method::Update, anonymous()),
+        ("Ed25519 updates", Method::Update, Arc::new(ed25519(1))),
+        ("P-256 updates", Method::Update, Arc::new(p256())),
+        ("secp256k1 updates", Method::Update, Arc::new(secp256k1())),
     ];
-    for (name, updates, identity) in cases {
+    for (name, method, identity) in cases {
         let barrier = Arc::new(Barrier::new(connections as usize + 1));
         let clients: Vec<_> = (0..connections)
             .map(|client| {
                 let (barrier, identity) = (barrier.clone(), identity.clone());
                 std::thread::spawn(move || {
-                    let requests = requests(identity.as_ref(), updates, client);
+                    let requests = requests(identity.as_ref(), method, client);
                     let mut stream = TcpStream::connect(address).unwrap();
                     stream.set_nodelay(true).unwrap();
                     let mut latencies = Vec::new();

@@ -89,10 +89,11 @@ pub(crate) fn options() -> Response<Body> {
     response
 }
 
-/// `{status: "replied", certificate}`: a synchronous call that completed.
-pub(crate) fn certified_call(certificate: &[u8]) -> Vec<u8> {
-    let mut writer = Writer::self_described(OVERHEAD + certificate.len());
-    writer.map(2).text("status").text("replied").text("certificate").bytes(certificate);
+/// `{status: "replied", certificate}`: a synchronous call that completed. Ends where the
+/// certificate begins, and has room for its `bytes` bytes.
+pub(crate) fn certified_call_head(bytes: usize) -> Vec<u8> {
+    let mut writer = Writer::self_described(OVERHEAD + bytes);
+    writer.map(2).text("status").text("replied").text("certificate").bytes_head(bytes as u64);
     writer.finish()
 }
 
@@ -109,10 +110,11 @@ pub(crate) fn rejected_call(reject: &Reject, synchronous: bool) -> Vec<u8> {
     writer.finish()
 }
 
-/// `{certificate}`: a read_state.
-pub(crate) fn certificate(certificate: &[u8]) -> Vec<u8> {
-    let mut writer = Writer::self_described(OVERHEAD + certificate.len());
-    writer.map(1).text("certificate").bytes(certificate);
+/// `{certificate}`: a read_state. Ends where the certificate begins, and has room for its `bytes`
+/// bytes.
+pub(crate) fn certificate_head(bytes: usize) -> Vec<u8> {
+    let mut writer = Writer::self_described(OVERHEAD + bytes);
+    writer.map(1).text("certificate").bytes_head(bytes as u64);
     writer.finish()
 }
 
@@ -153,7 +155,7 @@ impl NodeSigner {
     pub(crate) fn query_response(
         &self,
         request_id: &RequestId,
-        outcome: &Result<Vec<u8>, Reject>,
+        outcome: Result<&[u8], &Reject>,
         now: Time,
     ) -> Vec<u8> {
         let mut fields = vec![
@@ -236,7 +238,7 @@ mod tests {
         for outcome in [Ok(b"DIDL\x00\x00".to_vec()), Err(reject)] {
             let body = signer.query_response(
                 &RequestId([3; 32]),
-                &outcome,
+                outcome.as_deref(),
                 Time(1_685_570_400_000_000_000),
             );
             let response: QueryResponse = serde_cbor_2::from_slice(&body).unwrap();

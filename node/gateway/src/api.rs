@@ -121,6 +121,18 @@ pub trait CertifiedView: Send + Sync {
     /// A CBOR certificate that reveals everything below the paths, or proves absence; `/time`
     /// always.
     fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8>;
+    /// The same behind what `head` returns, which is given the bytes of the certificate and leaves
+    /// room for them.
+    fn certificate_behind(
+        &self,
+        paths: &[Vec<Vec<u8>>],
+        head: &dyn Fn(usize) -> Vec<u8>,
+    ) -> Vec<u8> {
+        let certificate = self.certificate(paths);
+        let mut bytes = head(certificate.len());
+        bytes.extend_from_slice(&certificate);
+        bytes
+    }
     /// Facts of an update call, if it is known.
     fn request(&self, id: &RequestId) -> Option<RequestFacts>;
     /// Whether `sender` may read the custom section `name`: anyone may unless it exists and is
@@ -135,6 +147,14 @@ pub trait CertifiedView: Send + Sync {
 impl CertifiedView for CertifiedState {
     fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8> {
         CertifiedState::certificate(self, paths)
+    }
+
+    fn certificate_behind(
+        &self,
+        paths: &[Vec<Vec<u8>>],
+        head: &dyn Fn(usize) -> Vec<u8>,
+    ) -> Vec<u8> {
+        CertifiedState::certificate_behind(self, paths, head)
     }
 
     fn request(&self, id: &RequestId) -> Option<RequestFacts> {
@@ -199,6 +219,18 @@ pub trait Node: Send + Sync + 'static {
     ) -> Result<(), Refusal>;
     /// The non-replicated check of a call before it is submitted. May block.
     fn inspect(&self, ingress: &Ingress) -> Result<(), Reject>;
+    /// The outcome of [`Self::inspect`] where no canister code has to run for it. `None` where it
+    /// has to, or the node does not distinguish the two. Must not block.
+    fn inspect_at_once(&self, ingress: &Ingress) -> Option<Result<(), Reject>> {
+        let _ = ingress;
+        None
+    }
+    /// The reply to a query, of at most `bytes_max` bytes, if the node has it from an earlier query
+    /// and the state that it depends on is the same. Must not block.
+    fn kept_reply(&self, query: &QueryRequest, bytes_max: usize) -> Option<Arc<[u8]>> {
+        let _ = (query, bytes_max);
+        None
+    }
     /// Runs a query on the newest certified state. May block.
     fn query(&self, query: QueryRequest) -> Result<Vec<u8>, Reject>;
     /// The newest certified state; `None` until there is one.

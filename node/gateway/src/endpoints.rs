@@ -1,8 +1,13 @@
 //! The endpoints that take an envelope: call, query and read_state.
 //!
 //! Each decodes and authenticates the envelope, checks that its content belongs at the URL, and
-//! asks the node. Small anonymous requests are decoded where they are; everything else is decoded
-//! and verified on a blocking thread.
+//! asks the node. Changing threads costs two wake-ups, so it is done for work that is longer than
+//! that or blocks:
+//!
+//! - Small bodies are decoded where they are, and one or two Ed25519 or P-256 signatures are
+//!   verified there, by [`in_place_max`] requests at once; others wait for a blocking thread.
+//! - A call is inspected where it is unless its canister has code for that.
+//! - A query whose reply is kept is answered where it is.
 //!
 //! A synchronous call registers among the waiters before it is submitted and reads the certified
 //! state after that, so its answer cannot slip through between the two. A call the certified state
@@ -17,12 +22,12 @@ use bytes::Bytes;
 use envelope::{
     Envelope, EnvelopeError, MethodCall, Request,
     auth::{self, AuthError, AuthenticatedSender},
-    canonical,
     effective::{self, Effective, EffectiveError},
     ingress,
 };
-use http_server::ErrorResponse;
+use http_server::{ErrorResponse, RUNTIME_THREADS};
 use hyper::{Response, StatusCode};
+use ic_principal::Principal;
 use state::{Ingress, QueryRequest, Reject, RequestId, SignedIngress, Validity};
 
 use crate::{
@@ -81,6 +86,21 @@ impl From<Refusal> for ErrorResponse {
     }
 }
 
+/// How many requests are verified at once on the threads of the HTTP server. Where the machine has
+/// more cores than that, half of the threads stay free, and the other cores verify.
+pub(crate) fn in_place_max(verify_threads: u64) -> usize {
+    let has_more = verify_threads > RUNTIME_THREADS as u64;
+    if has_more { RUNTIME_THREADS.div_ceil(2) } else { RUNTIME_THREADS }
+}
+
+/// A request whose sender is known.
+struct AuthenticatedRequest {
+    envelope: Envelope,
+    /// The canonical form of a call; empty for other requests.
+    canonical: Vec<u8>,
+    checked: RequestCheck,
+}
+
 /// Whom a request comes from, and whether it belongs at the URL.
 struct RequestCheck {
     authenticated: AuthenticatedSender,
@@ -114,26 +134,42 @@ impl Service {
         effective: Effective,
         expected: &'static str,
         body: Bytes,
-    ) -> Result<(Envelope, RequestCheck), ErrorResponse> {
+    ) -> Result<AuthenticatedRequest, ErrorResponse> {
         let mut decoded = None;
         if body.len() <= INLINE_BYTES {
-            let envelope = Envelope::decode(&body, &self.bounds).map_err(envelope_error)?;
-            if !envelope.is_signed() {
+            let (envelope, canonical) = self.decode(expected, &body)?;
+            let is_signed = envelope.is_signed();
+            let is_quick = is_signed && auth::is_quick(&envelope);
+            let place = is_quick.then(|| self.permits.in_place.try_acquire().ok()).flatten();
+            if !is_signed || place.is_some() {
                 let checked = self.check(effective, expected, &envelope)?;
-                return Ok((envelope, checked));
+                return Ok(AuthenticatedRequest { envelope, canonical, checked });
             }
-            decoded = Some(envelope);
+            decoded = Some((envelope, canonical));
         }
         let service = self.clone();
         self.on_places(&self.permits.verify_threads, move || {
-            let envelope = match decoded {
-                Some(envelope) => envelope,
-                None => Envelope::decode(&body, &service.bounds).map_err(envelope_error)?,
+            let (envelope, canonical) = match decoded {
+                Some(decoded) => decoded,
+                None => service.decode(expected, &body)?,
             };
             let checked = service.check(effective, expected, &envelope)?;
-            Ok((envelope, checked))
+            Ok(AuthenticatedRequest { envelope, canonical, checked })
         })
         .await?
+    }
+
+    /// An envelope, with its canonical form where a call is expected.
+    fn decode(
+        &self,
+        expected: &'static str,
+        body: &[u8],
+    ) -> Result<(Envelope, Vec<u8>), ErrorResponse> {
+        let decoded = match expected {
+            "call" => Envelope::decode_canonical(body, &self.bounds),
+            _ => Envelope::decode(body, &self.bounds).map(|envelope| (envelope, Vec::new())),
+        };
+        decoded.map_err(envelope_error)
     }
 
     fn check(
@@ -205,8 +241,9 @@ impl Service {
     ) -> Result<Response<Body>, ErrorResponse> {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
-        let (envelope, RequestCheck { authenticated, without_destination }) =
-            self.authenticate(effective, "call", bytes.clone()).await?;
+        let AuthenticatedRequest { envelope, canonical, checked } =
+            self.authenticate(effective, "call", bytes).await?;
+        let RequestCheck { authenticated, without_destination } = checked;
         let (id, expiry) = (envelope.request_id, envelope.content.ingress_expiry);
         let validity = auth::validity(&envelope, &self.auth);
         let Request::Call(call) = envelope.content.request else {
@@ -225,13 +262,7 @@ impl Service {
         }
         self.check_size(&call)?;
         let ingress = ingress(id, expiry, effective_id, call, authenticated);
-        let node = self.node.clone();
-        let (ingress, inspected) = self
-            .on_thread(JobKind::Inspect(effective_id), move || {
-                let inspected = node.inspect(&ingress);
-                (ingress, inspected)
-            })
-            .await?;
+        let (ingress, inspected) = self.inspect(effective_id, ingress).await?;
         if let Err(reject) = inspected {
             if reject.error_code == NO_QUERY_WORKER {
                 return Err(no_query_worker(
@@ -245,11 +276,9 @@ impl Service {
         if let Some(error) = without_destination {
             return Err(effective_error(error));
         }
-        // Unsigned and unused fields are removed. The envelope is copied in any case: the received
-        // bytes may be a piece of a larger read buffer, which must not live for as long as the call
-        // waits.
-        let envelope = canonical(&bytes, &self.bounds).map_err(envelope_error)?;
-        let envelope = Bytes::from(envelope);
+        // Without unsigned and unused fields. The received bytes may be a piece of a larger read
+        // buffer, which must not live for as long as the call waits.
+        let envelope = Bytes::from(canonical);
         let (size, limit) = (envelope.len() as u64, self.config.limits.body_bytes);
         if size > limit {
             let message = format!(
@@ -259,7 +288,6 @@ impl Service {
             return Err(ErrorResponse::bad_request("envelope", message));
         }
         let signed = SignedIngress { effective_canister_id: effective_id, envelope };
-        drop(bytes);
         // From here the ingress pool accounts for the message.
         drop(reservation);
         let Some(since) = waits_since else {
@@ -273,6 +301,27 @@ impl Service {
             self.config.latencies.record_update(since.elapsed());
         }
         Ok(answer)
+    }
+
+    /// The non-replicated check of a call: here, unless code of its canister has to run.
+    async fn inspect(
+        &self,
+        effective_id: Principal,
+        ingress: Ingress,
+    ) -> Result<(Ingress, Result<(), Reject>), ErrorResponse> {
+        // The argument of a management call is decoded.
+        let is_long = ingress.canister_id == Principal::management_canister()
+            && ingress.arg.len() > INLINE_BYTES;
+        let at_once = if is_long { None } else { self.node.inspect_at_once(&ingress) };
+        if let Some(inspected) = at_once {
+            return Ok((ingress, inspected));
+        }
+        let node = self.node.clone();
+        self.on_thread(JobKind::Inspect(effective_id), move || {
+            let inspected = node.inspect(&ingress);
+            (ingress, inspected)
+        })
+        .await
     }
 
     /// Submits a call, if it is not known yet, and waits until it is certified or the wait is over.
@@ -309,16 +358,17 @@ impl Service {
     }
 
     fn certified_answer(&self, id: &RequestId) -> Result<Response<Body>, ErrorResponse> {
-        let certificate =
-            self.latest()?.certificate(&[vec![b"request_status".to_vec(), id.0.to_vec()]]);
+        let path = vec![b"request_status".to_vec(), id.0.to_vec()];
+        let body = self.latest()?.certificate_behind(&[path], &answer::certified_call_head);
         // Without room for the certificate the call is still accepted; the client polls for it.
-        self.reserve_cbor(answer::certified_call(&certificate)).or_else(|refused| {
+        self.reserve_cbor(body).or_else(|refused| {
             self.metrics.count_refusal(refused.reason);
             Ok(answer::accepted())
         })
     }
 
-    /// Serves a query call: authenticates it, runs it on a query thread and signs the response.
+    /// Serves a query call: authenticates it, runs it on a query thread unless its reply is kept,
+    /// and signs the response.
     pub(crate) async fn query(
         self: &Arc<Self>,
         effective: Effective,
@@ -326,8 +376,9 @@ impl Service {
     ) -> Result<Response<Body>, ErrorResponse> {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
-        let (envelope, RequestCheck { authenticated, without_destination }) =
+        let AuthenticatedRequest { envelope, checked, .. } =
             self.authenticate(effective, "query", bytes).await?;
+        let RequestCheck { authenticated, without_destination } = checked;
         let Request::Query(call) = envelope.content.request else {
             return Err(takes("query"));
         };
@@ -339,6 +390,12 @@ impl Service {
             arg: call.arg,
             sender_info: authenticated.sender_info,
         };
+        if without_destination.is_none()
+            && query.arg.len() <= INLINE_BYTES
+            && let Some(reply) = self.node.kept_reply(&query, INLINE_BYTES)
+        {
+            return self.kept_answer(&id, &reply);
+        }
         let service = self.clone();
         let ran = self.on_thread(JobKind::Query(effective.id()), move || {
             let _reservation = reservation;
@@ -354,23 +411,35 @@ impl Service {
                 // No long reply is held outside the pool of responses: the thread continues with
                 // the next query, whether or not this one's reply is taken.
                 (Ok(reply), None) if reply.len() > INLINE_BYTES => {
-                    QueryThreadOutcome::Answered(service.query_answer(&id, &Ok(reply)))
+                    QueryThreadOutcome::Answered(service.query_answer(&id, Ok(&reply)))
                 }
                 (outcome, _) => QueryThreadOutcome::Short(outcome),
             }
         });
         match ran.await? {
             QueryThreadOutcome::Answered(answer) => answer,
-            QueryThreadOutcome::Short(outcome) => self.query_answer(&id, &outcome),
+            QueryThreadOutcome::Short(outcome) => self.query_answer(&id, outcome.as_deref()),
         }
     }
 
     fn query_answer(
         &self,
         id: &RequestId,
-        outcome: &Result<Vec<u8>, Reject>,
+        outcome: Result<&[u8], &Reject>,
     ) -> Result<Response<Body>, ErrorResponse> {
         self.reserve_cbor(self.signer.query_response(id, outcome, self.node.now()))
+    }
+
+    /// The answer with a kept reply. The signature is that of a moment ago if the same request was
+    /// answered with the same reply then.
+    fn kept_answer(&self, id: &RequestId, reply: &[u8]) -> Result<Response<Body>, ErrorResponse> {
+        let now = self.node.now();
+        let body = self.signed_answers.get(id, reply, now).unwrap_or_else(|| {
+            let body = Bytes::from(self.signer.query_response(id, Ok(reply), now));
+            self.signed_answers.put(id, reply, now, &body);
+            body
+        });
+        self.reserve_shared(body).map(answer::cbor)
     }
 
     /// Serves `read_state`: a certificate of the paths, if the sender may see all of them.
@@ -382,8 +451,9 @@ impl Service {
     ) -> Result<Response<Body>, ErrorResponse> {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
-        let (envelope, RequestCheck { authenticated, .. }) =
+        let AuthenticatedRequest { envelope, checked, .. } =
             self.authenticate(effective, "read_state", bytes).await?;
+        let authenticated = checked.authenticated;
         let Request::ReadState(paths) = envelope.content.request else {
             return Err(takes("read_state"));
         };
@@ -404,7 +474,7 @@ impl Service {
                 hosted,
             };
             let paths = paths::permitted(paths, &scope, &authenticated, view.as_ref())?;
-            service.reserve_cbor(answer::certificate(&view.certificate(&paths)))
+            service.reserve_cbor(view.certificate_behind(&paths, &answer::certificate_head))
         };
         match many {
             true => self.on_places(&self.permits.verify_threads, certify).await?,

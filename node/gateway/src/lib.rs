@@ -40,6 +40,7 @@ mod paths;
 pub mod report;
 mod routes;
 mod service;
+mod signed_answers;
 mod waiters;
 mod web;
 

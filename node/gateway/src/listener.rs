@@ -27,6 +27,7 @@ use crate::{
     answer::NodeSigner,
     metrics::Metrics,
     service::{Permits, Service, permits},
+    signed_answers::SignedAnswers,
     web::Web,
 };
 
@@ -189,7 +190,9 @@ impl Gateway {
             metrics,
             registry: registry.clone(),
             stage: server.stage(),
-            auth: AuthConfig::new(root_key, config.ingress_expiry, config.ingress_drift),
+            auth: AuthConfig::new(root_key, config.ingress_expiry, config.ingress_drift)
+                .remembering(&config.limits),
+            signed_answers: SignedAnswers::new(config.limits.signed_answers),
             bounds: EnvelopeBounds::new(&config.limits),
             root_subnet_id: Principal::self_authenticating(&config.root_key_der),
             permits,

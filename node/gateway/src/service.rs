@@ -12,7 +12,7 @@
 //! A refusal of a request whose body was not read to its end announces that the connection is
 //! closed after it; a short body is read first, and the connection stays.
 //!
-//! Work that takes a thread (signatures, inspection, queries, scrapes, reports) runs on the
+//! Work that takes a thread (long signatures, canister code, queries, scrapes, reports) runs on the
 //! runtime's blocking threads, each kind in places of its own, those of queries and inspections
 //! shared fairly between canisters (see [`JobQueue`]). So blocking threads
 //! are bounded even when clients leave while their work runs.
@@ -44,9 +44,11 @@ use crate::{
     GatewayConfig,
     answer::{self, Body, NodeSigner, Readers},
     api::{CertifiedView, HeapProfileError, Node, RequestKind},
+    endpoints::in_place_max,
     job_queue::{JobError, JobQueue},
     metrics::{Metrics, Pools},
     routes::{self, Operation, Route},
+    signed_answers::SignedAnswers,
     waiters::Waiters,
 };
 
@@ -64,6 +66,7 @@ pub(crate) struct Service {
     pub(crate) node: Arc<dyn Node>,
     pub(crate) waiters: Waiters,
     pub(crate) signer: NodeSigner,
+    pub(crate) signed_answers: SignedAnswers,
     pub(crate) metrics: Metrics,
     pub(crate) registry: Arc<Mutex<Registry>>,
     pub(crate) stage: watch::Receiver<Stage>,
@@ -82,6 +85,8 @@ pub(crate) struct Permits {
     query_threads: Arc<JobQueue>,
     inspect_threads: Arc<JobQueue>,
     pub(crate) verify_threads: Arc<JobQueue>,
+    /// Requests that are verified on the threads of the HTTP server.
+    pub(crate) in_place: Semaphore,
     scrapes: Arc<JobQueue>,
     reports: Arc<JobQueue>,
     heap_profiles: Arc<JobQueue>,
@@ -108,6 +113,7 @@ impl Permits {
             query_threads: for_workers(limits.queries_in_flight),
             inspect_threads: for_workers(limits.requests_in_flight),
             verify_threads: JobQueue::new(permits(config.verify_threads)),
+            in_place: Semaphore::new(in_place_max(config.verify_threads)),
             scrapes: JobQueue::new(SCRAPES_MAX),
             reports: JobQueue::new(REPORTS_MAX),
             heap_profiles: JobQueue::new(HEAP_PROFILES_MAX),
@@ -410,9 +416,19 @@ impl Service {
 
     /// Bytes that are charged to the pool of responses until they are written.
     fn reserve_response(&self, bytes: Vec<u8>) -> Result<Bytes, ErrorResponse> {
-        let reserved = self.config.responses.try_reserve(bytes.capacity() as u64);
-        let reservation = reserved.map_err(|full| pool_full("responses_bytes", full))?;
+        let reservation = self.reserve_response_bytes(bytes.capacity())?;
         Ok(with_reservation(bytes, reservation))
+    }
+
+    /// The same for bytes that others may hold, too: they are charged once more.
+    pub(crate) fn reserve_shared(&self, bytes: Bytes) -> Result<Bytes, ErrorResponse> {
+        let reservation = self.reserve_response_bytes(bytes.len())?;
+        Ok(with_reservation(bytes, reservation))
+    }
+
+    fn reserve_response_bytes(&self, bytes: usize) -> Result<Reservation, ErrorResponse> {
+        let reserved = self.config.responses.try_reserve(bytes as u64);
+        reserved.map_err(|full| pool_full("responses_bytes", full))
     }
 
     /// The newest certified state, or why there is none.

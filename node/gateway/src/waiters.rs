@@ -3,9 +3,11 @@
 //! A call registers its request id before it reads the certified state, so that an answer certified
 //! between reading and waiting is never missed. The node calls
 //! [`Waiters::notify_certified`] after it published a height, with the requests that height
-//! finished. Waiting is bounded by a count; a call that finds no room is answered as an
-//! asynchronous one. A waiter that stops waiting (timeout, client gone) leaves the map by being
-//! dropped.
+//! finished. They leave the map together and are woken after its lock is released, so that a woken
+//! call does not block on it: while a thread that the runtime woke for the first of them looks for
+//! work, no thread is woken for the others. Waiting is bounded by a count; a call that finds no
+//! room is answered as an asynchronous one. A waiter that stops waiting (timeout, client gone)
+//! leaves the map by being dropped.
 
 use std::{
     collections::HashMap,
@@ -40,6 +42,8 @@ pub(crate) struct Waiter {
     id: RequestId,
     number: u64,
     certified: oneshot::Receiver<()>,
+    /// Whether it has left the map by being notified.
+    is_notified: bool,
 }
 
 impl Waiters {
@@ -56,14 +60,19 @@ impl Waiters {
     /// Notifies the calls in `finished` that their answers are in the newest published state. Call
     /// it after publishing.
     pub fn notify_certified(&self, finished: &[RequestId]) {
+        let mut notified = Vec::new();
         let mut waiting = self.lock();
+        if waiting.count == 0 {
+            return;
+        }
         for id in finished {
-            let notified = waiting.by_request.remove(id).unwrap_or_default();
-            waiting.count -= notified.len();
-            for (_, waiter) in notified {
-                // The client may have gone in this moment.
-                let _ = waiter.send(());
-            }
+            notified.append(&mut waiting.by_request.remove(id).unwrap_or_default());
+        }
+        waiting.count -= notified.len();
+        drop(waiting);
+        for (_, waiter) in notified {
+            // The client may have gone in this moment.
+            let _ = waiter.send(());
         }
     }
 
@@ -93,7 +102,7 @@ impl Waiters {
         waiting.next += 1;
         waiting.count += 1;
         waiting.by_request.entry(id).or_default().push((number, sender));
-        Some(Waiter { waiters: self.clone(), id, number, certified })
+        Some(Waiter { waiters: self.clone(), id, number, certified, is_notified: false })
     }
 }
 
@@ -102,11 +111,15 @@ impl Waiter {
     pub(crate) async fn wait_certified(&mut self) {
         // The sender is dropped only by sending or with this waiter.
         let _ = (&mut self.certified).await;
+        self.is_notified = true;
     }
 }
 
 impl Drop for Waiter {
     fn drop(&mut self) {
+        if self.is_notified {
+            return;
+        }
         let mut waiting = self.waiters.lock();
         let Some(same) = waiting.by_request.get_mut(&self.id) else { return };
         let before = same.len();

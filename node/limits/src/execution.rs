@@ -89,8 +89,8 @@ memory_budget::limits! {
     pub struct ExecutionLimits as execution of Limits, rules check {
         /// Threads (and update workers) that execute messages in parallel; at least 1.
         threads: u64 = steps([1, 2, 2, 2, 2, 2, 2, 4, 4]), agreed,
-            pays line("program", "worker_processes", "worker_buffers", "executions",
-                  "delta_index", "delta_log"),
+            pays line("program", "worker_processes", "worker_rings", "worker_buffers",
+                  "executions", "delta_index", "delta_log"),
             bounds [
                 at_least(1, "messages could never run"),
                 at_most(64, "each is a worker process"),
@@ -99,7 +99,7 @@ memory_budget::limits! {
                     of a single one";
         /// Query workers, each a process of its own; 1 to 64.
         query_threads: u64 = steps([1, 1, 1, 1, 1, 2, 2, 4, 4]), local,
-            pays line("program", "worker_processes", "worker_buffers", "queries"),
+            pays line("program", "worker_processes", "worker_rings", "worker_buffers", "queries"),
             bounds [
                 at_least(1, "queries could never run"),
                 at_most(64, "each is a worker process"),
@@ -237,6 +237,11 @@ memory_budget::limits! {
             ],
             reason "of each member, in the state until the next period; queries of further \
                     canisters are not counted in that period; 0: none are";
+        /// Calls of `raw_rand` that wait for randomness.
+        raw_rand_waiting: u64 = fixed(2_000), agreed, pays within("state_heap"),
+            bounds [at_least(1, "no call could be answered")],
+            reason "a call waits for a block or two, about a tenth of a KiB each; further ones \
+                    are rejected and may be made again";
         /// Refuse calls with guaranteed responses at the System API.
         reject_guaranteed_response_calls: bool = off(), agreed,
             reason "an option for subnets that must not promise memory; off";

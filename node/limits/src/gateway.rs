@@ -8,6 +8,10 @@ use crate::{Limits, SCALE, pool, subnet::MESSAGE_PAYLOAD_BYTES};
 /// Buffers of one open connection: read and write buffer, HTTP state.
 pub const CONNECTION_BYTES: u64 = 16 << 10;
 const BODY_BYTES: u64 = 4 * MIB;
+/// A signed answer that is kept for the same request, at most: body, request id, place.
+pub const SIGNED_ANSWER_BYTES: u64 = 2 << 10;
+/// The results that verification keeps are in the memory of the node itself.
+const REMEMBERED_MAX: u64 = 8_192;
 
 const _: () = {
     assert!(CONNECTION_BYTES >= 8 << 10, "HTTP parsers start with a buffer of 8 KiB");
@@ -78,6 +82,26 @@ memory_budget::limits! {
         nonce_bytes: u64 = fixed(32), agreed, pays within("request_bodies"),
             bounds [at_least(1, "clients could not be served")],
             reason "interface specification: 32";
+        /// Decoded Ed25519 keys that made a valid signature, at the gateway and in agreement each.
+        /// The oldest goes first.
+        remembered_keys: u64 =
+            values([64, 64, 128, 256, 512, 1024, 2048, 4096, 4096]), local,
+            pays within("node_process"),
+            bounds [at_most(REMEMBERED_MAX, "they are in the memory of the node itself")],
+            reason "512 bytes each; beyond it keys are decoded again";
+        /// Valid signatures of certificates, and of delegations, at the gateway and in agreement
+        /// each. The oldest goes first.
+        remembered_signatures: u64 =
+            values([256, 256, 512, 1024, 2048, 4096, 4096, 4096, 4096]), local,
+            pays within("node_process"),
+            bounds [at_most(REMEMBERED_MAX, "they are in the memory of the node itself")],
+            reason "128 bytes each; beyond it signatures are verified again";
+        /// Signed answers to queries that are kept for the same request, each of at most
+        /// [`crate::SIGNED_ANSWER_BYTES`].
+        signed_answers: u64 = values([16, 16, 32, 64, 128, 256, 512, 1024, 1024]), local,
+            pays within("node_process"),
+            bounds [at_most(REMEMBERED_MAX, "they are in the memory of the node itself")],
+            reason "2 KiB each; beyond it answers are signed again";
     }
 }
 

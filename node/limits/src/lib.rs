@@ -41,7 +41,7 @@ mod table;
 
 pub use consensus::{CERTIFICATE_BYTES, ConsensusLimits};
 pub use execution::{ExecutionLimits, LANE_PAYLOAD_BYTES, STACK_BYTES, VIRTUAL_LANES};
-pub use gateway::{CONNECTION_BYTES, GatewayLimits};
+pub use gateway::{CONNECTION_BYTES, GatewayLimits, SIGNED_ANSWER_BYTES};
 pub use governor::GovernorLimits;
 pub use http_gateway::{
     HTTP_LINE_BYTES, HTTP_PIECE_BYTES, HTTP_REPLY_BESIDE_BYTES, HTTP_REQUEST_BYTES,

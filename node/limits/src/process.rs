@@ -3,14 +3,18 @@
 use accounting::{MIB, format_size};
 use memory_budget::{HeapLimits, LimitValue, Row, Rules, SheetLine, limit, lines, times, whole};
 
-use crate::{Limits, SCALE, pool};
+use crate::{
+    Limits, SCALE, pool,
+    sandbox::{RING_BYTES, RINGS_PER_WORKER},
+};
 
 // Processes. Constants that hold addresses are 1.1 MiB in each: of the base of a process as it was
 // measured, they are a line of their own. A build with assertions, which is less optimised, has
 // 1.7.
 pub(crate) const RELEASE_PROGRAM_BYTES: u64 = 3 * MIB / 2;
 const PROGRAM_BYTES: u64 = if cfg!(debug_assertions) { 2 * MIB } else { RELEASE_PROGRAM_BYTES };
-const WORKER_BASE_BYTES: u64 = 4 * MIB - PROGRAM_BYTES;
+// Frames were in buffers when the base of a worker was measured; they are in its rings.
+const WORKER_BASE_BYTES: u64 = 4 * MIB - PROGRAM_BYTES - RINGS_PER_WORKER * RING_BYTES;
 
 /// The idle node process with its constants.
 const NODE_BASE: Row<9> = SCALE.mib([14, 14, 14, 15, 15, 24, 32, 56, 120]);
@@ -83,6 +87,9 @@ impl Limits {
                 "the node at rest: runtime, stacks, allocator slack";
             Fixed("worker_processes", "sandbox") = times(workers, self.process.worker_base_bytes),
                 "update and query workers at rest";
+            Fixed("worker_rings", "sandbox") = times(workers, self.worker_ring_bytes()),
+                "per worker the memory that it shares with the node: orders one way, reports the \
+                 other";
             Fixed("worker_buffers", "sandbox") = times(workers, self.worker_buffer_bytes()),
                 "per worker one argument, one answer and the tables of the instance";
             Fixed("kernel", "kernel") = whole(self.process.kernel_bytes),

@@ -1,6 +1,6 @@
 //! Limits of worker processes and compilation.
 
-use accounting::MIB;
+use accounting::{KIB, MIB};
 use memory_budget::{Rules, SheetLine, limit, lines, times, whole};
 
 use crate::{Limits, SCALE, STACK_BYTES, execution::PAYLOADS_PER_MESSAGE, pages::PAGE_BYTES, pool};
@@ -23,6 +23,10 @@ const SPILL_BESIDE_PART: u64 = 64;
 const CALL_BYTES: u64 = 512;
 /// One element of a table of an instance.
 const TABLE_ELEMENT_BYTES: u64 = 8;
+/// One of the two rings of a worker: most arguments and replies pass in one piece.
+pub(crate) const RING_BYTES: u64 = 128 * KIB;
+/// Rings of a worker: one for each direction.
+pub(crate) const RINGS_PER_WORKER: u64 = 2;
 
 const _: () = assert!(rows::resident_floor_bytes.covers(&rows::eviction_batch_bytes));
 const _: () = assert!(rows::compile_memory_bytes.covers(&rows::compile_anonymous_bytes));
@@ -52,6 +56,16 @@ memory_budget::limits! {
         worker_anonymous_bytes: u64 = follows(|limits| limits.largest_worker_bytes()), agreed,
             pays none("the sum of lines of one worker"),
             reason "follows the dirty limits; a worker above it has a fault and is restarted";
+        /// Memory that the node and one worker share, for each direction: one ring with its header.
+        /// A longer frame goes through it in pieces.
+        ring_bytes: u64 = fixed(RING_BYTES), local,
+            pays line("worker_rings", "paused_workers"),
+            bounds [
+                at_least(4 * KIB, "a page"),
+                at_most(16 * MIB, "no frame is so long, and each worker has two"),
+            ],
+            reason "most arguments and replies pass in one piece; only what a frame touches is \
+                    resident";
         /// Paused messages that a worker of their own keeps between rounds; any other runs again
         /// from its beginning. May be 0.
         // The smallest nodes have no memory for one worker more.
@@ -128,11 +142,12 @@ fn check(limits: &Limits, rules: &mut Rules) {
 
 impl Limits {
     /// The program, base and buffers of a worker and the dirtiest execution. One that holds more
-    /// has a fault.
+    /// has a fault. Rings count as by default: the value is agreed, and their size is not.
     fn largest_worker_bytes(&self) -> u64 {
         self.process
             .worker_base_bytes
             .saturating_add(self.process.program_bytes)
+            .saturating_add(RINGS_PER_WORKER * RING_BYTES)
             .saturating_add(self.worker_buffer_bytes())
             .saturating_add(self.message_dirty_bytes().max(self.install_dirty_bytes()))
     }
@@ -144,10 +159,16 @@ impl Limits {
         self.subnet.message_payload_bytes.saturating_mul(2).saturating_add(tables)
     }
 
+    /// Memory that a worker shares with the node.
+    pub(crate) fn worker_ring_bytes(&self) -> u64 {
+        self.sandbox.ring_bytes.saturating_mul(RINGS_PER_WORKER)
+    }
+
     /// Memory of a worker that keeps a paused message, whose pages, calls and answer are in a file.
     fn paused_worker_bytes(&self) -> u64 {
         self.process
             .worker_base_bytes
+            .saturating_add(self.worker_ring_bytes())
             .saturating_add(self.worker_buffer_bytes())
             .saturating_add(STACK_BYTES)
             .saturating_add(self.paused_index_bytes())
@@ -197,8 +218,8 @@ impl Limits {
         lines![
             Fixed("paused_workers", "sandbox") =
                 times(self.sandbox.paused_workers, self.paused_worker_bytes()),
-                "workers that keep a message between two of its slices, with its stack; the pages \
-                 it wrote and its calls lie in a file";
+                "workers that keep a message between two of its slices, with its stack and their \
+                 rings; the pages it wrote and its calls lie in a file";
             Pool(pool::COMPILATIONS, "sandbox") =
                 times(self.sandbox.compile_threads, self.sandbox.compile_anonymous_bytes),
                 "compile children without their heaps, which are on disk; messages run meanwhile";

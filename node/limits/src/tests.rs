@@ -353,6 +353,7 @@ fn contradictions_are_named_with_both_limits() {
             json!({"sandbox": {"worker_anonymous_bytes": "100MiB"}}),
             vec!["sandbox.worker_anonymous_bytes"],
         ),
+        (json!({"sandbox": {"ring_bytes": 4095}}), vec!["sandbox.ring_bytes", "at least 4 KiB"]),
     ] {
         let text = broken(overrides);
         assert!(names.iter().all(|name| text.contains(name)), "{names:?}: {text}");

@@ -74,7 +74,7 @@ pub use parameters::RECEIVERS_MAX;
 pub use session::{Session, SessionError, Source};
 pub use threshold::{
     BlsError, Committee, NodeIndex, PublicKey, SecretShare, Signature, SignatureShare, combine,
-    deal, verify,
+    deal, verify, verify_all,
 };
 pub use transcript::{Transcript, TranscriptError, create_transcript, create_transcript_from_all};
 

@@ -18,8 +18,12 @@ use serde_bytes::ByteArray;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-use crate::curve::{
-    G1, G1Affine, G2Affine, Gt, PreparedG2, Scalar, evaluate, lagrange_at_zero, pairing_product,
+use crate::{
+    curve::{
+        G1, G1Affine, G2Affine, Gt, PreparedG2, Scalar, evaluate, lagrange_at_zero, pairing_product,
+    },
+    fold::weight,
+    oracle::Oracle,
 };
 
 /// The IC's ciphersuite.
@@ -239,6 +243,37 @@ pub fn verify(key: &PublicKey, message: &[u8], signature: &[u8; 48]) -> bool {
     pairing_product(&[(signature, &*MINUS_G2)], &[(hash, key.1)]) == Gt::one()
 }
 
+/// Whether each of these is the subnet's signature on the message in front of it: the same verdict
+/// as [`verify`] of each, with two pairings for all of them.
+///
+/// The equations of [`verify`] are added, each with a weight of 128 bits by a random oracle over
+/// all messages and signatures. So the verdict depends on the arguments alone, and whoever makes a
+/// false signature pass has tried about 2^128 lists.
+pub fn verify_all(key: &PublicKey, signed: &[(Vec<u8>, Signature)]) -> bool {
+    match signed {
+        [] => return true,
+        [(message, signature)] => return verify(key, message, &signature.0),
+        _ => {}
+    }
+    let mut oracle = Oracle::new("nidkg-v1-signatures").bytes("key", &key.0);
+    for (message, signature) in signed {
+        oracle = oracle.bytes("message", message).bytes("signature", &signature.0);
+    }
+    let mut weights = oracle.stream();
+    let (mut points, mut hashes, mut scalars) = (Vec::new(), Vec::new(), Vec::new());
+    for (message, signature) in signed {
+        let Some(point) = G1Affine::from_compressed(&signature.0) else {
+            return false;
+        };
+        points.push(point);
+        hashes.push(G1::hash(message, DST));
+        scalars.push(weight(&mut weights));
+    }
+    let signature = G1::msm(&points, &scalars).to_affine();
+    let hash = G1::msm(&G1::all_to_affine(&hashes), &scalars).to_affine();
+    pairing_product(&[(signature, &*MINUS_G2)], &[(hash, key.1)]) == Gt::one()
+}
+
 impl Committee {
     /// Whether `share` is node `index`'s on `message`.
     pub fn verify_share(
@@ -315,6 +350,35 @@ mod tests {
         assert!(verify(&committee.public_key, &message, &first.0));
         all.remove(&NodeIndex(6));
         assert_eq!(combine(&committee, &all), Err(BlsError::TooFewShares { have: 4, need: 5 }));
+    }
+
+    #[test]
+    fn signatures_are_verified_together_with_the_verdict_of_each() {
+        let (committee, shares) = deal(1, 1, &mut StdRng::seed_from_u64(8)).unwrap();
+        let signed = |number: u8| {
+            let message = crate::state_root_message(&[number; 32]);
+            let signature = Signature(shares[0].sign(&message).0);
+            (message, signature)
+        };
+        let all = |signed: &[(Vec<u8>, Signature)]| verify_all(&committee.public_key, signed);
+        let good: Vec<_> = (0..4).map(signed).collect();
+        for count in 0..=good.len() {
+            assert!(all(&good[..count]), "{count} signatures");
+        }
+        for place in 0..good.len() {
+            let mut bad = good.clone();
+            bad[place].1 = signed(9).1;
+            assert!(!all(&bad), "signature {place} is on another message");
+            bad[place].1 = Signature([0xff; 48]);
+            assert!(!all(&bad), "signature {place} is no point");
+        }
+        // Their sum is right.
+        let mut exchanged = good.clone();
+        (exchanged[0].1, exchanged[1].1) = (good[1].1, good[0].1);
+        assert!(!all(&exchanged));
+        assert!(!all(&[exchanged[0].clone()]));
+        let (other, _) = deal(1, 1, &mut StdRng::seed_from_u64(9)).unwrap();
+        assert!(!verify_all(&other.public_key, &good));
     }
 
     #[test]

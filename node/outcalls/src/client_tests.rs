@@ -81,7 +81,7 @@ fn outcall(url: String) -> Outcall {
         response_bytes_asked: Some(1_000),
         transform: None,
         until: Time(1),
-        node: None,
+        askers: state::Askers::All,
         height: state::Height(1),
     }
 }

@@ -160,7 +160,8 @@ impl Service {
     /// These requests are open now: others are given up.
     pub fn set_open(&self, open: &Open) {
         let mut known = self.0.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.keys().eq(open.keys()) {
+        let shared = |(id, outcall): (&OutcallId, &StateArc<Outcall>)| (*id, outcall.askers);
+        if known.iter().map(shared).eq(open.iter().map(shared)) {
             return;
         }
         *known = Arc::new(open.clone());
@@ -194,7 +195,7 @@ impl Service {
     fn start_requests(&self, open: &Open, active: &mut ActiveRequests) -> bool {
         let mut waiting: BTreeMap<CanisterId, VecDeque<OutcallId>> = BTreeMap::new();
         for (id, outcall) in open {
-            let is_mine = outcall.node.is_none_or(|node| node == self.0.me);
+            let is_mine = outcall.askers.contains(&self.0.me);
             if is_mine && !active.requests.contains_key(id) {
                 waiting.entry(outcall.caller()).or_default().push_back(*id);
             }

@@ -68,7 +68,7 @@ fn outcall(number: u8) -> Outcall {
         response_bytes_asked: Some(1_000),
         transform: None,
         until: Time(1),
-        node: None,
+        askers: state::Askers::All,
         height: Height(1),
     }
 }

@@ -102,7 +102,7 @@ mod tests {
             response_bytes_asked: Some(100),
             transform: None,
             until: Time(1),
-            node: None,
+            askers: state::Askers::All,
             height: state::Height(1),
         }
     }

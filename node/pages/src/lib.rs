@@ -176,6 +176,7 @@ mod pending;
 mod range_map;
 mod read;
 mod recover;
+mod reuse;
 mod shared_fold;
 mod sharing;
 mod staging;

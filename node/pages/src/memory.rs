@@ -27,6 +27,7 @@ use crate::{
     files::{self, Dir, FILE_BYTES_MAX, FILE_PAGES_MAX, Name, NamedFile},
     index::RunIndex,
     pending::{PendingDelete, SyncFile},
+    reuse::{self, RecentExtents},
     sharing::{Move, Sharing},
     state_heap,
 };
@@ -60,6 +61,8 @@ pub(crate) struct Accounts {
     pub(crate) copied: AtomicU64,
     /// Files with an open descriptor for writing.
     pub(crate) open_files: AtomicU64,
+    /// Memories whose recent writes are remembered.
+    pub(crate) remembered: Arc<AtomicU64>,
     pub(crate) committed: AtomicU64,
     pub(crate) commits: AtomicU64,
     pub(crate) rewritten: AtomicU64,
@@ -110,6 +113,9 @@ struct Open {
     file: Option<Arc<File>>,
     /// It was closed once since the segment was created.
     was_closed: bool,
+    /// None until something is written that may be written over, and while very many memories have
+    /// one. Not inline: most memories are idle.
+    recent: Option<Box<RecentExtents>>,
 }
 
 impl Open {
@@ -152,6 +158,8 @@ pub(crate) struct Memory {
     older: Vec<(u64, Weak<Pin>)>,
     /// The base file was created since the last checkpoint.
     pub(crate) base_unsynced: bool,
+    /// It had more than [`reuse::RUNS_MAX`] runs since its epoch began.
+    was_scattered: bool,
     /// The pages it was created with, until a checkpoint that names them is durable.
     pub(crate) initial: Option<InitialPages>,
     /// Places that moved pages left, and rewritten segments that could not be kept for their
@@ -193,6 +201,7 @@ impl Memory {
             sharing: None,
             older: Vec::new(),
             base_unsynced: false,
+            was_scattered: false,
             initial: None,
             released: Vec::new(),
         }
@@ -235,6 +244,7 @@ impl Memory {
             segment.live_pages += run.pages;
             memory.index.insert(run, |_, _| ());
         }
+        memory.was_scattered = memory.index.len() > reuse::RUNS_MAX;
         Ok(memory)
     }
 
@@ -301,12 +311,14 @@ impl Memory {
         self.segments.get(&id).map_or(0, |segment| segment.used_pages)
     }
 
-    /// Hands out the end of the open segment. See [`crate::PageStore::reserve`].
+    /// Hands out the end of the open segment, and a place in it that can be written again if
+    /// `reuses`. See [`crate::PageStore::reserve`].
     pub(crate) fn reserve(
         &mut self,
         dir: &Arc<Dir>,
         accounts: &Accounts,
         pages_max: u64,
+        reuses: bool,
     ) -> Result<AppendTarget> {
         if self.open.as_ref().is_some_and(Open::is_out) {
             return Err(PagesError::Busy(self.id));
@@ -331,7 +343,41 @@ impl Memory {
         else {
             return Err(PagesError::UnknownMemory(self.id));
         };
-        Ok(AppendTarget { id: self.id, segment, file, offset_page: used_pages, pages_max })
+        let free = if reuses { self.free_place() } else { 0..0 };
+        debug_assert!(free.end <= used_pages, "{free:?} of {used_pages} pages may be written over");
+        Ok(AppendTarget { id: self.id, segment, file, offset_page: used_pages, pages_max, free })
+    }
+
+    /// Pages of the open segment that may be written again.
+    fn free_place(&self) -> Range<u64> {
+        // Workers may have copies of pages of a memory in very many pieces.
+        if self.was_scattered || self.sharing.is_some() {
+            return 0..0;
+        }
+        let is_read = |versions: Range<u64>| {
+            let mut older = self.older.iter();
+            older.any(|(version, pin)| versions.contains(version) && pin.strong_count() > 0)
+        };
+        let recent = self.open.as_ref().and_then(|open| open.recent.as_ref());
+        recent.map_or(0..0, |recent| recent.free(is_read))
+    }
+
+    /// Remembers what the newest version wrote to the open segment.
+    fn note_place(&mut self, accounts: &Accounts, target: &AppendTarget, runs: &[Run]) {
+        let start = runs.iter().map(|run| run.offset_page).min();
+        let end = runs.iter().map(|run| run.offset_page + run.pages).max();
+        let (Some(start), Some(end)) = (start, end) else { return };
+        // Of a place that is written again all of it is taken, however few pages are written.
+        let pages = if is_in_free(target, runs) { target.free.clone() } else { start..end };
+        let (version, index) = (self.version, &self.index);
+        if let Some(open) = self.open.as_mut().filter(|open| open.segment == target.segment) {
+            if open.recent.is_none() {
+                open.recent = RecentExtents::new(&accounts.remembered).map(Box::new);
+            }
+            if let Some(recent) = &mut open.recent {
+                recent.committed(target.segment, pages, version, index);
+            }
+        }
     }
 
     fn create_segment(&mut self, dir: &Dir, accounts: &Accounts) -> Result<Open> {
@@ -341,7 +387,7 @@ impl Memory {
         let before = self.segments.insert(segment, Segment::empty());
         assert!(before.is_none(), "segment {} of memory {} is there", segment.0, self.id.0);
         accounts.open_files.fetch_add(1, Relaxed);
-        Ok(Open { segment, file, was_closed: false })
+        Ok(Open { segment, file, was_closed: false, recent: None })
     }
 
     /// Whether `runs` can be committed to `target` or are a part of what can: the first free page
@@ -382,6 +428,7 @@ impl Memory {
         self.lay(accounts, runs);
         self.outdate_layouts();
         self.version += 1;
+        self.note_place(accounts, target, runs);
         debug_assert!(
             self.older.last().is_none_or(|(older, _)| *older < self.version),
             "version {} is read and not older than {}",
@@ -394,7 +441,8 @@ impl Memory {
         let bytes = (end_page - target.offset_page) * PAGE_BYTES;
         accounts.delta.fetch_add(bytes, Relaxed);
         accounts.open.fetch_add(bytes, Relaxed);
-        accounts.committed.fetch_add(bytes, Relaxed);
+        let pages = runs.iter().map(|run| run.pages).sum::<u64>();
+        accounts.committed.fetch_add(pages * PAGE_BYTES, Relaxed);
         accounts.commits.fetch_add(1, Relaxed);
         Ok(self.version)
     }
@@ -506,8 +554,15 @@ impl Memory {
             }
             index.insert(run, |segment, pages| release(segments, accounts, segment, pages));
         }
+        self.was_scattered |= self.index.len() > reuse::RUNS_MAX;
         self.view.runs = None;
         self.count_runs(accounts, before);
+    }
+
+    /// The files changed: workers map them afresh.
+    fn begin_epoch(&mut self) {
+        self.epoch += 1;
+        self.was_scattered = self.index.len() > reuse::RUNS_MAX;
     }
 
     /// Accounts for a change of the index, which had `before` runs.
@@ -574,7 +629,7 @@ impl Memory {
         let left = old_segment.as_ref().map_or(0, |segment| segment.live_pages);
         assert_eq!(left, 0, "live pages of segment {old:?}, which goes");
         self.open = Some(new);
-        self.epoch += 1;
+        self.begin_epoch();
         let is_read = Arc::strong_count(&old_handle) > 1;
         if !is_read || old_handle.hold_open().is_ok() {
             self.unlink_quietly(dir, accounts, old);
@@ -723,7 +778,7 @@ impl Memory {
         if segment.live_pages == 0 {
             accounts.releasable.fetch_add(bytes, Relaxed);
         }
-        let Open { segment, file, was_closed } = open;
+        let Open { segment, file, was_closed, .. } = open;
         let name = Name::Segment(self.id, segment);
         Some(SyncFile { name, file, was_closed, segment_bytes: Some(bytes) })
     }
@@ -838,7 +893,7 @@ impl Memory {
             self.view.parts = None;
             self.outdate_layouts();
         }
-        self.epoch += 1;
+        self.begin_epoch();
         self.count_runs(accounts, before);
         self.shrink();
         if cfg!(debug_assertions) {
@@ -955,9 +1010,13 @@ fn check_runs(
     target: &AppendTarget,
     runs: &[Run],
 ) -> std::result::Result<u64, (Run, RunFault)> {
-    let target_end = target.offset_page.saturating_add(target.pages_max);
+    let in_free = is_in_free(target, runs);
+    let place = match in_free {
+        true => target.free.clone(),
+        false => target.offset_page..target.offset_page.saturating_add(target.pages_max),
+    };
     let mut free_page = 0;
-    let mut free_offset = target.offset_page;
+    let mut free_offset = place.start;
     let mut offsets_ascend = true;
     for run in runs {
         let bad = |fault| Err((*run, fault));
@@ -975,7 +1034,7 @@ fn check_runs(
             _ => return bad(RunFault::PastMemory),
         }
         let end = match run.offset_page.checked_add(run.pages) {
-            Some(end) if run.offset_page >= target.offset_page && end <= target_end => end,
+            Some(end) if run.offset_page >= place.start && end <= place.end => end,
             _ => return bad(RunFault::OutsideTarget),
         };
         offsets_ascend &= run.offset_page >= free_offset;
@@ -992,5 +1051,11 @@ fn check_runs(
             }
         }
     }
-    Ok(free_offset)
+    // What is written again adds nothing to the segment.
+    Ok(if in_free { target.offset_page } else { free_offset })
+}
+
+/// Whether a message put its pages where they may be written again.
+fn is_in_free(target: &AppendTarget, runs: &[Run]) -> bool {
+    runs.first().is_some_and(|run| run.offset_page < target.offset_page)
 }

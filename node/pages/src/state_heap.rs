@@ -53,6 +53,11 @@ pub fn within<R>(work: impl FnOnce() -> R) -> R {
     work()
 }
 
+/// Whether this value is in the state's heap; true if there is none.
+pub fn holds<T>(value: &T) -> bool {
+    INSTALLED.get().is_none_or(|heap| (heap.holds)((&raw const *value).cast()))
+}
+
 /// Bytes that are kept from round to round: the same, in the state's heap.
 pub fn move_bytes(bytes: Vec<u8>) -> Vec<u8> {
     match INSTALLED.get() {

@@ -209,12 +209,23 @@ impl PageStore {
     /// Never refused for lack of delta space: writers call [`PageStore::check_room`] first, between
     /// rounds.
     pub fn reserve(&self, id: MemoryId, pages_max: u64) -> Result<AppendTarget> {
+        self.reserve_place(id, pages_max, false)
+    }
+
+    /// [`PageStore::reserve`] with a place for few pages that was written before and that no
+    /// version needs any more, if there is one ([`AppendTarget::free`]). A message that fills it
+    /// again adds nothing to the delta log.
+    pub fn reserve_reusing(&self, id: MemoryId, pages_max: u64) -> Result<AppendTarget> {
+        self.reserve_place(id, pages_max, true)
+    }
+
+    fn reserve_place(&self, id: MemoryId, pages_max: u64, reuses: bool) -> Result<AppendTarget> {
         self.check_sync()?;
         if self.accounts.open_files.load(Relaxed) >= self.open_files_max {
             self.close_some();
         }
         lock(&self.opened).insert(id);
-        self.with(id, |memory| memory.reserve(&self.dir, &self.accounts, pages_max))
+        self.with(id, |memory| memory.reserve(&self.dir, &self.accounts, pages_max, reuses))
     }
 
     /// A file of `len` bytes without a name, all of them a hole: for pages that are no version of a

@@ -250,4 +250,7 @@ pub struct AppendTarget {
     pub offset_page: u64,
     /// Pages that may be written from there.
     pub pages_max: u64,
+    /// Pages of the segment before that which no version needs. A message that writes at most as
+    /// many pages may put all of them there, and none at the end. Empty if there are none.
+    pub free: Range<u64>,
 }

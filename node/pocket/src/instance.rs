@@ -167,7 +167,10 @@ impl Instance {
         let delay = delay.saturating_sub(since);
         let Some(last) = &self.last else { return Some(delay) };
         let shared = &self.replica.shared;
-        let waits = last.more || !shared.waiting.is_empty() || !shared.answers.is_empty();
+        let waits = last.more
+            || !last.awaited.is_empty()
+            || !shared.waiting.is_empty()
+            || !shared.answers.is_empty();
         if waits {
             return Some(delay);
         }

@@ -67,6 +67,10 @@ impl Node for InstanceNode {
         self.views.queries.inspect(ingress)
     }
 
+    fn inspect_at_once(&self, ingress: &Ingress) -> Option<Result<(), Reject>> {
+        self.views.queries.inspect_without_code(ingress)
+    }
+
     fn query(&self, query: QueryRequest) -> Result<Vec<u8>, Reject> {
         self.activity.record_use();
         self.views.queries.query(query).map(|reply| reply.bytes)

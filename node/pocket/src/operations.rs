@@ -434,7 +434,8 @@ impl Instance {
                 self.replica.shared.answers.wait(SERVER_WAIT);
             }
             let round = self.round()?;
-            let (is_over, is_idle) = (!round.more, round.messages == 0);
+            let is_over = !round.more && round.awaited.is_empty();
+            let is_idle = round.messages == 0;
             asks_servers = is_over && self.waits_for_servers();
             rounds += 1;
             idle += u64::from(is_over && is_idle && !asks_servers);

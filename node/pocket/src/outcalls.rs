@@ -200,7 +200,7 @@ fn raw<'a>(subnet: Principal, (id, outcall): (&OutcallId, &'a Outcall)) -> RawOu
         headers: outcall.headers.iter().map(header).collect(),
         body: Base64Slice(&outcall.body),
         max_response_bytes: outcall.response_bytes_asked,
-        replication: if outcall.node.is_some() { "NonReplicated" } else { "FullyReplicated" },
+        replication: if outcall.askers.is_one() { "NonReplicated" } else { "FullyReplicated" },
         pricing_version: "Legacy",
     }
 }
@@ -249,7 +249,7 @@ impl Vote {
                  given, and the subnet has that many nodes: give one for all, or one for each"
             )));
         }
-        if given == 1 || outcall.node.is_some() {
+        if given == 1 || outcall.askers.is_one() {
             return Ok(Self { said: vec![(mock.response, 1)], threshold: 1 });
         }
         let mut said: Vec<(RawResponse, u32)> = Vec::new();
@@ -449,11 +449,11 @@ impl Instance {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use state::{Height, Origin, OutcallMethod};
+    use state::{Askers, Height, Origin, OutcallMethod};
 
     use super::*;
 
-    fn outcall(until: u64, node: Option<Principal>) -> Outcall {
+    fn outcall(until: u64, askers: Askers) -> Outcall {
         Outcall {
             origin: Origin::System,
             cycles: 0,
@@ -464,7 +464,7 @@ mod tests {
             response_bytes_asked: None,
             transform: None,
             until: Time(until),
-            node,
+            askers,
             height: Height(1),
         }
     }
@@ -476,7 +476,8 @@ mod tests {
     #[test]
     fn a_round_takes_the_oldest_answers_that_fit_and_none_whose_time_is_over() {
         let (pool, answers) = (Pool::standalone("outcalls", 1_000), Answers::default());
-        let open = (0..5).map(|id| (OutcallId(id), StateArc::new(outcall(10, None)))).collect();
+        let open =
+            (0..5).map(|id| (OutcallId(id), StateArc::new(outcall(10, Askers::All)))).collect();
         for (id, until, bytes) in
             [(4, 10, 60), (0, 9, 10), (1, 10, 100), (2, 10, 30), (3, 10, 20), (7, 10, 1)]
         {
@@ -507,7 +508,7 @@ mod tests {
             response: said(responses[0]),
             additional_responses: responses[1..].iter().map(|text| said(text)).collect(),
         };
-        let (all, one) = (outcall(1, None), outcall(1, Some(Principal::anonymous())));
+        let (all, one) = (outcall(1, Askers::All), outcall(1, Askers::One(Principal::anonymous())));
         let vote = Vote::for_subnet(mock(&["a"]), &all, 13).unwrap();
         assert_eq!((vote.said, vote.threshold), (vec![(said("a"), 1)], 1));
         let four = mock(&["a", "b", "a", "c"]);

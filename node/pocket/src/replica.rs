@@ -27,8 +27,8 @@ use ic_principal::Principal;
 use lifecycle::Stop;
 use pages::PageStore;
 use state::{
-    Batch, BlobStore, CertifiedReader, Height, Ingress, Outcall, OutcallId, RequestId, StateStore,
-    SubnetInfo, SubnetType, Time,
+    Batch, BlobStore, CertifiedReader, Height, Ingress, Outcall, OutcallId, Randomness, RequestId,
+    StateStore, SubnetInfo, SubnetType, Time,
 };
 
 use crate::{
@@ -291,7 +291,10 @@ impl Replica {
         let batch = Batch {
             height,
             time,
-            randomness: seed("thimble-pocket-round", &[&self.root_seed, &height.0.to_be_bytes()]),
+            randomness: Randomness::Drawn(seed(
+                "thimble-pocket-round",
+                &[&self.root_seed, &height.0.to_be_bytes()],
+            )),
             ingress: self.shared.waiting.take(self.messages_max, bytes_left),
             key: None,
             outcalls,

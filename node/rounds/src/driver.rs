@@ -226,7 +226,8 @@ impl<R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<R, K, D, O> {
             };
             self.observer.stalled(self.clock.now().saturating_sub(certified));
             certified = self.clock.now();
-            demand = Demand { more: result.more, next_timer: result.next_timer };
+            let RoundResult { more, next_timer, awaited, .. } = result;
+            demand = Demand { more, next_timer, awaited };
             if !self.checkpoint_if_due(height).await? {
                 break;
             }
@@ -359,6 +360,13 @@ impl<R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<R, K, D, O> {
 
     /// Whether it was made.
     fn checkpoint(&mut self, height: Height) -> Result<bool, RoundError> {
+        if let Err(error) = self.consensus.before_checkpoint() {
+            if !error.can_heal() {
+                return Err(error.into());
+            }
+            self.postpone_checkpoint(error.to_string());
+            return Ok(false);
+        }
         let started = self.clock.now();
         self.observer.checkpoint_begins(&self.replica);
         let made = self.replica.checkpoint();
@@ -369,10 +377,7 @@ impl<R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<R, K, D, O> {
             if !source.can_heal() {
                 return Err(RoundError::Checkpoint { height: height.0, source });
             }
-            let mut backoff =
-                self.retry.take().map_or_else(Backoff::default, |retry| retry.backoff);
-            self.retry = Some(Retry { at: now + backoff.next(), backoff });
-            self.refuse(Cause::Checkpoint, format!("a checkpoint failed: {source}"));
+            self.postpone_checkpoint(source.to_string());
             return Ok(false);
         }
         self.retry = None;
@@ -382,6 +387,13 @@ impl<R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<R, K, D, O> {
         self.block_bytes = 0;
         self.checkpointed(height)?;
         Ok(true)
+    }
+
+    /// One failed, and is to be tried again.
+    fn postpone_checkpoint(&mut self, reason: String) {
+        let mut backoff = self.retry.take().map_or_else(Backoff::default, |retry| retry.backoff);
+        self.retry = Some(Retry { at: self.clock.now() + backoff.next(), backoff });
+        self.refuse(Cause::Checkpoint, format!("a checkpoint failed: {reason}"));
     }
 
     /// Notifies consensus. Old log files that cannot be removed now are removed after a later
@@ -428,7 +440,7 @@ impl<R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<R, K, D, O> {
 
     /// Refuses updates because of the block log and waits.
     async fn wait_for_log(&mut self, backoff: &mut Backoff, error: ConsensusError) {
-        self.refuse(Cause::Log, error.to_string());
+        self.refuse(Cause::Log, format!("the disk takes no blocks now ({error})"));
         self.clock.sleep(backoff.next(), &self.stop).await;
     }
 

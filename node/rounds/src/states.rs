@@ -2,7 +2,7 @@
 
 use std::{any::Any, sync::Arc};
 
-use consensus::{CountedQueries, StateServer};
+use consensus::{CountedQueries, OfferedState, StateServer};
 use execution::{Executor, QueryTally};
 use state::{CertifiedReader, ChunkId, Height, ManifestClaim, QueryReport};
 use statesync::SnapshotSource;
@@ -21,10 +21,13 @@ impl States {
 }
 
 impl StateServer for States {
-    fn offer(&self) -> Option<(Height, Vec<u8>)> {
-        let (height, certificate) = self.reader.latest()?.manifest_certificate()?;
+    fn offer(&self) -> Option<OfferedState> {
+        let state = self.reader.latest()?;
+        let (height, certificate) = state.manifest_certificate()?;
+        let key = state.key_proof().cloned();
         // Given up early, or not shown again since a restart: then there is nothing to fetch.
-        (self.snapshots.newest()?.0 == height).then_some((height, certificate))
+        let is_served = self.snapshots.newest()?.0 == height;
+        is_served.then_some(OfferedState { height, certificate, key })
     }
 
     fn oldest(&self) -> Option<Height> {

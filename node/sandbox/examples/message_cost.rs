@@ -1,18 +1,22 @@
 //! Microseconds per message of a warm canister, host to host, by what the message does.
 //!
-//! `cargo run --release -p sandbox --example message_cost [messages [method [whole]]]`. Updates run
-//! in slices, as they do in rounds, of which each needs one; `whole` runs them in one piece. The
-//! example is its own worker. Prints the machine's load, because figures taken under load say
-//! little.
+//! `cargo run --release -p sandbox --example message_cost [messages [method|all [options]]]`.
+//! Updates run in slices, as they do in rounds, of which each needs one; the option `whole` runs
+//! them in one piece. With `faults` written pages are counted by faults, as on kernels that do not
+//! note writes. The example is its own worker. Prints the machine's load, because figures taken
+//! under load say little.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../tests/it/world.rs"]
 #[allow(dead_code)]
 mod world;
 
-use std::{process::ExitCode, time::Instant};
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
-use sandbox::{Entry, Grant, Lane, Sandbox, Slice, SlicedName};
+use sandbox::{Entry, Grant, Lane, Probe, Sandbox, Slice, SlicedName};
 use state::Height;
 use world::World;
 
@@ -35,6 +39,7 @@ const CANISTER: &str = r#"(module
     (func (export "canister_update stable_mib") (call $swrite (i64.const 0) (i64.const 0) (i64.const 1048576)) (call $reply))
     (func (export "canister_query reply_mib") (call $append (i32.const 0) (i32.const 1048576)) (call $reply)))"#;
 
+#[allow(clippy::too_many_lines, reason = "one measurement, in order")]
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
     let first = arguments.next();
@@ -47,10 +52,17 @@ fn main() -> ExitCode {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap();
     println!("{messages} messages each; load {}", load.trim());
     println!("{:<16} {:>10} {:>10} {:>10}", "method", "median us", "p99 us", "min us");
-    let world = World::new(std::env::current_exe().unwrap());
+    let world = World::with(std::env::current_exe().unwrap(), |config| config.probes = true);
     let mut canister = world.install(CANISTER);
-    let only = arguments.next();
-    let whole = arguments.next().is_some();
+    let only = arguments.next().filter(|method| method != "all");
+    let options: Vec<_> = arguments.collect();
+    let is_set = |option: &str| options.iter().any(|given| given == option);
+    let whole = is_set("whole");
+    if is_set("faults") {
+        for lane in [Lane::Update(0), Lane::Query(0)] {
+            assert!(world.pool.probe(lane, Probe::CountByFaults, Duration::from_secs(20)));
+        }
+    }
     let name =
         SlicedName { since: Height(1), canister_id: ic_principal::Principal::anonymous(), part: 0 };
     let grant = Grant::new(name, 1_000_000_000, 1_000_000_000);

@@ -1,25 +1,39 @@
-//! The wire between the pool and a worker: one stream socket, strictly one frame out and one frame
-//! back, with descriptors attached.
+//! The wire between the pool and a worker: strictly one frame out and one frame back, through
+//! memory that both have mapped ([`ring`]), and a socket for descriptors.
 //!
-//! A frame is two little-endian 32-bit numbers, the length of the body and the number of
-//! descriptors, and then the body, a postcard value. Descriptors travel as `SCM_RIGHTS` with the
-//! first bytes of the frame. Neither side ever sends while it may be sent to, so a receiver never
-//! reads into the next frame.
+//! A message costs no system call but those that wake and wait, where a side has nothing to do: the
+//! body, a postcard value, is written where the other side reads it. Descriptors of a frame travel
+//! as `SCM_RIGHTS` with one byte, before the frame is published; only the pool sends them, and the
+//! worker cannot send anything.
+//!
+//! # Waiting
+//!
+//! A side that waits sleeps on a futex. The socket also shows the pool that a worker has ended:
+//! it looks between two naps, which are [`NAP_FIRST`] at first and [`NAP_MAX`] at last, so long
+//! messages cost next to nothing and a death is noticed soon. A worker ends with its pool: the
+//! kernel kills it. Where both are on one processor ([`accounting::processor`]) one of them always
+//! waits, and sleeping is a switch of context. Where they are not, a side first looks at the cursor
+//! for [`SPIN`], as long as its last wait was shorter than that.
 //!
 //! # Bounds
 //!
-//! The receiver sets the maximum length of a body before it reads one, and no frame carries more
-//! than [`DESCRIPTORS_MAX`] descriptors. A frame beyond either is an error that ends the
-//! connection; descriptors that came with it are closed. The scratch buffer is released after a
-//! large frame.
+//! The size of the rings is the limit `sandbox.ring_bytes`; a longer frame goes in pieces
+//! ([`frame`]). The receiver sets the maximum length of a body, and no frame carries more than
+//! [`DESCRIPTORS_MAX`] descriptors. A frame beyond either is an error that ends the connection. A
+//! time limit covers the whole of a frame, however many pieces it has. The scratch buffer is
+//! released after a large frame.
 //!
 //! This module knows nothing of the contents of frames.
 
+mod frame;
+mod ring;
+
 use std::{
-    io::{self, IoSlice, IoSliceMut, Read, Write},
+    io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
+    net::Shutdown,
     os::{
-        fd::{BorrowedFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     time::{Duration, Instant},
@@ -32,13 +46,24 @@ use rustix::net::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
+pub(crate) use frame::{Incoming, Outgoing, Step};
+pub(crate) use ring::{Cursor, OwnRing, PeerRing, RING_BYTES_MIN};
+
 /// Descriptors one frame may carry: as many as the kernel allows.
 pub(crate) const DESCRIPTORS_MAX: usize = 253;
 
-const HEADER_BYTES: usize = 8;
+/// Most that the buffer of received bodies keeps between frames.
+const SCRATCH_BYTES_MAX: usize = 256 * 1024;
 
-/// Maximum of one read, and size of the scratch buffer between frames.
-const SCRATCH_BYTES: usize = 64 * 1024;
+/// Time between two looks at whether the other side is alive: at first, and doubled until.
+const NAP_FIRST: Duration = Duration::from_millis(1);
+const NAP_MAX: Duration = Duration::from_millis(32);
+
+/// How long a side looks for the other's answer before it sleeps, where the two are on different
+/// processors: less than it costs to wake a processor that went idle.
+const SPIN: Duration = Duration::from_micros(20);
+/// Looks between two looks at the clock.
+const LOOKS: u32 = 16;
 
 /// Why a frame could not be sent or received. Each ends the connection.
 #[derive(Debug, thiserror::Error)]
@@ -67,26 +92,85 @@ pub(crate) enum IpcError {
     Codec(#[from] postcard::Error),
 }
 
+/// Which end of the wire it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// The pool's, which says whether the two are on different processors.
+    Pool {
+        apart: bool,
+    },
+    Worker,
+}
+
+/// One end of the wire.
 #[derive(Debug)]
 pub(crate) struct Channel {
     socket: UnixStream,
-    outgoing: Vec<u8>,
-    incoming: Vec<u8>,
+    own: OwnRing,
+    peer: PeerRing,
+    end: End,
+    /// Between frames empty, with the room of an earlier one.
+    scratch: Vec<u8>,
     timeout: Option<Duration>,
+    /// Whether the last wait was so short that spinning would have been enough.
+    spin_pays: bool,
 }
 
 impl Channel {
-    pub(crate) fn new(socket: UnixStream) -> Self {
-        Self { socket, outgoing: Vec::new(), incoming: Vec::new(), timeout: None }
+    /// The pool's end of a wire: makes rings of `ring_bytes` each and sends them over `socket`,
+    /// which [`Self::accept`] takes them from.
+    pub(crate) fn open(socket: UnixStream, ring_bytes: usize) -> Result<Self, IpcError> {
+        let (ours, theirs) = (ring::create(ring_bytes)?, ring::create(ring_bytes)?);
+        let own = OwnRing::map(&ours, ring_bytes)?;
+        ring::seal(&ours, true)?;
+        ring::seal(&theirs, false)?;
+        let peer = PeerRing::map(&theirs, ring_bytes)?;
+        let bytes = (ring_bytes as u64).to_le_bytes();
+        send_descriptors(&socket, &bytes, &[ours.as_fd(), theirs.as_fd()])?;
+        // Nothing is read from it: what a worker sends would only lie in the kernel's memory.
+        socket.shutdown(Shutdown::Read)?;
+        Ok(Self::new(socket, own, peer, End::Pool { apart: false }))
     }
 
-    /// How long [`Self::receive`] waits for bytes; `None` waits for ever.
-    pub(crate) fn set_timeout(&mut self, timeout: Option<Duration>) -> Result<(), IpcError> {
-        if self.timeout != timeout {
-            self.socket.set_read_timeout(timeout)?;
-            self.timeout = timeout;
-        }
-        Ok(())
+    /// The worker's end of a wire that [`Self::open`] made.
+    pub(crate) fn accept(socket: UnixStream) -> Result<Self, IpcError> {
+        let mut bytes = [0; size_of::<u64>()];
+        let mut files = receive_descriptors(&socket, &mut bytes)?.into_iter();
+        let (Some(theirs), Some(ours), None) = (files.next(), files.next(), files.next()) else {
+            return Err(IpcError::Malformed("another number of rings than two"));
+        };
+        let ring_bytes = usize::try_from(u64::from_le_bytes(bytes)).map_err(io::Error::other)?;
+        let own = OwnRing::map(&ours, ring_bytes)?;
+        let peer = PeerRing::map(&theirs, ring_bytes)?;
+        Ok(Self::new(socket, own, peer, End::Worker))
+    }
+
+    /// Both ends, the pool's first.
+    pub(crate) fn pair(ring_bytes: usize) -> Result<(Self, Self), IpcError> {
+        let (ours, theirs) = UnixStream::pair()?;
+        Ok((Self::open(ours, ring_bytes)?, Self::accept(theirs)?))
+    }
+
+    fn new(socket: UnixStream, own: OwnRing, peer: PeerRing, end: End) -> Self {
+        let scratch = Vec::new();
+        Self { socket, own, peer, end, scratch, timeout: None, spin_pays: false }
+    }
+
+    /// How long [`Self::send`] and [`Self::receive`] may take; `None` waits for ever, also for a
+    /// side that has ended.
+    pub(crate) fn set_timeout(&mut self, timeout: Option<Duration>) {
+        self.timeout = timeout;
+    }
+
+    /// The pool knows whether the two ends run on different processors from now on.
+    pub(crate) fn set_apart(&mut self, apart: bool) {
+        self.end = End::Pool { apart };
+        self.own.set_apart(apart);
+    }
+
+    /// The two rings, for a peer that writes what it likes.
+    pub(crate) fn rings(&mut self) -> (&mut OwnRing, &PeerRing) {
+        (&mut self.own, &self.peer)
     }
 
     pub(crate) fn send<T: Serialize>(
@@ -97,35 +181,23 @@ impl Channel {
         if descriptors.len() > DESCRIPTORS_MAX {
             return Err(IpcError::TooManyDescriptors { descriptors: descriptors.len() });
         }
-        let mut frame = std::mem::take(&mut self.outgoing);
-        frame.clear();
-        frame.resize(HEADER_BYTES, 0);
-        let mut frame = postcard::to_extend(message, frame)?;
-        let body = u32::try_from(frame.len() - HEADER_BYTES)
-            .map_err(|_| IpcError::Malformed("a body beyond 4 GiB"))?;
-        frame[..4].copy_from_slice(&body.to_le_bytes());
-        frame[4..HEADER_BYTES].copy_from_slice(&(descriptors.len() as u32).to_le_bytes());
-        let sent = self.send_bytes(&frame, descriptors);
-        if frame.capacity() <= 4 * SCRATCH_BYTES {
-            self.outgoing = frame;
+        if !descriptors.is_empty() {
+            send_descriptors(&self.socket, &[0], descriptors)?;
         }
-        sent
-    }
-
-    fn send_bytes(&mut self, frame: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), IpcError> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-            return Err(IpcError::TooManyDescriptors { descriptors: descriptors.len() });
+        let in_place =
+            frame::write_in_place(&mut self.own, &self.peer, descriptors.len(), |room| {
+                postcard::to_slice(message, room).map(|body| body.len())
+            })?;
+        if in_place {
+            return Ok(());
         }
-        let first = loop {
-            match sendmsg(&self.socket, &[IoSlice::new(frame)], &mut control, SendFlags::NOSIGNAL) {
-                Ok(bytes) => break bytes,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(closed_or(error.into())),
-            }
-        };
-        self.socket.write_all(&frame[first..]).map_err(closed_or)
+        let deadline = self.deadline();
+        let encoded = postcard::to_extend(message, vec![0; frame::HEADER_BYTES])?;
+        let mut outgoing = Outgoing::new(&self.own, encoded, descriptors.len())?;
+        while let Step::Wait(seen) = outgoing.step(&mut self.own, &self.peer)? {
+            self.wait(Cursor::Taken, seen, deadline)?;
+        }
+        Ok(())
     }
 
     /// Receives one frame whose body is at most `bytes_max` long.
@@ -133,106 +205,166 @@ impl Channel {
         &mut self,
         bytes_max: usize,
     ) -> Result<(T, Vec<OwnedFd>), IpcError> {
-        // Kept at its full length between frames, so that a small frame does not pay for clearing
-        // it.
-        let mut frame = std::mem::take(&mut self.incoming);
-        frame.resize(SCRATCH_BYTES, 0);
-        let mut descriptors = Vec::new();
-        let mut filled = 0;
-        while filled < HEADER_BYTES {
-            filled += self.receive_some(&mut frame[filled..], &mut descriptors)?;
+        let deadline = self.deadline();
+        let scratch = std::mem::take(&mut self.scratch);
+        let mut incoming = Incoming::new(&self.own, scratch, bytes_max);
+        while let Step::Wait(seen) = incoming.step(&mut self.own, &self.peer)? {
+            self.wait(Cursor::Written, seen, deadline)?;
         }
-        let word = |at: usize| {
-            u32::from_le_bytes([frame[at], frame[at + 1], frame[at + 2], frame[at + 3]]) as usize
-        };
-        let (body, announced) = (word(0), word(4));
-        if body > bytes_max {
-            return Err(IpcError::TooLong { bytes: body, bytes_max });
-        }
-        let end = HEADER_BYTES + body;
-        if filled > end {
-            return Err(IpcError::Malformed("bytes beyond the frame"));
-        }
-        if end > frame.len() {
-            frame.resize(end, 0);
-        }
-        self.socket
-            .read_exact(&mut frame[filled..end])
-            .map_err(|error| self.timed_out_or(error))?;
-        if descriptors.len() != announced {
-            return Err(IpcError::Malformed("another number of descriptors than announced"));
-        }
-        let message = postcard::from_bytes(&frame[HEADER_BYTES..end]);
-        if end <= 4 * SCRATCH_BYTES {
-            self.incoming = frame;
+        let (body, announced) = incoming.finish();
+        let descriptors = self.take_descriptors(announced)?;
+        let message = postcard::from_bytes(&body);
+        if body.capacity() <= SCRATCH_BYTES_MAX {
+            self.scratch = body;
         }
         Ok((message?, descriptors))
     }
 
-    /// The first bytes of a frame, and the descriptors that came with them.
-    fn receive_some(
-        &self,
-        buffer: &mut [u8],
-        descriptors: &mut Vec<OwnedFd>,
-    ) -> Result<usize, IpcError> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        self.wait_until_readable()?;
-        let received = loop {
-            match recvmsg(
-                &self.socket,
-                &mut [IoSliceMut::new(buffer)],
-                &mut control,
-                RecvFlags::CMSG_CLOEXEC,
-            ) {
-                Ok(received) => break received,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(self.timed_out_or(error.into())),
-            }
-        };
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                descriptors.extend(rights);
-            }
+    fn take_descriptors(&self, announced: usize) -> Result<Vec<OwnedFd>, IpcError> {
+        if announced == 0 {
+            return Ok(Vec::new());
         }
-        if received.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(IpcError::TooManyDescriptors { descriptors: DESCRIPTORS_MAX + 1 });
+        if self.end != End::Worker {
+            return Err(IpcError::Malformed("a report with descriptors"));
         }
-        if received.bytes == 0 {
-            return Err(IpcError::Closed);
+        let descriptors = receive_descriptors(&self.socket, &mut [0])?;
+        if descriptors.len() != announced {
+            return Err(IpcError::Malformed("another number of descriptors than announced"));
         }
-        Ok(received.bytes)
+        Ok(descriptors)
     }
 
-    /// Waits until there is something to read. A thread that waits in `recvmsg` itself is woken in
-    /// vain when the other side takes the data sent before, which makes room for more; that would
-    /// be two further context switches for each message.
-    fn wait_until_readable(&self) -> Result<(), IpcError> {
-        let deadline = self.timeout.map(|timeout| (Instant::now(), timeout));
+    fn deadline(&self) -> Option<Instant> {
+        self.timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+    }
+
+    fn is_apart(&self) -> bool {
+        match self.end {
+            End::Pool { apart } => apart,
+            End::Worker => self.peer.says_apart(),
+        }
+    }
+
+    /// Waits until the other side's `cursor` is not `seen`. It may change for no reason.
+    fn wait(
+        &mut self,
+        cursor: Cursor,
+        seen: u32,
+        deadline: Option<Instant>,
+    ) -> Result<(), IpcError> {
+        if !self.is_apart() {
+            return self.sleep(cursor, seen, deadline);
+        }
+        let began = Instant::now();
+        if self.spin_pays && self.spin(cursor, seen, began + SPIN) {
+            // One that changes for ever is no progress.
+            return self.check_deadline(deadline);
+        }
+        let slept = self.sleep(cursor, seen, deadline);
+        self.spin_pays = began.elapsed() < SPIN;
+        slept
+    }
+
+    /// Looks at the cursor until then. Returns whether it changed.
+    fn spin(&self, cursor: Cursor, seen: u32, until: Instant) -> bool {
         loop {
-            let left = match deadline {
-                Some((since, timeout)) => {
-                    let left = timeout.saturating_sub(since.elapsed());
-                    Some(Timespec::try_from(left).map_err(|_| IpcError::TimedOut(timeout))?)
+            for _ in 0..LOOKS {
+                if self.peer.position(cursor) != seen {
+                    return true;
                 }
-                None => None,
-            };
-            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], left.as_ref()) {
-                Ok(0) => return Err(IpcError::TimedOut(self.timeout.unwrap_or_default())),
-                Ok(_) => return Ok(()),
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(IpcError::Io(error.into())),
+                std::hint::spin_loop();
+            }
+            if Instant::now() >= until {
+                return false;
             }
         }
     }
 
-    fn timed_out_or(&self, error: io::Error) -> IpcError {
-        match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                IpcError::TimedOut(self.timeout.unwrap_or_default())
+    fn sleep(&self, cursor: Cursor, seen: u32, deadline: Option<Instant>) -> Result<(), IpcError> {
+        let mut nap = NAP_FIRST;
+        loop {
+            self.check_deadline(deadline)?;
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()).min(nap));
+            let over = self.peer.sleep(&self.own, cursor, seen, left)?;
+            if self.peer.position(cursor) != seen {
+                return Ok(());
             }
-            _ => closed_or(error),
+            if over && self.is_closed() {
+                // Frames that it wrote before it ended count.
+                let changed = self.peer.position(cursor) != seen;
+                return if changed { Ok(()) } else { Err(IpcError::Closed) };
+            }
+            nap = nap.saturating_mul(2).min(NAP_MAX);
         }
+    }
+
+    fn check_deadline(&self, deadline: Option<Instant>) -> Result<(), IpcError> {
+        match deadline {
+            Some(at) if at <= Instant::now() => {
+                Err(IpcError::TimedOut(self.timeout.unwrap_or_default()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the other side has closed its end, as a process does that ends.
+    fn is_closed(&self) -> bool {
+        // Reported without being asked for: nothing else is.
+        let mut socket = [PollFd::new(&self.socket, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut socket, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+}
+
+/// Sends descriptors with `bytes`, which are few. One that does not take them has all the room that
+/// the kernel gives filled: it is refused, not waited for.
+fn send_descriptors(
+    socket: &UnixStream,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> Result<(), IpcError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(IpcError::TooManyDescriptors { descriptors: descriptors.len() });
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    loop {
+        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
+            Ok(sent) if sent == bytes.len() => return Ok(()),
+            Ok(_) => return Err(IpcError::Malformed("a part of a few bytes was sent")),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(closed_or(error.into())),
+        }
+    }
+}
+
+/// Receives the descriptors that were sent with as many bytes as `bytes` has, which are there.
+fn receive_descriptors(socket: &UnixStream, bytes: &mut [u8]) -> Result<Vec<OwnedFd>, IpcError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let wanted = bytes.len();
+    let mut into = [IoSliceMut::new(bytes)];
+    let received = loop {
+        match recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(received) => break received,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(closed_or(error.into())),
+        }
+    };
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(IpcError::TooManyDescriptors { descriptors: DESCRIPTORS_MAX + 1 });
+    }
+    match received.bytes {
+        0 => Err(IpcError::Closed),
+        bytes if bytes == wanted => Ok(descriptors),
+        _ => Err(IpcError::Malformed("descriptors with another number of bytes")),
     }
 }
 
@@ -248,23 +380,29 @@ fn closed_or(error: io::Error) -> IpcError {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::{io::Seek, os::fd::AsFd};
+    use std::io::{Read, Seek, Write};
+
+    use proptest::prelude::*;
 
     use super::*;
 
+    const RING_BYTES: usize = 64 << 10;
+    const PATIENCE: Duration = Duration::from_secs(60);
+
     fn pair() -> (Channel, Channel) {
-        let (left, right) = UnixStream::pair().unwrap();
-        (Channel::new(left), Channel::new(right))
+        let (mut pool, worker) = Channel::pair(RING_BYTES).unwrap();
+        pool.set_timeout(Some(PATIENCE));
+        (pool, worker)
     }
 
     #[test]
     fn frames_carry_bytes_and_descriptors() {
-        let (mut left, mut right) = pair();
+        let (mut pool, mut worker) = pair();
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"kept").unwrap();
         for round in 0..3_u8 {
-            left.send(&vec![round; 100], &[file.as_fd(), file.as_fd()]).unwrap();
-            let (body, descriptors): (Vec<u8>, _) = right.receive(1000).unwrap();
+            pool.send(&vec![round; 100], &[file.as_fd(), file.as_fd()]).unwrap();
+            let (body, descriptors): (Vec<u8>, _) = worker.receive(1000).unwrap();
             assert_eq!(body, vec![round; 100]);
             assert_eq!(descriptors.len(), 2);
             let mut copy = std::fs::File::from(descriptors.into_iter().next().unwrap());
@@ -272,45 +410,182 @@ mod tests {
             let mut text = String::new();
             copy.read_to_string(&mut text).unwrap();
             assert_eq!(text, "kept");
+            worker.send(&round, &[]).unwrap();
+            assert_eq!(pool.receive::<u8>(10).unwrap().0, round);
         }
     }
 
     #[test]
-    fn large_frames_pass_and_longer_ones_are_refused() {
-        let (mut left, mut right) = pair();
-        let body = vec![7_u8; 3_000_000];
-        let sender = std::thread::spawn({
-            let body = body.clone();
-            move || {
-                left.send(&body, &[]).unwrap();
-                left.send(&body, &[]).ok();
+    fn frames_longer_than_the_ring_pass_in_pieces_and_longer_ones_than_allowed_are_refused() {
+        for apart in [false, true] {
+            let (mut pool, mut worker) = pair();
+            pool.set_apart(apart);
+            let body: Vec<u8> = (0..3_000_000_u32).map(|n| n as u8).collect();
+            let echo = std::thread::spawn(move || {
+                let (received, _): (Vec<u8>, _) = worker.receive(4_000_000).unwrap();
+                worker.send(&received, &[]).unwrap();
+                // The pool ends the connection meanwhile; a worker would be killed with it.
+                worker.set_timeout(Some(PATIENCE));
+                let sent = worker.send(&received, &[]);
+                assert!(matches!(sent, Err(IpcError::Closed)), "{sent:?}");
+            });
+            pool.send(&body, &[]).unwrap();
+            let (received, _): (Vec<u8>, _) = pool.receive(4_000_000).unwrap();
+            assert!(received == body);
+            assert!(matches!(
+                pool.receive::<Vec<u8>>(2_000_000),
+                Err(IpcError::TooLong { bytes_max: 2_000_000, .. })
+            ));
+            drop(pool);
+            echo.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn each_side_wakes_the_other_and_waits_for_it() {
+        for apart in [false, true] {
+            let (mut pool, mut worker) = pair();
+            pool.set_apart(apart);
+            let echo = std::thread::spawn(move || {
+                for _ in 0..2_000 {
+                    let (number, _): (u64, _) = worker.receive(16).unwrap();
+                    worker.send(&(number + 1), &[]).unwrap();
+                }
+            });
+            for number in 0..2_000_u64 {
+                pool.send(&number, &[]).unwrap();
+                assert_eq!(pool.receive::<u64>(16).unwrap().0, number + 1);
             }
-        });
-        let (received, _): (Vec<u8>, _) = right.receive(4_000_000).unwrap();
-        assert_eq!(received, body);
-        assert!(matches!(
-            right.receive::<Vec<u8>>(2_000_000),
-            Err(IpcError::TooLong { bytes_max: 2_000_000, .. })
-        ));
-        drop(right);
-        sender.join().unwrap();
+            echo.join().unwrap();
+        }
     }
 
     #[test]
     fn channel_distinguishes_a_timeout_from_a_closed_peer() {
-        let (left, mut right) = pair();
-        right.set_timeout(Some(Duration::from_millis(10))).unwrap();
-        assert!(matches!(right.receive::<u8>(10), Err(IpcError::TimedOut(_))));
-        drop(left);
-        assert!(matches!(right.receive::<u8>(10), Err(IpcError::Closed)));
-        assert!(matches!(right.send(&1_u8, &[]), Err(IpcError::Closed)));
+        let (mut pool, worker) = pair();
+        pool.set_timeout(Some(Duration::from_millis(10)));
+        assert!(matches!(pool.receive::<u8>(10), Err(IpcError::TimedOut(_))));
+        // More than the ring takes, and no reader.
+        assert!(matches!(pool.send(&vec![0_u8; RING_BYTES], &[]), Err(IpcError::TimedOut(_))));
+        drop(worker);
+        let (mut pool, worker) = pair();
+        drop(worker);
+        assert!(matches!(pool.receive::<u8>(10), Err(IpcError::Closed)));
+        let file = tempfile::tempfile().unwrap();
+        assert!(matches!(pool.send(&1_u8, &[file.as_fd()]), Err(IpcError::Closed)));
     }
 
     #[test]
-    fn too_many_descriptors_are_refused_before_sending() {
-        let (mut left, _right) = pair();
+    fn the_last_frame_of_a_side_that_ended_is_received() {
+        let (mut pool, mut worker) = pair();
+        worker.send(&7_u8, &[]).unwrap();
+        drop(worker);
+        assert_eq!(pool.receive::<u8>(10).unwrap().0, 7);
+        assert!(matches!(pool.receive::<u8>(10), Err(IpcError::Closed)));
+    }
+
+    #[test]
+    fn descriptors_are_refused_where_too_many_or_sent_by_a_worker() {
+        let (mut pool, mut worker) = pair();
         let file = tempfile::tempfile().unwrap();
         let many = vec![file.as_fd(); DESCRIPTORS_MAX + 1];
-        assert!(matches!(left.send(&0_u8, &many), Err(IpcError::TooManyDescriptors { .. })));
+        assert!(matches!(pool.send(&0_u8, &many), Err(IpcError::TooManyDescriptors { .. })));
+        assert!(matches!(worker.send(&0_u8, &[file.as_fd()]), Err(IpcError::Closed)));
+        // Announced, and not sent.
+        let frame = [&1_u32.to_le_bytes()[..], &1_u32.to_le_bytes(), &[0]].concat();
+        let (own, peer) = worker.rings();
+        own.write(0, &frame);
+        own.publish(Cursor::Written, frame.len() as u32, peer);
+        assert!(matches!(pool.receive::<u8>(10), Err(IpcError::Malformed(_))));
+    }
+
+    #[test]
+    fn descriptors_that_nobody_takes_are_refused_and_not_waited_for() {
+        let (mut pool, mut worker) = pair();
+        let file = tempfile::tempfile().unwrap();
+        let mut sent = 0_u32;
+        let refused = loop {
+            if let Err(error) = pool.send(&0_u8, &[file.as_fd()]) {
+                break error;
+            }
+            sent += 1;
+            // A worker that takes the frame, and leaves the descriptors where they are.
+            let (own, peer) = worker.rings();
+            own.publish(Cursor::Taken, peer.position(Cursor::Written), peer);
+            assert!(sent < 100_000, "{sent} are in the kernel");
+        };
+        assert!(matches!(refused, IpcError::Io(_)), "{refused:?}");
+    }
+
+    #[test]
+    fn rings_are_sealed() {
+        let file = ring::create(RING_BYTES).unwrap();
+        let _own = OwnRing::map(&file, RING_BYTES).unwrap();
+        ring::seal(&file, true).unwrap();
+        for bytes in [0, 2 * RING_BYTES as u64] {
+            assert!(rustix::fs::ftruncate(&file, bytes).is_err());
+        }
+        let theirs = ring::create(RING_BYTES).unwrap();
+        ring::seal(&theirs, false).unwrap();
+        // The worker can write its own, and read the pool's.
+        assert!(OwnRing::map(&theirs, RING_BYTES).is_ok());
+        assert!(PeerRing::map(&file, RING_BYTES).is_ok());
+        assert!(OwnRing::map(&file, RING_BYTES).is_err(), "the pool's ring can be written");
+        assert!(rustix::io::pwrite(&file, b"x", 0).is_err(), "the pool's ring can be written");
+        for file in [&file, &theirs] {
+            let more = rustix::fs::SealFlags::WRITE;
+            assert!(rustix::fs::fcntl_add_seals(file, more).is_err());
+        }
+    }
+
+    /// Passes `bodies`, a step of either side at a time, as `turns` say.
+    fn pass(ring_bytes: usize, bodies: &[Vec<u8>], turns: &[bool]) -> Vec<Vec<u8>> {
+        let (mut pool, mut worker) = Channel::pair(ring_bytes).unwrap();
+        let mut turns = turns.iter().copied().cycle();
+        let mut passed = Vec::new();
+        for body in bodies {
+            let (pool_own, pool_peer) = pool.rings();
+            let (worker_own, worker_peer) = worker.rings();
+            let frame = [&[0; frame::HEADER_BYTES][..], body].concat();
+            let mut outgoing = Outgoing::new(worker_own, frame, 0).unwrap();
+            let mut incoming = Incoming::new(pool_own, Vec::new(), 1 << 20);
+            let (mut sent, mut received) = (false, false);
+            while !sent || !received {
+                if turns.next().unwrap() && !sent {
+                    sent = outgoing.step(worker_own, worker_peer).unwrap() == Step::Done;
+                } else if !received {
+                    received = incoming.step(pool_own, pool_peer).unwrap() == Step::Done;
+                }
+            }
+            passed.push(incoming.finish().0);
+        }
+        passed
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+        #[test]
+        fn frames_of_any_length_pass_in_any_order_of_steps(
+            bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20_000), 1..6),
+            ring_bytes in RING_BYTES_MIN..3 * RING_BYTES_MIN,
+            turns in prop::collection::vec(any::<bool>(), 1..40),
+        ) {
+            // Either side gets a turn again and again.
+            let turns = [&turns[..], &[true, false]].concat();
+            prop_assert_eq!(pass(ring_bytes, &bodies, &turns), bodies);
+        }
+
+        #[test]
+        fn no_word_of_a_worker_makes_the_pool_read_or_keep_more_than_it_allows(
+            steps in prop::collection::vec((any::<u8>(), any::<u32>()), 0..60),
+        ) {
+            let bytes: Vec<u8> = steps
+                .iter()
+                .flat_map(|(op, value)| [&[*op][..], &value.to_le_bytes()].concat())
+                .collect();
+            let run = crate::fuzz::worker_ring(&bytes).unwrap();
+            prop_assert!(run.held_bytes_max <= crate::fuzz::RING_BODY_BYTES_MAX, "{run:?}");
+        }
     }
 }

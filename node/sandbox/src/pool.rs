@@ -300,8 +300,10 @@ impl Pool {
             .unwrap_or(usize::MAX)
             .div_ceil(lanes)
             .max(1);
-        let starter = Starter::new(config.exe, canisters.saturating_mul(2), config.probes)
-            .map_err(PoolError::Thread)?;
+        let ring_bytes = usize::try_from(config.sandbox.ring_bytes).unwrap_or(usize::MAX);
+        let starter =
+            Starter::new(config.exe, canisters.saturating_mul(2), ring_bytes, config.probes)
+                .map_err(PoolError::Thread)?;
         let paused_workers = PausedWorkers::new(config.sandbox.paused_workers);
         let pool = Self {
             paused_workers: Mutex::new(paused_workers),
@@ -837,14 +839,20 @@ struct Starter {
 }
 
 impl Starter {
-    fn new(exe: PathBuf, memories_max: usize, probes: bool) -> std::io::Result<Self> {
+    fn new(
+        exe: PathBuf,
+        memories_max: usize,
+        ring_bytes: usize,
+        probes: bool,
+    ) -> std::io::Result<Self> {
         let (orders_tx, orders_rx) =
             mpsc::sync_channel::<(u64, mpsc::SyncSender<Result<Worker, WorkerError>>)>(1);
         std::thread::Builder::new().name("sandbox-starter".into()).spawn(move || {
             for (first_token, worker_tx) in orders_rx {
                 // The caller waits for the answer; if it is gone, the worker is dropped and so
                 // ended.
-                let _ = worker_tx.send(Worker::start(&exe, memories_max, first_token, probes));
+                let started = Worker::start(&exe, memories_max, first_token, ring_bytes, probes);
+                let _ = worker_tx.send(started);
             }
         })?;
         Ok(Self { orders_tx })

@@ -1,5 +1,5 @@
-//! Cost of a round in the certified state (new calls, answers, the root, a certificate) and of a
-//! checkpoint.
+//! Cost of a round in the certified state (new calls, answers, the root, a certificate; canisters
+//! that changed, with and without data that the tree shows) and of a checkpoint.
 //!
 //! Prints the parameters and, for each step, the median and the worst of the rounds: wall time, and
 //! time on a processor, which a busy machine does not stretch. `cargo bench -p state [entries]`.
@@ -11,14 +11,16 @@ use std::{
 
 use ic_principal::Principal;
 use state::{
-    CanisterMap, CheckpointDelta, Height, HistoryLimits, Ingress, IngressHistory, RequestId,
-    StateStore, SubnetInfo, SubnetMetrics, SubnetTree, SubnetType, Time, UncertifiedState,
-    tree::leaf_digest,
+    CanisterMap, CanisterState, CheckpointDelta, Height, HistoryLimits, Ingress, IngressHistory,
+    ReplicatedState, RequestId, Settings, StateStore, SubnetInfo, SubnetMetrics, SubnetState,
+    SubnetTree, SubnetType, Time, UncertifiedState, tree::leaf_digest,
 };
 
 const ROUNDS: u64 = 40;
 const CALLS_PER_ROUND: u64 = 1_000;
 const REPLY_BYTES: usize = 200;
+const CANISTERS: u64 = 10_000;
+const CANISTERS_PER_ROUND: u64 = 500;
 
 fn request(number: u64) -> RequestId {
     RequestId(leaf_digest(&number.to_le_bytes()))
@@ -65,6 +67,54 @@ fn report(name: &str, times: Vec<[Duration; 2]>) {
         }
     }
     println!();
+}
+
+fn canister(number: u64) -> Principal {
+    let mut bytes = [1; 10];
+    bytes[..8].copy_from_slice(&number.to_be_bytes());
+    Principal::from_slice(&bytes)
+}
+
+/// From the first change of a canister to the root of the round.
+fn canister_rounds(tree: &Arc<SubnetTree>) {
+    let limits = HistoryLimits { bytes_max: 1 << 20, unfinished_max: 1 };
+    let canisters = (0..CANISTERS).map(|number| {
+        let controllers = vec![canister(number)];
+        CanisterState::new(canister(number), controllers, Settings::default(), 0, Time(1))
+    });
+    let history = IngressHistory::new(limits);
+    let mut state = ReplicatedState::new(SubnetState::default(), history, canisters, 2 << 20);
+    state.parts_mut().0.seal();
+    println!("{CANISTERS} canisters, {CANISTERS_PER_ROUND} changed per round");
+    for (name, certifies) in [("change, settle, root", false), ("with certified data", true)] {
+        let (mut times, mut held) = (vec![], None);
+        for round in 0..ROUNDS {
+            let start = Watch::start();
+            for number in 0..CANISTERS_PER_ROUND {
+                let number = (number * 19 + round) % CANISTERS;
+                if let Some(canister) = state.get_mut(&canister(number)) {
+                    canister.version += 1;
+                    if certifies {
+                        canister.certified_data = round.to_le_bytes().to_vec();
+                    }
+                }
+            }
+            state.settle();
+            let (canisters, history) = state.parts_mut();
+            held = Some(UncertifiedState::new(
+                Height(round + 1),
+                Time(round),
+                Arc::clone(tree),
+                SubnetMetrics::default(),
+                canisters,
+                history,
+                None,
+            ));
+            times.push(start.elapsed());
+        }
+        drop(held);
+        report(name, times);
+    }
 }
 
 #[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
@@ -144,6 +194,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     drop(held);
+    canister_rounds(&subnet);
     report("receive", receive);
     report("answer", answer);
     report("root", root);

@@ -14,6 +14,7 @@ use ic_principal::Principal;
 use serde::{Deserialize, Serialize};
 
 use crate::numbered_map::NumberedMap;
+use crate::resting::{rest_map, rest_set};
 use crate::{CallbackId, CanisterId, Cycles, RequestId, SenderInfo, Time, state_heap};
 
 /// A call context, as its canister numbers it.
@@ -148,6 +149,15 @@ impl From<CallRecord> for CallTable {
 }
 
 impl CallTable {
+    /// Moves to the state's heap what is elsewhere.
+    pub(crate) fn rest(&mut self) {
+        self.contexts.rest();
+        self.callbacks.rest();
+        rest_map(&mut self.towards);
+        rest_set(&mut self.crowded);
+        rest_set(&mut self.deadlines);
+    }
+
     /// Opens a context.
     pub fn open_context(&mut self, origin: Origin, cycles_available: Cycles) -> CallContextId {
         let id = CallContextId(self.next_context);

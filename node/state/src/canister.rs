@@ -373,8 +373,12 @@ impl CanisterState {
     /// Bytes that count against the subnet's capacity: the memory used, or the allocation if that
     /// is more. Growth by a paused message counts as used already.
     pub fn memory_taken(&self) -> u64 {
+        self.memory_taken_with(&self.memory_usage())
+    }
+
+    pub(crate) fn memory_taken_with(&self, usage: &MemoryUsage) -> u64 {
         let grown = self.paused.as_ref().map_or(0, |paused| paused.grown_bytes);
-        (self.memory_usage().total() + grown).max(self.settings.memory_allocation)
+        (usage.total() + grown).max(self.settings.memory_allocation)
     }
 
     /// Message memory: bytes of guaranteed-response messages with the room reserved for their
@@ -412,9 +416,12 @@ impl CanisterState {
     /// paused message counts with its own bytes only: its record takes a kilobyte or two, and long
     /// messages of one canister must not cause the installs of others to be refused.
     pub fn metadata_bytes(&self) -> u64 {
+        self.metadata_bytes_with(&self.memory_usage())
+    }
+
+    pub(crate) fn metadata_bytes_with(&self, usage: &MemoryUsage) -> u64 {
         let environment: usize =
             self.settings.environment.iter().map(|(name, value)| name.len() + value.len()).sum();
-        let usage = self.memory_usage();
         1024 + 30 * self.controllers.len() as u64
             + environment as u64
             + self.module().map_or(0, InstalledModule::metadata_bytes)
@@ -509,9 +516,9 @@ mod tests {
         }
     }
 
-    const PINNED: testing::formats::Pin = (10, "0154bf54ece7245234a32d3a4d27ce63");
+    const PINNED: testing::formats::Pin = (11, "cbbe170d21baba1fd0fdabaea178fe5e");
     /// Version of the manifest, with the records that its root depends on.
-    const UNDER_THE_ROOT: testing::formats::Pin = (6, "0154bf54ece7245234a32d3a4d27ce63");
+    const UNDER_THE_ROOT: testing::formats::Pin = (7, "cbbe170d21baba1fd0fdabaea178fe5e");
 
     /// Everything that a record of a canister can have, in values that are not defaults.
     #[expect(clippy::too_many_lines, reason = "one story, in order")]
@@ -665,9 +672,7 @@ mod tests {
         }
     }
 
-    // Promise: P8 - Records of the store keep the bytes of their version.
-    #[test]
-    fn records_have_the_bytes_of_their_format() {
+    fn outcalls() -> crate::Outcalls {
         let mut outcalls = crate::Outcalls::default();
         outcalls.add(crate::Outcall {
             origin: Origin::System,
@@ -682,9 +687,16 @@ mod tests {
                 context: vec![15],
             }),
             until: Time(16),
-            node: Some(Principal::from_slice(&[17])),
+            askers: crate::Askers::One(Principal::from_slice(&[17])),
             height: crate::Height(18),
         });
+        outcalls
+    }
+
+    // Promise: P8 - Records of the store keep the bytes of their version.
+    #[test]
+    fn records_have_the_bytes_of_their_format() {
+        let outcalls = outcalls();
         let mut query_reports = crate::QueryReports::default();
         let node = Principal::from_slice(&[19]);
         query_reports.begin(20, &[node]);
@@ -718,6 +730,19 @@ mod tests {
             .into(),
             outcalls,
             query_reports,
+            randomness_waiters: [crate::RandomnessWaiter {
+                origin: Origin::System,
+                cycles: 26,
+                height: crate::Height(27),
+            }]
+            .into(),
+            awaited_roots: [(crate::Height(27), [28; 32])].into(),
+            key: Some(crate::SubnetKey {
+                summary: vec![29],
+                boundary: [30; 32],
+                voters: vec![31],
+                nodes: vec![],
+            }),
             ..crate::SubnetState::default()
         };
         let samples = [

@@ -8,7 +8,8 @@ use std::collections::VecDeque;
 use ic_principal::Principal;
 use serde::{Deserialize, Serialize};
 
-use crate::{CanisterId, CyclesTotal, ModuleHash, StateArc, Time};
+use crate::resting::rest_queue;
+use crate::{CanisterId, CyclesTotal, ModuleHash, StateArc, Time, state_heap};
 
 /// Bytes a line of a log takes at least when lines are counted, so that empty lines have a bound,
 /// too.
@@ -37,6 +38,11 @@ pub struct CanisterLog {
 }
 
 impl CanisterLog {
+    /// Moves to the state's heap what is elsewhere.
+    pub(crate) fn rest(&mut self) {
+        rest_queue(&mut self.records);
+    }
+
     /// Lines, oldest first.
     pub fn records(&self) -> impl Iterator<Item = &LogRecord> {
         self.records.iter().map(|record| &**record)
@@ -52,6 +58,7 @@ impl CanisterLog {
     pub fn push(&mut self, time: Time, mut content: Vec<u8>, bytes_max: u64) {
         content.truncate(usize::try_from(bytes_max).unwrap_or(usize::MAX));
         self.bytes += content.len() as u64;
+        let content = state_heap::move_bytes(content);
         self.records.push_back(StateArc::new(LogRecord { index: self.next_index, time, content }));
         self.next_index += 1;
         self.trim(bytes_max);
@@ -182,12 +189,38 @@ impl Change {
 
 /// History of a canister: the newest [`CHANGES_KEPT`] changes and how many there were.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "ChangeRecord")]
 pub struct ChangeHistory {
+    changes: VecDeque<StateArc<Change>>,
+    total: u64,
+    /// Derived: the sum over the changes. Messages ask for it several times each.
+    #[serde(skip)]
+    bytes: u64,
+}
+
+#[derive(Deserialize)]
+struct ChangeRecord {
     changes: VecDeque<StateArc<Change>>,
     total: u64,
 }
 
+impl From<ChangeRecord> for ChangeHistory {
+    fn from(ChangeRecord { changes, total }: ChangeRecord) -> Self {
+        let bytes = sum_of(&changes);
+        Self { changes, total, bytes }
+    }
+}
+
+fn sum_of(changes: &VecDeque<StateArc<Change>>) -> u64 {
+    changes.iter().map(|change| change.accounted_bytes()).sum()
+}
+
 impl ChangeHistory {
+    /// Moves to the state's heap what is elsewhere.
+    pub(crate) fn rest(&mut self) {
+        rest_queue(&mut self.changes);
+    }
+
     /// Changes kept, oldest first.
     pub fn changes(&self) -> impl DoubleEndedIterator<Item = &Change> + ExactSizeIterator {
         self.changes.iter().map(|change| &**change)
@@ -201,9 +234,12 @@ impl ChangeHistory {
     /// Adds a change.
     pub fn push(&mut self, change: Change) {
         self.total += 1;
+        self.bytes += change.accounted_bytes();
         self.changes.push_back(StateArc::new(change));
-        while self.changes.len() > CHANGES_KEPT {
-            self.changes.pop_front();
+        while self.changes.len() > CHANGES_KEPT
+            && let Some(oldest) = self.changes.pop_front()
+        {
+            self.bytes -= oldest.accounted_bytes();
         }
     }
 
@@ -215,6 +251,7 @@ impl ChangeHistory {
         let kept = self.changes.len();
         assert!(kept <= CHANGES_KEPT, "{kept} changes are kept");
         assert!(kept as u64 <= self.total, "{kept} changes are kept of {}", self.total);
+        assert_eq!(self.bytes, sum_of(&self.changes), "bytes of the changes kept");
         let versions = self.changes().map(|change| change.version);
         assert!(versions.is_sorted(), "the versions of changes do not rise");
     }
@@ -222,11 +259,12 @@ impl ChangeHistory {
     /// Forgets the changes, not their number.
     pub fn clear(&mut self) {
         self.changes.clear();
+        self.bytes = 0;
     }
 
     /// Bytes it is accounted with.
     pub fn bytes(&self) -> u64 {
-        self.changes().map(Change::accounted_bytes).sum()
+        self.bytes
     }
 }
 

@@ -180,6 +180,22 @@ impl Summary for HistorySummary {
             changed: self.changed.max(other.changed),
         }
     }
+
+    fn with_part(self, before: Self, after: Self) -> Option<Self> {
+        // The least of the whole is the part's if that is not above it, and stays if the part did
+        // not have it. Otherwise the part had it and gave it up: the others have to be read.
+        let least = |whole: u32, before: u32, after: u32| {
+            if after <= whole { Some(after) } else { (before > whole).then_some(whole) }
+        };
+        let greatest = |whole: u32, before: u32, after: u32| {
+            if after >= whole { Some(after) } else { (before < whole).then_some(whole) }
+        };
+        Some(HistorySummary {
+            expires: least(self.expires, before.expires, after.expires)?,
+            finished: least(self.finished, before.finished, after.finished)?,
+            changed: greatest(self.changed, before.changed, after.changed)?,
+        })
+    }
 }
 
 /// The first whole second after `time`: a call whose expiry is the agreed time itself may still be
@@ -414,10 +430,17 @@ impl IngressHistory {
         };
         self.response_bytes += status.response_bytes();
         let interval = self.interval;
-        self.map.update(&id.0, |shared| {
-            // Not `make_mut`, which would copy a reply that the answer replaces.
-            let finished = seconds_down(now);
-            *shared = Arc::new(HistoryEntry { status, finished, changed: interval, ..**shared });
+        let finished = seconds_down(now);
+        self.map.update(&id.0, |shared| match Arc::get_mut(shared) {
+            // Received since the last snapshot: changed in place.
+            Some(entry) => {
+                (entry.status, entry.finished, entry.changed) = (status, finished, interval);
+            }
+            // Not `make_mut`, which would copy what the answer replaces.
+            None => {
+                *shared =
+                    Arc::new(HistoryEntry { status, finished, changed: interval, ..**shared });
+            }
         });
         assert!(self.unfinished > 0, "a call is answered and none is unanswered");
         self.unfinished -= 1;
@@ -442,8 +465,8 @@ impl IngressHistory {
             self.remove(&id);
             left += 1;
         }
-        while let Some(entry) = self.map.least(|summary| summary.expires)
-            && entry.summary().expires <= now
+        while self.map.summary().is_some_and(|all| all.expires <= now)
+            && let Some(entry) = self.map.least(|summary| summary.expires)
         {
             let id = entry.id;
             self.remove(&id);
@@ -455,6 +478,22 @@ impl IngressHistory {
     /// The calls answered since the last time this was asked, in the order they were.
     pub fn take_finished(&mut self) -> Vec<RequestId> {
         std::mem::take(&mut self.finished)
+    }
+
+    /// Checks the map with its hashes, and the sums, against the entries. Visits and hashes every
+    /// entry, so tests and the simulation call it, and a running node does not.
+    ///
+    /// # Panics
+    /// When an invariant does not hold.
+    pub fn check(&self) {
+        self.map.check();
+        let (mut response_bytes, mut unfinished) = (0, 0);
+        for entry in self.iter() {
+            response_bytes += entry.status.response_bytes();
+            unfinished += u64::from(!entry.status.is_terminal());
+        }
+        assert_eq!(self.response_bytes, response_bytes, "bytes of all responses");
+        assert_eq!(self.unfinished, unfinished, "calls not yet answered");
     }
 
     /// Computes the missing hashes and returns the root of the map.

@@ -30,8 +30,10 @@ mod paused;
 pub mod payloads;
 mod query_stats;
 mod queues;
+mod randomness;
 mod record;
 mod replicated;
+mod resting;
 mod snapshots;
 pub mod store;
 pub mod tree;
@@ -42,7 +44,7 @@ pub use calls::*;
 pub use canister::*;
 pub use canister_records::*;
 pub use certified::{
-    CertifiedReader, CertifiedState, ManifestClaim, NodeInfo, SubnetInfo, SubnetMetrics,
+    CertifiedReader, CertifiedState, KeyProof, ManifestClaim, NodeInfo, SubnetInfo, SubnetMetrics,
     SubnetTree, SubnetType, UncertifiedState,
 };
 pub use cycles::*;
@@ -59,6 +61,7 @@ pub use paused::PausedMessage;
 pub use payloads::{PayloadError, PayloadPin, PayloadStore, StoredPayload};
 pub use query_stats::*;
 pub use queues::*;
+pub use randomness::*;
 pub use record::{NotEncoded, encode_record};
 pub use replicated::*;
 pub use snapshots::*;

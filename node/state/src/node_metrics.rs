@@ -1,9 +1,8 @@
 //! Number of blocks that each node made, and that it failed to make.
 //!
 //! Nodes lead rounds in turn, in the order of their keys, so the maker of a block follows from the
-//! round it was agreed on in, and failed leaders from the rounds that were given up before it. A
-//! block names the round of the block before; counts are therefore one block late. A single node
-//! makes all blocks.
+//! round it was made in, and failed leaders from the rounds that were given up before it. A block
+//! names its round. A single node makes all blocks.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,7 +14,7 @@ use crate::{NodeInfo, Time};
 const DAYS_KEPT: usize = 60;
 const DAY_NANOS: u64 = 24 * 3_600 * 1_000_000_000;
 
-/// The round that a block was agreed on in.
+/// The round that a block was made in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgreedRound {
     /// Rounds are counted anew in each.
@@ -45,9 +44,9 @@ pub struct NodeSample {
 /// See the module. Its size is bounded by the days kept and by the members of a subnet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeMetrics {
-    /// Possible makers of the block before, in the order of their turns.
+    /// Possible makers of the last block, in the order of their turns.
     members: Vec<Principal>,
-    /// The round of the block before that.
+    /// The round of the last block.
     agreed: Option<AgreedRound>,
     /// When the last block was.
     time: Time,
@@ -62,14 +61,8 @@ fn day(time: Time) -> u64 {
 }
 
 impl NodeMetrics {
-    /// Counts the block before, which was agreed on in `round`, and records the members from this
-    /// one on.
+    /// Counts a block of this time, which one of `nodes` made in `round`.
     pub fn record_round(&mut self, time: Time, round: Option<AgreedRound>, nodes: &[NodeInfo]) {
-        match round {
-            Some(round) => self.count(round),
-            None if self.members.len() == 1 => self.add(0, 1, 0),
-            None => {}
-        }
         if !self.members.is_empty() && day(time) > day(self.time) {
             self.end_day();
         }
@@ -81,6 +74,11 @@ impl NodeMetrics {
             // Keys of one kind and length: their encodings have the order of the keys.
             nodes.sort_by(|one, other| one.public_key_der.cmp(&other.public_key_der));
             self.members = nodes.into_iter().map(|node| node.node_id).collect();
+        }
+        match round {
+            Some(round) => self.count(round),
+            None if self.members.len() == 1 => self.add(0, 1, 0),
+            None => {}
         }
     }
 
@@ -161,10 +159,9 @@ mod tests {
     }
 
     #[test]
-    fn rounds_belong_to_their_leaders_and_are_counted_one_block_late() {
+    fn rounds_belong_to_their_leaders() {
         let nodes = [node(3), node(0), node(2), node(1)];
         let mut metrics = NodeMetrics::default();
-        metrics.record_round(Time(1), None, &nodes);
         metrics.record_round(Time(2), round(0, 1), &nodes);
         assert_eq!(counts(&metrics, 1), (1, 0));
         // Rounds 2 and 3 produced no block.
@@ -177,10 +174,10 @@ mod tests {
         // Another epoch begins with its first round, and with another leader.
         metrics.record_round(Time(5), round(1, 1), &nodes);
         assert_eq!(counts(&metrics, 2), (1, 4));
-        // The maker of a block was a member when it was made.
-        let five = [node(3), node(0), node(2), node(1), node(4)];
-        metrics.record_round(Time(6), round(1, 2), &five);
+        metrics.record_round(Time(6), round(1, 2), &nodes);
         assert_eq!(counts(&metrics, 3), (2, 3));
+        // Turns are those of the members that the block was made under.
+        let five = [node(3), node(0), node(2), node(1), node(4)];
         metrics.record_round(Time(7), round(2, 2), &five);
         assert_eq!((counts(&metrics, 4), counts(&metrics, 3)), ((1, 0), (2, 4)));
         metrics.record_round(Time(8), round(2, u64::MAX), &five);
@@ -190,7 +187,7 @@ mod tests {
     fn a_node_alone_makes_every_block() {
         let mut metrics = NodeMetrics::default();
         (1..=4).for_each(|time| metrics.record_round(Time(time), None, &[node(5)]));
-        assert_eq!(counts(&metrics, 5), (3, 0));
+        assert_eq!(counts(&metrics, 5), (4, 0));
     }
 
     #[test]
@@ -199,13 +196,13 @@ mod tests {
         let mut metrics = NodeMetrics::default();
         assert_eq!(metrics.since(Time(0)).count(), 0);
         let at = |day: u64, nanos: u64| Time(day * DAY_NANOS + nanos);
-        metrics.record_round(at(3, 5), None, &both);
         metrics.record_round(at(3, 6), round(0, 1), &both);
         metrics.record_round(at(3, 7), round(0, 2), &both);
-        // Node 1 leads round 3; node 0 leaves.
-        metrics.record_round(at(4, 8), round(0, 3), &both[1..]);
+        // Node 1 leads round 3; then node 0 leaves.
+        metrics.record_round(at(4, 8), round(0, 3), &both);
         metrics.record_round(at(4, 9), round(1, 1), &both[1..]);
-        metrics.record_round(at(6, 1), round(1, 2), &both[1..]);
+        // A block of a subnet's first state, which names no round.
+        metrics.record_round(at(6, 1), None, &both);
         let samples: Vec<_> = metrics.since(Time(0)).collect();
         let times: Vec<_> = samples.iter().map(|sample| sample.time).collect();
         assert_eq!(times, [at(3, 7), at(4, 9), at(6, 1)]);

@@ -19,6 +19,7 @@ use serde::de::{Error as _, MapAccess, Visitor};
 use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::resting::rest_map;
 use crate::state_heap;
 
 /// Most entries of a chunk: what a change may have to copy.
@@ -107,6 +108,11 @@ impl<T: Clone> NumberedMap<T> {
         let at = place(chunk, number).ok()?;
         let _here = state_heap::enter();
         make_mut(chunk).get_mut(at).map(|(_, value)| value)
+    }
+
+    /// Nodes over chunks that are gone are returned; the others are in the state's heap.
+    pub(crate) fn rest(&mut self) {
+        rest_map(&mut self.chunks);
     }
 
     /// Calls `change` with every value.

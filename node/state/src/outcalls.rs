@@ -72,6 +72,33 @@ impl OutcallMethod {
     }
 }
 
+/// The members that make a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Askers {
+    /// All of them.
+    All,
+    /// One, which the randomness of the request's round will choose. Until then no member asks.
+    Unassigned,
+    /// This one.
+    One(Principal),
+}
+
+impl Askers {
+    /// Whether this member asks.
+    pub fn contains(&self, member: &Principal) -> bool {
+        match self {
+            Self::All => true,
+            Self::Unassigned => false,
+            Self::One(node) => node == member,
+        }
+    }
+
+    /// Whether one member asks alone, chosen or not.
+    pub fn is_one(&self) -> bool {
+        !matches!(self, Self::All)
+    }
+}
+
 /// The query method of the calling canister that a response goes through.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutcallTransform {
@@ -105,8 +132,8 @@ pub struct Outcall {
     pub transform: Option<OutcallTransform>,
     /// Last block time of an answer.
     pub until: Time,
-    /// The one member that asks; none if all do.
-    pub node: Option<Principal>,
+    /// The members that ask.
+    pub askers: Askers,
     /// At which it was made: no older state knows what the canister was then.
     pub height: Height,
 }
@@ -188,6 +215,34 @@ impl Outcalls {
         assert!(self.bytes >= bytes, "outcall {} has {bytes} bytes of {}", id.0, self.bytes);
         self.bytes -= bytes;
         Some(outcall)
+    }
+
+    /// Whether a request of this round, which is the last, has no member yet.
+    pub(crate) fn has_unassigned_of(&self, height: Height) -> bool {
+        let mut of_round = self.open.values().rev().take_while(|outcall| outcall.height == height);
+        of_round.any(|outcall| outcall.askers == Askers::Unassigned)
+    }
+
+    /// Rounds of the requests that have no member yet.
+    pub(crate) fn unassigned_since(&self) -> impl Iterator<Item = Height> + '_ {
+        let unassigned = self.open.values().filter(|it| it.askers == Askers::Unassigned);
+        unassigned.map(|outcall| outcall.height)
+    }
+
+    /// Chooses a member for each request that has none, of this round or of all, by `choose`.
+    pub fn assign(&mut self, since: Option<Height>, choose: impl Fn(OutcallId) -> Principal) {
+        let is_due = |outcall: &Outcall| {
+            outcall.askers == Askers::Unassigned
+                && since.is_none_or(|height| outcall.height == height)
+        };
+        let due: Vec<_> =
+            self.open.iter().filter(|(_, outcall)| is_due(outcall)).map(|(id, _)| *id).collect();
+        for id in due {
+            let Some(outcall) = self.open.remove(&id) else { continue };
+            let _here = state_heap::enter();
+            let outcall = Outcall { askers: Askers::One(choose(id)), ..outcall.take() };
+            self.open.insert(id, StateArc::new(outcall));
+        }
     }
 
     /// Those that no block of the time `now` or later may answer, oldest first.
@@ -369,7 +424,7 @@ mod tests {
             response_bytes_asked: Some(100),
             transform: Some(OutcallTransform { method_name: "t".into(), context: vec![4; 10] }),
             until: Time(until),
-            node: None,
+            askers: Askers::All,
             height: Height(1),
         }
     }

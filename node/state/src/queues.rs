@@ -30,6 +30,7 @@ use ic_principal::Principal;
 
 use crate::messages::Carrier;
 use crate::numbered_map::NumberedMap;
+use crate::resting::{rest_map, rest_set, rest_vec};
 use crate::{
     CallRequest, CallResponse, CanisterId, Ingress, MESSAGE_OVERHEAD_BYTES, StateArc,
     StoredPayload, Time, state_heap,
@@ -383,6 +384,21 @@ impl InputQueues {
     pub fn remove_expired_requests(&mut self, now: Time) -> Vec<StateArc<CallRequest>> {
         let due = expired(&self.deadlines, now);
         due.filter_map(|number| self.take_request(number)).map(|taken| taken.message).collect()
+    }
+
+    /// Moves to the state's heap what is elsewhere; see [`crate::CanisterState`].
+    pub(crate) fn rest(&mut self) {
+        self.ingress.rest();
+        self.responses.rest();
+        self.requests.rest();
+        rest_map(&mut self.turns);
+        rest_set(&mut self.by_sender);
+        rest_map(&mut self.turn_of);
+        rest_set(&mut self.deadlines);
+        rest_set(&mut self.expiries);
+        rest_map(&mut self.loose);
+        rest_vec(&mut self.gone);
+        rest_map(&mut self.missing);
     }
 
     /// Messages apart that went since this was last asked.

@@ -23,8 +23,8 @@ use crate::paused::PausedIndex;
 use crate::{
     CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, CyclesTotal, Height,
     IngressHistory, LowMemoryHook, MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, ModuleHash,
-    NodeMetrics, Origin, Outcalls, PausedMessage, QueryReports, StateArc, StoredPayload, SubnetKey,
-    Time, WaitingMessage, state_heap,
+    NodeMetrics, Origin, Outcalls, PausedMessage, QueryReports, RandomnessWaiter, StateArc,
+    StoredPayload, SubnetKey, Time, WaitingMessage, state_heap,
 };
 
 /// A call to the management canister, waiting its turn.
@@ -52,15 +52,6 @@ impl SubnetCall {
     }
 }
 
-/// A `raw_rand` that waits for the randomness of the next round.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RandomnessWaiter {
-    /// The caller that waits for the response to `raw_rand`.
-    pub origin: Origin,
-    /// Cycles to return.
-    pub cycles: Cycles,
-}
-
 /// State of the subnet that belongs to no canister; stored whole with every checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubnetState {
@@ -78,8 +69,10 @@ pub struct SubnetState {
     pub retired: BTreeSet<CanisterId>,
     /// Calls to the management canister.
     pub calls: VecDeque<SubnetCall>,
-    /// Calls that wait for randomness.
+    /// Calls that wait for randomness, in the order of their rounds.
     pub randomness_waiters: VecDeque<RandomnessWaiter>,
+    /// Roots of earlier states whose signatures are awaited, as something waits since their rounds.
+    pub awaited_roots: BTreeMap<Height, [u8; 32]>,
     /// Requests to servers outside that canisters wait for.
     pub outcalls: Outcalls,
     /// Cycles spent by canisters that are gone, and lost on the way to them.
@@ -550,6 +543,9 @@ impl ReplicatedState {
 
     /// Brings indexes and totals up to date for what was touched.
     pub fn refresh(&mut self) {
+        if self.touched.is_empty() {
+            return;
+        }
         let touched = std::mem::take(&mut self.touched);
         let _here = state_heap::enter();
         for id in &touched {
@@ -679,10 +675,8 @@ impl ReplicatedState {
                 came.count += 1;
                 came.bytes += message.accounted_bytes();
             }
-            // Data that a round added to it is allocated elsewhere: a copy is allocated here as a
-            // whole.
-            let resting = if state_heap::is_installed() { canister.clone() } else { canister };
-            self.canisters.insert(Arc::new(resting));
+            canister.rest();
+            self.canisters.insert(Arc::new(canister));
         }
         debug_assert!(
             self.rows.settled_below <= self.subnet.next_message,
@@ -771,13 +765,24 @@ impl ReplicatedState {
         }
     }
 
-    /// Checks the invariants between rounds: no cycles were created or lost, and every sum and
-    /// index agrees with the canisters. Visits the whole state, so tests and the simulation call it
-    /// after every round, and a running node does not.
+    /// Checks [`Self::check_sums`], and every kept hash with its values. Hashes the whole state, so
+    /// tests call it.
     ///
     /// # Panics
     /// When an invariant does not hold.
     pub fn check(&self) {
+        self.canisters.check();
+        self.history.check();
+        self.check_sums();
+    }
+
+    /// Checks the invariants between rounds: no cycles were created or lost, and every sum and
+    /// index agrees with the canisters. Visits every canister, so tests and the simulation call it
+    /// after every round, and a running node does not.
+    ///
+    /// # Panics
+    /// When an invariant does not hold.
+    pub fn check_sums(&self) {
         assert!(self.hot.is_empty() && self.taken_hot.is_empty(), "a canister is not put back");
         assert!(self.touched.is_empty(), "the indexes are not fresh");
         assert_eq!(self.canisters.len(), self.facts.len(), "canisters and their facts");
@@ -995,10 +1000,10 @@ impl Facts {
             names_blobs: !canister.chunks.is_empty() || !canister.snapshots.is_empty(),
             loose: canister.queues.loose_bytes > 0,
             totals: Totals {
-                memory_taken: canister.memory_taken(),
+                memory_taken: canister.memory_taken_with(&usage),
                 memory_used: usage.total(),
                 custom_section_bytes: usage.custom_sections,
-                metadata_bytes: canister.metadata_bytes(),
+                metadata_bytes: canister.metadata_bytes_with(&usage),
                 guaranteed_message_bytes: guaranteed,
                 best_effort_message_bytes: best_effort,
                 waiting_call_bytes: canister

@@ -12,6 +12,7 @@ use ic_principal::Principal;
 use pages::MemoryId;
 use serde::{Deserialize, Serialize};
 
+use crate::resting::rest_map;
 use crate::{
     BlobHash, CHUNK_ACCOUNTED_BYTES, CanisterId, Global, LowMemoryHook, ModuleHash, SnapshotSource,
     StateArc, Time, WASM_PAGE_BYTES,
@@ -189,6 +190,11 @@ impl CanisterSnapshots {
             let bytes = snapshot.certified_data.len();
             assert!(bytes <= 32, "snapshot {number} has {bytes} bytes of certified data");
         }
+    }
+
+    /// Moves to the state's heap what is elsewhere.
+    pub(crate) fn rest(&mut self) {
+        rest_map(&mut self.all);
     }
 
     /// Takes the one of this number away.

@@ -54,7 +54,7 @@ pub use rows::{Row, RowAt, RowError, RowKind, RowReader, RowStream};
 
 /// Version of what is in the file. Raised with any change to the tables or to the encoding of a
 /// record in them.
-pub(crate) const FORMAT: u32 = 10;
+pub(crate) const FORMAT: u32 = 11;
 
 const FILE_NAME: &str = "state.redb";
 

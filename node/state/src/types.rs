@@ -8,7 +8,7 @@ use ic_principal::Principal;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::{AgreedRound, NodeInfo, OutcallAnswer, QueryReport};
+use crate::{AgreedRound, NodeInfo, OutcallAnswer, QueryReport, Randomness};
 
 /// Number of a block, of the batch made from it, and of the state after it. Genesis is 0; the first
 /// batch is 1.
@@ -230,15 +230,15 @@ pub struct Batch {
     pub height: Height,
     /// Agreed time; strictly greater than the batch before it.
     pub time: Time,
-    /// Agreed randomness of this height.
-    pub randomness: [u8; 32],
+    /// Agreed randomness for calls of earlier rounds.
+    pub randomness: Randomness,
     /// In the order they are to be inducted.
     pub ingress: Vec<Ingress>,
     /// Results of requests to external servers.
     pub outcalls: Vec<OutcallAnswer>,
     /// The committee of the subnet's key from here on, if the block changed it.
     pub key: Option<SubnetKey>,
-    /// The round in which the block before was agreed on, if there was one.
+    /// The round that the block was made in; `None` for a node alone.
     pub agreed: Option<AgreedRound>,
     /// Queries that the block's maker counted, in few blocks.
     pub queries: Option<Box<QueryReport>>,
@@ -253,6 +253,9 @@ pub struct SubnetKey {
     pub summary: Vec<u8>,
     /// The block that the rounds of this epoch begin from.
     pub boundary: [u8; 32],
+    /// Keys that sign votes of this epoch and of the one before, as consensus encodes them.
+    #[serde(with = "serde_bytes")]
+    pub voters: Vec<u8>,
     /// The subnet's nodes.
     pub nodes: Vec<NodeInfo>,
 }
@@ -260,10 +263,24 @@ pub struct SubnetKey {
 impl SubnetKey {
     /// Hash of all of it; the nodes follow from the summary.
     pub fn digest(&self) -> [u8; 32] {
+        Self::digest_of(&self.voters, &self.rest_digest())
+    }
+
+    /// Hash of all but the voters: with it and them, [`SubnetKey::digest_of`] shows the voters.
+    pub fn rest_digest(&self) -> [u8; 32] {
         let mut hasher = Sha256::new();
-        hasher.update(b"\x12thimble-subnet-key");
+        hasher.update(b"\x16thimble-subnet-summary");
         hasher.update(self.boundary);
         hasher.update(&self.summary);
+        hasher.finalize().into()
+    }
+
+    /// [`SubnetKey::digest`] of its two parts.
+    pub fn digest_of(voters: &[u8], rest: &[u8; 32]) -> [u8; 32] {
+        let mut hasher = Sha256::new();
+        hasher.update(b"\x12thimble-subnet-key");
+        hasher.update(rest);
+        hasher.update(voters);
         hasher.finalize().into()
     }
 }

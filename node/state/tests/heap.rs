@@ -5,14 +5,15 @@
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
-    collections::{BTreeMap, HashSet},
+    collections::BTreeMap,
     sync::{Mutex, Once},
 };
 
 use ic_principal::Principal;
 use state::{
-    CallRequest, CallbackId, CanisterId, CanisterState, HistoryLimits, Ingress, IngressHistory,
-    ReplicatedState, RequestId, Settings, StateArc, SubnetState, Time, encode_record,
+    CallRequest, Callback, CallbackId, CanisterId, CanisterState, CanisterStatus, Change,
+    ChangeDetails, ChangeOrigin, HistoryLimits, Ingress, IngressHistory, Origin, ReplicatedState,
+    RequestId, Settings, StateArc, StopWaiter, SubnetState, Time, Visibility, encode_record,
     state_heap::{self, StateHeap},
 };
 
@@ -27,14 +28,21 @@ thread_local! {
     static NOTING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Addresses of the blocks of the state's heap.
-static BLOCKS: Mutex<Option<HashSet<usize>>> = Mutex::new(None);
+/// Addresses of the blocks of the state's heap, with their bytes.
+static BLOCKS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
 
-fn noted<R>(work: impl FnOnce(&mut HashSet<usize>) -> R) -> R {
+fn noted<R>(work: impl FnOnce(&mut BTreeMap<usize, usize>) -> R) -> R {
     NOTING.with(|noting| noting.set(true));
-    let result = work(BLOCKS.lock().unwrap().get_or_insert_with(HashSet::new));
+    let result = work(&mut BLOCKS.lock().unwrap());
     NOTING.with(|noting| noting.set(false));
     result
+}
+
+fn is_kept(byte: *const u8) -> bool {
+    let at = byte.addr();
+    noted(|blocks| {
+        blocks.range(..=at).next_back().is_some_and(|(block, bytes)| at - block < *bytes)
+    })
 }
 
 fn is_noting() -> bool {
@@ -54,7 +62,7 @@ unsafe impl GlobalAlloc for TwoHeaps {
             let heap = HEAP.try_with(Cell::get).unwrap_or(0) as usize;
             count(heap, layout.size() as i64);
             if heap == 1 {
-                noted(|blocks| blocks.insert(block.addr()));
+                noted(|blocks| blocks.insert(block.addr(), layout.size()));
             }
         }
         block
@@ -62,7 +70,7 @@ unsafe impl GlobalAlloc for TwoHeaps {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         if !is_noting() {
-            let heap = usize::from(noted(|blocks| blocks.remove(&block.addr())));
+            let heap = usize::from(noted(|blocks| blocks.remove(&block.addr()).is_some()));
             count(heap, -(layout.size() as i64));
         }
         // SAFETY: the caller's promise is passed on.
@@ -102,7 +110,7 @@ fn install() {
         state_heap::install(StateHeap {
             switch: |number| HEAP.with(|heap| heap.replace(number)),
             number: 1,
-            holds: |byte| noted(|blocks| blocks.contains(&byte.addr())),
+            holds: is_kept,
             ready: || Ok(()),
         });
     });
@@ -158,6 +166,83 @@ fn retained_state_is_allocated_in_the_state_heap() {
     assert!(kept > i64::from(CALLS) * (500 + 1000), "{kept} bytes in the state's heap");
     drop(state);
     assert!(live()[1] - before[1] < 1 << 10, "all of it goes back: {:?}", live());
+}
+
+/// Everything of a canister that a round can make grow, a little more in each round.
+fn change(canister: &mut CanisterState, round: u64) {
+    let context = canister.calls.open_context(Origin::System, 0);
+    for call in 0..40 {
+        canister.calls.open_callback(Callback {
+            context,
+            callee: self::canister(1_000 + 100 * round + call),
+            on_reply: (1, 2),
+            on_reject: (3, 4),
+            on_cleanup: None,
+            cycles_sent: 0,
+            prepaid: 0,
+            request_bytes: 0,
+            deadline: Some(Time(round)),
+            answered: false,
+        });
+    }
+    canister.certified_data = vec![1; 32];
+    canister.controllers.push(self::canister(round));
+    canister.chunks.extend((0..40).map(|chunk| ([(40 * round + chunk) as u8; 32], 1)));
+    canister.settings.environment.push((format!("name {round}"), "v".repeat(500)));
+    canister.settings.log_visibility = Visibility::AllowedViewers(vec![canister.id; 20]);
+    for _ in 0..20 {
+        canister.log.push(Time(round), vec![2; 100], 1 << 20);
+        canister.history.push(Change {
+            time: Time(round),
+            version: round,
+            origin: ChangeOrigin::User(canister.id),
+            details: ChangeDetails::CodeUninstall,
+        });
+    }
+    canister.status = CanisterStatus::Stopping(vec![
+        StopWaiter {
+            origin: Origin::System,
+            cycles: 0,
+            deadline: Time(1)
+        };
+        20
+    ]);
+}
+
+// Promise: P3 - A canister that grows is allocated in a heap on disk after each round.
+#[test]
+fn canister_that_grows_rests_in_the_state_heap() {
+    install();
+    let limits = HistoryLimits { bytes_max: 1 << 30, unfinished_max: 1 << 20 };
+    let mut state =
+        ReplicatedState::new(SubnetState::default(), IngressHistory::new(limits), [], 2 << 20);
+    let id = canister(0);
+    state.put(CanisterState::new(id, vec![], Settings::default(), 0, Time(1)));
+    state.settle();
+    let before = live();
+    for round in 0..5 {
+        let canister = state.get_mut(&id).unwrap();
+        change(canister, round);
+        let record = encode_record("it", canister).unwrap();
+        state.settle();
+        let at_rest = encode_record("it", state.get(&id).unwrap()).unwrap();
+        assert!(record == at_rest, "the record changed where it rests, in round {round}");
+        drop((record, at_rest));
+        let usual = live()[0] - before[0];
+        assert!(usual < 1 << 10, "{usual} bytes in the usual heap after round {round}");
+    }
+    let full = live();
+    let canister = state.get_mut(&id).unwrap();
+    let open: Vec<_> = canister.calls.callbacks().map(|(callback, _)| callback).collect();
+    for callback in open {
+        canister.calls.close_callback(callback);
+    }
+    canister.chunks.clear();
+    (canister.status, canister.settings) = (CanisterStatus::Running, Settings::default());
+    state.settle();
+    let [usual, kept] = live();
+    assert!(usual < full[0] + (1 << 10), "{} bytes in the usual heap", usual - full[0]);
+    assert!(kept < full[1] - (32 << 10), "memory of what is empty goes back: {full:?}, {kept}");
 }
 
 // Promise: P3 - A loaded state is allocated in the heap on disk.

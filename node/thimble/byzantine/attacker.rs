@@ -6,13 +6,14 @@ use std::{
 };
 
 use ::genesis::Summary;
-use commonware_cryptography::ed25519::PublicKey;
+use commonware_cryptography::{certificate::Scheme as _, ed25519::PublicKey};
 use consensus::{
     ChannelName,
     adversary::{self, VoteScheme},
 };
 use nidkg::{NodeIndex, SecretShare};
 use rand::{Rng as _, RngCore as _, SeedableRng as _, rngs::StdRng};
+use zeroize::Zeroizing;
 
 use crate::{
     blocks,
@@ -39,6 +40,8 @@ pub(crate) type OutgoingMessages = Vec<(Vec<PublicKey>, Vec<u8>)>;
 pub(crate) struct Attacker {
     pub(crate) plan: Plan,
     namespace: Vec<u8>,
+    /// Signs votes.
+    node_secret: Zeroizing<[u8; 32]>,
     state: Mutex<State>,
 }
 
@@ -54,8 +57,8 @@ pub(crate) struct State {
     pub(crate) names: Vec<Name>,
     /// The last dealing of this node.
     pub(crate) dealing: Option<(u32, Vec<u8>)>,
-    /// The seed of an earlier block.
-    pub(crate) seed: Option<blocks::VrfSeed>,
+    /// A certification of an earlier block: root and signature.
+    pub(crate) certification: Option<([u8; 32], [u8; 48])>,
     pub(crate) peers: BTreeSet<PublicKey>,
 }
 
@@ -79,7 +82,7 @@ pub(crate) struct ReplacedBlock {
 }
 
 impl Attacker {
-    pub(crate) fn new(plan: Plan, genesis: &Summary) -> Self {
+    pub(crate) fn new(plan: Plan, genesis: &Summary, node_secret: Zeroizing<[u8; 32]>) -> Self {
         let state = State {
             rng: StdRng::seed_from_u64(plan.seed),
             report: Report::to(plan.log.as_deref()),
@@ -87,10 +90,11 @@ impl Attacker {
             replaced: BTreeMap::new(),
             names: Vec::new(),
             dealing: None,
-            seed: None,
+            certification: None,
             peers: BTreeSet::new(),
         };
-        Self { plan, namespace: adversary::namespace(genesis), state: Mutex::new(state) }
+        let namespace = adversary::namespace(genesis);
+        Self { plan, namespace, node_secret, state: Mutex::new(state) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -99,7 +103,7 @@ impl Attacker {
 
     /// This node signs with this share from the epoch of this summary on.
     pub(crate) fn take_keys(&self, summary: &Summary, share: &SecretShare) -> Result<(), String> {
-        let scheme = adversary::vote_scheme(&self.namespace, summary, share);
+        let scheme = adversary::vote_scheme(&self.namespace, summary, &self.node_secret);
         let copy = SecretShare::from_bytes(share.index, &share.to_bytes());
         let keys = Keys {
             scheme: scheme.map_err(|error| error.to_string())?,

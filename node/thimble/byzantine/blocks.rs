@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use commonware_consensus::simplex::scheme::bls12381_threshold::vrf;
-use commonware_cryptography::bls12381::primitives::variant::MinSig;
+use commonware_consensus::types::Round;
+use nidkg::state_root_message;
 use rand::{Rng as _, RngCore as _};
 
 use crate::{
@@ -11,8 +11,6 @@ use crate::{
     forms::{Block, Name},
     plan::Attack,
 };
-
-pub(crate) type VrfSeed = vrf::Seed<MinSig>;
 
 const HOUR: u64 = Duration::from_secs(3_600).as_nanos() as u64;
 /// Calls that a block names beyond any limit.
@@ -33,7 +31,7 @@ pub(crate) fn proposed(message: &Message<'_>, state: &mut State) -> Option<Outgo
     let sent = malformed_for_victim(message, state, &block)
         .or_else(|| is_own.then(|| attacked(message, state, &block)).flatten());
     state.remember(&block.ingress);
-    state.seed = block.seed.clone().or(state.seed.take());
+    state.certification = block.certifications.first().copied().or(state.certification.take());
     state.dealing = block.payload.clone().or(state.dealing.take());
     sent
 }
@@ -97,13 +95,12 @@ fn refused(state: &mut State, block: &Block) -> Option<(Block, &'static str)> {
             "the last time there is"
         }
         3 => {
-            let seed = other.seed.as_mut()?;
-            seed.signature = state.seed.as_ref()?.signature;
-            "the randomness of another round"
+            other.certifications = vec![false_certification(state)?];
+            "a certification that the subnet did not sign"
         }
         4 => {
-            other.seed = None;
-            "no randomness"
+            other.round = Round::new(block.round.epoch(), block.round.view().next());
+            "another round than its own"
         }
         5 => {
             let name = unknown(state, 100);
@@ -150,6 +147,16 @@ fn refused(state: &mut State, block: &Block) -> Option<(Block, &'static str)> {
         }
     };
     Some((other, detail))
+}
+
+/// The signature on another state, if there was one, or this node's share.
+fn false_certification(state: &mut State) -> Option<([u8; 32], [u8; 48])> {
+    let root = state.digest();
+    let signature = match state.certification {
+        Some((_, signature)) => signature,
+        None => state.keys()?.share.sign(&state_root_message(&root)).0,
+    };
+    Some((root, signature))
 }
 
 /// A dealing that is not what it should be.

@@ -7,11 +7,8 @@ use commonware_codec::{
     Buf, DecodeExt as _, Encode, EncodeSize, Error, RangeCfg, Read, ReadExt, ReadRangeExt, Write,
     varint::UInt,
 };
-use commonware_consensus::{
-    simplex::{scheme::bls12381_threshold::vrf::Seed, types::Finalization},
-    types::Height as BlockHeight,
-};
-use commonware_cryptography::{Hasher as _, Sha256, bls12381::primitives::variant::MinSig, sha256};
+use commonware_consensus::types::{Height as BlockHeight, Round};
+use commonware_cryptography::{Hasher as _, Sha256, sha256};
 use consensus::adversary::VoteScheme;
 use nidkg::{Signature, SignatureShare};
 use serde::{Deserialize, Serialize};
@@ -65,8 +62,9 @@ pub(crate) struct Block {
     pub(crate) parent: Digest,
     pub(crate) height: BlockHeight,
     pub(crate) time: u64,
-    pub(crate) seed: Option<Seed<MinSig>>,
-    pub(crate) opening: Option<Finalization<VoteScheme, Digest>>,
+    pub(crate) round: Round,
+    /// Roots of states, with the subnet's signatures.
+    pub(crate) certifications: Vec<([u8; 32], [u8; 48])>,
     pub(crate) ingress: Vec<Name>,
     /// Its maker's place and something of the subnet's key.
     pub(crate) payload: Option<(u32, Vec<u8>)>,
@@ -86,8 +84,8 @@ impl Block {
             parent: Digest::read(buf)?,
             height: BlockHeight::read(buf)?,
             time: u64::read(buf)?,
-            seed: Option::<Seed<MinSig>>::read(buf)?,
-            opening: Option::<Finalization<VoteScheme, Digest>>::read_cfg(buf, &())?,
+            round: Round::read(buf)?,
+            certifications: read_certifications(buf)?,
             ingress: Vec::<Name>::read_range(buf, RangeCfg::from(0..=MANY))?,
             payload: match bool::read(buf)? {
                 true => {
@@ -107,8 +105,12 @@ impl Block {
         self.parent.write(&mut out);
         self.height.write(&mut out);
         self.time.write(&mut out);
-        self.seed.write(&mut out);
-        self.opening.write(&mut out);
+        self.round.write(&mut out);
+        self.certifications.len().write(&mut out);
+        for (root, signature) in &self.certifications {
+            root.write(&mut out);
+            signature.write(&mut out);
+        }
         self.ingress.write(&mut out);
         self.payload.is_some().write(&mut out);
         if let Some((leader, bytes)) = &self.payload {
@@ -130,6 +132,14 @@ impl Block {
     pub(crate) fn digest(&self) -> Digest {
         Sha256::hash(&[&self.encode()])
     }
+}
+
+/// A root and a signature on it.
+type CertificationBytes = ([u8; 32], [u8; 48]);
+
+fn read_certifications(buf: &mut Bytes) -> Result<Vec<CertificationBytes>, Error> {
+    let count = usize::read_cfg(buf, &RangeCfg::from(0..=MANY))?;
+    (0..count).map(|_| Ok((<[u8; 32]>::read(buf)?, <[u8; 48]>::read(buf)?))).collect()
 }
 
 fn read_report(buf: &mut Bytes) -> Result<QueryReport, Error> {
@@ -173,6 +183,7 @@ pub(crate) enum RootMessage {
     Share { height: Height, root: [u8; 32], share: SignatureShare, again: bool },
     Certificate { height: Height, root: [u8; 32], signature: Signature },
     Limits { limits: Vec<(String, u64)>, ask: bool },
+    Awaited { committee: Height, height: Height, root: [u8; 32], share: SignatureShare },
 }
 
 /// About answers to outcalls.
@@ -227,6 +238,8 @@ pub(crate) enum NextBlock {
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Offer {
     pub(crate) certificate: Vec<u8>,
+    /// Keys of votes, and a hash of the rest of how the subnet's key is held.
+    pub(crate) key: Option<(Vec<u8>, [u8; 32])>,
     pub(crate) block: Vec<u8>,
     pub(crate) finalization: Vec<u8>,
 }

@@ -44,7 +44,7 @@ fn start(
     let plan = Plan::from_environment();
     let plan = plan.map_err(|error| StartError::Io(std::io::Error::other(error)))?;
     let Some(plan) = plan else { return Subnet::start(wiring, config, resume_from) };
-    let attacker = Arc::new(Attacker::new(plan, &config.genesis));
+    let attacker = Arc::new(Attacker::new(plan, &config.genesis, config.node_secret.clone()));
     config.keys = Box::new(WatchedKeys { inner: config.keys, attacker: attacker.clone() });
     Subnet::start_through(wiring, config, resume_from, AttackLayer(attacker))
 }

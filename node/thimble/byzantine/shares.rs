@@ -71,7 +71,20 @@ pub(crate) fn root(message: &Message<'_>, state: &mut State) -> Option<OutgoingM
             );
             Some(to_all(message, forms::written(&forged)))
         }
-        RootMessage::Certificate { .. } | RootMessage::Limits { .. } => None,
+        RootMessage::Awaited { share, .. } if message.is_under(Attack::FalseRootShares) => {
+            let other = state.digest();
+            *share = state.keys()?.share.sign(&state_root_message(&other));
+            state.record_attack(
+                Attack::FalseRootShares,
+                message,
+                "a share on another root than the awaited",
+                message.to.len(),
+            );
+            Some(to_all(message, forms::written(&forged)))
+        }
+        RootMessage::Certificate { .. }
+        | RootMessage::Awaited { .. }
+        | RootMessage::Limits { .. } => None,
     }
 }
 
@@ -172,7 +185,7 @@ pub(crate) fn sync(message: &Message<'_>, state: &mut State) -> Option<OutgoingM
     }
     let mut forged: SyncMessage = read(message, state)?;
     let detail = match &mut forged {
-        SyncMessage::Answer { next, offer } => match state.rng.gen_range(0..4_u8) {
+        SyncMessage::Answer { next, offer } => match state.rng.gen_range(0..5_u8) {
             0 => {
                 *next = NextBlock::Gone;
                 "a block that is kept is said to be gone"
@@ -186,6 +199,10 @@ pub(crate) fn sync(message: &Message<'_>, state: &mut State) -> Option<OutgoingM
                 let offer = offer.as_mut()?;
                 match choice {
                     2 => offer.certificate = state.flipped(&offer.certificate),
+                    3 => {
+                        let (voters, _) = offer.key.as_mut()?;
+                        *voters = state.flipped(voters);
+                    }
                     _ => offer.finalization = state.flipped(&offer.finalization),
                 }
                 "an offer with a changed bit"

@@ -169,6 +169,17 @@ impl Node for Adapter {
         self.queries.inspect(ingress).map_err(|reject| with_hint(reject, &ingress.canister_id))
     }
 
+    fn inspect_at_once(&self, ingress: &Ingress) -> Option<Result<(), Reject>> {
+        let inspected = self.queries.inspect_without_code(ingress)?;
+        Some(inspected.map_err(|reject| with_hint(reject, &ingress.canister_id)))
+    }
+
+    fn kept_reply(&self, query: &QueryRequest, bytes_max: usize) -> Option<Arc<[u8]>> {
+        let reply = self.queries.kept_reply(query, bytes_max)?;
+        self.watch.queries.fetch_add(1, Relaxed);
+        Some(reply)
+    }
+
     fn query(&self, query: QueryRequest) -> Result<Vec<u8>, Reject> {
         self.watch.queries.fetch_add(1, Relaxed);
         let canister_id = query.canister_id;

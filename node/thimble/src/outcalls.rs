@@ -9,7 +9,7 @@ use consensus::{OpenOutcall, OutcallAnswers};
 use execution::Executor;
 use ic_principal::Principal;
 use outcalls::{AnswerSink, Client, Service, Transform};
-use state::{CanisterId, Height, OutcallAnswer, Outcalls};
+use state::{Askers, CanisterId, Height, OutcallAnswer, Outcalls};
 
 use crate::config::Config;
 
@@ -70,7 +70,10 @@ impl NodeOutcalls {
         let open = outcalls.open();
         let of_one = |outcall: &state::Outcall| OpenOutcall {
             until: outcall.until,
-            node: outcall.node,
+            node: match outcall.askers {
+                Askers::One(node) => Some(node),
+                Askers::All | Askers::Unassigned => None,
+            },
             reply_bytes_max: outcall.reply_bytes_max(),
         };
         let all = open.iter().map(|(id, outcall)| (*id, of_one(outcall)));

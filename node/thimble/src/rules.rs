@@ -256,6 +256,7 @@ pub(crate) fn last_block(data: &Path) -> Result<(Height, Option<Time>)> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use consensus::FinalisedBlock;
+    use state::Randomness;
 
     use super::*;
     use crate::cli::Settings;
@@ -293,7 +294,7 @@ mod tests {
         let block = FinalisedBlock {
             height: Height(height),
             time: Time(height),
-            randomness: [0; 32],
+            randomness: Randomness::NONE,
             ingress: vec![],
             key: None,
             agreed: None,

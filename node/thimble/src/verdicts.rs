@@ -163,7 +163,7 @@ mod tests {
 
     use consensus::{BlockLog, FinalisedBlock};
     use execution::ExecutorConfig;
-    use state::Time;
+    use state::{Randomness, Time};
 
     use super::*;
 
@@ -182,7 +182,7 @@ mod tests {
             let block = FinalisedBlock {
                 height: Height(height),
                 time: Time(height),
-                randomness: [0; 32],
+                randomness: Randomness::NONE,
                 ingress: vec![],
                 key: None,
                 agreed: None,

@@ -68,7 +68,6 @@ pub(super) struct Node {
     /// Information file of its cap, if it has one.
     info_file: Option<PathBuf>,
     pub url: String,
-    pub port: u16,
 }
 
 impl Node {
@@ -101,7 +100,7 @@ impl Node {
         let pid = info_file
             .as_deref()
             .map_or(Ok(child.id()), |path| read_cap_info(path).map(|info| info.pid))?;
-        Ok((Self { child, pid, info_file, url, port }, took))
+        Ok((Self { child, pid, info_file, url }, took))
     }
 
     /// How many files the node has open; its workers have their own.

@@ -25,9 +25,9 @@ use crate::machine;
 /// Command line of `thimble-lab bench-pocket`.
 #[derive(Args)]
 pub struct Options {
-    /// The server's binary.
-    #[arg(long, default_value = "target/release/thimble-pocket")]
-    server: PathBuf,
+    /// The server's binary. [default: thimble-pocket in the folder of this program]
+    #[arg(long, value_name = "FILE")]
+    server: Option<PathBuf>,
     /// The server's memory budget.
     #[arg(long, default_value = "1GiB")]
     memory: String,
@@ -67,11 +67,12 @@ struct Server {
 
 impl Server {
     async fn start(options: &Options, port_file: PathBuf) -> Result<(Self, Duration)> {
-        let mut command = Command::new(&options.server);
+        let program = cli::program(options.server.as_deref(), "thimble-pocket", "server")?;
+        let mut command = Command::new(&program);
         command.args(["--memory", &options.memory, "--ttl", "600", "--port-file"]);
         command.arg(&port_file).stdout(Stdio::null());
         let started = Instant::now();
-        let child = Child::spawn(&mut command, &format!("{}", options.server.display()))?;
+        let child = Child::spawn(&mut command, &format!("{}", program.display()))?;
         let mut told = async || {
             let text = std::fs::read_to_string(&port_file).ok()?;
             Some((text.strip_suffix('\n')?.parse::<u16>().ok()?, started.elapsed()))
@@ -180,7 +181,7 @@ pub async fn run(options: Options) -> Result<()> {
         "rows": table.rows, "figures": table.figures,
         "failed": outcome.as_ref().err().map(|error| format!("{error:#}")),
     });
-    let server = format!("{} --memory {}", options.server.display(), options.memory);
+    let server = format!("--memory {}", options.memory);
     outcome.and(table.publish(&report, options.json.as_deref(), &server))
 }
 

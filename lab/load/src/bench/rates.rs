@@ -1,4 +1,4 @@
-//! Rates: a closed loop of signed calls over plain HTTP connections.
+//! Rates: a closed loop of signed calls over plain HTTP connections, and bursts of them.
 
 use std::{
     sync::{
@@ -8,13 +8,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use candid::Principal;
 use hdrhistogram::Histogram;
 use ic_agent::Agent;
 
 use super::{Table, node::Node};
-use crate::hammer::transport::CallAnswer;
+use crate::{
+    hammer::transport::CallAnswer,
+    node_cost::{Cost, Meter},
+};
 
 /// Kind of the calls of a rate.
 #[derive(Clone, Copy)]
@@ -46,6 +49,8 @@ pub(super) struct Rate {
     pub replies: u64,
     /// Replies whose certificate was checked: one in 64 of the updates.
     pub verified: u64,
+    /// CPU time of the node meanwhile.
+    pub cost: Cost,
 }
 
 impl Rate {
@@ -55,6 +60,15 @@ impl Rate {
         table.figure(&format!("{name}, p50"), self.p50, "ms");
         table.figure(&format!("{name}, p99"), self.p99, "ms");
         format!("{:.0}/s, {:.1} / {:.1} ms", self.per_second, self.p50, self.p99)
+    }
+}
+
+impl Rate {
+    /// Puts the node's CPU time for one call into the table; returns it in microseconds.
+    pub(super) fn add_node_cpu(&self, what: &str, table: &mut Table) -> Result<[f64; 3]> {
+        let micros = self.cost.micros_per(self.replies as f64).context("no call was answered")?;
+        table.node_cpu(what, micros);
+        Ok(micros)
     }
 }
 
@@ -70,7 +84,33 @@ struct Caller {
     verified: Arc<AtomicU64>,
 }
 
+/// A canister and what is asked of it, through which agent.
+#[derive(Clone, Copy)]
+pub(super) struct Target<'a> {
+    pub agent: &'a Agent,
+    pub node: &'a Node,
+    pub canister: Principal,
+    pub kind: Kind,
+}
+
 impl Caller {
+    fn new(target: Target<'_>, connections: usize) -> Result<Self> {
+        let Target { agent, node, canister, kind } = target;
+        let (version, call) = match kind {
+            Kind::Update => ("v4", "call"),
+            Kind::Query | Kind::SameQuery => ("v3", "query"),
+        };
+        Ok(Self {
+            http: demo::client::http().pool_max_idle_per_host(connections).build()?,
+            path: format!("{}/api/{version}/canister/{canister}/{call}", node.url),
+            agent: agent.clone(),
+            canister,
+            kind,
+            asked: Arc::default(),
+            verified: Arc::default(),
+        })
+    }
+
     /// The body of the next call.
     fn signed(&self) -> Result<Vec<u8>> {
         let query = |argument: Vec<u8>| {
@@ -124,26 +164,9 @@ impl Caller {
 }
 
 /// Closed loop: `load.concurrency` connections, each with one call in flight.
-pub(super) async fn rate(
-    load: Load,
-    agent: &Agent,
-    node: &Node,
-    canister: Principal,
-    kind: Kind,
-) -> Result<Rate> {
-    let (version, call) = match kind {
-        Kind::Update => ("v4", "call"),
-        Kind::Query | Kind::SameQuery => ("v3", "query"),
-    };
-    let caller = Caller {
-        http: demo::client::http().pool_max_idle_per_host(load.concurrency).build()?,
-        path: format!("http://127.0.0.1:{}/api/{version}/canister/{canister}/{call}", node.port),
-        agent: agent.clone(),
-        canister,
-        kind,
-        asked: Arc::default(),
-        verified: Arc::default(),
-    };
+pub(super) async fn rate(load: Load, target: Target<'_>) -> Result<Rate> {
+    let caller = Caller::new(target, load.concurrency)?;
+    let meter = Meter::start(&[target.node.pid], &target.node.url).await?;
     let started = Instant::now();
     let end = started + Duration::from_secs(load.seconds);
     let tasks: Vec<_> =
@@ -154,10 +177,26 @@ pub(super) async fn rate(
     }
     let seconds = started.elapsed().as_secs_f64();
     Ok(Rate {
+        cost: meter.stop().await?,
         per_second: all.len() as f64 / seconds,
         p50: all.value_at_quantile(0.5) as f64 / 1e3,
         p99: all.value_at_quantile(0.99) as f64 / 1e3,
         replies: all.len(),
         verified: caller.verified.load(Ordering::Relaxed),
     })
+}
+
+/// `bursts` times `calls` calls sent at once, each burst when the one before is answered. The CPU
+/// time of the node, and the calls that it did not hold back.
+pub(super) async fn bursts(target: Target<'_>, bursts: u64, calls: usize) -> Result<(Cost, u64)> {
+    let caller = Caller::new(target, calls)?;
+    let meter = Meter::start(&[target.node.pid], &target.node.url).await?;
+    let mut answered = 0;
+    for _ in 0..bursts {
+        let bodies = (0..calls).map(|_| caller.signed()).collect::<Result<Vec<_>>>()?;
+        let sent = bodies.into_iter().map(|body| caller.call(body, false));
+        let took = futures::future::try_join_all(sent).await?;
+        answered += took.iter().flatten().count() as u64;
+    }
+    Ok((meter.stop().await?, answered))
 }

@@ -26,7 +26,7 @@ use wasm_encoder::{ConstExpr, DataSection, MemorySection, MemoryType, Module};
 use super::{
     Bench, PATIENCE, Table, median,
     node::{Binary, Node},
-    rates::{Kind, Load, rate},
+    rates::{Kind, Load, Target, rate},
     scratch,
 };
 use crate::{
@@ -42,9 +42,9 @@ const SMALL_NODE: &str = "128MiB";
 /// Command line of `thimble-lab bench-state`.
 #[derive(Args)]
 pub struct Options {
-    /// The node's binary.
-    #[arg(long, default_value = "target/release/thimble")]
-    node: PathBuf,
+    /// The node's binary. [default: thimble in the folder of this program]
+    #[arg(long, value_name = "FILE")]
+    node: Option<PathBuf>,
     /// The node's memory budget.
     #[arg(long, default_value = "512MiB")]
     memory: String,
@@ -129,7 +129,9 @@ const REST: Duration = Duration::from_secs(15);
 /// Runs everything and prints the table.
 pub async fn run(options: Options) -> Result<()> {
     let scratch = scratch("bench-state");
-    let mut bench = Bench { options: &options, scratch: &scratch, table: Table::default() };
+    let program = cli::program(options.node.as_deref(), "thimble", "node")?;
+    let mut bench =
+        Bench { options: &options, program: &program, scratch: &scratch, table: Table::default() };
     let outcome = bench.measure_all().await;
     let table = bench.table;
     let _ = std::fs::remove_dir_all(&scratch);
@@ -166,10 +168,9 @@ impl Bench<'_, Options> {
     }
 
     fn binary(&self) -> Binary<'_> {
-        let (program, memory) = (&self.options.node, &self.options.memory);
         Binary {
-            program,
-            memory,
+            program: self.program,
+            memory: &self.options.memory,
             disk: self.options.disk.as_deref(),
             http_gateway: None,
             capped: !self.options.without_cap,
@@ -369,7 +370,8 @@ impl Bench<'_, Options> {
         let agent = client::connect_signing_for(SIGNED_AHEAD, &node.url, PATIENCE).await?;
         let peak = Peak::watch(&node);
         let load = Load { concurrency: self.options.concurrency, seconds: self.options.seconds };
-        let calls = rate(load, &agent, &node, counter, Kind::Update).await?;
+        let target = Target { agent: &agent, node: &node, canister: counter, kind: Kind::Update };
+        let calls = rate(load, target).await?;
         let anonymous = peak.end().await;
         self.row(
             format!("calls signed 5 min ahead, for {} s", self.options.seconds),

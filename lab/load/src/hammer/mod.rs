@@ -47,9 +47,16 @@ struct Line {
     options: Options,
 }
 
-/// Calls between canisters that were made and answered, per second: mode calls with these flags.
-/// Any error or wrong byte is an error.
-pub(crate) async fn inter_canister_messages_per_second(flags: &[&str]) -> Result<f64> {
+/// Calls between canisters that were made and answered.
+pub(crate) struct Messages {
+    pub(crate) per_second: f64,
+    /// CPU time of the node for one of them, in microseconds: in all, in user and in system mode.
+    pub(crate) micros: [f64; 3],
+}
+
+/// Mode calls with these flags, one of which names the node's process. Any error or wrong byte is
+/// an error.
+pub(crate) async fn inter_canister_messages(flags: &[&str]) -> Result<Messages> {
     let line =
         Line::try_parse_from(["hammer", "--mode", "calls", "--no-progress"].iter().chain(flags))?;
     let parameters = Parameters::from_options(&line.options)?;
@@ -60,7 +67,13 @@ pub(crate) async fn inter_canister_messages_per_second(flags: &[&str]) -> Result
         report.table()
     );
     let mode = report.modes.first().context("one mode ran")?;
-    mode.inter_canister_messages_per_second.context("mode calls measures its calls")
+    let per_second =
+        mode.inter_canister_messages_per_second.context("mode calls measures its calls")?;
+    let phase = mode.phases.last().context("mode calls has a part that is measured")?;
+    let hops: u64 = phase.kinds.values().map(|kind| kind.hops).sum();
+    let cost = phase.cost.as_ref().context("the CPU time of the node was not read")?;
+    let micros = cost.micros_per(hops as f64).context("no call between canisters was answered")?;
+    Ok(Messages { per_second, micros })
 }
 
 /// Exit code for an invalid command line, as in `clap`.
@@ -99,6 +112,8 @@ async fn hammer(parameters: Parameters, progress: bool, keep: bool, stop: Stop) 
         concurrency: parameters.concurrency,
         rate: parameters.rate,
         outstanding: parameters.outstanding,
+        pids: parameters.pids.clone(),
+        url: parameters.urls.first().cloned().unwrap_or_default(),
         seed: parameters.seed,
         progress,
     };

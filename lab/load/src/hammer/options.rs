@@ -229,6 +229,12 @@ pub struct Options {
     /// Default: 1. Example: --scale 0.5
     #[arg(long, default_value_t = 1.0, hide_default_value = true)]
     pub scale: f64,
+    /// Process id of a node on this machine; repeatable. The report then has, for each measured
+    /// part, the CPU time of the node's processes and the blocks that were executed.
+    ///
+    /// Example: --pid 4711
+    #[arg(long)]
+    pub pid: Vec<u32>,
     /// Seed of everything random: the content of memory, the samples compared, the jitter of
     /// back-offs, the pattern of soak.
     ///
@@ -281,6 +287,8 @@ pub(crate) struct Usage(pub(crate) String);
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Parameters {
     pub(crate) urls: Vec<String>,
+    /// Processes of nodes whose CPU time is read.
+    pub(crate) pids: Vec<u32>,
     /// Whether the nodes behind the endpoints are asked for their memory and height.
     pub(crate) watch_nodes: bool,
     pub(crate) modes: Vec<Mode>,
@@ -387,6 +395,7 @@ impl Parameters {
         };
         let parameters = Self {
             watch_nodes: options.net.is_some() || urls.len() > 1,
+            pids: options.pid.clone(),
             urls,
             modes,
             canisters: options.canisters.iter().map(Principal::to_text).collect(),

@@ -188,6 +188,16 @@ fn phase_texts(out: &mut String, phase: &Phase) {
         let what = "operations found no room at their time and were not started";
         let _ = writeln!(out, "{name}: {count} {what}");
     }
+    if let Some(cost) = &phase.cost
+        && let Some([micros, user, system]) = cost.micros_per(phase.done() as f64)
+    {
+        let blocks = cost.blocks.map_or(String::new(), |blocks| format!(", in {blocks} blocks"));
+        let _ = writeln!(
+            out,
+            "{name}: CPU of the nodes per operation {micros:.0} us (user {user:.0}, system \
+             {system:.0}){blocks}"
+        );
+    }
     if phase.interrupted {
         let what = "stopped with operations in flight, whose outcome is unknown";
         let _ = writeln!(out, "{name}: {what}");

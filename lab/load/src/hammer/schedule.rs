@@ -26,6 +26,7 @@ use super::{
     stats::{Outcome, Phase, millis},
     transport::BackOff,
 };
+use crate::node_cost::Meter;
 
 /// After a stop, operations in flight get this long to end.
 const GRACE: Duration = Duration::from_secs(3);
@@ -105,6 +106,9 @@ pub(crate) struct Runner {
     pub(crate) concurrency: usize,
     pub(crate) rate: Option<f64>,
     pub(crate) outstanding: usize,
+    /// Processes of nodes whose CPU time is read, and the endpoint whose height is.
+    pub(crate) pids: Vec<u32>,
+    pub(crate) url: String,
     pub(crate) seed: u64,
     pub(crate) progress: bool,
 }
@@ -212,6 +216,11 @@ impl Runner {
     pub(crate) async fn run(&self, order: Order, source: Source) -> Phase {
         let (name, preparation) = (order.name.clone(), order.preparation);
         let phase = Arc::new(Mutex::new(Phase { name, preparation, ..Phase::default() }));
+        let meter = if preparation || self.pids.is_empty() {
+            None
+        } else {
+            reported(Meter::start(&self.pids, &self.url).await)
+        };
         let started = Instant::now();
         let end = match (order.preparation, order.limit) {
             (true, _) => Some(started + PREPARATION_MAX),
@@ -254,10 +263,19 @@ impl Runner {
             progress.abort();
             clear_line();
         }
-        let mut phase = lock(&phase).clone();
-        phase.seconds = started.elapsed().as_secs_f64();
-        phase
+        let seconds = started.elapsed().as_secs_f64();
+        let cost = match meter {
+            Some(meter) => reported(meter.stop().await),
+            None => None,
+        };
+        let phase = lock(&phase).clone();
+        Phase { seconds, cost, ..phase }
     }
+}
+
+/// A reading of nodes, which may have ended: then the reason is printed, and there is none.
+fn reported<T>(reading: anyhow::Result<T>) -> Option<T> {
+    reading.inspect_err(|error| eprintln!("hammer: {error:#}")).ok()
 }
 
 /// Prints how it goes: in place on a terminal, a line every five seconds elsewhere.

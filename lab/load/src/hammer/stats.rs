@@ -7,6 +7,7 @@ use hdrhistogram::Histogram;
 use serde::{Serialize, Serializer};
 
 use super::failure::{Class, Failure};
+use crate::node_cost::Cost;
 
 /// Latencies above this are recorded as this.
 const LATENCY_MAX: Duration = Duration::from_secs(3600);
@@ -214,6 +215,9 @@ pub(crate) struct Phase {
     pub(crate) interrupted: bool,
     /// `fill` and such are needed by a mode and are not what it measures.
     pub(crate) preparation: bool,
+    /// CPU time of the nodes whose processes are named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cost: Option<Cost>,
 }
 
 impl Phase {

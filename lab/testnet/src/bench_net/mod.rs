@@ -6,6 +6,7 @@
 //! the nodes' groups (memory, CPU), from the hammer (latencies, rates, wrong bytes) and from the
 //! nodes' reports (heights).
 
+mod cost;
 mod merge;
 
 use std::{
@@ -22,7 +23,10 @@ use clap::{Args, ValueEnum};
 use cli::{Child, Stop};
 use serde_json::Value;
 
-use self::merge::NodeSeries;
+use self::{
+    cost::{Floor, MemberCpu},
+    merge::NodeSeries,
+};
 use crate::{
     net::{
         Network,
@@ -62,11 +66,15 @@ const HEIGHTS_EVERY: Duration = Duration::from_millis(500);
 /// A part of the bench.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Scenario {
+    /// The consensus engine alone: what a block costs at least (with --engine).
+    Engine,
     /// Memory and CPU of nodes that have nothing to do.
     Idle,
     /// Of one update after the other.
     Latency,
-    /// Messages between canisters.
+    /// Updates with 128 in flight.
+    Updates,
+    /// Blocks with one chain of calls, and messages between canisters.
     Calls,
     /// The hammer's hybrid mode.
     Storm,
@@ -89,6 +97,10 @@ pub struct Options {
     /// The node's binary. [default: thimble in the folder of this program]
     #[arg(long, value_name = "FILE")]
     node: Option<PathBuf>,
+    /// The program of the consensus engine alone, which is measured beside the subnet: the
+    /// example `engine` of the crate `consensus`.
+    #[arg(long, value_name = "FILE")]
+    engine: Option<PathBuf>,
     /// Minutes of the storm.
     #[arg(long, default_value_t = 5.0)]
     minutes: f64,
@@ -160,6 +172,8 @@ struct Bench {
     phases: Vec<(f64, String)>,
     heights: File,
     rows: Rows,
+    /// Of the engine alone, if it was measured.
+    floor: Option<Floor>,
 }
 
 impl Bench {
@@ -175,6 +189,7 @@ impl Bench {
             phases: vec![],
             heights,
             rows: Rows::default(),
+            floor: None,
             options,
             folder,
         })
@@ -200,6 +215,9 @@ impl Bench {
     }
 
     async fn all(&mut self) -> Result<()> {
+        if self.is_selected(Scenario::Engine) {
+            self.engine().await?;
+        }
         self.phase("start");
         self.start().await?;
         self.watch(SETTLE).await?;
@@ -209,7 +227,11 @@ impl Bench {
         if self.is_selected(Scenario::Latency) {
             self.latency().await?;
         }
+        if self.is_selected(Scenario::Updates) {
+            self.updates().await?;
+        }
         if self.is_selected(Scenario::Calls) {
+            self.chain_blocks().await?;
             self.calls().await?;
         }
         if self.is_selected(Scenario::Storm) {
@@ -325,8 +347,10 @@ impl Bench {
     async fn idle(&mut self) -> Result<()> {
         let from = self.phase("idle");
         let before = self.reports().await?;
+        let cpu_before = self.node_cpu()?;
         // No reports are requested meanwhile: a report costs more than a tenth of an idle block.
         tokio::time::sleep(Duration::from_secs(self.options.idle_seconds)).await;
+        let cpu_after = self.node_cpu()?;
         let after = self.reports().await?;
         let to = self.now();
         let series = self.series()?;
@@ -344,7 +368,12 @@ impl Bench {
         self.row("idle CPU, per node", join(&cpu, |percent| format!("{percent:.2} %")))
             .goal(format!("< {IDLE_CPU_PERCENT_MAX} % of a core"), most < IDLE_CPU_PERCENT_MAX)
             .figure("idle, CPU of the busiest node", most, "%");
-        let rounds = tip(&after).saturating_sub(tip(&before)) as f64 / (to - from);
+        let blocks = tip(&after).saturating_sub(tip(&before));
+        let spent = cpu_after.iter().zip(&cpu_before).map(|(after, before)| after.since(*before));
+        let spent: Vec<MemberCpu> = spent.map(MemberCpu::from).collect();
+        let most = self.floor.map(|floor| floor.idle_millis);
+        self.block_cost("empty", &spent, blocks, most)?;
+        let rounds = blocks as f64 / (to - from);
         self.row("rounds a second while idle", format!("{rounds:.2}")).figure(
             "rounds while idle",
             rounds,
@@ -442,14 +471,12 @@ impl Bench {
         let subnet = !self.options.independent;
         let row = self.row("storm: rounds behind at the end, per node", said);
         row.goal(format!("<= {STORM_BEHIND_MAX}"), met).met = subnet.then_some(met);
-        let done = |name: &str| {
-            kind(&report, name).and_then(|kind| kind.get("done")?.as_u64()).unwrap_or(0)
-        };
-        let [writes, reads, chains] = ["write", "read-query", "chain"].map(done);
+        let [writes, reads, chains] =
+            ["write", "read-query", "chain"].map(|name| done(&report, name));
         let said = format!("{writes} writes, {reads} reads, {chains} chains");
         let row = self.row("storm: operations", said).goal("some", writes > 0);
-        for (name, done) in [("write", writes), ("read-query", reads), ("chain", chains)] {
-            let per_second = done as f64 / (minutes * 60.0);
+        for (name, count) in [("write", writes), ("read-query", reads), ("chain", chains)] {
+            let per_second = count as f64 / (minutes * 60.0);
             row.figure(&format!("storm, {name}"), per_second, "/s");
         }
         self.judge_hammer("storm", &report);
@@ -601,11 +628,24 @@ fn workers(reports: &[Option<Report>]) -> u64 {
     reports.iter().flatten().map(|report| report.worker_restarts).sum()
 }
 
+/// Phases of the hammer's report that are not preparations.
+fn measured_phases(report: &Value) -> impl Iterator<Item = &Value> {
+    let modes = report.get("modes").and_then(Value::as_array).into_iter().flatten();
+    let phases = modes.filter_map(|mode| mode.get("phases")?.as_array()).flatten();
+    phases.filter(|phase| phase.get("preparation").and_then(Value::as_bool) != Some(true))
+}
+
+/// The first of them.
+fn measured_phase(report: &Value) -> Option<&Value> {
+    measured_phases(report).next()
+}
+
 /// A kind of operation in the hammer's report, in any phase that is not a preparation.
 fn kind<'a>(report: &'a Value, name: &str) -> Option<&'a Value> {
-    let modes = report.get("modes")?.as_array()?;
-    let phases = modes.iter().filter_map(|mode| mode.get("phases")?.as_array()).flatten();
-    phases
-        .filter(|phase| phase.get("preparation").and_then(Value::as_bool) != Some(true))
-        .find_map(|phase| phase.pointer(&format!("/kinds/{name}")))
+    measured_phases(report).find_map(|phase| phase.pointer(&format!("/kinds/{name}")))
+}
+
+/// How many operations of a kind were done.
+fn done(report: &Value, name: &str) -> u64 {
+    kind(report, name).and_then(|kind| kind.get("done")?.as_u64()).unwrap_or(0)
 }

@@ -178,6 +178,33 @@ fn every_mode_runs_and_every_byte_is_right() {
 }
 
 #[test]
+fn named_processes_have_their_cpu_time_in_measured_phases_only() {
+    let node = Node::start("512MiB", None);
+    let flags = format!(
+        "--mode dirty --operations 12 --write-size 1MiB --fill 4MiB --canister-count 1 --pid {}",
+        node.child.id()
+    );
+    let (code, report) = node.report(&flags);
+    assert_eq!(code, Some(0), "{report:#}");
+    for phase in report["modes"][0]["phases"].as_array().unwrap() {
+        let measured = phase["preparation"] == false;
+        assert_eq!(phase["cost"].is_object(), measured, "{phase:#}");
+        if measured {
+            let [all, user, system] = ["cpu_seconds", "user_seconds", "system_seconds"]
+                .map(|part| phase["cost"]["nodes"][0][part].as_f64().unwrap());
+            assert!(all > 0.0 && (all - user - system).abs() < 1e-6, "{phase:#}");
+            assert!(phase["cost"]["blocks"].as_u64().unwrap() > 0, "{phase:#}");
+        }
+    }
+    let output = node
+        .hammer("--mode throughput --operations 4 --no-progress --pid 4294967295")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
+    assert!(shown(&output).contains("reading the CPU time"), "{}", shown(&output));
+}
+
+#[test]
 fn probes_meet_the_limits_and_the_heap_storm_goes_on() {
     let node = Node::start("512MiB", None);
     let (code, report) = node

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, num::NonZeroU64, path::PathBuf, sync::Arc, thread::JoinHandle};
 
-use commonware_consensus::types::FixedEpocher;
+use commonware_consensus::types::{Epoch, FixedEpocher};
 use commonware_cryptography::{Digestible as _, Signer as _};
 use commonware_utils::sync::Mutex;
 use futures::{
@@ -16,6 +16,7 @@ use tokio::sync::watch;
 
 use super::{
     ConsensusEngine, DeliveredBlock, Input, StartError, SubnetConfig, SubnetProgress,
+    blobs::BlobLog,
     block::{Block, Digest},
     deps::Deps,
     engine::Schemes,
@@ -25,11 +26,13 @@ use super::{
     resharing::{self, Resharing},
     shares::ExecutionResult,
     state_sync::{self, Command, FLOOR_DEPTH, Floor, SyncTarget},
+    voters::Voters,
     votes,
 };
 use crate::{
     Certificate, ChunkRequest, Consensus, ConsensusDeps, ConsensusError, Demand, FetchedChunks,
-    Step, SyncProgress, block_log::Replay, certifier::CommitteeSchedule, replay::BatchSequence,
+    FinalisedBatch, Step, SyncProgress, block_log::Replay, certifier::CommitteeSchedule,
+    replay::BatchSequence,
 };
 
 /// Blocks and certificates that wait for the driver.
@@ -110,7 +113,8 @@ impl Subnet {
         let ConsensusDeps { pool, mut log, clock, envelopes, limits, states, outcalls, queries } =
             deps;
         log.check_complete(resume_from)?;
-        let me = key::node_key(&config.node_secret)?.public_key();
+        let signer = key::node_key(&config.node_secret)?;
+        let me = signer.public_key();
         let namespace = key::namespace(&config.genesis);
         let public_key = config.genesis.committee().public_key;
         let genesis = Block::genesis(public_key.as_bytes(), config.genesis_time);
@@ -130,30 +134,41 @@ impl Subnet {
         while let Some(logged) = blocks.next_block()? {
             newest = logged.block.key.or(newest);
         }
-        let (summary, boundary) = match newest {
+        let first_voters = Voters::first(&config.genesis);
+        let (summary, voters, boundary) = match newest {
             Some(key) => {
                 let read = Summary::from_bytes(&key.summary);
+                let voters = Voters::decode(&key.voters);
                 (
                     read.map_err(|error| StartError::Summary(error.to_string()))?,
+                    voters.ok_or_else(|| StartError::Summary("the keys of votes".into()))?,
                     Digest::from(key.boundary),
                 )
             }
-            None => (config.genesis, genesis.digest()),
+            None => (config.genesis, first_voters.clone(), genesis.digest()),
         };
         let blocks_per_epoch = NonZeroU64::new(limits.blocks_per_epoch).unwrap_or(NonZeroU64::MAX);
         let epocher = FixedEpocher::new(blocks_per_epoch);
-        let schemes = Schemes::new(key::verifier(&namespace, &public_key)?);
+        let schemes = Schemes::default();
+        for epoch in voters.epochs().filter(|epoch| *epoch < summary.epoch()) {
+            if let Some(scheme) = voters.verifier(&namespace, epoch)? {
+                schemes.insert(Epoch::new(epoch), scheme);
+            }
+        }
         let voted = config.keys.voted().map_err(StartError::Share)?;
         let silent_until = votes::silent_until(&disk, &config.directory, voted)?;
+        let blobs_folder = votes::blobs_folder(&disk, &config.directory)?;
+        let blobs = BlobLog::open(disk, &blobs_folder)?;
         let resharing_config = resharing::Config {
             keys: config.keys,
             arithmetic: config.arithmetic,
-            namespace,
+            namespace: namespace.clone(),
+            signer,
             node_key: me.as_ref().try_into().unwrap_or_default(),
             epocher: epocher.clone(),
             silent_until,
         };
-        let resharing = Resharing::new(summary, logged, boundary, resharing_config);
+        let resharing = Resharing::new((summary, voters), logged, boundary, resharing_config);
         let entered = match resharing.enter() {
             // Everything but the keys was lost, and those are of a later epoch by now: it takes
             // over a state, and then has its share of that epoch.
@@ -177,14 +192,11 @@ impl Subnet {
         schemes.insert(entered.epoch, entered.scheme);
         let schedule = CommitteeSchedule::new(entered.from, entered.signers);
         let replay = log.read_from(resume_from);
-        let journal = Journal::open(
-            disk,
-            &log.folder().join("voted"),
-            limits
-                .block_ingress_bytes
-                .max(config.call_bytes.saturating_add(state::INGRESS_OVERHEAD_BYTES))
-                .saturating_mul(JOURNAL_BLOCKS),
-        )?;
+        let journal_bytes = limits
+            .block_ingress_bytes
+            .max(config.call_bytes.saturating_add(state::INGRESS_OVERHEAD_BYTES))
+            .saturating_mul(JOURNAL_BLOCKS);
+        let journal = Journal::open(blobs.clone(), journal_bytes).map_err(std::io::Error::other)?;
         let (published, execution_tx, progress) = ProgressReaders::new(resume_from, logged);
         let (input_tx, input_rx) = mpsc::channel(INPUT_MAX);
         let (executed_tx, executed_rx) = mpsc::channel(EXECUTED_MAX);
@@ -192,6 +204,8 @@ impl Subnet {
         let deps = Arc::new(Deps {
             me,
             public_key,
+            namespace,
+            first_voters,
             limits,
             call_bytes: config.call_bytes,
             epocher,
@@ -199,6 +213,7 @@ impl Subnet {
             envelopes,
             log: Arc::new(Mutex::new(log)),
             journal: Arc::new(journal),
+            blobs,
             clock,
             states,
             outcalls,
@@ -269,19 +284,13 @@ impl Subnet {
             };
             match input {
                 Some(Input::Block(delivered)) => {
-                    if let Err(error) = self.deps.log.lock().append_block(&delivered.block) {
-                        self.unlogged = Some(delivered);
-                        return Err(error.into());
-                    }
-                    // The receiver is gone if the engine ended, which the next call detects.
-                    let _ = delivered.durable_tx.send(());
-                    return self.batches.hand_out(&delivered.block, None).map(Step::Execute);
+                    return self.log_block(delivered).map(Step::Execute);
                 }
                 Some(Input::Certified(certificate)) => {
                     // A certificate may come before the blocks it covers: the log is held to what
-                    // it has.
+                    // is durable in it.
                     let mut log = self.deps.log.lock();
-                    let covered = log.last().unwrap_or_default().min(certificate.height);
+                    let covered = log.durable().min(certificate.height);
                     log.record_certified(covered)?;
                     return Ok(Step::Certified(certificate));
                 }
@@ -303,6 +312,29 @@ impl Subnet {
                 Some(Input::Ended) | None => return Err(ConsensusError::EngineEnded),
             }
         }
+    }
+
+    /// Appends a block to the log, and gives its batch.
+    fn log_block(&mut self, delivered: DeliveredBlock) -> Result<FinalisedBatch, ConsensusError> {
+        let logged = {
+            let mut log = self.deps.log.lock();
+            let appended = if delivered.is_held {
+                log.append_block_later(&delivered.block)
+            } else {
+                log.append_block(&delivered.block)
+            };
+            appended.map(|()| log.durable())
+        };
+        let durable = match logged {
+            Ok(durable) => durable,
+            Err(error) => {
+                self.unlogged = Some(delivered);
+                return Err(error.into());
+            }
+        };
+        // The receiver is gone if the engine ended, which the next call detects.
+        let _ = delivered.logged_tx.send(durable);
+        self.batches.hand_out(&delivered.block, None)
     }
 
     /// Blocks at and below this height are not needed: this node has two checkpoints above them,
@@ -351,6 +383,10 @@ impl Consensus for Subnet {
             }
             Ok(Vec::new())
         })
+    }
+
+    fn before_checkpoint(&mut self) -> Result<(), ConsensusError> {
+        Ok(self.deps.log.lock().sync()?)
     }
 
     fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError> {

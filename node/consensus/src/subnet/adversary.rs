@@ -3,25 +3,23 @@
 //!
 //! No part of the node's interface: the node itself signs within its engine.
 
-use commonware_consensus::simplex::scheme::bls12381_threshold::vrf;
-use commonware_cryptography::{bls12381::primitives::variant::MinSig, ed25519::PublicKey};
+use commonware_consensus::simplex::scheme::ed25519;
 use genesis::Summary;
-use nidkg::SecretShare;
 
 pub use super::key::namespace;
 use super::key::{self, EngineKeyError};
 
 /// Signs votes as the engine does, byte for byte.
-pub type VoteScheme = vrf::Scheme<PublicKey, MinSig>;
+pub type VoteScheme = ed25519::Scheme;
 
-/// The scheme of a member in the epoch of this summary.
+/// The scheme of the member with this node key, in the epoch of this summary.
 pub fn vote_scheme(
     namespace: &[u8],
     summary: &Summary,
-    share: &SecretShare,
+    node_secret: &[u8; 32],
 ) -> Result<VoteScheme, EngineKeyError> {
     let keys: Vec<_> =
         summary.members().iter().map(|member| member.node_key().to_bytes()).collect();
-    let members = key::members(&keys)?;
-    Ok(key::scheme(namespace, &members, summary.committee(), Some(share))?.into_inner())
+    let signer = key::node_key(node_secret)?;
+    key::scheme(namespace, &key::members(&keys)?, Some(&signer))
 }

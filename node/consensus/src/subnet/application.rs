@@ -1,8 +1,9 @@
 //! The engine's interface to the node: proposes blocks, judges blocks, and takes finalised ones.
 //!
-//! Pace. With calls or other work waiting, a block follows its parent at once; without, after the
-//! idle interval. A proposal waits while execution lags, and declines if it lags on: the chain then
-//! goes at the speed of 2f+1 nodes' execution.
+//! Pace. With work of execution, a block follows its parent at once; with calls, at once or shortly
+//! after, for more calls ([`super::batching`]); without either, after the idle interval. A proposal
+//! waits while execution lags, and declines if it lags on: the chain then goes at the speed of 2f+1
+//! nodes' execution.
 //!
 //! Judging. A refusal is final, and depends only on data that all nodes share: the block, its
 //! parent, the envelopes it names by their digests, limits that members compare. Conditions local
@@ -14,10 +15,10 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use commonware_actor::Feedback;
 use commonware_consensus::{
-    Application as Engine, Epochable as _, Heightable as _, Reporter,
+    Application as Engine, Heightable as _, Reporter,
     marshal::{Update, ancestry::Ancestry},
     simplex::types::Context,
-    types::{Height as EngineHeight, Round, View},
+    types::Height as EngineHeight,
 };
 use commonware_cryptography::{Digested, Digestible as _, ed25519::PublicKey};
 use commonware_macros::select;
@@ -34,27 +35,28 @@ use rand_core::CryptoRng;
 use state::{Height, IngressId, Time};
 
 use super::{
-    block::{Block, CallName, Digest, KeyPayload, Opening, VerdictError},
+    batching::Batching,
+    block::{Block, CallName, Certification, Digest, KeyPayload, VerdictError},
     calls::{Calls, GatheredCall},
     deps::Deps,
-    engine::PENDING_MAX,
+    engine::UNACKNOWLEDGED_MAX,
+    key::Scheme,
     published::{ExecutionProgress, wait_for_change},
     queries::{self, BlockQueryReport},
-    scheme::{HasSeed as _, Scheme, Seed},
 };
 
 /// How long a proposal waits for execution before it declines. Declining hands the lead on at once,
 /// so lagging nodes would pass it round in circles.
 const TIMEOUT: Duration = Duration::from_millis(250);
-/// How long a proposal waits for the seed of its parent's round, which comes with the certificate
-/// that made the parent final enough to build on.
-const SEED_TIMEOUT: Duration = Duration::from_millis(500);
 /// How far a block's time may be ahead of a voter's clock: beyond, the vote waits.
 const DRIFT: Duration = Duration::from_millis(500);
 /// Time between two checks of the clock while a block's time is ahead of it: the clock may be set.
 const CLOCK_CHECK_EVERY: Duration = Duration::from_secs(1);
-/// Between two tries to make the calls of a block durable.
+/// Between two tries to keep the calls of a block.
 const JOURNAL_RETRY: Duration = Duration::from_millis(200);
+/// Bytes of calls that are written to the journal by the task that votes.
+const INLINE_BYTES: u64 = 64 << 10;
+
 /// How long it is from `now` to `then`; nothing if that is past.
 fn time_until(now: Time, then: Time) -> Duration {
     Duration::from_nanos(then.0.saturating_sub(now.0))
@@ -64,6 +66,8 @@ fn time_until(now: Time, then: Time) -> Duration {
 #[derive(Default)]
 struct UnexecutedContents {
     calls: BTreeSet<IngressId>,
+    /// Roots of states whose certifications they carry.
+    certified: BTreeSet<[u8; 32]>,
     payloads: Vec<(EngineHeight, KeyPayload)>,
     reporters: BTreeSet<Principal>,
 }
@@ -75,6 +79,7 @@ pub(super) struct Application<S> {
     pub(super) calls: Calls<S>,
     /// Has room for what marshal hands out before earlier blocks are acknowledged.
     pub(super) deliveries_tx: mpsc::Sender<(Digested<Block>, Exact)>,
+    pub(super) batching: Arc<Batching>,
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Application<S> {
@@ -106,6 +111,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         let mut taken = UnexecutedContents::default();
         let mut take = |block: &Block| {
             taken.calls.extend(block.ingress.iter().map(|name| name.id));
+            taken.certified.extend(block.certifications.iter().map(|it| it.root));
             taken.payloads.extend(block.payload.clone().map(|payload| (block.height, payload)));
             taken.reporters.extend(block.queries.as_ref().map(|report| report.0.node));
         };
@@ -137,83 +143,80 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         (!taken.reporters.contains(&report.node)).then_some(BlockQueryReport(report))
     }
 
-    /// Whether a block is due before the idle interval is over.
-    fn has_work(&self, taken: &BTreeSet<IngressId>, now: Time) -> bool {
+    /// Certifications of states that execution waits for, as far as this node has them and no block
+    /// before has.
+    fn certifications(&self, taken: &UnexecutedContents) -> Vec<Certification> {
+        let awaited = self.deps.published.execution_rx.borrow().demand.awaited;
+        let known = self.deps.published.certification_rx.borrow();
+        let certification = |root: [u8; 32]| {
+            let signature = known.signature(&root)?;
+            Some(Certification { root, signature })
+        };
+        let roots = awaited.iter().map(|it| it.root).filter(|root| !taken.certified.contains(root));
+        roots.filter_map(certification).collect()
+    }
+
+    /// Whether execution has work of its own, or waits for a certification that this node has, for
+    /// which a block is due before the idle interval is over.
+    fn is_demanded(&self, taken: &UnexecutedContents, now: Time) -> bool {
         let demand = self.deps.published.execution_rx.borrow().demand;
         demand.more
             || demand.next_timer.is_some_and(|timer| timer <= now)
-            || self.deps.pool.has_more_than(taken)
+            || !self.certifications(taken).is_empty()
     }
 
-    /// The seed a block built on `parent` in this round must carry, and the finalization that shows
-    /// it where the epoch begins.
-    async fn seed_for(
-        &self,
-        clock: &impl Clock,
-        round: Round,
-        parent_view: View,
-        parent: &Block,
-    ) -> Option<(Option<Seed>, Option<Opening>)> {
-        let until = clock.current() + SEED_TIMEOUT;
+    /// Returns when a block is due after `parent`: at once with work of execution, with calls when
+    /// no more are waited for, without either after the idle interval.
+    async fn wait_until_due(&self, clock: &impl Clock, parent: &Block, taken: &UnexecutedContents) {
+        let idle = Duration::from_millis(self.deps.limits.idle_round_millis);
+        let began = clock.current();
+        // A clock that is behind the others' does not make this node wait for longer.
+        let latest = began + idle;
+        let calls_max = usize::try_from(self.deps.limits.block_ingress_messages / 4);
+        let calls_max = calls_max.unwrap_or(usize::MAX).max(1);
+        let mut batch = self.batching.begin(parent.ingress.len(), calls_max);
+        let mut certification_rx = self.deps.published.certification_rx.clone();
         loop {
-            let came = self.deps.published.consensus.notified();
-            tokio::pin!(came);
-            came.as_mut().enable();
-            if parent_view == View::zero() {
-                // The first block of an epoch: its parent was agreed on in the epoch before, in a
-                // round that may have been repeated.
-                if round.epoch().previous().is_none() {
-                    return Some((None, None));
-                }
-                if let Some(opening) = self.deps.published.consensus.opening(&parent.digest()) {
-                    return Some((Some(opening.seed()), Some(opening)));
-                }
-            } else if let Some(seed) =
-                self.deps.published.consensus.seed(Round::new(round.epoch(), parent_view))
-            {
-                return Some((Some(seed), None));
+            let work = self.deps.published.work_available.notified();
+            tokio::pin!(work);
+            work.as_mut().enable();
+            let now = self.deps.clock.now();
+            let idle_left = idle.saturating_sub(time_until(parent.time, now));
+            let left = latest.duration_since(clock.current()).unwrap_or_default().min(idle_left);
+            let certified = certification_rx.borrow_and_update().certified;
+            if left.is_zero() || self.is_demanded(taken, now) {
+                return;
             }
+            let timer = self.deps.published.execution_rx.borrow().demand.next_timer;
+            let mut wake = timer
+                .filter(|timer| *timer > now)
+                .map_or(left, |timer| time_until(now, timer).min(left));
+            let most = if batch.is_some() { calls_max } else { 1 };
+            let calls = self.deps.pool.count_beyond(&taken.calls, most);
+            let is_certified = certified.0 >= parent.height.get();
+            if calls > 0 {
+                let waited = clock.current().duration_since(began).unwrap_or_default();
+                let more = batch.as_mut().and_then(|wait| wait.left(waited, calls, is_certified));
+                let Some(more) = more else { return };
+                wake = wake.min(more);
+            }
+            let certificate = async {
+                // Every share changes the value: only a proposal that waits for it looks.
+                if calls > 0 && !is_certified {
+                    wait_for_change(&mut certification_rx).await;
+                } else {
+                    std::future::pending::<()>().await;
+                }
+            };
             select! {
-                () = came => {},
-                () = clock.sleep_until(until) => {
-                    tracing::debug!(%round, height = parent.height.get(), "no seed of the parent's round: the proposal is left to another node");
-                    return None;
-                },
+                () = work => {},
+                () = certificate => {},
+                () = clock.sleep(wake) => {},
             }
         }
     }
 
-    fn is_seed_for(
-        &self,
-        rng: &mut impl CryptoRng,
-        block: &Block,
-        round: Round,
-        parent_view: View,
-        parent: &Block,
-    ) -> bool {
-        let begins = parent_view == View::zero();
-        match (&block.seed, &block.opening) {
-            (None, None) => begins && round.epoch().previous().is_none(),
-            (Some(seed), None) => {
-                !begins
-                    && seed.round == Round::new(round.epoch(), parent_view)
-                    && (self.deps.published.consensus.seed(seed.round).as_ref() == Some(seed)
-                        || self.deps.schemes.lasting.is_seed(seed))
-            }
-            // A leader has no choice among rounds that were given up, or in which something else
-            // was agreed on.
-            (Some(seed), Some(opening)) => {
-                begins
-                    && Some(opening.epoch()) == round.epoch().previous()
-                    && opening.proposal.payload == parent.digest()
-                    && opening.seed() == *seed
-                    && opening.verify(rng, &*self.deps.schemes.lasting, &Sequential)
-            }
-            (None, Some(_)) => false,
-        }
-    }
-
-    /// Makes the block's calls durable, if it may hold them. Trouble of this node's disk, or a full
+    /// Keeps the block's calls, if it may hold them. Trouble of this node's disk, or a full
     /// journal, is not a reason against the block: the vote waits until that is over, or the engine
     /// gives the round up.
     async fn journal_calls(
@@ -230,7 +233,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
                 Err(VerdictError::Invalid(reason)) => return Err(reason),
                 Err(VerdictError::Unavailable(reason)) => {
                     if !logged {
-                        tracing::warn!(height = at.0.0, %reason, "calls of a block cannot be made durable: this node's vote waits");
+                        tracing::warn!(height = at.0.0, %reason, "calls of a block cannot be kept: this node's vote waits");
                         logged = true;
                     }
                     context.sleep(JOURNAL_RETRY).await;
@@ -239,7 +242,10 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         }
     }
 
-    /// Checks signatures and waits for the disk on a thread that may block.
+    /// Writes calls to the journal, in front of the vote for their block: the engine's storage is
+    /// one log, so the sync of the vote, before which it is not sent, makes the calls durable too.
+    /// Few calls that were verified before are written here, to the operating system's cache;
+    /// signatures are checked, and many bytes are written, on a thread that may block.
     async fn journal_calls_once(
         &self,
         context: &impl Spawner,
@@ -247,6 +253,10 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         gathered: Vec<GatheredCall>,
         at: (Height, Time),
     ) -> Result<(), VerdictError> {
+        let bytes: u64 = names.iter().map(CallName::accounted_bytes).sum();
+        if bytes <= INLINE_BYTES && gathered.iter().all(GatheredCall::is_verified) {
+            return self.calls.journal_calls(names, gathered, at);
+        }
         let (calls, names) = (self.calls.clone(), names.to_vec());
         let kept = context
             .child("keep")
@@ -264,6 +274,9 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         block: &Block,
         parent: &Block,
     ) -> Result<(), String> {
+        if block.round != context.round {
+            return Err(format!("it names round {} and is of {}", block.round, context.round));
+        }
         if block.time <= parent.time {
             return Err(format!(
                 "its time {} is not after its parent's, {}",
@@ -277,12 +290,13 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
             self.deps.resharing.wait_for_epoch(clock, context.round.epoch()).await;
             queries::check_report(&self.deps.resharing, &context.leader, block)?;
         }
+        let certification_rx = &self.deps.published.certification_rx;
+        block.check_certifications(&self.deps.public_key, |root| {
+            certification_rx.borrow().signature(root)
+        })?;
         // Who executes slowly does not help the chain away from itself; so the shares of state
         // roots come from 2f+1 nodes that are close together.
         self.wait_for_execution().await;
-        if !self.is_seed_for(clock, block, context.round, context.parent.0, parent) {
-            return Err("its seed is not that of its parent's round".into());
-        }
         if !block.ingress.is_empty() {
             let calls = self.calls.gather(clock, &block.ingress, None, Some(&context.leader)).await;
             self.journal_calls(clock, block, calls).await?;
@@ -322,31 +336,8 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
             () = self.wait_for_execution() => {},
             () = clock.sleep_until(until) => return None,
         }
-        let (seed, opening) =
-            self.seed_for(&clock, context.round, context.parent.0, parent.inner()).await?;
         let taken = self.unexecuted_contents(parent.inner(), ancestry).await;
-        let idle = Duration::from_millis(self.deps.limits.idle_round_millis);
-        // A clock that is behind the others' does not make this node wait for longer.
-        let latest = clock.current() + idle;
-        loop {
-            let work = self.deps.published.work_available.notified();
-            tokio::pin!(work);
-            work.as_mut().enable();
-            let now = self.deps.clock.now();
-            let idle_left = idle.saturating_sub(time_until(parent.inner().time, now));
-            let left = latest.duration_since(clock.current()).unwrap_or_default().min(idle_left);
-            if left.is_zero() || self.has_work(&taken.calls, now) {
-                break;
-            }
-            let timer = self.deps.published.execution_rx.borrow().demand.next_timer;
-            let wake = timer
-                .filter(|timer| *timer > now)
-                .map_or(left, |timer| time_until(now, timer).min(left));
-            select! {
-                () = work => {},
-                () = clock.sleep(wake) => {},
-            }
-        }
+        self.wait_until_due(&clock, parent.inner(), &taken).await;
         let now = self.deps.clock.now();
         let time = Time(now.0.max(parent.inner().time.0 + 1));
         let ingress = self.deps.pool.offer(
@@ -364,7 +355,7 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
                 match self.journal_calls_once(&clock, &ingress, calls, at).await {
                     Ok(()) => ingress,
                     Err(VerdictError::Unavailable(reason) | VerdictError::Invalid(reason)) => {
-                        tracing::warn!(%reason, "calls cannot be made durable: a block without any is proposed");
+                        tracing::warn!(%reason, "calls cannot be kept: a block without any is proposed");
                         Vec::new()
                     }
                 }
@@ -373,8 +364,10 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
         };
         let payload = self.deps.resharing.payload(height, &taken.payloads);
         let queries = self.query_report(height, &taken);
-        let parent = parent.digest();
-        let block = Block { parent, height, time, seed, opening, ingress, payload, queries };
+        let certifications = self.certifications(&taken);
+        let (parent, round) = (parent.digest(), context.round);
+        let block =
+            Block { parent, height, time, round, certifications, ingress, payload, queries };
         Some(Digested::compute(block, &Sequential).await)
     }
 
@@ -413,7 +406,7 @@ impl<S: Clone + Send + Sync + 'static> Reporter for Application<S> {
                 }
                 Err(TrySendError::Full(_)) => {
                     unreachable!(
-                        "marshal hands out {PENDING_MAX} blocks before one is acknowledged"
+                        "marshal hands out {UNACKNOWLEDGED_MAX} blocks before one is acknowledged"
                     )
                 }
             },

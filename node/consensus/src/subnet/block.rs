@@ -1,4 +1,5 @@
-//! A block: a short header, the names of calls, and occasionally a payload for the subnet's key.
+//! A block: a short header, the names of calls, and occasionally certifications of earlier states
+//! and a payload for the subnet's key.
 //!
 //! A call is named by the digest and the length of one envelope, so that every node judges, counts
 //! and executes the same bytes, whatever other envelope of the same request it received. Calls
@@ -11,23 +12,70 @@ use bytes::{BufMut, Bytes};
 use commonware_codec::{
     Buf, EncodeSize, Error, FixedSize, RangeCfg, Read, ReadExt, ReadRangeExt, Write, varint::UInt,
 };
-use commonware_consensus::{BoundedBlock, Heightable, simplex::types::Finalization, types::Height};
-use commonware_cryptography::{Digestible, Hasher, Sha256, sha256};
-use serde::{Deserialize, Serialize};
-use state::{INGRESS_OVERHEAD_BYTES, IngressId, Time};
-
-use super::{
-    queries::BlockQueryReport,
-    scheme::{Scheme, Seed},
+use commonware_consensus::{
+    BoundedBlock, Heightable,
+    simplex::types::Finalization,
+    types::{Height, Round},
 };
+use commonware_cryptography::{Digestible, Hasher, Sha256, sha256};
+use nidkg::{Signature, state_root_message};
+use serde::{Deserialize, Serialize};
+use state::{AWAITED_MAX, INGRESS_OVERHEAD_BYTES, IngressId, Randomness, SignedRandomness, Time};
+
+use super::{key::Scheme, queries::BlockQueryReport};
 
 /// Names a block.
 pub(super) type Digest = sha256::Digest;
-/// Of the last block of an epoch, in the first block of the next.
-pub(super) type Opening = Finalization<Scheme, Digest>;
+/// That a block is final.
+pub(super) type BlockFinalization = Finalization<Scheme, Digest>;
 
-/// Bytes of an encoded seed at most: epoch and view as varints, the signature.
-const SEED_BYTES_MAX: usize = 1 + 10 + 10 + 48;
+/// Bytes of an encoded round at most: epoch and view as varints.
+const ROUND_BYTES_MAX: usize = 10 + 10;
+/// Certifications that a block carries at most.
+const CERTIFICATIONS_MAX: usize = AWAITED_MAX;
+/// Begins what is hashed into the randomness of a signature; begins with its length.
+const RANDOMNESS_DOMAIN: &[u8] = b"\x12thimble-randomness";
+
+/// The subnet's signature on the state after an earlier block. Execution answers calls of that
+/// round with randomness from it, so members carry it when calls wait for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Certification {
+    /// Root of the state.
+    pub(super) root: [u8; 32],
+    pub(super) signature: Signature,
+}
+
+impl Certification {
+    const BYTES: usize = 32 + 48;
+
+    /// For execution. The signature is unique, and so is its encoding.
+    fn randomness(&self) -> SignedRandomness {
+        let value = Sha256::hash(&[RANDOMNESS_DOMAIN, &self.signature.0]).0;
+        SignedRandomness { root: self.root, value }
+    }
+}
+
+impl Write for Certification {
+    fn write(&self, out: &mut impl BufMut) {
+        self.root.write(out);
+        self.signature.0.write(out);
+    }
+}
+
+impl EncodeSize for Certification {
+    fn encode_size(&self) -> usize {
+        Self::BYTES
+    }
+}
+
+impl Read for Certification {
+    type Cfg = ();
+
+    fn read_cfg(buf: &mut impl Buf, (): &()) -> Result<Self, Error> {
+        let root = <[u8; 32]>::read(buf)?;
+        Ok(Self { root, signature: Signature(<[u8; 48]>::read(buf)?) })
+    }
+}
 
 /// A call as a block names it: by its id, and by the one envelope that is meant. A client may have
 /// sent several envelopes of one id; what a block is judged by, executed from and stored as is the
@@ -138,13 +186,10 @@ pub(super) struct Block {
     pub(super) parent: Digest,
     pub(super) height: Height,
     pub(super) time: Time,
-    /// Randomness of the round in which the parent was agreed on, unpredictable before that round:
-    /// this block's randomness is derived from it. None in the first block.
-    pub(super) seed: Option<Seed>,
-    /// In the first block of an epoch but the first: the finalization of the parent that the seed
-    /// is of. An epoch's last block may be proposed and finalised again in further rounds,
-    /// until all nodes left the epoch, so its round does not follow from it.
-    pub(super) opening: Option<Opening>,
+    /// The round that the block was made in.
+    pub(super) round: Round,
+    /// In most blocks none, [`CERTIFICATIONS_MAX`] at most.
+    pub(super) certifications: Vec<Certification>,
     pub(super) ingress: Vec<CallName>,
     /// In most blocks none.
     pub(super) payload: Option<KeyPayload>,
@@ -159,27 +204,47 @@ impl Block {
             parent: Sha256::hash(&[b"thimble-genesis", subnet]),
             height: Height::zero(),
             time,
-            seed: None,
-            opening: None,
+            round: Round::zero(),
+            certifications: Vec::new(),
             ingress: Vec::new(),
             payload: None,
             queries: None,
         }
     }
 
-    /// Randomness for execution: of the seed and the height, as one seed never serves two blocks of
-    /// a chain.
-    pub(super) fn randomness(&self) -> [u8; 32] {
-        let height = self.height.get().to_be_bytes();
-        let digest = match &self.seed {
-            Some(seed) => Sha256::hash(&[
-                b"thimble-randomness",
-                &commonware_codec::Encode::encode(seed),
-                &height,
-            ]),
-            None => Sha256::hash(&[b"thimble-randomness", self.parent.as_ref(), &height]),
-        };
-        digest.0
+    /// Randomness for execution, of the states whose certifications it carries.
+    pub(super) fn randomness(&self) -> Randomness {
+        Randomness::Signed(self.certifications.iter().map(Certification::randomness).collect())
+    }
+
+    /// Why no node votes for a block with these certifications: a function of the block and of the
+    /// subnet's key. `known` gives a signature that was verified before; signatures are unique.
+    ///
+    /// Which states they are of does not matter to a vote: execution ignores those that nothing
+    /// waits for, by the state that all members have before the block. A voter cannot refuse those:
+    /// it may not have executed the parent, and the newest state that it has is not the others'. So
+    /// they are verified together, and some in vain cost about as much as one.
+    pub(super) fn check_certifications(
+        &self,
+        key: &nidkg::PublicKey,
+        known: impl Fn(&[u8; 32]) -> Option<Signature>,
+    ) -> Result<(), String> {
+        let roots: BTreeSet<_> = self.certifications.iter().map(|it| it.root).collect();
+        if roots.len() != self.certifications.len() {
+            return Err("it carries a certification twice".into());
+        }
+        let mut unknown = Vec::new();
+        let mut is_signed = true;
+        for Certification { root, signature } in &self.certifications {
+            match known(root) {
+                Some(known) => is_signed &= known == *signature,
+                None => unknown.push((state_root_message(root), *signature)),
+            }
+        }
+        if !is_signed || !nidkg::verify_all(key, &unknown) {
+            return Err("it carries a certification that the subnet did not sign".into());
+        }
+        Ok(())
     }
 
     /// Why no node votes for a block that names these calls, as far as the names alone say. A
@@ -222,8 +287,8 @@ impl Write for Block {
         self.parent.write(out);
         self.height.write(out);
         self.time.0.write(out);
-        self.seed.write(out);
-        self.opening.write(out);
+        self.round.write(out);
+        self.certifications.write(out);
         self.ingress.len().write(out);
         self.ingress.iter().for_each(|name| name.write(out));
         self.payload.write(out);
@@ -236,8 +301,8 @@ impl EncodeSize for Block {
         Digest::SIZE
             + self.height.encode_size()
             + u64::SIZE
-            + self.seed.encode_size()
-            + self.opening.encode_size()
+            + self.round.encode_size()
+            + self.certifications.encode_size()
             + self.ingress.len().encode_size()
             + self.ingress.iter().map(EncodeSize::encode_size).sum::<usize>()
             + self.payload.encode_size()
@@ -253,8 +318,11 @@ impl Read for Block {
             parent: Digest::read(buf)?,
             height: Height::read(buf)?,
             time: Time(u64::read(buf)?),
-            seed: Option::<Seed>::read(buf)?,
-            opening: Option::<Opening>::read_cfg(buf, &())?,
+            round: Round::read(buf)?,
+            certifications: Vec::<Certification>::read_range(
+                buf,
+                RangeCfg::from(0..=CERTIFICATIONS_MAX),
+            )?,
             ingress: Vec::<CallName>::read_range(buf, RangeCfg::from(0..=bounds.ingress))?,
             payload: Option::<KeyPayload>::read_cfg(buf, &bounds.payload)?,
             queries: Option::<BlockQueryReport>::read(buf)?,
@@ -296,9 +364,9 @@ impl BoundedBlock for Block {
         Digest::SIZE
             + 10
             + u64::SIZE
-            + SEED_BYTES_MAX
+            + ROUND_BYTES_MAX
             + 1
-            + Opening::max_encode_size(genesis::NODES_MAX as u32)
+            + CERTIFICATIONS_MAX * Certification::BYTES
             + 5
             + bounds.ingress * CallName::BYTES_MAX
             + 1
@@ -311,7 +379,12 @@ impl BoundedBlock for Block {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use commonware_codec::{Decode as _, Encode as _};
+    use commonware_consensus::types::{Epoch, View};
+    use rand::{SeedableRng as _, rngs::StdRng};
+
     use super::*;
 
     const BOUNDS: NameBounds = NameBounds { calls: 3, bytes: 10_000, call_bytes: 20_000 };
@@ -344,9 +417,61 @@ mod tests {
         assert!(refused(&[(1, 200), (1, 2_000)]).contains("twice"));
     }
 
+    // Promise: P9 - A block carries no certification that the subnet did not sign.
+    #[test]
+    fn certifications_are_judged_by_the_subnets_key() {
+        let mut rng = StdRng::seed_from_u64(5);
+        let (committee, shares) = nidkg::deal(1, 1, &mut rng).unwrap();
+        let certification = |root: [u8; 32]| {
+            let share = shares[0].sign(&state_root_message(&root));
+            Certification { root, signature: Signature(share.0) }
+        };
+        let verdict = |certifications: Vec<Certification>, known: Option<Signature>| {
+            let block = Block { certifications, ..Block::genesis(b"subnet", Time(1)) };
+            block.check_certifications(&committee.public_key, |_| known)
+        };
+        let (one, other) = (certification([1; 32]), certification([2; 32]));
+        assert_eq!(verdict(vec![], None), Ok(()));
+        assert_eq!(verdict(vec![one.clone(), other.clone()], None), Ok(()));
+        assert!(verdict(vec![one.clone(), one.clone()], None).is_err(), "the same twice");
+        // The signature on another state, under this one's root: the value would be known before.
+        let swapped = Certification { root: other.root, signature: one.signature };
+        assert!(verdict(vec![one.clone(), swapped.clone()], None).is_err());
+        // A member that verified the state's signature before gives the same verdicts.
+        assert_eq!(verdict(vec![other.clone()], Some(other.signature)), Ok(()));
+        assert!(verdict(vec![swapped], Some(other.signature)).is_err());
+        // Both are valid, and neither is under its root.
+        let exchanged = Certification { root: one.root, signature: other.signature };
+        let swapped = Certification { root: other.root, signature: one.signature };
+        assert!(verdict(vec![exchanged, swapped], None).is_err());
+        // One value for each state, whoever signs.
+        assert_eq!(one.randomness(), certification([1; 32]).randomness());
+        assert_ne!(one.randomness().value, other.randomness().value);
+    }
+
+    #[test]
+    fn certifications_read_back_and_their_number_is_bounded() {
+        let bounds = BlockBounds { ingress: 3, payload: 10 };
+        let block = |count: usize| {
+            let signature = Signature([7; 48]);
+            let certifications =
+                (0..count).map(|it| Certification { root: [it as u8; 32], signature });
+            Block {
+                round: Round::new(Epoch::new(u64::MAX), View::new(u64::MAX)),
+                certifications: certifications.collect(),
+                ..named(&[(1, 0), (2, 200), (3, u32::MAX)])
+            }
+        };
+        let most = block(CERTIFICATIONS_MAX);
+        let bytes = most.encode();
+        assert!(bytes.len() <= Block::max_encode_size(&bounds));
+        assert_eq!(Block::decode_cfg(bytes, &bounds).ok(), Some(most));
+        let more = block(CERTIFICATIONS_MAX + 1).encode();
+        assert!(Block::decode_cfg(more, &bounds).is_err());
+    }
+
     #[test]
     fn names_read_back_and_their_size_is_bounded() {
-        use commonware_codec::{Decode as _, Encode as _};
         let bounds = BlockBounds { ingress: 3, payload: 10 };
         let block = named(&[(1, 0), (2, 200), (3, u32::MAX)]);
         let bytes = block.encode();

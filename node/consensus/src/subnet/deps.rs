@@ -9,11 +9,13 @@ use envelope::Envelopes;
 use limits::ConsensusLimits;
 
 use super::{
+    blobs::BlobLog,
     block::{BlockBounds, NameBounds},
     engine::{Schemes, block_bounds},
     journal::Journal,
     published::ProgressReaders,
     resharing::Resharing,
+    voters::Voters,
 };
 use crate::{
     BlockLog, CountedQueries, IngressPool, OutcallAnswers, StateServer, WallClock,
@@ -29,6 +31,10 @@ pub(super) struct Deps {
     /// This node, as peers know it.
     pub(super) me: PublicKey,
     pub(super) public_key: nidkg::PublicKey,
+    /// Precedes everything that members sign for the engine.
+    pub(super) namespace: Vec<u8>,
+    /// Keys that sign votes of the subnet's first epoch.
+    pub(super) first_voters: Voters,
     pub(super) limits: ConsensusLimits,
     /// Most bytes of an envelope.
     pub(super) call_bytes: u64,
@@ -37,6 +43,8 @@ pub(super) struct Deps {
     pub(super) envelopes: Arc<dyn Envelopes>,
     pub(super) log: Log,
     pub(super) journal: Arc<Journal>,
+    /// The engine's storage.
+    pub(super) blobs: BlobLog,
     /// Clock of block times and the validity of calls. Everything else uses the runtime's clock,
     /// which never jumps.
     pub(super) clock: Arc<dyn WallClock>,

@@ -20,8 +20,11 @@ pub(super) enum Input {
     Ended,
 }
 
-/// A finalised block whose receiver says when it is durable.
+/// A finalised block whose receiver says when it is in the block log.
 pub(super) struct DeliveredBlock {
     pub(super) block: FinalisedBlock,
-    pub(super) durable_tx: oneshot::Sender<()>,
+    /// The engine holds the block and its calls on disk until they are durable in the block log.
+    pub(super) is_held: bool,
+    /// Takes the height up to which the block log is durable.
+    pub(super) logged_tx: oneshot::Sender<Height>,
 }

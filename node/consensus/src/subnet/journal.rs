@@ -4,39 +4,39 @@
 //! power at once would leave a final block that no node can execute, and the chain would halt for
 //! good. So each voter has the calls on disk, and 2f+1 vote for each final block.
 //!
-//! One record file ([`disk::records`]). A call is in it once, by the digest of its envelope, with
-//! the greatest height of a block that names it and was voted for. It is removed when the block of
-//! that height is in the block log, because then the blocks that name it are in the log or can
-//! never become final, or when it is void. The file is rewritten when more than [`DEAD_BYTES`] of
-//! it are removed calls, and after a failed sync. A torn write is truncated: the vote had not been
-//! cast.
+//! The calls are blobs of the engine's storage ([`super::blobs`]), one for each height. That
+//! storage is one log, and the vote is written behind the calls: the sync before which no vote is
+//! sent makes them durable too. A call is in the blob of the greatest height of a block that names
+//! it and was voted for, each with its length (u32, little-endian) in front. It is removed when the
+//! block of that height is durable in the block log, because then the blocks that name it are in
+//! the log or can never become final, or when it is void.
 //!
-//! Damage is logged, and every record that can be read is kept. A call that cannot be read is one
-//! copy less of the 2f+1 that its block's votes stand for: it is requested from the others, so the
-//! node continues.
+//! A call that does not decode is logged and skipped: it is one copy less of the 2f+1 that its
+//! block's votes stand for, and is requested from the others.
 //!
 //! Bounded: above `bytes_max` of live calls nothing is accepted, and the vote waits.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     io,
-    path::{Path, PathBuf},
 };
 
+use commonware_runtime::{BlobVersion, Error};
 use commonware_utils::sync::Mutex;
-use disk::{
-    SharedDisk,
-    records::{HEADER_BYTES, Kind, Reader, RecordError, RecordFile},
-};
 use serde::{Deserialize, Serialize};
 use state::{Height, SignedIngress, Time, Validity};
 
-use super::block::CallName;
+use super::{
+    blobs::{BlobLog, LogBlob},
+    block::CallName,
+};
 
-/// Dead bytes in the file that are not worth writing it again.
-const DEAD_BYTES: u64 = 1 << 20;
-/// A record is a call, or says that one is in a higher block too.
-const KIND: Kind = Kind { name: *b"voted\0\0\0", version: 2, bytes_max: 64 << 20 };
+/// Of the blobs.
+const PARTITION: &str = "voted";
+/// Of their contents.
+const VERSION: BlobVersion = BlobVersion::new(3);
+/// Largest encoded call; a longer one is not read.
+const CALL_BYTES_MAX: u32 = 64 << 20;
 
 /// A call with what its place in a block depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,17 +48,7 @@ pub(super) struct JournaledCall {
     pub(super) signed: SignedIngress,
 }
 
-#[derive(Serialize, Deserialize)]
-enum Record {
-    Call(JournaledCall),
-    /// A call that is kept is in a block of this height too.
-    Again {
-        digest: [u8; 32],
-        height: Height,
-    },
-}
-
-/// The version, and one record of each kind.
+/// The version, and one record.
 #[cfg(test)]
 pub(super) fn samples() -> (u64, Vec<(&'static str, Vec<u8>)>) {
     let name = CallName { id: state::IngressId([6; 32]), digest: [7; 32], bytes: 300 };
@@ -67,137 +57,138 @@ pub(super) fn samples() -> (u64, Vec<(&'static str, Vec<u8>)>) {
         envelope: vec![5; 300].into(),
     };
     let validity = Validity { from: Time(11), until: Time(12) };
-    let call = Record::Call(JournaledCall { name, validity, height: Height(13), signed });
-    let again = Record::Again { digest: [7; 32], height: Height(14) };
-    let samples = [("call", call), ("again", again)]
-        .map(|(name, record)| (name, postcard::to_stdvec(&record).unwrap_or_default()));
-    (KIND.version.into(), samples.into())
+    let call = JournaledCall { name, validity, height: Height(13), signed };
+    let mut record = Vec::new();
+    let _ = encode(&call, &mut record);
+    (VERSION.get().into(), vec![("call", record)])
 }
 
 /// The calls of blocks that this node voted for. Readers never wait for the disk: what is kept and
-/// the file have a lock each, and only who writes takes the file's, before the other.
+/// the blobs have a lock each, and only who writes takes the blobs', before the other.
 pub(super) struct Journal {
-    disk: SharedDisk,
-    path: PathBuf,
-    file: Mutex<RecordFile>,
+    blobs: BlobLog,
+    heights: Mutex<BTreeMap<Height, HeightBlob>>,
     kept: Mutex<LiveCalls>,
     /// Largest sum of the bytes of live calls.
     bytes_max: u64,
 }
 
-/// Valid contents of the file.
+struct HeightBlob {
+    blob: LogBlob,
+    /// Up to the end of the last call.
+    length: u64,
+    /// A call was not written completely: there may be a part of it.
+    torn: bool,
+}
+
+/// Contents of the blobs.
 #[derive(Default)]
 struct LiveCalls {
-    /// By the digest of the envelope.
-    calls: BTreeMap<[u8; 32], JournaledCall>,
+    /// By the digest of the envelope, with the change of the storage that brought it.
+    calls: BTreeMap<[u8; 32], (JournaledCall, u64)>,
     bytes: u64,
 }
 
 impl Journal {
-    /// Opens the journal at `path`, made if absent.
-    pub(super) fn open(disk: SharedDisk, path: &Path, bytes_max: u64) -> Result<Self, RecordError> {
-        if let Some(folder) = path.parent() {
-            disk.create_folder(folder)
-                .map_err(|source| RecordError::io(folder, "creating the folder", source))?;
-        }
-        let (mut calls, mut damaged) = (Vec::new(), false);
-        let read = read(&disk, path, bytes_max, &mut calls, &mut damaged);
-        let file = match read {
-            Ok(Some(reader)) if reader.offset() >= HEADER_BYTES => {
-                RecordFile::resume(disk.as_ref(), &reader)?
-            }
-            Ok(_) | Err(RecordError::Damaged { .. }) => {
-                if let Err(error) = read {
-                    tracing::error!(%error, "the journal of calls voted for cannot be read; it is begun anew");
-                }
-                RecordFile::create(disk.as_ref(), path, KIND)?
-            }
-            Err(error) => return Err(error),
+    /// Reads the journal, made if absent.
+    pub(super) fn open(blobs: BlobLog, bytes_max: u64) -> Result<Self, Error> {
+        let names = match blobs.scan(PARTITION) {
+            Err(Error::PartitionMissing(_)) => Vec::new(),
+            names => names?,
         };
-        let mut kept = LiveCalls::default();
-        calls.into_iter().for_each(|record| kept.add(record));
-        let journal = Self {
-            disk,
-            path: path.to_owned(),
-            file: Mutex::new(file),
-            kept: Mutex::new(kept),
-            bytes_max,
-        };
-        if damaged {
-            journal.rewrite(&mut journal.file.lock())?;
+        let (mut heights, mut kept) = (BTreeMap::new(), LiveCalls::default());
+        for name in names {
+            let (blob, length, _) = open_blob(&blobs, &name)?;
+            let Ok(height) = name.as_slice().try_into().map(u64::from_be_bytes) else { continue };
+            let whole = read(&blob, length, &mut kept)?;
+            let torn = whole < length;
+            heights.insert(Height(height), HeightBlob { blob, length: whole, torn });
         }
-        Ok(journal)
+        let (heights, kept) = (Mutex::new(heights), Mutex::new(kept));
+        Ok(Self { blobs, heights, kept, bytes_max })
     }
 
     /// A call that was kept, and when it is valid.
     pub(super) fn get(&self, name: &CallName) -> Option<(SignedIngress, Validity)> {
         let kept = self.kept.lock();
-        let call = kept.calls.get(&name.digest).filter(|call| call.name.id == name.id)?;
+        let (call, _) = kept.calls.get(&name.digest).filter(|(call, _)| call.name.id == name.id)?;
         Some((call.signed.clone(), call.validity))
     }
 
-    /// Makes these durable. Waits for the disk.
+    /// Whether the calls of a block of this height are durable here, and stay until it is durable
+    /// in the block log.
+    pub(super) fn holds_durably(&self, names: &[CallName], height: Height) -> bool {
+        let durable = self.blobs.durable();
+        let kept = self.kept.lock();
+        names.iter().all(|name| {
+            kept.calls.get(&name.digest).is_some_and(|(call, change)| {
+                call.name.id == name.id && call.height >= height && *change <= durable
+            })
+        })
+    }
+
+    /// Writes these: they are durable with whatever is written to the storage after them.
     pub(super) fn append(&self, calls: Vec<JournaledCall>) -> io::Result<()> {
-        let mut file = self.file.lock();
-        let records = self.kept.lock().missing(calls, self.bytes_max)?;
-        if records.is_empty() {
-            return Ok(());
-        }
-        if file.sync_lost() {
-            self.rewrite(&mut file).map_err(into_io)?;
-        }
-        let encoded = encode(&records)?;
-        file.append(encoded.iter().map(Vec::as_slice))
-            .and_then(|()| file.sync())
-            .map_err(into_io)?;
-        file.mark();
-        let mut kept = self.kept.lock();
-        records.into_iter().for_each(|record| kept.add(record));
-        debug_assert_eq!(kept.bytes, kept.count(), "the sum of the bytes that are kept");
-        Ok(())
-    }
-
-    /// The block of this height and time is in the block log: drops the calls that no later block
-    /// voted for names, and all that are void. Waits for the disk.
-    pub(super) fn drop_through(&self, height: Height, time: Time) -> io::Result<()> {
-        let mut file = self.file.lock();
-        let live_bytes = {
+        let mut heights = self.heights.lock();
+        let calls = self.kept.lock().missing(calls, self.bytes_max)?;
+        for call in calls {
+            let file = match heights.entry(call.height) {
+                Entry::Occupied(file) => file.into_mut(),
+                Entry::Vacant(file) => {
+                    let name = call.height.0.to_be_bytes();
+                    let (blob, length, _) = open_blob(&self.blobs, &name).map_err(into_io)?;
+                    file.insert(HeightBlob { blob, length, torn: false })
+                }
+            };
+            let mut record = Vec::with_capacity(call.signed.envelope.len() + 256);
+            encode(&call, &mut record)?;
+            if std::mem::replace(&mut file.torn, true) {
+                file.blob.cut(file.length).map_err(into_io)?;
+            }
+            let change = file.blob.write(file.length, &record).map_err(into_io)?;
+            file.length += record.len() as u64;
+            file.torn = false;
             let mut kept = self.kept.lock();
-            kept.calls.retain(|_, call| call.height > height && call.validity.until >= time);
-            kept.bytes = kept.count();
-            kept.bytes
-        };
-        if file.sync_lost() || file.length() > 2 * live_bytes + DEAD_BYTES {
-            self.rewrite(&mut file).map_err(into_io)?;
+            kept.add(call, change);
+            debug_assert_eq!(kept.bytes, kept.count(), "the sum of the bytes that are kept");
         }
         Ok(())
     }
 
-    /// Only with what is live; whole or not at all.
-    fn rewrite(&self, file: &mut RecordFile) -> Result<(), RecordError> {
-        let calls: Vec<_> = self.kept.lock().calls.values().cloned().map(Record::Call).collect();
-        let encoded =
-            encode(&calls).map_err(|source| RecordError::io(&self.path, "encoding", source))?;
-        *file = RecordFile::replace(self.disk.as_ref(), &self.path, KIND, &encoded)?;
-        file.mark();
+    /// The block of this height and time is durable in the block log: drops the calls that no later
+    /// block voted for names, and all that are void.
+    pub(super) fn drop_through(&self, height: Height, time: Time) -> io::Result<()> {
+        let mut heights = self.heights.lock();
+        {
+            let mut kept = self.kept.lock();
+            kept.calls.retain(|_, (call, _)| call.height > height && call.validity.until >= time);
+            kept.bytes = kept.count();
+        }
+        while let Some(oldest) = heights.first_entry().filter(|oldest| *oldest.key() <= height) {
+            let name = oldest.key().0.to_be_bytes();
+            match self.blobs.remove(PARTITION, Some(&name)) {
+                Ok(()) | Err(Error::BlobMissing(..) | Error::PartitionMissing(_)) => {
+                    oldest.remove();
+                }
+                Err(error) => return Err(into_io(error)),
+            }
+        }
         Ok(())
     }
 }
 
 impl LiveCalls {
-    /// The records that these calls need in addition to those that are kept.
-    fn missing(&self, calls: Vec<JournaledCall>, bytes_max: u64) -> io::Result<Vec<Record>> {
-        let mut records = Vec::new();
-        let mut added = 0;
+    /// The calls that are to be written, as they are not kept for their height or a greater one.
+    fn missing(&self, calls: Vec<JournaledCall>, bytes_max: u64) -> io::Result<Vec<JournaledCall>> {
+        let (mut missing, mut added) = (Vec::new(), 0);
         for call in calls {
             match self.calls.get(&call.name.digest) {
-                Some(kept) if kept.height >= call.height => {}
-                Some(_) => {
-                    records.push(Record::Again { digest: call.name.digest, height: call.height });
-                }
+                Some((kept, _)) if kept.height >= call.height => {}
+                // It is in the blob of a lower height, which is removed first.
+                Some(_) => missing.push(call),
                 None => {
                     added += call.signed.accounted_bytes();
-                    records.push(Record::Call(call));
+                    missing.push(call);
                 }
             }
         }
@@ -211,82 +202,70 @@ impl LiveCalls {
                 ),
             ));
         }
-        Ok(records)
+        Ok(missing)
     }
 
-    fn add(&mut self, record: Record) {
-        match record {
-            Record::Call(call) => {
-                self.bytes += call.signed.accounted_bytes();
-                if let Some(before) = self.calls.insert(call.name.digest, call) {
-                    self.bytes -= before.signed.accounted_bytes();
-                }
-            }
-            Record::Again { digest, height } => {
-                if let Some(kept) = self.calls.get_mut(&digest) {
-                    kept.height = kept.height.max(height);
-                }
-            }
+    fn add(&mut self, call: JournaledCall, change: u64) {
+        let digest = call.name.digest;
+        if self.calls.get(&digest).is_some_and(|(kept, _)| kept.height > call.height) {
+            return;
+        }
+        self.bytes += call.signed.accounted_bytes();
+        if let Some((before, _)) = self.calls.insert(digest, (call, change)) {
+            self.bytes -= before.signed.accounted_bytes();
         }
     }
 
     fn count(&self) -> u64 {
-        self.calls.values().map(|call| call.signed.accounted_bytes()).sum()
+        self.calls.values().map(|(call, _)| call.signed.accounted_bytes()).sum()
     }
 }
 
-/// Reads every record that checks; `None` when there is no file.
-fn read(
-    disk: &SharedDisk,
-    path: &Path,
-    bytes_max: u64,
-    calls: &mut Vec<Record>,
-    damaged: &mut bool,
-) -> Result<Option<Reader>, RecordError> {
-    let length = bytes_max.saturating_mul(3).saturating_add(4 * DEAD_BYTES);
-    let mut reader = match Reader::open(disk.as_ref(), path, KIND, Some(length)) {
-        Err(RecordError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            return Ok(None);
-        }
-        opened => opened?,
-    };
-    loop {
-        match reader.next() {
-            Ok(None) => return Ok(Some(reader)),
-            // A mark.
-            Ok(Some((_, []))) => {}
-            Ok(Some((offset, payload))) => match postcard::from_bytes(payload) {
-                Ok(call) => calls.push(call),
-                Err(error) => {
-                    tracing::error!(path = %path.display(), offset, %error, "a call voted for does not decode");
-                    *damaged = true;
-                }
-            },
-            Err(error @ RecordError::Damaged { .. }) => {
-                tracing::error!(%error, "calls that this node voted for cannot be read; those behind the damage are kept, and what is missing is asked of the others");
-                *damaged = true;
-                reader.skip_damage();
-            }
-            Err(error) => return Err(error),
-        }
-    }
+fn open_blob(blobs: &BlobLog, name: &[u8]) -> Result<(LogBlob, u64, BlobVersion), Error> {
+    blobs.open_blob(PARTITION, name, &(VERSION..=VERSION))
 }
 
-fn into_io(error: RecordError) -> io::Error {
+/// Reads the calls of a blob; returns where they end. What was in the storage when it was opened is
+/// durable.
+fn read(blob: &LogBlob, length: u64, kept: &mut LiveCalls) -> Result<u64, Error> {
+    let mut offset = 0;
+    // A call may be cut short, as its vote was not cast.
+    while offset + 4 <= length {
+        let head = blob.read(offset, 4)?;
+        let bytes = head.first_chunk().map_or(u32::MAX, |bytes| u32::from_le_bytes(*bytes));
+        if bytes > CALL_BYTES_MAX || offset + 4 + u64::from(bytes) > length {
+            break;
+        }
+        let record = blob.read(offset + 4, bytes as usize)?;
+        match postcard::from_bytes(&record) {
+            Ok(call) => kept.add(call, 0),
+            Err(error) => tracing::error!(offset, %error, "a call voted for does not decode"),
+        }
+        offset += 4 + u64::from(bytes);
+    }
+    Ok(offset)
+}
+
+fn encode(call: &JournaledCall, record: &mut Vec<u8>) -> io::Result<()> {
+    let encoded = postcard::to_stdvec(call).map_err(io::Error::other)?;
+    let bytes = u32::try_from(encoded.len()).ok().filter(|bytes| *bytes <= CALL_BYTES_MAX);
+    let bytes = bytes.ok_or_else(|| io::Error::other("a call is longer than any"))?;
+    record.extend_from_slice(&bytes.to_le_bytes());
+    record.extend_from_slice(&encoded);
+    Ok(())
+}
+
+fn into_io(error: Error) -> io::Error {
     match error {
-        RecordError::Io { ref source, .. } => io::Error::new(source.kind(), error),
+        Error::Io(source) => io::Error::new(source.kind(), source),
         error => io::Error::other(error),
     }
-}
-
-fn encode(records: &[Record]) -> io::Result<Vec<Vec<u8>>> {
-    records.iter().map(|record| postcard::to_stdvec(record).map_err(io::Error::other)).collect()
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use std::fs;
+    use std::path::Path;
 
     use disk::{RealDisk, SimulatedDisk};
     use ic_principal::Principal;
@@ -295,7 +274,7 @@ mod tests {
     use super::*;
 
     fn open(path: &Path, bytes_max: u64) -> Journal {
-        Journal::open(RealDisk::shared(), path, bytes_max).unwrap()
+        Journal::open(BlobLog::open(RealDisk::shared(), path).unwrap(), bytes_max).unwrap()
     }
 
     fn call(number: u8, size: usize, expiry: u64) -> JournaledCall {
@@ -317,30 +296,26 @@ mod tests {
 
     fn numbers(journal: &Journal) -> Vec<u8> {
         let mut numbers: Vec<_> =
-            journal.kept.lock().calls.values().map(|kept| kept.name.id.0[0]).collect();
+            journal.kept.lock().calls.values().map(|(kept, _)| kept.name.id.0[0]).collect();
         numbers.sort_unstable();
         numbers
     }
 
     #[test]
-    fn reopening_restores_calls_and_drops_a_torn_tail() {
+    fn reopening_restores_calls() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("voted");
-        let journal = open(&path, 10_000);
+        let journal = open(folder.path(), 10_000);
         journal.append(vec![call(1, 100, 9), call(2, 100, 9)]).unwrap();
         journal.append(vec![call(2, 100, 9), call(3, 100, 9)]).unwrap();
-        drop(journal);
-        let whole = fs::read(&path).unwrap();
-        // Its end is the mark behind the last call.
-        for cut in 0..whole.len() - disk::records::HEAD_BYTES as usize {
-            fs::write(&path, &whole[..cut]).unwrap();
-            let journal = open(&path, 10_000);
-            assert!(numbers(&journal).len() <= 2, "cut at {cut}");
-        }
-        fs::write(&path, &whole).unwrap();
-        let journal = open(&path, 10_000);
-        assert_eq!(numbers(&journal), [1, 2, 3]);
         let second = call(2, 100, 9);
+        assert!(!journal.holds_durably(&[second.name], Height(1)));
+        journal.blobs.sync_now().unwrap();
+        assert!(journal.holds_durably(&[second.name], Height(1)));
+        assert!(!journal.holds_durably(&[second.name], Height(2)), "it leaves with height 1");
+        drop(journal);
+        let journal = open(folder.path(), 10_000);
+        assert_eq!(numbers(&journal), [1, 2, 3]);
+        assert!(journal.holds_durably(&[second.name], Height(1)));
         assert_eq!(journal.get(&second.name), Some((second.signed, second.validity)));
         journal.drop_through(Height(0), Time(9)).unwrap();
         assert_eq!(numbers(&journal), [1, 2, 3]);
@@ -352,8 +327,7 @@ mod tests {
     #[test]
     fn calls_of_blocks_that_did_not_become_final_leave_with_their_height() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("voted");
-        let journal = open(&path, 10_000);
+        let journal = open(folder.path(), 10_000);
         // Three proposals for the same height; the third's call is proposed for the next one too.
         for number in 1..=3 {
             journal.append(vec![at(5, number, 1_000, 9)]).unwrap();
@@ -362,49 +336,32 @@ mod tests {
         journal.drop_through(Height(4), Time(1)).unwrap();
         assert_eq!(numbers(&journal), [1, 2, 3, 4]);
         drop(journal);
-        let journal = open(&path, 10_000);
+        let journal = open(folder.path(), 10_000);
         journal.drop_through(Height(5), Time(1)).unwrap();
-        assert_eq!(numbers(&journal), [3, 4], "the greater height was durable");
+        assert_eq!(numbers(&journal), [3, 4], "the greater height is kept");
+        drop(journal);
+        let journal = open(folder.path(), 10_000);
+        assert_eq!(numbers(&journal), [3, 4]);
         journal.drop_through(Height(6), Time(1)).unwrap();
         assert_eq!((numbers(&journal), journal.kept.lock().bytes), (vec![], 0));
+        assert_eq!(journal.blobs.scan(PARTITION).unwrap(), Vec::<Vec<u8>>::new());
     }
 
     #[test]
     fn two_envelopes_of_one_request_are_two_calls() {
         let folder = tempfile::tempdir().unwrap();
-        let journal = open(&folder.path().join("voted"), 10_000);
+        let journal = open(folder.path(), 10_000);
         let (small, large) = (call(1, 200, 9), call(1, 2_000, 9));
         journal.append(vec![small.clone(), large.clone()]).unwrap();
         assert_eq!(journal.get(&small.name).map(|(signed, _)| signed), Some(small.signed));
         assert_eq!(journal.get(&large.name).map(|(signed, _)| signed), Some(large.signed));
     }
 
-    // Promise: P17 - The journal file is bounded by its live records.
-    #[test]
-    fn the_file_is_bounded_by_what_is_live() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("voted");
-        let journal = open(&path, 1 << 20);
-        journal.append(vec![at(1_000, 0, 1_000, 9)]).unwrap();
-        for round in 0..200u8 {
-            let number = round % 100 + 1;
-            journal.append(vec![at(round.into(), number, 60_000, 9)]).unwrap();
-            journal.drop_through(Height(round.into()), Time(0)).unwrap();
-            assert!(fs::metadata(&path).unwrap().len() <= 2 * DEAD_BYTES);
-        }
-        assert_eq!(numbers(&journal), [0]);
-        drop(journal);
-        // Calls that were removed recently may still be in the file: they are read again, and
-        // removed again.
-        let live = numbers(&open(&path, 1 << 20));
-        assert!(live.contains(&0) && live.len() < 30, "{live:?}");
-    }
-
     // Promise: P17 - Calls beyond the bound of the journal are refused with the bound.
     #[test]
     fn calls_over_the_bound_are_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let journal = open(&folder.path().join("voted"), 1_000);
+        let journal = open(folder.path(), 1_000);
         journal.append(vec![call(1, 500, 9)]).unwrap();
         let error = journal.append(vec![call(2, 500, 9)]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
@@ -414,33 +371,6 @@ mod tests {
         journal.append(vec![at(2, 1, 500, 9)]).unwrap();
     }
 
-    // Promise: P6 - Every intact record behind damage in the journal is kept.
-    #[test]
-    fn behind_damage_every_good_record_is_kept() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("voted");
-        // On a simulated disk syncing costs nothing.
-        let open = || {
-            let disk = SimulatedDisk::new(folder.path(), 0).unwrap();
-            Journal::open(std::sync::Arc::new(disk), &path, 10_000).unwrap()
-        };
-        let journal = open();
-        for number in 1..=5 {
-            journal.append(vec![call(number, 100, 9)]).unwrap();
-        }
-        drop(journal);
-        let whole = fs::read(&path).unwrap();
-        for bit in 0..whole.len() * 8 {
-            let mut bytes = whole.clone();
-            bytes[bit / 8] ^= 1 << (bit % 8);
-            fs::write(&path, &bytes).unwrap();
-            let kept = numbers(&open()).len();
-            let least = if bit / 8 < HEADER_BYTES as usize { 0 } else { 4 };
-            assert!(kept >= least, "bit {bit}: {kept} of 5 calls are left");
-            assert_eq!(numbers(&open()).len(), kept, "damage is reported once");
-        }
-    }
-
     // Promise: P6 - The journal of calls keeps what a vote depends on in 100 histories of failures.
     #[test]
     fn journaled_calls_survive_failed_syncs_and_power_cuts() {
@@ -448,24 +378,27 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let root = folder.path().join("disk");
             let disk = SimulatedDisk::new(&root, seed).unwrap();
-            let path = root.join("voted");
-            let journal = Journal::open(std::sync::Arc::new(disk.clone()), &path, 1 << 20).unwrap();
-            disk.end_after(5 + seed % 60, seed.is_multiple_of(2));
+            let shared: disk::SharedDisk = std::sync::Arc::new(disk.clone());
             let mut voted = vec![];
-            for number in 1..30 {
-                disk.fail_syncs((seed + u64::from(number)) % 5 / 4);
-                if journal.append(vec![call(number, 3_000, 9)]).is_ok() {
-                    voted.push(number);
+            for life in 0..3_u8 {
+                let blobs = BlobLog::open(shared.clone(), &root.join("log")).unwrap();
+                let journal = Journal::open(blobs, 1 << 20).unwrap();
+                let there = numbers(&journal);
+                assert!(
+                    voted.iter().all(|number| there.contains(number)),
+                    "seed {seed}, life {life}: {voted:?}, {there:?}"
+                );
+                disk.end_after(5 + seed % 60, seed.is_multiple_of(2));
+                for number in 10 * life + 1..10 * life + 10 {
+                    disk.fail_syncs((seed + u64::from(number)) % 7 / 6);
+                    let kept = journal.append(vec![call(number, 3_000, 9)]).is_ok();
+                    if kept && journal.blobs.sync_now().is_ok() {
+                        voted.push(number);
+                    }
                 }
+                drop(journal);
+                disk.cut_power().unwrap();
             }
-            drop(journal);
-            disk.cut_power().unwrap();
-            let journal = Journal::open(std::sync::Arc::new(disk), &path, 1 << 20).unwrap();
-            let there = numbers(&journal);
-            assert!(
-                voted.iter().all(|number| there.contains(number)),
-                "seed {seed}: {voted:?}, {there:?}"
-            );
         }
     }
 }

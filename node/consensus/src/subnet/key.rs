@@ -1,30 +1,15 @@
-//! The subnet's key in the engine's types.
+//! The node keys in the engine's types, and the checks of the subnet's key before it signs.
 //!
-//! One key serves both ends (decision 4): the engine's votes and certificates, and the certificates
-//! clients verify. They are separated by the tag with which messages are hashed to the curve:
-//! `..._POP_` with the engine's namespace here, `..._NUL_` with the Internet Computer's separator
-//! there.
+//! Members vote with their node keys; the subnet's key signs state roots and answers to outcalls
+//! only (decision 23).
 
-use commonware_codec::{Copying, Decode, DecodeExt, Error, Write};
-use commonware_cryptography::{
-    bls12381::primitives::{
-        group::{Private, Share},
-        sharing::{Mode, ModeVersion, Sharing},
-        variant::MinSig,
-    },
-    ed25519::{PrivateKey, PublicKey},
-};
-use commonware_utils::{Participant, ordered::Set};
+use commonware_codec::{Copying, DecodeExt as _, Error};
+pub(super) use commonware_consensus::simplex::scheme::ed25519::Scheme;
+use commonware_cryptography::ed25519::{PrivateKey, PublicKey};
+use commonware_utils::ordered::Set;
 use genesis::Summary;
 use nidkg::{Committee, SecretShare};
-use std::num::NonZeroU32;
 use thiserror::Error;
-use zeroize::Zeroizing;
-
-use super::scheme::Scheme;
-
-/// Bytes of a compressed point of G2.
-const POINT: usize = 96;
 
 /// Why the engine cannot sign with what it was given.
 #[derive(Debug, Error)]
@@ -33,7 +18,7 @@ pub enum EngineKeyError {
     #[error("{what} of the subnet key does not decode: {reason}")]
     Decode { what: &'static str, reason: String },
     #[error(
-        "{0} does not belong to the subnet's public polynomial: files of two subnets were mixed"
+        "{0} does not belong to the committee of the subnet's key: files of two subnets were mixed"
     )]
     Mismatch(&'static str),
     #[error("members must be sorted by node key, each once: member {0} is not")]
@@ -67,59 +52,36 @@ pub(super) fn members(keys: &[[u8; 32]]) -> Result<Set<PublicKey>, EngineKeyErro
     Ok(Set::from_iter_dedup(keys))
 }
 
-/// Verifies certificates of all epochs, as the key stays, and signs none.
-pub(super) fn verifier(namespace: &[u8], key: &nidkg::PublicKey) -> Result<Scheme, EngineKeyError> {
-    let identity =
-        DecodeExt::decode(Copying(key.as_bytes())).map_err(decode_error("the public key"))?;
-    Ok(Scheme::certificate_verifier(namespace, identity))
-}
-
-/// The scheme of a member, or of a node that follows without a share.
+/// The scheme of a member, or of a node that follows and signs nothing.
+///
+/// A member votes with its node key, but only while it has its share of the subnet's key: a member
+/// that lost everything else may have lost its share too, and would vote against its earlier votes.
 pub(super) fn scheme(
     namespace: &[u8],
     members: &Set<PublicKey>,
+    signer: Option<&PrivateKey>,
+) -> Result<Scheme, EngineKeyError> {
+    let Some(signer) = signer else {
+        return Ok(Scheme::verifier(namespace, members.clone()));
+    };
+    Scheme::signer(namespace, members.clone(), signer.clone())
+        .ok_or(EngineKeyError::Mismatch("the node key"))
+}
+
+/// Checks that members, committee and share belong together: certificates of the state need all
+/// three.
+pub(super) fn check_committee(
+    members: &Set<PublicKey>,
     committee: &Committee,
     share: Option<&SecretShare>,
-) -> Result<Scheme, EngineKeyError> {
-    let places = u32::try_from(committee.shares.len()).unwrap_or(u32::MAX);
-    let limit = NonZeroU32::new(places).ok_or(EngineKeyError::Mismatch("an empty committee"))?;
+) -> Result<(), EngineKeyError> {
     if members.len() != committee.shares.len() {
         return Err(EngineKeyError::Mismatch("the list of members"));
     }
-    let coefficients = committee.coefficients().map_err(|error| EngineKeyError::Decode {
-        what: "the public polynomial",
-        reason: error.to_string(),
-    })?;
-    // The engine's type is made from its encoding only: how places become arguments of the
-    // polynomial (0: place + 1), their number, the coefficients.
-    let mut encoded = Vec::with_capacity(16 + coefficients.len() * POINT);
-    Mode::NonZeroCounter.write(&mut encoded);
-    places.write(&mut encoded);
-    coefficients.len().write(&mut encoded);
-    coefficients.iter().for_each(|coefficient| encoded.extend_from_slice(coefficient));
-    let sharing: Sharing<MinSig> =
-        Sharing::decode_cfg(bytes::Bytes::from(encoded), &(limit, ModeVersion::v0()))
-            .map_err(decode_error("the public polynomial"))?;
-    let same =
-        |point: &<MinSig as commonware_cryptography::bls12381::primitives::variant::Variant>::Public,
-         key: &nidkg::PublicKey| {
-            commonware_codec::Encode::encode(point).as_ref() == key.as_bytes()
-        };
-    if !same(sharing.public(), &committee.public_key) {
-        return Err(EngineKeyError::Mismatch("the subnet's public key"));
+    let Some(share) = share else { return Ok(()) };
+    let public = usize::try_from(share.index.0).ok().and_then(|it| committee.shares.get(it));
+    if public != Some(&share.public_key()) {
+        return Err(EngineKeyError::Mismatch("the secret share"));
     }
-    for (place, key) in committee.shares.iter().enumerate() {
-        let point = sharing.partial_public(Participant::new(place as u32));
-        if !point.is_ok_and(|point| same(&point, key)) {
-            return Err(EngineKeyError::Mismatch("the public key of a share"));
-        }
-    }
-    let Some(share) = share else {
-        return Ok(Scheme::verifier(namespace, members.clone(), sharing));
-    };
-    let secret = Zeroizing::new(share.to_bytes());
-    let private = Private::decode(Copying(&*secret)).map_err(decode_error("the secret share"))?;
-    let share = Share::new(Participant::new(share.index.0), private);
-    Scheme::signer(namespace, members.clone(), sharing, share)
-        .ok_or(EngineKeyError::Mismatch("the secret share"))
+    Ok(())
 }

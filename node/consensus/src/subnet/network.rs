@@ -39,10 +39,9 @@ use super::{
     ConsensusEngine, Input, StartError, Subnet, SubnetConfig,
     block::{Block, BlockBounds},
     engine::{ChannelName, Channels, IdentityLayer, SenderLayer, Transport},
-    key,
+    key::{self, Scheme},
     peers::BLOCKED,
-    runtime::{Layer, LayeredRuntime, MonotonicClock},
-    scheme::Scheme,
+    runtime::{Layer, LayeredRuntime, MachineLayer, MonotonicClock},
 };
 use crate::ConsensusDeps;
 
@@ -290,17 +289,26 @@ impl Subnet {
     }
 }
 
+/// Threads of the engine's tasks, on a machine of this number of cores. A message between two tasks
+/// wakes an idle thread, and the tasks of a round wait for each other: on few cores a second thread
+/// costs more in wake-ups than it gains.
+fn worker_threads(cores: usize) -> usize {
+    if cores > 2 { 2 } else { 1 }
+}
+
 /// Runs the engine until it ends. Blocks the calling thread.
 fn run<L: SenderLayer>(network: Network, prepared: ConsensusEngine, layer: L) {
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let config = runtime::Config::new()
-        .with_worker_threads(2)
+        .with_worker_threads(worker_threads(cores))
         .with_max_blocking_threads(4)
         .with_tcp_nodelay(Some(true))
         .with_read_write_timeout(SILENCE)
         .with_storage_directory(network.directory.clone());
     runtime::Runner::new(config).start(|context| async move {
-        let monotonic = MonotonicClock::starting_at(context.current());
-        let context = LayeredRuntime::new(context, monotonic);
+        let clock = MonotonicClock::starting_at(context.current());
+        let machine = MachineLayer { clock, blobs: prepared.blobs() };
+        let context = LayeredRuntime::new(context, machine);
         // Memory is taken for each: twice as many as there are leaves room to grow until the next
         // start.
         let peers_max = (2 * distinct(&prepared.deps.resharing.summary()).len()).max(PEERS_MIN);

@@ -4,8 +4,8 @@
 //! (`docs/internals/consensus-channels.md`). Data that must not be lost are sent as messages
 //! instead (see [`super::engine`]).
 //!
-//! Everything here is bounded: seeds and finalizations by constants, blocks handed out by the lag
-//! that execution may have, heard signatures by the number of members.
+//! Everything here is bounded: certificates by a constant, blocks handed out by the lag that
+//! execution may have, heard signatures by the number of members.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,21 +13,18 @@ use std::{
 };
 
 use commonware_actor::Feedback;
-use commonware_consensus::{Reporter, simplex::types::Activity, types::Round};
+use commonware_consensus::{Reporter, simplex::types::Activity};
 use commonware_utils::sync::{Mutex, Notify};
-use state::{Height, IngressId};
+use nidkg::Signature;
+use state::{AwaitedRoots, Height, IngressId};
 use tokio::sync::watch;
 
-use super::{
-    block::{Digest, Opening},
-    scheme::{HasSeed as _, Scheme, Seed},
-};
-use crate::{Demand, SyncProgress, newest::insert_newest};
+use super::{block::Digest, key::Scheme};
+use crate::{Certificate, Demand, SyncProgress};
 
-/// Seeds remembered, one per round.
-const SEEDS_KEPT: usize = 64;
-/// Finalizations remembered: the next epoch begins with the newest.
-const FINALIZATIONS_KEPT: usize = 16;
+/// Certificates kept for peers that ask and for blocks.
+const CERTIFICATES_KEPT: usize = 16;
+const _: () = assert!(CERTIFICATES_KEPT > state::AWAITED_MAX, "awaited ones are among those kept");
 
 /// How far a node is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,6 +64,8 @@ pub(super) struct DeliveryProgress {
 #[derive(Clone, Debug, Default)]
 pub(super) struct CertificationProgress {
     pub(super) certified: Height,
+    /// Certificates of the newest states, and of states that execution waits for.
+    certificates: BTreeMap<Height, Certificate>,
     /// Newest height each member was heard to sign, by place.
     pub(super) heard: Vec<Height>,
 }
@@ -121,7 +120,7 @@ impl ProgressReaders {
         SubnetProgress {
             executed: self.execution_rx.borrow().executed,
             certified: self.certification_rx.borrow().certified,
-            ..self.consensus.inner.lock().progress
+            ..*self.consensus.inner.lock()
         }
     }
 
@@ -141,10 +140,10 @@ impl ProgressReaders {
     }
 }
 
-/// Waits until the driver shows something else; for ever once there is none, because then the node
-/// is ending.
-pub(super) async fn wait_for_change(execution_rx: &mut watch::Receiver<ExecutionProgress>) {
-    if execution_rx.changed().await.is_err() {
+/// Waits until the owner of a value shows another; for ever once there is no owner, because then
+/// the node is ending.
+pub(super) async fn wait_for_change<T>(value_rx: &mut watch::Receiver<T>) {
+    if value_rx.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
 }
@@ -174,70 +173,46 @@ impl CertificationProgress {
         }
         self.heard[place] = self.heard[place].max(height);
     }
+
+    /// The certificate of this state, if it is kept.
+    pub(super) fn certificate(&self, height: Height) -> Option<&Certificate> {
+        self.certificates.get(&height)
+    }
+
+    /// The subnet's signature on this root, if it is kept.
+    pub(super) fn signature(&self, root: &[u8; 32]) -> Option<Signature> {
+        let mut certificates = self.certificates.values();
+        certificates.find(|it| it.root == *root).map(|it| it.signature)
+    }
+
+    /// Keeps a verified certificate; drops the oldest that execution does not wait for.
+    pub(super) fn add_certificate(&mut self, certificate: Certificate, awaited: &AwaitedRoots) {
+        self.certificates.insert(certificate.height, certificate);
+        while self.certificates.len() > CERTIFICATES_KEPT {
+            let is_unneeded =
+                |(_, certificate): &(&Height, &Certificate)| !awaited.contains(&certificate.root);
+            let Some(oldest) =
+                self.certificates.iter().find(is_unneeded).map(|(height, _)| *height)
+            else {
+                break;
+            };
+            self.certificates.remove(&oldest);
+        }
+    }
 }
 
-/// The engine's observations. Changed by [`Observer`], by marshal's reports of final blocks, and by
-/// the loop over epochs where it begins above a finalization.
+/// The engine's observations. Changed by [`Observer`] and by marshal's reports of final blocks.
 #[derive(Default)]
 pub(super) struct ConsensusProgress {
-    inner: Mutex<EngineObservations>,
-    /// A seed or a finalization came.
-    observed: Notify,
-}
-
-#[derive(Default)]
-struct EngineObservations {
     /// Executed and certified heights are not in it.
-    progress: SubnetProgress,
-    seeds: BTreeMap<Round, Seed>,
-    finalizations: BTreeMap<Round, Opening>,
+    inner: Mutex<SubnetProgress>,
 }
 
 impl ConsensusProgress {
-    /// Ready when the next seed or finalization comes. To be enabled before the last look.
-    pub(super) fn notified(&self) -> tokio::sync::futures::Notified<'_> {
-        self.observed.notified()
-    }
-
-    pub(super) fn seed(&self, round: Round) -> Option<Seed> {
-        self.inner.lock().seeds.get(&round).cloned()
-    }
-
-    /// The finalization of this block, the one of the earliest round if there are several.
-    pub(super) fn opening(&self, block: &Digest) -> Option<Opening> {
-        let inner = self.inner.lock();
-        let mut known = inner
-            .finalizations
-            .values()
-            .filter(|finalization| finalization.proposal.payload == *block);
-        let first = known.next().cloned()?;
-        // The number of choices of a leader that wants to bias the epoch's first block.
-        tracing::debug!(
-            rounds = known.count() + 1,
-            "an epoch begins: rounds its last block was finalised in"
-        );
-        Some(first)
-    }
-
     /// Everything up to this height is final.
     pub(super) fn finalised_to(&self, height: Height) {
-        let mut inner = self.inner.lock();
-        inner.progress.finalised = inner.progress.finalised.max(height);
-    }
-
-    pub(super) fn finalised(&self, finalization: Opening) {
-        {
-            let mut inner = self.inner.lock();
-            let (seed, round) = (finalization.seed(), finalization.proposal.round);
-            insert_newest(&mut inner.seeds, seed.round, seed, SEEDS_KEPT);
-            insert_newest(&mut inner.finalizations, round, finalization, FINALIZATIONS_KEPT);
-        }
-        self.observed.notify_waiters();
-    }
-
-    fn remember(&self, seed: Seed) {
-        insert_newest(&mut self.inner.lock().seeds, seed.round, seed, SEEDS_KEPT);
-        self.observed.notify_waiters();
+        let mut progress = self.inner.lock();
+        progress.finalised = progress.finalised.max(height);
     }
 }
 
@@ -251,14 +226,10 @@ impl Reporter for Observer {
     fn report(&mut self, activity: Self::Activity) -> Feedback {
         let consensus = &self.0.consensus;
         match activity {
-            Activity::Notarization(notarization) | Activity::Certification(notarization) => {
-                consensus.remember(notarization.seed());
-            }
-            Activity::Finalization(finalization) => consensus.finalised(finalization),
-            Activity::Nullification(_) => consensus.inner.lock().progress.nullified += 1,
+            Activity::Nullification(_) => consensus.inner.lock().nullified += 1,
             Activity::ConflictingNotarize(_)
             | Activity::ConflictingFinalize(_)
-            | Activity::NullifyFinalize(_) => consensus.inner.lock().progress.equivocations += 1,
+            | Activity::NullifyFinalize(_) => consensus.inner.lock().equivocations += 1,
             _ => {}
         }
         Feedback::Ok

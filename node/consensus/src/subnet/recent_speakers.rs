@@ -20,12 +20,12 @@ use commonware_consensus::{
     simplex::types::{Nullify, Vote},
     types::{Epoch, Round, View},
 };
-use commonware_cryptography::ed25519::PublicKey;
+use commonware_cryptography::{certificate::Scheme as _, ed25519::PublicKey};
 use commonware_p2p::{Message, Receiver};
 use commonware_runtime::{Clock, IoBuf};
 use commonware_utils::sync::Mutex;
 
-use super::{block::Digest, scheme::Scheme};
+use super::{block::Digest, key::Scheme};
 
 pub(super) struct RecentSpeakers<C> {
     clock: C,

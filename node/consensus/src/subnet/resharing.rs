@@ -13,7 +13,10 @@ use commonware_consensus::{
     Heightable as _,
     types::{Epoch, Epocher as _, FixedEpocher, Height as EngineHeight},
 };
-use commonware_cryptography::{Digestible as _, ed25519::PublicKey};
+use commonware_cryptography::{
+    Digestible as _,
+    ed25519::{PrivateKey, PublicKey},
+};
 use commonware_runtime::{Clock, Spawner};
 use commonware_utils::sync::Mutex;
 use genesis::{CheckedPayload, NodeRecord, Summary};
@@ -25,8 +28,8 @@ use state::{Height, NodeInfo, SubnetKey};
 use super::{
     StartError,
     block::{Block, Digest, KeyPayload, VerdictError},
-    key,
-    scheme::Scheme,
+    key::{self, Scheme},
+    voters::Voters,
 };
 use crate::certifier::SigningCommittee;
 
@@ -56,6 +59,8 @@ pub(super) struct Config {
     pub(super) arithmetic: Arithmetic,
     /// Precedes everything that members sign for the engine.
     pub(super) namespace: Vec<u8>,
+    /// Signs this node's votes.
+    pub(super) signer: PrivateKey,
     pub(super) node_key: [u8; 32],
     pub(super) epocher: FixedEpocher,
     /// Up to this epoch the node does not know how it voted.
@@ -76,6 +81,8 @@ struct Inner {
     height: EngineHeight,
     /// The last block of the epoch before.
     boundary: Digest,
+    /// Keys that sign votes of this epoch and of the one before.
+    voters: Voters,
     /// The dealing for this node's next block, and the epoch it was made in.
     dealing: Option<(u64, Vec<u8>)>,
     /// Payloads of blocks that this node voted on recently: not verified again when they are final.
@@ -127,10 +134,10 @@ fn bytes(key: &PublicKey) -> [u8; 32] {
 }
 
 impl Resharing {
-    /// `summary` is that of the state at `height`, `boundary` names the last block of the epoch
-    /// before it.
+    /// `summary` and `voters` are those of the state at `height`, `boundary` names the last block
+    /// of the epoch before it.
     pub(super) fn new(
-        summary: Summary,
+        (summary, voters): (Summary, Voters),
         height: Height,
         boundary: Digest,
         config: Config,
@@ -139,6 +146,7 @@ impl Resharing {
             summary: Arc::new(summary),
             height: EngineHeight::new(height.0),
             boundary,
+            voters,
             dealing: None,
             checked: VecDeque::new(),
         };
@@ -217,9 +225,10 @@ impl Resharing {
         let from = self.config.epocher.first(epoch).map_or(first, |first| first);
         let keys: Vec<_> =
             summary.members().iter().map(|member| member.node_key().to_bytes()).collect();
-        let committee = summary.committee().clone();
-        let scheme =
-            key::scheme(&self.config.namespace, &key::members(&keys)?, &committee, share.as_ref())?;
+        let (members, committee) = (key::members(&keys)?, summary.committee().clone());
+        key::check_committee(&members, &committee, share.as_ref())?;
+        let signer = share.as_ref().map(|_| &self.config.signer);
+        let scheme = key::scheme(&self.config.namespace, &members, signer)?;
         Ok(EpochParticipation {
             epoch,
             from: Height(from.get()),
@@ -370,6 +379,7 @@ impl Resharing {
         if last {
             summary.close_epoch();
             inner.boundary = block.digest();
+            inner.voters = inner.voters.next(&summary);
             inner.checked.clear();
         }
         inner.summary = Arc::new(summary);
@@ -468,6 +478,7 @@ fn subnet_key(inner: &Inner) -> SubnetKey {
     SubnetKey {
         summary: inner.summary.to_bytes(),
         boundary: inner.boundary.0,
+        voters: inner.voters.encode(),
         nodes: nodes.collect(),
     }
 }
@@ -542,12 +553,14 @@ mod tests {
             keys: Box::new(OneShare(shares[0].to_bytes(), NodeIndex(0))),
             arithmetic,
             namespace: b"test".to_vec(),
+            signer: key::node_key(&secrets[0]).unwrap(),
             node_key: bytes(&keys[0]),
             epocher: FixedEpocher::new(NZU64!(10)),
             silent_until: None,
         };
         let boundary = Block::genesis(b"test", Time(1)).digest();
-        let resharing = Resharing::new(summary, Height(0), boundary, config);
+        let voters = Voters::first(&summary);
+        let resharing = Resharing::new((summary, voters), Height(0), boundary, config);
         (resharing, asked, keys)
     }
 

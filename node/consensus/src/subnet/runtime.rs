@@ -24,6 +24,8 @@ use futures::{FutureExt as _, future::BoxFuture};
 use governor::clock::{Clock as Governed, ReasonablyRealtime};
 use rand_core::{TryCryptoRng, TryRng};
 
+use super::blobs::{BlobLog, LogBlob};
+
 /// A storage operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "see the methods of `Storage` and `Blob`")]
@@ -42,6 +44,11 @@ pub trait Layer: Clone + Send + Sync + 'static {
     /// The time, of which the runtime's clock says `now`.
     fn current(&self, now: SystemTime) -> SystemTime {
         now
+    }
+
+    /// The storage that takes the place of the runtime's.
+    fn blobs(&self) -> Option<&BlobLog> {
+        None
     }
 
     /// Does something with storage, by `attempt`. It may be repeated when it failed, but for
@@ -73,10 +80,76 @@ impl<C, L: Layer> LayeredRuntime<C, L> {
     }
 }
 
-/// A file of such a runtime.
+/// A blob of such a runtime.
 pub struct LayeredBlob<L, B> {
-    inner: B,
+    inner: AnyBlob<B>,
     layer: L,
+}
+
+/// A blob of the runtime's storage, or of the one that takes its place.
+enum AnyBlob<B> {
+    Runtime(B),
+    Log(LogBlob),
+}
+
+impl<B: Blob> Blob for AnyBlob<B> {
+    async fn read_at_buf(
+        &self,
+        offset: u64,
+        len: usize,
+        bufs: impl Into<IoBufsMut> + Send,
+        options: ReadOptions,
+    ) -> Result<IoBufsMut, Error> {
+        match self {
+            Self::Runtime(blob) => blob.read_at_buf(offset, len, bufs, options).await,
+            Self::Log(blob) => blob.read_at_buf(offset, len, bufs, options).await,
+        }
+    }
+
+    async fn read_at(
+        &self,
+        offset: u64,
+        len: usize,
+        options: ReadOptions,
+    ) -> Result<IoBufsMut, Error> {
+        match self {
+            Self::Runtime(blob) => blob.read_at(offset, len, options).await,
+            Self::Log(blob) => blob.read_at(offset, len, options).await,
+        }
+    }
+
+    async fn write_at(
+        &self,
+        offset: u64,
+        bufs: impl Into<IoBufs> + Send,
+        options: WriteOptions,
+    ) -> Result<(), Error> {
+        match self {
+            Self::Runtime(blob) => blob.write_at(offset, bufs, options).await,
+            Self::Log(blob) => blob.write_at(offset, bufs, options).await,
+        }
+    }
+
+    async fn resize(&self, len: u64) -> Result<(), Error> {
+        match self {
+            Self::Runtime(blob) => blob.resize(len).await,
+            Self::Log(blob) => blob.resize(len).await,
+        }
+    }
+
+    async fn sync(&self) -> Result<(), Error> {
+        match self {
+            Self::Runtime(blob) => blob.sync().await,
+            Self::Log(blob) => blob.sync().await,
+        }
+    }
+
+    async fn start_sync(&self) -> Handle<()> {
+        match self {
+            Self::Runtime(blob) => blob.start_sync().await,
+            Self::Log(blob) => blob.start_sync().await,
+        }
+    }
 }
 
 impl<L: Layer, B: Blob> Blob for LayeredBlob<L, B> {
@@ -150,7 +223,27 @@ impl<C: Storage, L: Layer> Storage for LayeredRuntime<C, L> {
         name: &[u8],
         versions: RangeInclusive<BlobVersion>,
     ) -> Result<(Self::Blob, u64, BlobVersion), Error> {
-        let open = move || self.inner.open_versioned(partition, name, versions.clone()).boxed();
+        let open = move || match self.layer.blobs() {
+            Some(blobs) => {
+                let opened = blobs.open_blob(partition, name, &versions);
+                let opened = async move {
+                    let (blob, bytes, version) = opened?;
+                    // All that is read after opening counts as durable.
+                    if bytes > 0 {
+                        blob.sync().await?;
+                    }
+                    Ok::<_, Error>((AnyBlob::<C::Blob>::Log(blob), bytes, version))
+                };
+                opened.boxed()
+            }
+            None => self
+                .inner
+                .open_versioned(partition, name, versions.clone())
+                .map(|opened| {
+                    opened.map(|(blob, bytes, version)| (AnyBlob::Runtime(blob), bytes, version))
+                })
+                .boxed(),
+        };
         let (inner, bytes, version) = self.layer.storage(Operation::Open, Box::new(open)).await?;
         let blob = LayeredBlob { inner, layer: self.layer.clone() };
         Ok((blob, bytes, version))
@@ -160,7 +253,11 @@ impl<C: Storage, L: Layer> Storage for LayeredRuntime<C, L> {
         let mut repeated = false;
         let remove = move || {
             let again = std::mem::replace(&mut repeated, true);
-            let removed = self.inner.remove(partition, name).map(move |removed| match removed {
+            let removed = match self.layer.blobs() {
+                Some(blobs) => ready(blobs.remove(partition, name)).boxed(),
+                None => self.inner.remove(partition, name).boxed(),
+            };
+            let removed = removed.map(move |removed| match removed {
                 // The attempt before got as far as that.
                 Err(Error::BlobMissing(..) | Error::PartitionMissing(_)) if again => Ok(()),
                 removed => removed,
@@ -171,7 +268,10 @@ impl<C: Storage, L: Layer> Storage for LayeredRuntime<C, L> {
     }
 
     async fn scan(&self, partition: &str) -> Result<Vec<Vec<u8>>, Error> {
-        let scan = move || self.inner.scan(partition).boxed();
+        let scan = move || match self.layer.blobs() {
+            Some(blobs) => ready(blobs.scan(partition)).boxed(),
+            None => self.inner.scan(partition).boxed(),
+        };
         self.layer.storage(Operation::Scan, Box::new(scan)).await
     }
 }
@@ -310,11 +410,26 @@ impl MonotonicClock {
     pub(super) fn starting_at(now: SystemTime) -> Self {
         Self(Arc::new((now, Instant::now())))
     }
+
+    fn now(&self) -> SystemTime {
+        self.0.0 + self.0.1.elapsed()
+    }
 }
 
-impl Layer for MonotonicClock {
+/// The parts of its machine that a node replaces: the clock and the storage.
+#[derive(Clone)]
+pub(super) struct MachineLayer {
+    pub(super) clock: MonotonicClock,
+    pub(super) blobs: BlobLog,
+}
+
+impl Layer for MachineLayer {
     fn current(&self, _: SystemTime) -> SystemTime {
-        self.0.0 + self.0.1.elapsed()
+        self.clock.now()
+    }
+
+    fn blobs(&self) -> Option<&BlobLog> {
+        Some(&self.blobs)
     }
 }
 
@@ -366,11 +481,14 @@ mod tests {
     // Promise: P21 - Timeouts and quotas use a monotonic clock.
     #[test]
     fn monotonic_clock_ignores_wall_clock_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let blobs = BlobLog::open(disk::RealDisk::shared(), folder.path()).unwrap();
         deterministic::Runner::default().start(|context| async move {
             let start = context.current() + Duration::from_secs(10_000);
+            let clock = MonotonicClock::starting_at(start);
             let context = LayeredRuntime::new(
                 LayeredRuntime::new(context, SetBackClock),
-                MonotonicClock::starting_at(start),
+                MachineLayer { clock, blobs },
             );
             let before = context.current();
             std::thread::sleep(Duration::from_millis(2));

@@ -5,7 +5,7 @@
 //! The abstention is recorded with the new folder of the engine, in one step: otherwise a restart
 //! would forget it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use disk::{
     SharedDisk, if_there,
@@ -13,6 +13,10 @@ use disk::{
 };
 
 const FILE: &str = "silent-until";
+/// Folder of the engine's storage.
+const BLOBS: &str = "log";
+/// Folders of versions that kept a file for each blob begin like this.
+const OLD_FOLDERS: [&str; 2] = ["simplex-", "marshal-"];
 /// One record: the epoch (little-endian).
 const KIND: Kind = Kind { name: *b"silent\0\0", version: 1, bytes_max: 8 };
 
@@ -53,6 +57,28 @@ pub(super) fn silent_until(
         .transpose()
 }
 
+/// The folder of the engine's storage in the engine's folder.
+///
+/// # Errors
+/// [`RecordError::Format`] where another version of the node kept its votes: they cannot be read,
+/// and a node that continued without them could vote against them.
+pub(super) fn blobs_folder(disk: &SharedDisk, directory: &Path) -> Result<PathBuf, RecordError> {
+    let listed =
+        disk.list(directory).map_err(|source| RecordError::io(directory, "listing", source))?;
+    let is_old = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| OLD_FOLDERS.iter().any(|old| name.starts_with(old)))
+    };
+    match listed.iter().find(|path| is_old(path)) {
+        None => Ok(directory.join(BLOBS)),
+        Some(old) => Err(RecordError::Format {
+            path: old.clone(),
+            found: "votes in a file each".into(),
+            wanted: "one log of all votes".into(),
+        }),
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -84,5 +110,16 @@ mod tests {
             fs::write(&path, &bytes).unwrap();
             assert!(silent_until(&disk, &directory, Some(9)).is_err(), "bit {bit}");
         }
+    }
+
+    #[test]
+    fn votes_of_another_version_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let (disk, directory) = (RealDisk::shared(), folder.path().join("consensus"));
+        silent_until(&disk, &directory, None).unwrap();
+        assert_eq!(blobs_folder(&disk, &directory).unwrap(), directory.join(BLOBS));
+        fs::create_dir(directory.join("simplex-3")).unwrap();
+        let refused = blobs_folder(&disk, &directory);
+        assert!(matches!(refused, Err(RecordError::Format { .. })), "{refused:?}");
     }
 }

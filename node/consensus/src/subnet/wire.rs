@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Version of all messages between members, blocks included. Members send each other their version
 /// in their first message, with their limits, and a member whose version differs from most ends
 /// with an error.
-pub(super) const VERSION: u64 = 2;
+pub(super) const VERSION: u64 = 3;
 /// Its name among the limits.
 pub(super) const VERSION_NAME: &str = "messages.version";
 

@@ -11,18 +11,13 @@
 //! every recursion below. A pairing takes about a millisecond, so pairs of key and root hash that
 //! verified before are remembered in [`CertificateVerifier`], a bounded set.
 
-use std::{
-    collections::{HashSet, VecDeque},
-    sync::{Mutex, PoisonError},
-};
-
 use ic_certification::hash_tree::{
     self, HashTree, HashTreeNode, LookupResult, SubtreeLookupResult,
 };
 use ic_principal::Principal;
 use sha2::{Digest, Sha256};
 
-use super::keys::CanisterKey;
+use super::{bounded_map::BoundedMap, keys::CanisterKey};
 use crate::{
     cbor::{self, Bounds, Value},
     hash::{self, Hash},
@@ -38,8 +33,6 @@ pub(crate) const SMALL_BOUNDS: Bounds =
     Bounds { depth: crate::tree::DEPTH_MAX, items: crate::tree::ITEMS_MAX };
 /// Ranges of one shard are pairs of principals.
 const RANGES_BOUNDS: Bounds = Bounds { depth: 4, items: 65_536 };
-/// Verified signatures remembered: 32 bytes and change each.
-const REMEMBERED_MAX: usize = 4_096;
 
 pub(crate) type Tree<'a> = HashTree<&'a [u8]>;
 
@@ -47,14 +40,8 @@ pub(crate) type Tree<'a> = HashTree<&'a [u8]>;
 #[derive(Debug)]
 pub(crate) struct CertificateVerifier {
     root_key: nidkg::PublicKey,
-    verified: Mutex<VerifiedSignatures>,
-}
-
-/// Digests of (key, message, signature) that verified, oldest first out.
-#[derive(Debug, Default)]
-struct VerifiedSignatures {
-    set: HashSet<Hash>,
-    order: VecDeque<Hash>,
+    /// Digests of (key, message, signature) that verified.
+    verified: BoundedMap<()>,
 }
 
 struct Certificate<'a> {
@@ -168,9 +155,13 @@ fn covers(tree: &Tree<'_>, subnet_id: &[u8], canister: &[u8]) -> bool {
 }
 
 impl CertificateVerifier {
-    /// Trusts this root key.
-    pub(crate) fn new(root_key: nidkg::PublicKey) -> Self {
-        Self { root_key, verified: Mutex::default() }
+    /// Trusts this root key, and remembers at most `remembered` signatures.
+    pub(crate) fn new(root_key: nidkg::PublicKey, remembered: u64) -> Self {
+        Self { root_key, verified: BoundedMap::new(remembered) }
+    }
+
+    pub(crate) fn root_key(&self) -> nidkg::PublicKey {
+        self.root_key
     }
 
     /// Whether `signature` is a signature of the canister key over `payload`.
@@ -244,26 +235,13 @@ impl CertificateVerifier {
             .chain_update(&message)
             .finalize()
             .into();
-        if self.with_verified(|known| known.set.contains(&digest)) {
+        if self.verified.get(&digest).is_some() {
             return Some(());
         }
         if !nidkg::verify(key, &message, signature) {
             return None;
         }
-        self.with_verified(|known| {
-            if known.set.insert(digest) {
-                known.order.push_back(digest);
-            }
-            if known.order.len() > REMEMBERED_MAX
-                && let Some(oldest) = known.order.pop_front()
-            {
-                known.set.remove(&oldest);
-            }
-        });
+        self.verified.insert(digest, ());
         Some(())
-    }
-
-    fn with_verified<T>(&self, with: impl FnOnce(&mut VerifiedSignatures) -> T) -> T {
-        with(&mut self.verified.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

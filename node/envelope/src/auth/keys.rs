@@ -5,9 +5,9 @@
 //! trailing bytes, uncompressed points only. The scheme of a key is given by its object identifiers
 //! alone.
 //!
-//! Ed25519 is verified by ed25519-dalek (strict: no small-order keys, canonical scalars), P-256 and
-//! RSA by ring, secp256k1 by k256. ECDSA signatures are accepted with either sign of `s`, as the
-//! specification does not restrict it.
+//! Ed25519 is verified by the strict rules of ed25519-dalek ([`super::ed25519`]: no small-order
+//! keys, canonical scalars), P-256 and RSA by ring, secp256k1 by k256. ECDSA signatures are
+//! accepted with either sign of `s`, as the specification does not restrict it.
 
 use ic_principal::Principal;
 use thiserror::Error;
@@ -162,13 +162,6 @@ impl<'a> PublicKey<'a> {
             Self::Canister(_) => "canister",
         }
     }
-}
-
-/// Ed25519 by `verify_strict`, which also refuses points of small order; signature of 64 bytes.
-pub(crate) fn verify_ed25519(key: &[u8; 32], message: &[u8], signature: &[u8]) -> bool {
-    let Ok(signature) = ed25519_dalek::Signature::from_slice(signature) else { return false };
-    ed25519_dalek::VerifyingKey::from_bytes(key)
-        .is_ok_and(|key| key.verify_strict(message, &signature).is_ok())
 }
 
 /// ECDSA on P-256 over SHA-256, signature as `r || s`.

@@ -6,7 +6,11 @@
 //!
 //! Costs, on one core of a 2020s server: an Ed25519 or ECDSA signature takes 40 to 150
 //! microseconds, RSA about as much, a canister signature one to three milliseconds the first time
-//! its certificate is seen. Callers run this on bounded threads.
+//! its certificate is seen. Callers run this on bounded threads, unless [`is_quick`].
+//!
+//! Results that are functions of bytes alone are remembered, in bounded maps
+//! ([`AuthConfig::remembering`]): decoded Ed25519 keys, valid signatures of delegations, and valid
+//! signatures of certificates. Expiry, targets and permissions are checked each time.
 //!
 //! - Anonymous queries and read_states may carry any expiry; every other request must expire within
 //!   the window.
@@ -15,25 +19,33 @@
 //! - A link with `permissions: "queries"` anywhere in the chain rules out calls.
 //! - `sender_info` must be signed by the canister whose key is `sender_pubkey`.
 
+mod bounded_map;
 pub(crate) mod canister;
+mod ed25519;
 mod keys;
 mod webauthn;
 
 use std::{collections::BTreeSet, time::Duration};
 
 use ic_principal::Principal;
+use limits::GatewayLimits;
+use sha2::{Digest, Sha256};
 use state::{SenderInfo, Time, Validity};
 use thiserror::Error;
 
 pub use canister::CertifiedData;
 pub use keys::KeyError;
 
-use self::{canister::CertificateVerifier, keys::PublicKey};
-use crate::{Envelope, Permissions, Request, SignedDelegation};
+use self::{
+    bounded_map::BoundedMap, canister::CertificateVerifier, ed25519::KnownKeys, keys::PublicKey,
+};
+use crate::{Envelope, Permissions, Request, SignedDelegation, hash::Hash};
 
 const REQUEST_DOMAIN: &[u8] = b"\x0Aic-request";
 const DELEGATION_DOMAIN: &[u8] = b"\x1Aic-request-auth-delegation";
 const SENDER_INFO_DOMAIN: &[u8] = b"\x0Eic-sender-info";
+/// Signatures of a request that is verified without changing threads.
+const QUICK_SIGNATURES: usize = 2;
 
 /// Parameters of authentication.
 #[derive(Debug)]
@@ -43,16 +55,38 @@ pub struct AuthConfig {
     /// Clock drift allowed on top of it.
     pub ingress_drift: Duration,
     certificates: CertificateVerifier,
+    keys: KnownKeys,
+    /// Digests of delegations with their keys and signatures, which verified.
+    delegations: BoundedMap<()>,
 }
 
 impl AuthConfig {
-    /// `root_key` verifies canister signatures.
+    /// `root_key` verifies canister signatures. Nothing is remembered.
     pub fn new(
         root_key: nidkg::PublicKey,
         ingress_expiry: Duration,
         ingress_drift: Duration,
     ) -> Self {
-        Self { ingress_expiry, ingress_drift, certificates: CertificateVerifier::new(root_key) }
+        Self {
+            ingress_expiry,
+            ingress_drift,
+            certificates: CertificateVerifier::new(root_key, 0),
+            keys: KnownKeys::new(0),
+            delegations: BoundedMap::new(0),
+        }
+    }
+
+    /// The same, with memory for results: `remembered_keys`, and `remembered_signatures` of
+    /// certificates and of delegations each. No verdict depends on it.
+    #[must_use]
+    pub fn remembering(self, limits: &GatewayLimits) -> Self {
+        let signatures = limits.remembered_signatures;
+        Self {
+            certificates: CertificateVerifier::new(self.certificates.root_key(), signatures),
+            keys: KnownKeys::new(limits.remembered_keys),
+            delegations: BoundedMap::new(signatures),
+            ..self
+        }
     }
 
     /// Data about a canister in a certificate in CBOR, verified with the root key; `None` when it
@@ -187,6 +221,19 @@ impl AuthError {
             Self::SenderInfoWithoutCanisterKey | Self::SenderInfoSigner { .. } => "sender_info",
         }
     }
+}
+
+/// Whether authenticating takes a fraction of a millisecond at most: one or two signatures, all of
+/// them Ed25519 or ECDSA on P-256.
+pub fn is_quick(envelope: &Envelope) -> bool {
+    let chain = envelope.sender_delegation.as_deref().unwrap_or_default();
+    let sender = envelope.sender_pubkey.as_deref();
+    let mut keys = sender.into_iter().chain(chain.iter().map(|link| link.pubkey.as_slice()));
+    let is_quick = |key: &[u8]| {
+        let key = PublicKey::from_der(key);
+        key.is_ok_and(|key| matches!(key, PublicKey::Ed25519(_) | PublicKey::P256(_)))
+    };
+    chain.len() < QUICK_SIGNATURES && keys.all(is_quick)
 }
 
 /// Determines the sender of `envelope`, which arrived at `now`.
@@ -353,13 +400,15 @@ fn verify_chain(
         keys.push(key);
     }
     if let Some(last) = keys.last()
-        && !verify(last, &[REQUEST_DOMAIN, &envelope.request_id.0].concat(), signature, config)
+        && !verify(last, [REQUEST_DOMAIN, &envelope.request_id.0], signature, config)
     {
         let over = "the request id by the last key of the chain";
         return Err(bad_signature("`sender_sig`".to_owned(), last, over));
     }
-    for (index, (link, key)) in chain.iter().zip(&keys).enumerate() {
-        if !verify(key, &[DELEGATION_DOMAIN, &link.hash].concat(), &link.signature, config) {
+    let signers = std::iter::once(pubkey).chain(chain.iter().map(|link| link.pubkey.as_slice()));
+    for (index, (link, signer)) in chain.iter().zip(keys.iter().zip(signers)).enumerate() {
+        let (key, _) = signer;
+        if !verify_delegation(link, signer, config) {
             let which = format!("`signature` of delegation {index}");
             return Err(bad_signature(which, key, "the delegation by the key before it"));
         }
@@ -368,6 +417,29 @@ fn verify_chain(
         Some(first) => verify_sender_info(&envelope.content.request, first, config),
         None => Ok(()),
     }
+}
+
+/// Whether the delegation is signed by the key, which is given with its encoding.
+fn verify_delegation(
+    link: &SignedDelegation,
+    (key, der): (&PublicKey<'_>, &[u8]),
+    config: &AuthConfig,
+) -> bool {
+    let digest: Hash = Sha256::new()
+        .chain_update((der.len() as u64).to_le_bytes())
+        .chain_update(der)
+        .chain_update(link.hash)
+        .chain_update(&link.signature)
+        .finalize()
+        .into();
+    if config.delegations.get(&digest).is_some() {
+        return true;
+    }
+    let is_valid = verify(key, [DELEGATION_DOMAIN, &link.hash], &link.signature, config);
+    if is_valid {
+        config.delegations.insert(digest, ());
+    }
+    is_valid
 }
 
 fn verify_sender_info(
@@ -386,7 +458,7 @@ fn verify_sender_info(
             canister_id: signer.canister_id,
         });
     }
-    if !verify(key, &[SENDER_INFO_DOMAIN, &info.info].concat(), &info.sig, config) {
+    if !verify(key, [SENDER_INFO_DOMAIN, &info.info], &info.sig, config) {
         let over = "`sender_info.info` by `sender_pubkey`";
         return Err(bad_signature("`sender_info.sig`".to_owned(), key, over));
     }
@@ -397,12 +469,13 @@ fn bad_signature(which: String, key: &PublicKey<'_>, over: &'static str) -> Auth
     AuthError::BadSignature { which, scheme: key.scheme(), over }
 }
 
-fn verify(key: &PublicKey<'_>, payload: &[u8], signature: &[u8], config: &AuthConfig) -> bool {
+/// Whether the signature is one of the key over the payload, which has two parts.
+fn verify(key: &PublicKey<'_>, payload: [&[u8]; 2], signature: &[u8], config: &AuthConfig) -> bool {
     match key {
-        PublicKey::Ed25519(key) => keys::verify_ed25519(key, payload, signature),
-        PublicKey::P256(point) => keys::verify_p256(point, payload, signature),
-        PublicKey::Secp256k1(point) => keys::verify_secp256k1(point, payload, signature),
-        PublicKey::WebAuthn(key) => key.verify(payload, signature),
-        PublicKey::Canister(key) => config.certificates.verify(key, payload, signature),
+        PublicKey::Ed25519(key) => config.keys.verify(key, &payload, signature),
+        PublicKey::P256(point) => keys::verify_p256(point, &payload.concat(), signature),
+        PublicKey::Secp256k1(point) => keys::verify_secp256k1(point, &payload.concat(), signature),
+        PublicKey::WebAuthn(key) => key.verify(&payload.concat(), signature),
+        PublicKey::Canister(key) => config.certificates.verify(key, &payload.concat(), signature),
     }
 }

@@ -12,7 +12,7 @@ use ring::signature::{
 };
 use serde::Deserialize;
 
-use super::keys::{KeyError, verify_ed25519};
+use super::{ed25519, keys::KeyError};
 use crate::{
     cbor::{self, Bounds, Value},
     hash,
@@ -94,7 +94,7 @@ impl CoseKey {
             Self::Rsa { n, e } => RsaPublicKeyComponents { n, e }
                 .verify(&RSA_PKCS1_2048_8192_SHA256, message, signature)
                 .is_ok(),
-            Self::Ed25519(key) => verify_ed25519(key, message, signature),
+            Self::Ed25519(key) => ed25519::verify(key, &[message], signature),
         }
     }
 

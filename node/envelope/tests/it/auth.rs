@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use envelope::{
     Envelope, EnvelopeBounds,
-    auth::{AuthConfig, AuthError, AuthenticatedSender, authenticate},
+    auth::{AuthConfig, AuthError, AuthenticatedSender, authenticate, is_quick},
 };
 use ic_agent::{Identity, identity::BasicIdentity};
 use ic_principal::Principal;
@@ -28,6 +28,7 @@ type WireEnvelope = ic_transport_types::Envelope<'static>;
 
 fn config(root: &SubnetKey) -> AuthConfig {
     AuthConfig::new(root.public(), Duration::from_secs(300), Duration::from_secs(60))
+        .remembering(&gateway_limits())
 }
 
 fn decode(envelope: &WireEnvelope) -> Envelope {
@@ -479,6 +480,60 @@ impl Chain {
             sender_delegation: Some(signed.collect()),
         }
     }
+}
+
+#[test]
+fn remembered_keys_and_delegations_change_no_verdict() {
+    let config = config(&SubnetKey::new(1));
+    let sender = Chain::from_seeds(&[1]).sender();
+    let sent = Chain::from_seeds(&[1, 2]).envelope(call(sender, "echo"));
+    for _ in 0..3 {
+        assert_eq!(authenticate(&decode(&sent), now(), &config).unwrap().sender, sender);
+    }
+    // Each part of what was verified is replaced by one of another valid envelope.
+    let other = Chain::from_seeds(&[1, 3]).envelope(call(sender, "other"));
+    assert!(authenticate(&decode(&other), now(), &config).is_ok());
+    let links = |from: &WireEnvelope| from.sender_delegation.clone().unwrap();
+    let mut mixed = links(&sent);
+    mixed[0].signature = links(&other)[0].signature.clone();
+    let by_another = Chain::from_seeds(&[2, 1]).envelope(call(sender, "echo"));
+    for refused in [
+        WireEnvelope { sender_sig: other.sender_sig.clone(), ..sent.clone() },
+        WireEnvelope { sender_delegation: Some(links(&other)), ..sent.clone() },
+        WireEnvelope { sender_delegation: Some(mixed), ..sent.clone() },
+        WireEnvelope { sender_pubkey: by_another.sender_pubkey, ..sent.clone() },
+    ] {
+        for _ in 0..2 {
+            assert!(authenticate(&decode(&refused), now(), &config).is_err());
+        }
+    }
+    // A verified delegation still expires, and more keys than are remembered still verify.
+    let late = Time(now().0 + 61_000_000_000);
+    assert!(matches!(
+        authenticate(&decode(&sent), late, &config),
+        Err(AuthError::DelegationExpired { index: 0, .. })
+    ));
+    for round in 0..2 {
+        for seed in 1..40 {
+            let chain = Chain::from_seeds(&[seed, seed + 100]);
+            let sent = chain.envelope(call(chain.sender(), "echo"));
+            assert!(authenticate(&decode(&sent), now(), &config).is_ok(), "{round} {seed}");
+        }
+    }
+}
+
+#[test]
+fn requests_with_one_or_two_short_signatures_are_quick() {
+    let quick = |sent: &WireEnvelope| is_quick(&decode(sent));
+    let of_chain = |seeds: &[u8]| {
+        let chain = Chain::from_seeds(seeds);
+        chain.envelope(call(chain.sender(), "echo"))
+    };
+    assert!(quick(&of_chain(&[1])) && quick(&of_chain(&[1, 2])));
+    assert!(!quick(&of_chain(&[1, 2, 3])));
+    let root = SubnetKey::new(1);
+    let canister = Canister::at_root(&root);
+    assert!(!quick(&canister.envelope(query(canister.principal(), "echo"))));
 }
 
 #[test]

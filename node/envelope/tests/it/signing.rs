@@ -161,6 +161,9 @@ pub fn gateway_limits() -> GatewayLimits {
         delegations: 20,
         delegation_targets: 1000,
         nonce_bytes: 32,
+        remembered_keys: 8,
+        remembered_signatures: 8,
+        signed_answers: 8,
     }
 }
 

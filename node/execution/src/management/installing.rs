@@ -657,6 +657,7 @@ impl Dispatcher<'_> {
             file: Arc::new(self.scratch(0)?),
             offset_page: 0,
             pages_max,
+            free: 0..0,
         })
     }
 

@@ -532,11 +532,21 @@ impl Dispatcher<'_> {
     fn raw_rand(&mut self, call: &SubnetCall) -> MethodResult {
         let limits = self.core.limits();
         self.charging(|cost| argument::decode_nothing(limits, &call.arg, cost))?;
-        // The randomness of this round was known when the call was made; that of the next is not.
-        self.state
-            .subnet
-            .randomness_waiters
-            .push_back(RandomnessWaiter { origin: call.origin.clone(), cycles: call.cycles });
+        let waiting = self.state.subnet.randomness_waiters.len() as u64;
+        if waiting >= limits.execution.raw_rand_waiting {
+            return refused!(
+                queue_full,
+                "{waiting} calls of raw_rand wait for randomness, the most are \
+                 execution.raw_rand_waiting = {}. Try again.",
+                limits.execution.raw_rand_waiting
+            );
+        }
+        // No value is given that was known when the call was made.
+        self.state.subnet.randomness_waiters.push_back(RandomnessWaiter {
+            origin: call.origin.clone(),
+            cycles: call.cycles,
+            height: self.round.height,
+        });
         Ok(MethodOutcome::Waits)
     }
 

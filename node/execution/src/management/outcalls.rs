@@ -16,11 +16,12 @@ use limits::{OUTCALL_CONTEXT_BYTES, OUTCALL_REQUEST_BYTES, OUTCALL_RESPONSE_BYTE
 use serde_bytes::ByteBuf;
 use sha2::{Digest as _, Sha256};
 use state::{
-    Height, Origin, Outcall, OutcallAnswer, OutcallId, OutcallMethod, OutcallTransform, Payload,
-    Reject, ReplicatedState, SubnetCall, Time, state_heap,
+    Askers, Height, Origin, Outcall, OutcallAnswer, OutcallId, OutcallMethod, OutcallTransform,
+    Payload, Reject, ReplicatedState, SubnetCall, Time, state_heap,
 };
 
 use super::{Dispatcher, MethodOutcome, MethodResult};
+use crate::core::Core;
 use crate::message::Effects;
 use crate::reject::{self, refused};
 
@@ -76,8 +77,11 @@ impl Dispatcher<'_> {
     pub(super) fn http_request(&mut self, call: &SubnetCall) -> MethodResult {
         let argument: Argument = self.decode(call)?;
         check(&argument, &call.origin.caller())?;
-        let node = (argument.is_replicated == Some(false)).then(|| self.one_member());
-        let mut outcall = outcall(argument, call, (self.until(), self.round.height), node);
+        let askers = match argument.is_replicated {
+            Some(false) => Askers::Unassigned,
+            Some(true) | None => Askers::All,
+        };
+        let mut outcall = outcall(argument, call, (self.until(), self.round.height), askers);
         self.check_open(&outcall)?;
         let prices = self.core.cost_table_of(&call.origin.caller());
         let price = prices.outcall(outcall.request_bytes(), outcall.response_bytes_max());
@@ -100,23 +104,6 @@ impl Dispatcher<'_> {
     fn until(&self) -> Time {
         let seconds = self.core.limits().outcalls.timeout_seconds;
         Time(self.round.time.0.saturating_add(seconds.saturating_mul(1_000_000_000)))
-    }
-
-    /// The member that makes a request alone: no one can choose or predict it before the round.
-    fn one_member(&self) -> Principal {
-        let subnet = &self.state.subnet;
-        let nodes = match &subnet.key {
-            Some(key) => &key.nodes,
-            None => &self.core.config.subnet.nodes,
-        };
-        let mut hash = Sha256::new();
-        hash.update(b"\x16thimble-outcall-member");
-        hash.update(self.round.randomness);
-        hash.update(subnet.outcalls.next().0.to_be_bytes());
-        let number = hash.finalize().first_chunk::<8>().map_or(0, |it| u64::from_be_bytes(*it));
-        let place = number.checked_rem(nodes.len() as u64).unwrap_or_default();
-        let node = usize::try_from(place).ok().and_then(|place| nodes.get(place));
-        node.map_or(Principal::anonymous(), |node| node.node_id)
     }
 
     /// Whether one more request may be open. A canister has no more of them than are left for all
@@ -153,6 +140,31 @@ impl Dispatcher<'_> {
         }
         Ok(())
     }
+}
+
+/// Chooses the members that make the requests of the round `since`, or of all rounds, alone: the
+/// value was unknown when they were made.
+pub(crate) fn assign_members(
+    core: &Core,
+    state: &mut ReplicatedState,
+    since: Option<Height>,
+    value: &[u8; 32],
+) {
+    let subnet = &mut state.subnet;
+    let nodes = match &subnet.key {
+        Some(key) => &key.nodes,
+        None => &core.config.subnet.nodes,
+    };
+    subnet.outcalls.assign(since, |id| {
+        let mut hash = Sha256::new();
+        hash.update(b"\x16thimble-outcall-member");
+        hash.update(value);
+        hash.update(id.0.to_be_bytes());
+        let number = hash.finalize().first_chunk::<8>().map_or(0, |it| u64::from_be_bytes(*it));
+        let place = number.checked_rem(nodes.len() as u64).unwrap_or_default();
+        let node = usize::try_from(place).ok().and_then(|place| nodes.get(place));
+        node.map_or(Principal::anonymous(), |node| node.node_id)
+    });
 }
 
 /// Whether the interface allows such a request.
@@ -233,7 +245,7 @@ fn outcall(
     argument: Argument,
     call: &SubnetCall,
     (until, height): (Time, Height),
-    node: Option<Principal>,
+    askers: Askers,
 ) -> Outcall {
     // It stays in the state.
     let transform = |Transform { function, context }: Transform| OutcallTransform {
@@ -251,7 +263,7 @@ fn outcall(
         response_bytes_asked: argument.max_response_bytes,
         transform: argument.transform.map(transform),
         until,
-        node,
+        askers,
         height,
     }
 }
@@ -259,11 +271,7 @@ fn outcall(
 /// Answers the requests that a block has answers to, each once, then those whose time is over. An
 /// answer that does not match the request, or exceeds its bounds, is ignored, whichever members
 /// signed it.
-pub(crate) fn answer(
-    state: &mut ReplicatedState,
-    answers: Vec<OutcallAnswer>,
-    now: Time,
-) -> Effects {
+pub(crate) fn answer(state: &mut ReplicatedState, answers: &[OutcallAnswer], now: Time) -> Effects {
     let mut effects = Effects::default();
     let mut respond = |state: &mut ReplicatedState, id: OutcallId, payload: Payload| {
         let Some(outcall) = state.subnet.outcalls.remove(id) else { return };
@@ -273,12 +281,16 @@ pub(crate) fn answer(
     };
     for answer in answers {
         let open = state.subnet.outcalls.open().get(&answer.id);
-        if open.is_some_and(|open| is_answer_to(&answer, open)) {
-            respond(state, answer.id, answer.payload);
+        if open.is_some_and(|open| is_answer_to(answer, open)) {
+            respond(state, answer.id, answer.payload.clone());
         }
     }
-    for id in state.subnet.outcalls.expired(now) {
-        respond(state, id, Payload::Reject(OutcallAnswer::timed_out()));
+    let expired = state.subnet.outcalls.expired(now);
+    for id in &expired {
+        respond(state, *id, Payload::Reject(OutcallAnswer::timed_out()));
+    }
+    if !expired.is_empty() {
+        state.subnet.drop_unawaited_roots();
     }
     effects
 }

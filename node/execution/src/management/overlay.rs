@@ -19,6 +19,7 @@ pub(super) fn part(target: &AppendTarget, skip: u64, bytes_max: u64) -> AppendTa
         file: Arc::clone(&target.file),
         offset_page: target.offset_page + skip,
         pages_max: bytes_max.div_ceil(PAGE_BYTES).min(target.pages_max.saturating_sub(skip)),
+        free: 0..0,
     }
 }
 

@@ -16,8 +16,8 @@ use pages::PageStore;
 use sandbox::Sandbox;
 use serde::de::DeserializeOwned;
 use state::{
-    Batch, BlobStore, CanisterId, CanisterState, Fault, Height, Ingress, ModuleHash, Reject,
-    RequestId, StateStore, Status, SubnetInfo, Time,
+    Batch, BlobStore, CanisterId, CanisterState, Fault, Height, Ingress, ModuleHash, Randomness,
+    Reject, RequestId, StateStore, Status, SubnetInfo, Time,
     certified::{NodeInfo, SubnetType},
 };
 
@@ -299,7 +299,7 @@ impl Node {
         Batch {
             height,
             time: Time(self.now() + self.seconds_per_round * SECOND),
-            randomness: [height.0 as u8; 32],
+            randomness: Randomness::Drawn([height.0 as u8; 32]),
             ingress: std::mem::take(&mut self.waiting),
             outcalls: std::mem::take(&mut self.answers),
             key: None,
@@ -332,7 +332,8 @@ impl Node {
     /// Rounds until nothing is left to do.
     pub fn settle(&mut self) {
         for _ in 0..2_000 {
-            if !self.round().more {
+            let RoundResult { more, awaited, .. } = self.round();
+            if !more && awaited.is_empty() {
                 return;
             }
         }

@@ -4,7 +4,9 @@ use candid::Nat;
 use ic_management_canister_types as ic;
 use ic_management_canister_types::CanisterInstallMode as Mode;
 use ic_principal::Principal;
-use state::{CanisterId, CanisterStatus, RejectCode, RequestId, Status};
+use state::{
+    Batch, CanisterId, CanisterStatus, Randomness, RejectCode, RequestId, SignedRandomness, Status,
+};
 
 use crate::common::{self, CallOp, Node, Op, SECOND, Spec, decode, encode, user};
 
@@ -852,6 +854,49 @@ fn raw_rand_refuses_elements_without_bytes_and_the_round_ends() {
         ..CallOp::new(aaaaa(), &[])
     };
     assert_eq!(decode::<Vec<u8>>(&node.call(id, &[call.op()]).unwrap()).len(), 32);
+}
+
+// Promise: P9 - `raw_rand` waits for the signature on the state of its own round, within a limit.
+#[test]
+fn raw_rand_is_answered_by_the_signature_on_the_state_of_its_round() {
+    let mut limits = common::limits();
+    limits.execution.raw_rand_waiting = 2;
+    let mut node = Node::with_config(common::config(limits), None);
+    let id = node.deploy(&named("caller"));
+    let ask = |node: &mut Node| {
+        let mut call = CallOp::new(aaaaa(), &[]);
+        call.method = "raw_rand".into();
+        call.arg = candid::encode_args(()).unwrap();
+        call.on_reject = vec![Op::ReplyReject];
+        node.send(id, &[call.op()])
+    };
+    let round = |node: &mut Node, signed: &[SignedRandomness]| {
+        let randomness = Randomness::Signed(signed.to_vec());
+        let batch = Batch { randomness, ..node.batch() };
+        node.execute(batch, &[]).awaited
+    };
+    let first = ask(&mut node);
+    assert_eq!(round(&mut node, &[]).iter().count(), 1);
+    let second = ask(&mut node);
+    let awaited: Vec<_> = round(&mut node, &[]).iter().collect();
+    assert_eq!(awaited.len(), 2);
+    let third = ask(&mut node);
+    for _ in 0..2 {
+        round(&mut node, &[]);
+    }
+    let told = String::from_utf8(node.result(&third).unwrap()).unwrap();
+    assert!(told.contains("execution.raw_rand_waiting = 2"), "{told}");
+    let signed = |root, value: u8| SignedRandomness { root, value: [value; 32] };
+    // A state that nothing waits for, then the later of the two.
+    round(&mut node, &[signed([9; 32], 1)]);
+    round(&mut node, &[signed(awaited[1].root, 2)]);
+    round(&mut node, &[]);
+    assert!(node.result_if_any(&first).is_none());
+    assert_eq!(decode::<Vec<u8>>(&node.result(&second).unwrap()).len(), 32);
+    let left = round(&mut node, &[signed(awaited[0].root, 3), signed(awaited[1].root, 4)]);
+    assert!(left.is_empty());
+    round(&mut node, &[]);
+    assert_ne!(node.result(&first).unwrap(), node.result(&second).unwrap());
 }
 
 /// Sends every hostile message to every method, from a client and from a canister. Returns the

@@ -3,7 +3,10 @@
 use candid::CandidType;
 use limits::Limits;
 use serde_bytes::ByteBuf;
-use state::{CanisterId, Cycles, NodeInfo, OutcallAnswer, OutcallId, OutcallMethod, Payload, Time};
+use state::{
+    Askers, Batch, CanisterId, Cycles, NodeInfo, OutcallAnswer, OutcallId, OutcallMethod, Payload,
+    Randomness, SignedRandomness, Time,
+};
 
 use crate::common::script::{CallOp, Op, Spec};
 use crate::common::*;
@@ -104,7 +107,8 @@ fn a_request_waits_for_its_answer_and_is_answered_once() {
     assert_eq!(open(&node), 1);
     let outcall = node.executor.state().subnet.outcalls.open()[&OutcallId(0)].clone();
     assert_eq!((outcall.url.as_str(), outcall.method), (URL, OutcallMethod::Get));
-    assert_eq!((outcall.cycles, outcall.response_bytes_max(), outcall.node), (1_000, 100, None));
+    assert_eq!((outcall.cycles, outcall.response_bytes_max()), (1_000, 100));
+    assert_eq!(outcall.askers, Askers::All);
     let spent = node.canister(a).consumption.http_outcalls;
     assert_eq!(spent, PRICE);
     let reply = answer(&node, 0, Payload::Reply(b"first".to_vec()));
@@ -185,9 +189,16 @@ fn a_non_replicated_outcall_is_assigned_to_a_member() {
     let a = node.deploy(&Spec::default());
     node.send(a, &[request(argument(Method::put, Some(false)), PRICE)]);
     node.round();
-    let outcall = node.executor.state().subnet.outcalls.open()[&OutcallId(0)].clone();
-    let nodes: Vec<_> = node.config.subnet.nodes.iter().map(|it| it.node_id).collect();
-    assert!(nodes.contains(&outcall.node.unwrap()), "{:?} of {nodes:?}", outcall.node);
+    let asked = |node: &Node| node.executor.state().subnet.outcalls.open()[&OutcallId(0)].clone();
+    let batch = Batch { randomness: Randomness::NONE, ..node.batch() };
+    let awaited = node.execute(batch, &[]).awaited.iter().next().unwrap();
+    assert_eq!(asked(&node).askers, Askers::Unassigned, "no value was given since it was made");
+    let signed = SignedRandomness { root: awaited.root, value: [7; 32] };
+    let batch = Batch { randomness: Randomness::Signed(vec![signed]), ..node.batch() };
+    assert!(node.execute(batch, &[]).awaited.is_empty());
+    let outcall = asked(&node);
+    let Askers::One(asker) = outcall.askers else { panic!("{:?}", outcall.askers) };
+    assert!(node.config.subnet.nodes.iter().any(|it| it.node_id == asker), "{asker}");
     assert_eq!(outcall.method, OutcallMethod::Put);
     // All of them may not.
     let call = node.send(a, &[request(argument(Method::put, None), PRICE)]);

@@ -159,7 +159,7 @@ fn the_management_canister_answers_some_queries() {
 fn calls_are_checked_before_they_are_taken_in() {
     let mut node = Node::new();
     let id = node.deploy(&Spec { inspect: Some(true), ..Spec::default() });
-    let empty = node.create();
+    let (empty, plain) = (node.create(), node.deploy(&Spec::default()));
     let ingress =
         |canister_id: Principal, effective: Principal, method: &str, arg: Vec<u8>, sender: u8| {
             Ingress {
@@ -206,4 +206,14 @@ fn calls_are_checked_before_they_are_taken_in() {
         queries.inspect(&ingress(aaaaa, id, "raw_rand", vec![], 1)).unwrap_err().error_code.0,
         406
     );
+    // A query that needs no code of the canister has the same outcome without a worker.
+    assert_eq!(queries.inspect_without_code(&ingress(id, id, "run", vec![], 1)), None);
+    for call in [
+        ingress(plain, plain, "run", vec![], 1),
+        ingress(empty, empty, "run", vec![], 1),
+        ingress(aaaaa, id, "stop_canister", vec![], 1),
+        ingress(aaaaa, id, "raw_rand", vec![], 1),
+    ] {
+        assert_eq!(queries.inspect_without_code(&call), Some(queries.inspect(&call)));
+    }
 }

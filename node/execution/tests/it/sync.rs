@@ -14,7 +14,7 @@ use limits::Limits;
 use pages::{PAGE_BYTES, read_pages};
 use sha2::{Digest, Sha256};
 use state::manifest::{Body, CHUNK_BYTES_MAX, Header, LEAF_BYTES, encode_leaf, piece_hash};
-use state::{Batch, CanisterId, ChunkId, Height, ObjectId};
+use state::{Batch, CanisterId, ChunkId, Height, ObjectId, Randomness};
 use statesync::{
     InstallError, LocalState, OfferError, ServeError, SnapshotSource, StateInstaller,
     complete_install, complete_install_on,
@@ -308,7 +308,7 @@ fn a_batch_is_not_executed_over_a_state_that_is_owed_a_manifest() {
         let next = Batch {
             height: Height(number),
             time: state::Time(1_700_000_000_000_000_000 + number),
-            randomness: [1; 32],
+            randomness: Randomness::Drawn([1; 32]),
             ingress: vec![],
             outcalls: vec![],
             key: None,

@@ -12,7 +12,8 @@ use ic_agent::{
     },
 };
 use ic_principal::Principal;
-use ic_transport_types::{Delegation, DelegationPermissions};
+use ic_transport_types::{Delegation, DelegationPermissions, EnvelopeContent};
+use testing::until_async;
 
 use crate::support::{self, World, canister, ed25519, now};
 
@@ -76,6 +77,62 @@ async fn every_kind_of_identity_calls_and_queries() {
         Some(DelegationPermissions::All),
     );
     exercise(&world, "delegated with targets", &world.agent(targeted)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kept_reply_is_answered_without_a_query_thread() {
+    let world = World::start().await;
+    for agent in [world.agent(AnonymousIdentity), world.agent(ed25519(1))] {
+        // The first are short enough for a kept signature; the last is too long for an answer at
+        // once.
+        for (bytes, queries) in [(3, 0), (3, 0), (4_000, 0), (100_000, 1)] {
+            let before = world.script.queries.load(Ordering::SeqCst);
+            let arg = vec![7; bytes];
+            let reply = agent.query(&canister(1), "kept").with_arg(arg.clone()).call().await;
+            assert_eq!(reply.unwrap(), arg, "with a verified node signature");
+            assert_eq!(world.script.queries.load(Ordering::SeqCst) - before, queries, "{bytes}");
+        }
+    }
+    until_async("the answers", async || world.responses.used_bytes() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn same_request_has_the_same_signature_for_a_moment_and_another_does_not() {
+    let world = World::start().await;
+    let ask = |number: u8| {
+        let mut content = support::query(Principal::anonymous(), "kept");
+        let EnvelopeContent::Query { arg, .. } = &mut content else { panic!("a query") };
+        *arg = vec![number; 20];
+        support::sign(&AnonymousIdentity, content).encode_bytes()
+    };
+    let path = format!("/api/v3/canister/{}/query", canister(1));
+    let (one, other) = (ask(1), ask(2));
+    let mut last = world.post(&path, &one).await;
+    assert_eq!(last.status, 200);
+    until_async("two answers in one moment", async || {
+        let next = world.post(&path, &one).await;
+        assert_eq!(next.status, 200);
+        let is_same = next.body == last.body;
+        last = next;
+        is_same
+    })
+    .await;
+    assert_ne!(world.post(&path, &other).await.body, last.body);
+    until_async("another signature", async || world.post(&path, &one).await.body != last.body)
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn call_without_inspection_code_is_inspected_without_a_thread() {
+    let world = World::start().await;
+    let agent = world.agent(ed25519(1));
+    let arg = b"argument".to_vec();
+    let call = agent.update(&canister(1), "accepted_at_once").with_arg(arg.clone());
+    assert_eq!(call.call_and_wait().await.unwrap(), arg);
+    let refused = agent.update(&canister(1), "refused_at_once").call_and_wait().await;
+    assert!(matches!(refused, Err(AgentError::UncertifiedReject { .. })), "{refused:?}");
+    assert_eq!(world.script.inspected.load(Ordering::SeqCst), 0);
+    assert_eq!(world.script.submitted.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -269,6 +269,19 @@ impl Node for ScriptNode {
         if ingress.method_name == "inspected_away" { Err(reject()) } else { Ok(()) }
     }
 
+    fn inspect_at_once(&self, ingress: &Ingress) -> Option<Result<(), Reject>> {
+        match ingress.method_name.as_str() {
+            "accepted_at_once" => Some(Ok(())),
+            "refused_at_once" => Some(Err(reject())),
+            _ => None,
+        }
+    }
+
+    fn kept_reply(&self, query: &QueryRequest, bytes_max: usize) -> Option<Arc<[u8]>> {
+        let is_kept = query.method_name == "kept" && query.arg.len() <= bytes_max;
+        is_kept.then(|| query.arg.as_slice().into())
+    }
+
     fn query(&self, query: QueryRequest) -> Result<Vec<u8>, Reject> {
         self.0.queries.fetch_add(1, Ordering::SeqCst);
         *self.0.last_query.lock().unwrap() = Some(query.clone());

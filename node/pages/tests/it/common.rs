@@ -60,6 +60,23 @@ pub fn write(target: &AppendTarget, ranges: &[(u64, u64)], tag: u64) -> io::Resu
     Ok(runs)
 }
 
+/// The same the way a worker does: over pages that no version needs, if the target has enough.
+pub fn write_again(target: &AppendTarget, ranges: &[(u64, u64)], tag: u64) -> io::Result<Vec<Run>> {
+    let pages = ranges.iter().map(|range| range.1).sum::<u64>();
+    let mut offset_page = match pages <= target.free.end - target.free.start {
+        true => target.free.start,
+        false => return write(target, ranges, tag),
+    };
+    let mut runs = Vec::new();
+    for &(start_page, pages) in ranges {
+        let bytes = page(tag).repeat(pages as usize);
+        target.file.write_all_at(&bytes, offset_page * PAGE_BYTES)?;
+        runs.push(Run { start_page, pages, segment: target.segment, offset_page });
+        offset_page += pages;
+    }
+    Ok(runs)
+}
+
 /// Reserves, writes, commits.
 pub fn put(
     store: &PageStore,

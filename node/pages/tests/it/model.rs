@@ -23,11 +23,14 @@ enum Step {
         id: u64,
         ranges: Vec<(u64, u64)>,
         with_layout: bool,
+        /// Over pages that no version needs, where there are some.
+        again: bool,
     },
     /// A message that failed: it wrote, and its target is dropped.
     Drop {
         id: u64,
         pages: u64,
+        again: bool,
     },
     Checkpoint,
     /// Given up before or after its files were synced.
@@ -63,6 +66,20 @@ fn ranges() -> impl Strategy<Value = Vec<(u64, u64)>> {
     })
 }
 
+fn commit() -> impl Strategy<Value = Step> {
+    (0..MEMORIES, ranges(), any::<bool>(), any::<bool>()).prop_map(
+        |(id, ranges, with_layout, again)| Step::Commit { id, ranges, with_layout, again },
+    )
+}
+
+/// The pages that a busy canister writes in each message.
+fn busy_commit() -> impl Strategy<Value = Step> {
+    (0..MEMORIES, 1..4_u64, any::<bool>()).prop_map(|(id, pages, with_layout)| {
+        let ranges = vec![(3, pages), (20, 1)];
+        Step::Commit { id, ranges, with_layout, again: true }
+    })
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let id = 0..MEMORIES;
     prop_oneof![
@@ -70,8 +87,9 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (id.clone(), id.clone(), 1..=PAGES + 40).prop_map(|(from, to, pages)| Step::Copy(from, to, pages)),
         1 => id.clone().prop_map(Step::CopyHeld),
         2 => id.clone().prop_map(Step::Remove),
-        12 => (id.clone(), ranges(), any::<bool>()).prop_map(|(id, ranges, with_layout)| Step::Commit { id, ranges, with_layout }),
-        2 => (id.clone(), 1..9u64).prop_map(|(id, pages)| Step::Drop { id, pages }),
+        12 => commit(),
+        12 => busy_commit(),
+        2 => (id.clone(), 1..9u64, any::<bool>()).prop_map(|(id, pages, again)| Step::Drop { id, pages, again }),
         3 => Just(Step::Checkpoint),
         2 => any::<bool>().prop_map(|synced| Step::HalfCheckpoint { synced }),
         2 => (id.clone(), ranges()).prop_map(|(id, ranges)| Step::SlowCheckpoint { id, ranges }),
@@ -103,7 +121,7 @@ impl World {
         self.store.as_ref().unwrap()
     }
 
-    fn commit(&mut self, id: u64, ranges: &[(u64, u64)], with_layout: bool) {
+    fn commit(&mut self, id: u64, ranges: &[(u64, u64)], with_layout: bool, again: bool) {
         let id = MemoryId(id);
         if !self.model.contains_key(&id) {
             assert!(self.store().reserve(id, 1).is_err());
@@ -111,8 +129,16 @@ impl World {
         }
         self.tag += 1;
         let version = self.store().layout(id).unwrap().version;
-        let target = self.store().reserve(id, PAGES).unwrap();
-        let runs = write(&target, ranges, self.tag).unwrap();
+        let (target, runs) = if again {
+            let target = self.store().reserve_reusing(id, PAGES).unwrap();
+            let runs = write_again(&target, ranges, self.tag).unwrap();
+            (target, runs)
+        } else {
+            let target = self.store().reserve(id, PAGES).unwrap();
+            assert!(target.free.is_empty());
+            let runs = write(&target, ranges, self.tag).unwrap();
+            (target, runs)
+        };
         let committed = if with_layout {
             self.store().commit(&target, &runs).unwrap().version
         } else {
@@ -172,9 +198,13 @@ impl World {
                 self.store().remove(MemoryId(id));
                 self.model.remove(&MemoryId(id));
             }
-            Step::Commit { id, ranges, with_layout } => self.commit(id, &ranges, with_layout),
-            Step::Drop { id, pages } => {
-                if let Ok(target) = self.store().reserve(MemoryId(id), pages) {
+            Step::Commit { id, ranges, with_layout, again } => {
+                self.commit(id, &ranges, with_layout, again);
+            }
+            Step::Drop { id, pages, again } => {
+                if again && let Ok(target) = self.store().reserve_reusing(MemoryId(id), pages) {
+                    write_again(&target, &[(0, pages)], u64::MAX).unwrap();
+                } else if let Ok(target) = self.store().reserve(MemoryId(id), pages) {
                     write(&target, &[(0, pages)], u64::MAX).unwrap();
                 }
             }
@@ -199,12 +229,12 @@ impl World {
                 let ticket = self.store().begin_checkpoint().unwrap();
                 self.assert_written(&ticket);
                 let model = self.model.clone();
-                self.commit(id, &ranges, true);
+                self.commit(id, &ranges, true, false);
                 ticket.sync().unwrap();
                 self.store().fold(PAGE_BYTES).unwrap();
                 merge(&mut self.durable.0, &ticket.changed);
                 self.durable.1 = model;
-                self.commit(id, &ranges, false);
+                self.commit(id, &ranges, false, true);
                 self.store().finish_checkpoint(ticket);
             }
             Step::Fold { budget_pages, over_readers } => {

@@ -276,6 +276,38 @@ fn a_hot_page_does_not_fill_the_log() {
     assert_eq!(tags(&store.layout(A).unwrap()), expected);
 }
 
+#[test]
+fn the_pages_of_a_busy_canister_are_written_over_unless_they_are_read() {
+    let (dir, store, mut index) = store_with(64);
+    let again = |tag: u64| {
+        let target = store.reserve_reusing(A, 64).unwrap();
+        let runs = write_again(&target, &[(0, 1), (9, 2)], tag).unwrap();
+        store.append(&target, &runs).unwrap();
+    };
+    let mut expected = vec![0; 64];
+    let mut held = Vec::new();
+    for tag in 1..=1_000 {
+        again(tag);
+        expected[0] = tag;
+        expected[9..11].fill(tag);
+        if tag % 400 == 0 {
+            held.push((store.layout(A).unwrap(), expected.clone()));
+        }
+    }
+    // Two places in turns, and those of the two versions that are read.
+    assert_eq!(store.delta_bytes(), 4 * 3 * PAGE_BYTES);
+    assert_eq!(store.stats().rewritten_bytes, 0);
+    for (layout, expected) in &held {
+        assert_eq!(&tags(layout), expected);
+    }
+    assert_eq!(tags(&store.layout(A).unwrap()), expected);
+    // A sealed segment is not written any more.
+    checkpoint(&store, &mut index);
+    assert!(store.reserve_reusing(A, 64).unwrap().free.is_empty());
+    drop((held, store));
+    assert_eq!(tags(&open(dir.path(), &index).unwrap().layout(A).unwrap()), expected);
+}
+
 // Promise: P13 - Rewriting an open segment disturbs no reader.
 #[test]
 fn rewriting_an_open_segment_disturbs_no_reader_and_no_checkpoint() {

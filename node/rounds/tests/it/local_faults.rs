@@ -24,7 +24,7 @@ use rounds::{
     Clock, DiskProbe, Driver, DriverExit, HistoryCapacity, Installation, MachineClock, Observer,
     OfferOutcome, Replica, RoundError, Settings,
 };
-use state::{Batch, Fault, Height, StoreError, Time};
+use state::{AwaitedRoots, Batch, Fault, Height, Randomness, StoreError, Time};
 use statesync::{InstallError, Progress};
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -132,7 +132,7 @@ impl Consensus for Batches {
             let batch = Batch {
                 height: Height(self.height),
                 time: Time(self.height),
-                randomness: [0; 32],
+                randomness: Randomness::NONE,
                 ingress: vec![],
                 outcalls: vec![],
                 key: None,
@@ -217,6 +217,7 @@ impl Replica for Checkpoints {
             messages: 0,
             more: true,
             next_timer: None,
+            awaited: AwaitedRoots::default(),
             every_round: false,
             manifest: false,
         })

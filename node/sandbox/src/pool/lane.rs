@@ -56,15 +56,9 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit of a message in addition to its instructions.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// A time limit that follows from a deadline is a multiple of this. Changing a limit is a system
-/// call: most queries begin with the same. It is not zero, which the system takes for no limit.
-const TIMEOUT_STEP: Duration = Duration::from_millis(50);
-
-fn rounded_up(left: Duration) -> Duration {
-    let step = TIMEOUT_STEP.as_nanos();
-    let steps = left.as_nanos().div_ceil(step).max(1);
-    TIMEOUT_STEP.saturating_mul(u32::try_from(steps).unwrap_or(u32::MAX))
-}
+/// Least time of a message with a deadline: one that begins late does not cost a worker that would
+/// answer at once.
+const TIME_MIN: Duration = Duration::from_millis(50);
 
 /// Far below what any machine executes: only a worker that hangs is slower.
 const INSTRUCTIONS_PER_SECOND: u64 = 20_000_000;
@@ -167,6 +161,8 @@ pub(super) struct Worker {
     pub(super) messages: u64,
     /// The processor that it was brought to.
     processor: Option<usize>,
+    /// Whether it and the caller may run at the same time.
+    several_processors: bool,
     /// As it last said.
     pub(super) heap: HeapFigures,
 }
@@ -187,10 +183,13 @@ impl Worker {
         exe: &Path,
         memories_max: usize,
         first_token: u64,
+        ring_bytes: usize,
         probes: bool,
     ) -> Result<Self, WorkerError> {
         let start = |error: io::Error| WorkerError::Start(format!("{}: {error}", exe.display()));
         let (ours, theirs) = UnixStream::pair().map_err(start)?;
+        let channel = Channel::open(ours, ring_bytes)
+            .map_err(|error| WorkerError::Start(format!("memory to share with it: {error}")))?;
         let child = Command::new(exe)
             .arg(SUBCOMMAND)
             .arg(std::process::id().to_string())
@@ -203,7 +202,7 @@ impl Worker {
             .map_err(start)?;
         let mut worker = Self {
             child,
-            channel: Channel::new(ours),
+            channel,
             modules: BTreeMap::new(),
             memories: BTreeMap::new(),
             kept: BTreeMap::new(),
@@ -212,9 +211,11 @@ impl Worker {
             memories_max,
             messages: 0,
             processor: None,
+            several_processors: std::thread::available_parallelism().is_ok_and(|n| n.get() > 1),
             heap: HeapFigures::default(),
         };
-        worker.channel.set_timeout(Some(START_TIMEOUT))?;
+        worker.channel.set_timeout(Some(START_TIMEOUT));
+        worker.channel.set_apart(worker.several_processors);
         match worker.channel.receive::<Report>(SHORT_REPORT_BYTES_MAX) {
             Ok((Report::Ready, _)) => Ok(worker),
             Ok((Report::Failed(text), _)) => Err(WorkerError::Start(text)),
@@ -265,7 +266,7 @@ impl Worker {
             return Err(WorkerError::NotKept);
         }
         for _ in 0..2 {
-            self.expect(request, grant, 0, time)?;
+            self.expect(request, grant, 0, time);
             let now = Instant::now();
             let keep_as = (request.keep_token.is_none()
                 && !request.context.replicated
@@ -318,7 +319,7 @@ impl Worker {
         globals_max: usize,
         timeout_factor: u32,
     ) -> Result<Slice, WorkerError> {
-        self.expect(request, Some(grant), granted, TimeLimit::Hanging(timeout_factor))?;
+        self.expect(request, Some(grant), granted, TimeLimit::Hanging(timeout_factor));
         let mut files = Files::default();
         let mut append = |mount: &Mount| Some(files.append(mount.append.as_ref()?, true));
         let (heap, stable) = (append(&request.heap), append(&request.stable));
@@ -340,6 +341,7 @@ impl Worker {
             Some(here) => drop(processor::bring(self.pid(), here)),
             None => processor::release_process(self.pid()),
         }
+        self.channel.set_apart(here.is_none() && self.several_processors);
         self.processor = here;
     }
 
@@ -352,23 +354,17 @@ impl Worker {
     }
 
     /// Sets how long the next report may take: a message that begins runs all it is granted.
-    fn expect(
-        &mut self,
-        request: &Request,
-        grant: Option<&Grant>,
-        granted: u64,
-        time: TimeLimit,
-    ) -> Result<(), WorkerError> {
+    fn expect(&mut self, request: &Request, grant: Option<&Grant>, granted: u64, time: TimeLimit) {
         self.follow_caller_processor();
         let limit = match time {
             TimeLimit::Hanging(factor) => {
                 time_limit(&request.limits, grant, granted).saturating_mul(factor)
             }
             TimeLimit::Until(deadline) => {
-                rounded_up(deadline.saturating_duration_since(Instant::now()))
+                deadline.saturating_duration_since(Instant::now()).max(TIME_MIN)
             }
         };
-        Ok(self.channel.set_timeout(Some(limit))?)
+        self.channel.set_timeout(Some(limit));
     }
 
     /// The artefact, if the worker has to be sent it.
@@ -623,7 +619,7 @@ impl Worker {
         descriptors: &[BorrowedFd<'_>],
         timeout: Duration,
     ) -> Result<Report, WorkerError> {
-        self.channel.set_timeout(Some(timeout))?;
+        self.channel.set_timeout(Some(timeout));
         self.channel.send(order, descriptors)?;
         Ok(self.channel.receive::<Report>(SHORT_REPORT_BYTES_MAX)?.0)
     }
@@ -685,7 +681,8 @@ impl Files {
             self.owned.push(target.file.clone());
         }
         let AppendTarget { segment, offset_page, pages_max, .. } = *target;
-        AppendOrder { segment, offset_page, pages_max, file }
+        let (free_page, free_pages) = (target.free.start, target.free.end - target.free.start);
+        AppendOrder { segment, offset_page, pages_max, free_page, free_pages, file }
     }
 
     /// The other base files of `layout`, which are added, and the parts that are in them.
@@ -742,14 +739,6 @@ mod tests {
 
     use super::*;
     use crate::SlicedName;
-
-    #[test]
-    fn time_left_is_rounded_up_to_a_step_that_is_not_zero() {
-        for (left, expected) in [(0, 50), (1, 50), (50, 50), (51, 100), (9_999, 10_000)] {
-            let rounded = rounded_up(Duration::from_millis(left));
-            assert_eq!(rounded, Duration::from_millis(expected), "{left}");
-        }
-    }
 
     // Promise: P13 - The time limit of a slice does not depend on earlier slices.
     #[test]

@@ -252,8 +252,14 @@ fn runs(mount: &Mount, runs: &[Run], wasm_pages: u64, dirty_max: u64) -> Result<
     }
     let target = mount.append.as_ref().ok_or("pages without a place to append them")?;
     let end_of_memory = wasm_pages * (WASM_PAGE_BYTES / PAGE_BYTES);
+    // All of them where pages may be written again, or all of them at the end.
+    let first = runs.first().map_or(target.offset_page, |run| run.offset_page);
+    let (start_offset, pages_max) = match first < target.offset_page {
+        true => (target.free.start, target.free.end - target.free.start),
+        false => (target.offset_page, target.pages_max),
+    };
     let mut next_page = 0;
-    let mut next_offset = target.offset_page;
+    let mut next_offset = start_offset;
     for run in runs {
         let end = run
             .start_page
@@ -269,9 +275,9 @@ fn runs(mount: &Mount, runs: &[Run], wasm_pages: u64, dirty_max: u64) -> Result<
         next_page = end;
         next_offset = next_offset.checked_add(run.pages).ok_or("pages beyond all bounds")?;
     }
-    let pages = next_offset - target.offset_page;
+    let pages = next_offset - start_offset;
     ensure(
-        pages <= target.pages_max && pages <= dirty_max.div_ceil(PAGE_BYTES),
+        pages <= pages_max && pages <= dirty_max.div_ceil(PAGE_BYTES),
         "more pages than may be dirty",
     )
 }
@@ -319,6 +325,7 @@ mod tests {
             file,
             offset_page: 10,
             pages_max: 100,
+            free: 4..7,
         };
         Mount { layout, wasm_pages: 2, append: Some(append) }
     }
@@ -430,6 +437,29 @@ mod tests {
     #[test]
     fn an_honest_outcome_passes() {
         assert_eq!(check(&request(), &honest(), 10, None), Ok(()));
+    }
+
+    #[test]
+    fn pages_are_all_where_they_may_be_written_again_or_all_at_the_end() {
+        let with = |heap_runs: Vec<Run>| {
+            let mut outcome = honest();
+            if let Some(changes) = &mut outcome.changes {
+                changes.heap_runs = heap_runs;
+            }
+            check(&request(), &outcome, 10, None)
+        };
+        assert_eq!(with(vec![run(0, 2, 4), run(40, 1, 6)]), Ok(()));
+        assert_eq!(with(vec![run(0, 1, 4)]), Ok(()));
+        for wrong in [
+            vec![run(0, 2, 4), run(40, 2, 6)],
+            vec![run(0, 2, 4), run(40, 1, 10)],
+            vec![run(0, 2, 10), run(40, 1, 4)],
+            vec![run(0, 1, 5)],
+            vec![run(0, 1, 3)],
+            vec![run(0, 1, 9)],
+        ] {
+            assert!(with(wrong.clone()).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

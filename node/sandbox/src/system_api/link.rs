@@ -8,6 +8,9 @@ use super::{
 };
 use crate::module::{RUNTIME_MODULE, WILL_WRITE};
 
+/// The function that returns what the message was charged: everything is counted first.
+const COUNTER: &str = "performance_counter";
+
 /// All functions for modules with 64-bit (`memory64`) or 32-bit addresses.
 pub(crate) fn linker(engine: &Engine, memory64: bool) -> wasmtime::Result<Linker<Host>> {
     if memory64 { define::<i64>(engine) } else { define::<i32>(engine) }
@@ -70,16 +73,23 @@ pub(super) fn enter<R>(
     let host = caller.data_mut();
     host.function = function.name;
     host.fuel = fuel;
-    // Pages are counted when they are touched and charged when the system looks.
+    // Pages are counted when they are touched and charged when the system looks. Those of which the
+    // kernel notes that they were written may wait.
+    let all_counted = host.count_noted_pages(function.name == COUNTER);
     let pages = host.heap.take_uncharged();
     let mut result = host.charge(function.price.saturating_add(pages));
+    host.heap.set_owes(!all_counted || result.is_err());
     if result.is_ok() && !host.mode.among(function.permitted) {
         result = Err(Failure::forbidden(function.name, host.mode));
     }
     let mut result = result.and_then(|()| act(host));
     if result.is_ok() {
+        let all_counted = host.count_before_pause();
         let pages = host.heap.take_uncharged();
         result = result.and_then(|done| host.charge(pages).map(|()| done));
+        if all_counted {
+            host.heap.set_owes(result.is_err());
+        }
     }
     if let Some(pacer) = host.pacer.as_ref().filter(|_| result.is_ok()) {
         let used = host.limits.instructions.saturating_sub(host.fuel);
@@ -101,7 +111,7 @@ fn synchronize_count(caller: &mut Caller<'_, Host>, bytes: u64) -> wasmtime::Res
     let fuel = caller.get_fuel()?;
     let host = caller.data();
     if let Some(pacer) = &host.pacer {
-        pacer.called(host.limits.instructions.saturating_sub(fuel))?;
+        pacer.synchronized(host.limits.instructions.saturating_sub(fuel))?;
     }
     // The next step is counted from here.
     caller.set_fuel(fuel)
@@ -112,6 +122,11 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::{engine, module::IC0_FUNCTIONS};
+
+    #[test]
+    fn there_is_a_function_that_returns_the_count() {
+        assert!(IC0_FUNCTIONS.iter().any(|function| function.name == COUNTER));
+    }
 
     #[test]
     fn linked_functions_are_those_of_the_table_with_its_types() {

@@ -60,6 +60,10 @@ pub(crate) const TOUCHED_WASM_PAGE_INSTRUCTIONS: u64 = 50_000;
 /// Instructions for the first access to a page of stable memory, which the kernel maps.
 const STABLE_PAGE_INSTRUCTIONS: u64 = 9_000;
 
+/// Instructions after which a call of the system counts the pages that the kernel noted: the count
+/// takes about as long as a thousandth of them.
+const COUNT_INTERVAL_INSTRUCTIONS: u64 = 1_000_000;
+
 /// Payloads of the largest size that one message may hold at once, over its reply and all its
 /// calls.
 pub(crate) const OUTGOING_PAYLOADS: u64 = 8;
@@ -80,6 +84,8 @@ pub(crate) struct Host {
     function: &'static str,
     /// Instructions left, while a function of the system runs; the store's fuel otherwise.
     pub(crate) fuel: u64,
+    /// Fuel when all pages that the kernel noted were last counted.
+    fuel_counted: u64,
     /// Of a message that runs in slices.
     pub(crate) pacer: Option<Arc<Pacer>>,
 
@@ -138,6 +144,7 @@ impl Host {
             ),
             function: "",
             fuel: 0,
+            fuel_counted: limits.instructions,
             pacer: None,
             mode: Context::for_entry(entry, context.replicated),
             reject,
@@ -157,8 +164,9 @@ impl Host {
         }
     }
 
-    /// The entry point returned: what was begun and not finished is undone.
-    pub(crate) fn finish(mut self) -> (Arc<Mutex<Stable>>, SideEffects) {
+    /// The entry point returned: what was begun and not finished is undone. Returns the stable
+    /// memory, what the message did, and the context it was given.
+    pub(crate) fn finish(mut self) -> (Arc<Mutex<Stable>>, SideEffects, SystemContext) {
         self.discard_pending_call();
         let outgoing = std::mem::take(&mut *self.outgoing());
         let effects = SideEffects {
@@ -168,7 +176,7 @@ impl Host {
             changes: Changes { calls: outgoing.calls, ..self.changes },
             log: self.log,
         };
-        (self.stable, effects)
+        (self.stable, effects, self.context)
     }
 
     /// Its answer and its calls.
@@ -197,6 +205,33 @@ impl Host {
                 Err(Failure::instructions(self.limits.instructions))
             }
         }
+    }
+
+    /// A function of the system is called: counts the pages that the kernel noted if their count
+    /// `is_read` or was not taken for a while. Whether none is left to be counted.
+    fn count_noted_pages(&mut self, is_read: bool) -> bool {
+        if !self.heap.is_watched() {
+            return true;
+        }
+        let since = self.fuel_counted.saturating_sub(self.fuel);
+        if is_read || since >= COUNT_INTERVAL_INSTRUCTIONS {
+            self.heap.count_noted();
+            self.fuel_counted = self.fuel;
+            return true;
+        }
+        false
+    }
+
+    /// A function of the system is done, after which the message may be paused: counts the pages
+    /// that the kernel noted if that could depend on them. Whether it did.
+    fn count_before_pause(&self) -> bool {
+        let used = self.limits.instructions.saturating_sub(self.fuel);
+        let counts = self.heap.is_watched()
+            && self.pacer.as_ref().is_some_and(|pacer| pacer.may_be_due(used));
+        if counts {
+            self.heap.count_by_faults();
+        }
+        counts
     }
 
     /// A rule of the running function broken.

@@ -1,23 +1,27 @@
 //! Confinement of a worker: the barrier between a canister that escaped the engine and the machine.
 //!
-//! [`prepare`] runs first: die with the parent, no new privileges, no core dumps, no ptrace, no
-//! environment, no descriptors but the socket, few descriptors, a stack large enough for the
-//! engine's limit for canisters. [`confine`] runs once all allocations that need more permissions
-//! are done: from then on a system call that is not on the list kills the process. The list holds
-//! what execution needs (memory, the socket, the append files, signals) and nothing that names a
-//! file, makes a socket or a process.
+//! [`prepare`] runs first: die with the parent, no privileges, no core dumps, no ptrace, no
+//! environment, no descriptors but the socket and two for [`watch`], few descriptors, a stack large
+//! enough for the engine's limit for canisters. [`confine`] runs once all allocations that need
+//! more permissions are done: from then on a system call that is not on the list kills the process.
+//! The list holds what execution needs (memory, the rings, receiving descriptors, the append files,
+//! signals) and nothing that names a file, sends over the socket, makes a socket or a process.
 //!
-//! Some calls are narrowed by argument: `fcntl` only duplicates descriptors, `tgkill` only reaches
-//! the own process, `statx` and `newfstatat` only take the flag that asks about a descriptor. A
-//! filter cannot see the path behind that flag, so the one thing an escaped canister can still
-//! learn of the file system is whether a path exists and its metadata.
+//! Some calls are narrowed by argument: `futex` only waits and wakes, `fcntl` only duplicates
+//! descriptors, `tgkill` only reaches the own process, `ioctl` only makes the requests of
+//! [`watch`], `statx` and `newfstatat` only take the flag that asks about a descriptor. A filter
+//! cannot see the path behind that flag, so the one thing an escaped canister can still learn of
+//! the file system is whether a path exists and its metadata.
 
 use std::{io, os::fd::AsRawFd};
 
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use seccompiler::{SeccompAction, SeccompCmpOp};
 
-use super::protocol::Probe;
+use super::{
+    protocol::Probe,
+    watch::{self, Watcher},
+};
 use crate::{
     engine::{HOST_STACK_BYTES, WASM_STACK_BYTES},
     system_calls,
@@ -32,8 +36,9 @@ const DESCRIPTORS_MAX: u64 = 4096;
 /// half of it a node whose code was mapped went first in a group of 25 MiB.
 const OOM_SCORE_ADJ: &[u8] = b"1000";
 
-/// Start-up, before anything is allocated. `parent` is the pool's process.
-pub(super) fn prepare(parent: u32) -> io::Result<()> {
+/// Start-up, before anything is allocated. `parent` is the pool's process. Returns how the kernel
+/// notes written pages, if it can and that pays.
+pub(super) fn prepare(parent: u32) -> io::Result<Option<Watcher>> {
     // Best effort: without it the kernel may choose the node. Later the file belongs to another
     // user.
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
@@ -44,8 +49,11 @@ pub(super) fn prepare(parent: u32) -> io::Result<()> {
         return Err(io::Error::other(format!("the parent process is {actual}, not {parent}")));
     }
     rustix::thread::set_no_new_privs(true)?;
-    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
     close_descriptors()?;
+    // Before the process is closed to itself: a process that may not be dumped cannot open its page
+    // map unless it is privileged.
+    let watcher = Watcher::open();
+    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
     let limit = |resource, value: u64| {
         setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) })
     };
@@ -66,7 +74,7 @@ pub(super) fn prepare(parent: u32) -> io::Result<()> {
             ))
         })?;
     }
-    Ok(())
+    Ok(watcher)
 }
 
 /// Leaves the socket (descriptor 0) alone open; 1 and 2 lead to nowhere, so that no file received
@@ -97,12 +105,8 @@ pub(super) fn confine() -> io::Result<()> {
         libc::SYS_madvise,
         libc::SYS_mremap,
         libc::SYS_brk,
-        // The socket, and files received over it.
-        libc::SYS_sendmsg,
+        // Files: received over the socket, read and written.
         libc::SYS_recvmsg,
-        libc::SYS_ppoll,
-        libc::SYS_sendto,
-        libc::SYS_recvfrom,
         libc::SYS_read,
         libc::SYS_write,
         libc::SYS_writev,
@@ -119,8 +123,6 @@ pub(super) fn confine() -> io::Result<()> {
         libc::SYS_rt_sigprocmask,
         libc::SYS_sigaltstack,
         libc::SYS_restart_syscall,
-        // Locks of the allocator and the standard library.
-        libc::SYS_futex,
         libc::SYS_sched_yield,
         libc::SYS_getrandom,
         libc::SYS_clock_gettime,
@@ -135,7 +137,25 @@ pub(super) fn confine() -> io::Result<()> {
         libc::SYS_exit_group,
     ];
     let is = |call: i64, argument: u8, value: u64| (call, argument, SeccompCmpOp::Eq, value);
+    let futex = |operation: i32| is(libc::SYS_futex, 1, operation as u64);
+    let private = libc::FUTEX_PRIVATE_FLAG;
+    let wait_bitset = libc::FUTEX_WAIT_BITSET | private;
+    let ioctl = |request: u32| is(libc::SYS_ioctl, 1, u64::from(request));
+    let [register, protect, scan] = watch::REQUESTS.map(ioctl);
     let narrowed = [
+        // Noting which pages are written: of its own memory alone.
+        register,
+        protect,
+        scan,
+        // The rings: waiting for the pool, and waking it.
+        futex(libc::FUTEX_WAIT),
+        futex(libc::FUTEX_WAKE),
+        // Locks of the allocator and the standard library. Nothing that has owners or moves
+        // waiters.
+        futex(libc::FUTEX_WAIT | private),
+        futex(libc::FUTEX_WAKE | private),
+        futex(wait_bitset),
+        futex(wait_bitset | libc::FUTEX_CLOCK_REALTIME),
         // Size and kind of a file by its descriptor.
         is(libc::SYS_statx, 2, libc::AT_EMPTY_PATH as u64),
         is(libc::SYS_newfstatat, 3, libc::AT_EMPTY_PATH as u64),
@@ -164,6 +184,14 @@ pub(super) fn attempt(probe: Probe) {
         Probe::Ptrace => unsafe {
             libc::ptrace(libc::PTRACE_TRACEME);
         },
-        Probe::Lie | Probe::Hang | Probe::RefuseGrowth => {}
+        Probe::Ioctl => {
+            let mut unread: libc::c_int = 0;
+            let unread: *mut libc::c_int = &mut unread;
+            // SAFETY: the request writes one number, which there is room for.
+            unsafe {
+                libc::ioctl(libc::STDIN_FILENO, libc::FIONREAD, unread);
+            }
+        }
+        Probe::Lie | Probe::Hang | Probe::RefuseGrowth | Probe::CountByFaults => {}
     }
 }

@@ -117,6 +117,11 @@ impl Tracker {
         self.pages
     }
 
+    /// Pages that may still be marked.
+    pub(crate) fn room(&self) -> u64 {
+        self.pages_max - self.pages
+    }
+
     /// Stretches of adjacent pages that are marked.
     pub(crate) fn stretches(&self) -> u64 {
         self.stretches

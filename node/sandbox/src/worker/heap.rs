@@ -15,6 +15,22 @@
 //! a file ([`HeapCell::spill`]) and protected again; a write to one faults once more and is not
 //! counted.
 //!
+//! # Writes that the kernel notes
+//!
+//! Where it can ([`super::watch`]), the kernel notes writes to the pages that are readable between
+//! messages. They are counted when the count is read: by `ic0.performance_counter`, near the end of
+//! a slice or of a limit, and at the end of the message. Until then written pages may be hidden, at
+//! most [`READABLE_PAGES`], and the message is charged less than it used. That changes no result:
+//!
+//! - Before the cap on pages, the price of pages alone, the end of a slice or another granule could
+//!   depend on them, [`HeapCell::count_by_faults`] counts them, and the rest of the message is
+//!   counted by faults.
+//! - Until a call of the system charges them, the engine has more fuel than it would have had
+//!   ([`HeapCell::owes`]). If the message reaches a point then at which it may be paused and fuel
+//!   cannot be changed, or ends at its limit, it is repeated from its beginning, by faults alone
+//!   ([`super::run`]). That takes more than a step of code without any call, or the end of all
+//!   instructions in the first slice.
+//!
 //! # Continuing a composite query
 //!
 //! A callback of a composite query starts from memory that its query wrote and that is in no file.
@@ -42,8 +58,9 @@ use wasmtime::{LinearMemory, MemoryCreator, MemoryType};
 
 use super::{
     bits::Bits,
-    dirty::{CapReached, Tracker},
-    mapping::{Mapping, READABLE_WASM_PAGES, WASM_PAGE_PAGES},
+    dirty::{CapReached, STRETCHES_PER_PAGE, Tracker},
+    mapping::{Mapping, READABLE_PAGES, READABLE_WASM_PAGES, WASM_PAGE_PAGES},
+    watch::Watcher,
 };
 use crate::{
     MessageLimits,
@@ -83,10 +100,20 @@ pub(crate) struct HeapCell {
     undo: UnsafeCell<Option<Undo>>,
     refused: Cell<Option<AccessRefusal>>,
     kernel_refused: Cell<bool>,
+    watcher: Option<Watcher>,
+    /// The kernel refused to watch once, and is not asked again.
+    is_watcher_off: Cell<bool>,
+    /// Pages from the beginning in which the kernel notes the writes of this message.
+    watched_pages: Cell<u64>,
+    /// The kernel noted writes of the message from its beginning.
+    was_watched: Cell<bool>,
+    /// Pages that were written before the last call of the system may not be charged.
+    owes: Cell<bool>,
 }
 
-impl Default for HeapCell {
-    fn default() -> Self {
+impl HeapCell {
+    /// Without a watcher all pages are counted by faults.
+    pub(crate) fn new(watcher: Option<Watcher>) -> Self {
         Self {
             mapping: UnsafeCell::default(),
             tracker: UnsafeCell::new(Tracker::new(false)),
@@ -96,6 +123,11 @@ impl Default for HeapCell {
             undo: UnsafeCell::default(),
             refused: Cell::default(),
             kernel_refused: Cell::default(),
+            watcher,
+            is_watcher_off: Cell::default(),
+            watched_pages: Cell::default(),
+            was_watched: Cell::default(),
+            owes: Cell::default(),
         }
     }
 }
@@ -108,13 +140,25 @@ unsafe impl Sync for HeapCell {}
 
 impl HeapCell {
     /// Puts `mapping` in place for a message within `limits`. With `kept`, the pages dirty already
-    /// are remembered as they are.
+    /// are remembered as they are. If `may_watch`, the kernel may note the message's writes.
     pub(crate) fn enter(
         &self,
-        mapping: Mapping,
+        mut mapping: Mapping,
         limits: &MessageLimits,
         kept: Option<&[Range<u64>]>,
-    ) {
+        may_watch: bool,
+    ) -> io::Result<()> {
+        let hidden_pages = (mapping.size_bytes() as u64 / PAGE_BYTES).min(READABLE_PAGES);
+        let has_room = limits.heap_dirty_bytes / PAGE_BYTES > hidden_pages
+            && limits.instructions > hidden_pages.saturating_mul(2 * DIRTY_PAGE_INSTRUCTIONS);
+        let may_watch = may_watch && kept.is_none() && has_room;
+        let watched = if may_watch { self.watch(&mut mapping) } else { None };
+        self.watched_pages.set(watched.unwrap_or_default());
+        self.was_watched.set(self.is_watched());
+        self.owes.set(false);
+        if watched.is_none() {
+            mapping.unwatch()?;
+        }
         let memory_pages = mapping.file_bytes() as u64 / PAGE_BYTES;
         let dirty_pages_max = limits.heap_dirty_bytes / PAGE_BYTES;
         self.with_tracker(|tracker| tracker.begin(memory_pages, dirty_pages_max));
@@ -126,6 +170,120 @@ impl HeapCell {
             *self.undo.get() = kept.map(|kept| Undo::new(memory_pages, kept));
             *self.mapping.get() = Some(mapping);
         }
+        Ok(())
+    }
+
+    /// Has the kernel note writes to `mapping` from now on: the number of pages.
+    fn watch(&self, mapping: &mut Mapping) -> Option<u64> {
+        let watcher = self.watcher.as_ref().filter(|_| !self.is_watcher_off.get())?;
+        if !mapping.can_discard() {
+            return None;
+        }
+        let watched = mapping.watch(watcher);
+        self.is_watcher_off.set(watched.is_err());
+        watched.ok()
+    }
+
+    /// From now on the kernel is not asked to note writes.
+    pub(crate) fn stop_watching(&self) {
+        self.is_watcher_off.set(true);
+    }
+
+    /// Whether the kernel notes writes of the message.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watched_pages.get() > 0
+    }
+
+    /// Instructions that the message may not have been charged for pages that the kernel noted.
+    pub(crate) fn hidden_instructions_max(&self) -> u64 {
+        self.watched_pages.get().saturating_mul(DIRTY_PAGE_INSTRUCTIONS)
+    }
+
+    /// Whether pages that were written before the last call of the system may not be charged.
+    pub(crate) fn owes(&self) -> bool {
+        self.owes.get()
+    }
+
+    /// The system was called, and charged for all pages that were written before or, if `owes`, for
+    /// those that were counted.
+    pub(crate) fn set_owes(&self, owes: bool) {
+        self.owes.set(owes && self.was_watched.get());
+    }
+
+    /// The message is paused: nothing of it is uncounted or owed, and nothing will be. It is not
+    /// repeated any more, as what it reported of its beginning counts.
+    pub(crate) fn settle(&self) {
+        debug_assert!(!self.is_watched() && !self.owes(), "pages of a paused message are hidden");
+        self.was_watched.set(false);
+    }
+
+    /// Counts what the kernel noted. A refusal of the kernel is recorded: the worker ends for it.
+    pub(crate) fn count_noted(&self) {
+        if let Some(mapping) = self.mapping()
+            && self.count_noted_in(mapping).is_err()
+        {
+            self.kernel_refused.set(true);
+        }
+    }
+
+    fn count_noted_in(&self, mapping: &Mapping) -> io::Result<()> {
+        let watched = self.watched_pages.get();
+        let Some(watcher) = self.watcher.as_ref().filter(|_| watched > 0) else { return Ok(()) };
+        let mut counted = Ok(());
+        mapping.written(watcher, watched, |pages| {
+            let marked = self.with_tracker(|tracker| tracker.mark(pages, |_| {}));
+            if counted.is_ok() {
+                counted = marked;
+            }
+        })?;
+        // See `is_near_limit`.
+        counted.map_err(|CapReached| io::Error::other("more pages were written than may be"))
+    }
+
+    /// Counts what the kernel noted, and the rest of the message by faults. A refusal of the kernel
+    /// is recorded: the worker ends for it.
+    pub(crate) fn count_by_faults(&self) {
+        if let Some(mapping) = self.mapping()
+            && self.count_by_faults_in(mapping).is_err()
+        {
+            self.kernel_refused.set(true);
+        }
+    }
+
+    fn count_by_faults_in(&self, mapping: &Mapping) -> io::Result<()> {
+        self.count_noted_in(mapping)?;
+        let watched = self.watched_pages.replace(0);
+        if watched == 0 {
+            return Ok(());
+        }
+        mapping.unwatch()?;
+        let mut page = 0;
+        while page < watched {
+            let start = page;
+            while page < watched && self.with_tracker(|tracker| tracker.contains(page)) {
+                page += 1;
+            }
+            if start < page {
+                mapping.unprotect(&(start..page))?;
+            } else {
+                page += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether something may depend on pages that are not counted yet if `pages` more are written.
+    fn is_near_limit(&self, pages: u64) -> bool {
+        if !self.is_watched() {
+            return false;
+        }
+        let hidden_pages = self.watched_pages.get();
+        let price = self.price().saturating_add(self.hidden_instructions_max());
+        price > self.instructions_max.get()
+            || self.with_tracker(|tracker| {
+                tracker.room() < pages.saturating_add(hidden_pages)
+                    || tracker.stretches() + hidden_pages >= STRETCHES_PER_PAGE
+            })
     }
 
     /// Takes the mapping back, with the pages written and what was saved of those dirty before.
@@ -135,6 +293,10 @@ impl HeapCell {
         self.charged.set(0);
         self.refused.set(None);
         self.kernel_refused.set(false);
+        self.watched_pages.set(0);
+        // A module without a heap, which may run next, enters none.
+        self.was_watched.set(false);
+        self.owes.set(false);
         // SAFETY: the message is over, so there is no other reference to the cells.
         unsafe {
             let mut mapping = (*self.mapping.get()).take()?;
@@ -236,6 +398,11 @@ impl HeapCell {
             return Ok(());
         }
         let pages = range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES);
+        if self.is_near_limit(pages.end - pages.start) && self.count_by_faults_in(mapping).is_err()
+        {
+            self.kernel_refused.set(true);
+            return Err(WriteRefusal::Kernel);
+        }
         let mut protection = Ok(());
         let marked = self.with_tracker(|tracker| {
             let mut open = |pages: Range<u64>| {
@@ -288,6 +455,10 @@ impl HeapCell {
         else {
             return false;
         };
+        if self.is_near_limit(1) && self.count_by_faults_in(mapping).is_err() {
+            self.kernel_refused.set(true);
+            return false;
+        }
         // Evaluated only where a page is counted: other faults depend on when the message was
         // paused.
         let is_too_dear = || {
@@ -373,7 +544,10 @@ impl HeapCell {
     /// Makes pages writable, saving those that a kept execution dirtied.
     fn open(&self, mapping: &Mapping, pages: &Range<u64>) -> io::Result<()> {
         self.open_to_read(mapping, pages)?;
-        mapping.unprotect(pages)?;
+        let protected = pages.start.max(self.watched_pages.get())..pages.end;
+        if !protected.is_empty() {
+            mapping.unprotect(&protected)?;
+        }
         // SAFETY: see "Threads": no other borrow of the cell is alive while this one is.
         if let Some(undo) = unsafe { (*self.undo.get()).as_mut() } {
             undo.save(mapping.base(), pages);

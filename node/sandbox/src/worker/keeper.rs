@@ -30,10 +30,11 @@ use super::{
     heap::{Creator, HeapCell, Undo},
     mapping::{Kind, Mapping},
     pacer::{AppendAnew, Pacer, Wire},
-    protocol::{AppendOrder, Execute, Forget, MountOrder, Report},
+    protocol::{AppendOrder, Execute, Forget, MountOrder, Report, SliceOrder},
     run::{LoadedModule, Message, RunOutput, run},
     stable::StableTrackers,
     stack::Stacks,
+    watch::Watcher,
 };
 use crate::{
     Changes, MessageLimits, Outcome, Response, engine,
@@ -43,6 +44,10 @@ use crate::{
 /// Kernel mappings of all memories together. The rest of the 65,530 a process may have is for the
 /// pages of the running message, see [`super::dirty`].
 const MAPPINGS_ALL_MAX: usize = 24_000;
+
+/// Messages of a module whose pages are counted by faults from the beginning after one had to be
+/// repeated: so repetitions cost little on average.
+const MESSAGES_BY_FAULTS: u32 = 100;
 
 /// Memories mapped at once.
 const MEMORIES_MAX: usize = 4096;
@@ -109,6 +114,18 @@ struct Ready {
 /// Initial state of a message: globals, heap, stable memory.
 type InitialState = (Vec<Global>, Option<(Mapping, MemoryBaseline)>, (Mapping, MemoryBaseline));
 
+/// The parts of an order by which its message runs.
+struct Rules {
+    module: ModuleHash,
+    limits: MessageLimits,
+    slice: Option<SliceOrder>,
+    /// Size of a heap that the module cannot reach because it has no memory, in Wasm pages.
+    heap_aside: Option<u64>,
+    /// Sizes of the memories before the message, in bytes.
+    heap_size_before: Option<usize>,
+    stable_size_before: usize,
+}
+
 /// The parts of an order that decide what happens to the pages that its message wrote.
 struct Settlement {
     changes_state: bool,
@@ -154,9 +171,14 @@ impl Settlement {
 }
 
 impl Keeper {
-    /// Builds the engine, before the process is confined.
-    pub(super) fn new(wire: Wire, allocator: Arc<Allocator>) -> wasmtime::Result<Self> {
-        let heap = Arc::new(HeapCell::default());
+    /// Builds the engine, before the process is confined. Without a watcher, all written pages are
+    /// counted by faults.
+    pub(super) fn new(
+        wire: Wire,
+        allocator: Arc<Allocator>,
+        watcher: Option<Watcher>,
+    ) -> wasmtime::Result<Self> {
+        let heap = Arc::new(HeapCell::new(watcher));
         let mut config = engine::config()?;
         config.with_host_memory(Arc::new(Creator(heap.clone())));
         config.with_host_stack(Arc::new(Stacks::default()));
@@ -215,18 +237,27 @@ impl Keeper {
             Err(report) => return Ok(report),
         };
 
-        let heap_baseline = heap.map(|(mapping, baseline)| {
-            self.heap.enter(
-                mapping,
-                &order.limits,
-                baseline.kept.as_ref().map(|(dirty, _)| dirty.as_slice()),
-            );
-            baseline
-        });
         let (mapping, stable_baseline) = stable;
+        let may_watch = (order.slice.is_some() || !order.context.replicated)
+            && mapping.can_discard()
+            && self.is_seldom_repeated(&order.module);
+        let mut heap_baseline = None;
+        if let Some((mapping, baseline)) = heap {
+            let kept = baseline.kept.as_ref().map(|(dirty, _)| dirty.as_slice());
+            self.heap
+                .enter(mapping, &order.limits, kept, may_watch)
+                .map_err(text("preparing a heap"))?;
+            heap_baseline = Some(baseline);
+        }
         let stable = self.enter_stable(mapping, &order.limits, &stable_baseline);
-        let heap_aside = heap_baseline.is_none().then_some(order.heap.wasm_pages);
-        let pacer = self.pacer(&order, heap_aside, &stable);
+        let rules = Rules {
+            module: order.module,
+            limits: order.limits,
+            slice: order.slice,
+            heap_aside: heap_baseline.is_none().then_some(order.heap.wasm_pages),
+            heap_size_before: heap_baseline.as_ref().map(|baseline| baseline.size_before),
+            stable_size_before: stable_baseline.size_before,
+        };
         let mut settlement = Settlement {
             changes_state: order.entry.changes_state(order.context.replicated),
             module: order.module,
@@ -244,23 +275,8 @@ impl Keeper {
             context: order.context.into_owned(),
             limits: order.limits,
         };
-        let Some(module) = self.modules.get(&order.module) else { return Ok(Report::Missing) };
-        let (ended, stable) =
-            run(&self.engine, module, message, &self.heap, stable, pacer.as_ref())
-                .map_err(text("running a message"))?;
-        if let Some(pacer) = pacer {
-            self.memories = pacer.take_others();
-            settlement.append_anew = pacer.append_anew();
-        }
-        let stable = Arc::into_inner(stable).ok_or("a message that is over holds its memory")?;
-        let stable = stable.into_inner().unwrap_or_else(PoisonError::into_inner);
-        // Whatever the canister observed instead must not count: another machine would not have
-        // returned it.
-        if self.heap.kernel_refused() || stable.kernel_refused() {
-            return Err("the kernel refused to change the protection of a memory: \
-                        memory is short, or vm.max_map_count too low"
-                .into());
-        }
+        let (ended, stable, append_anew) = self.run(&rules, message, stable)?;
+        settlement.append_anew = append_anew;
 
         let heap =
             heap_baseline.zip(self.heap.leave()).map(|(baseline, (mapping, dirty, undo))| {
@@ -272,6 +288,79 @@ impl Keeper {
         let outcome = self.settle(settlement, ended, heap, stable)?;
         self.evict();
         Ok(Report::Outcome(Box::new(outcome)))
+    }
+
+    /// Runs a message on the memories in place, again from its beginning if its result may depend
+    /// on when its pages were counted.
+    fn run(
+        &mut self,
+        rules: &Rules,
+        mut message: Message,
+        mut stable: Arc<Mutex<Stable>>,
+    ) -> Result<(RunOutput, Stable, AppendAnew), String> {
+        loop {
+            let pacer = self.pacer(rules, &stable);
+            let module = self.modules.get(&rules.module).ok_or("a message without its module")?;
+            let (mut ended, held) =
+                run(&self.engine, module, message, &self.heap, stable, pacer.as_ref())
+                    .map_err(text("running a message"))?;
+            let mut append_anew = AppendAnew::default();
+            if let Some(pacer) = pacer {
+                self.memories = pacer.take_others();
+                append_anew = pacer.append_anew();
+            }
+            let left = Arc::into_inner(held).ok_or("a message that is over holds its memory")?;
+            let left = left.into_inner().unwrap_or_else(PoisonError::into_inner);
+            // Whatever the canister observed instead must not count: another machine would not
+            // have returned it.
+            if self.heap.kernel_refused() || left.kernel_refused() {
+                return Err("the kernel refused to change the protection of a memory: \
+                            memory is short, or vm.max_map_count too low"
+                    .into());
+            }
+            let Some(repeat) = ended.repeat.take() else { return Ok((ended, left, append_anew)) };
+            message = *repeat;
+            stable = self.begin_again(rules, left)?;
+            if let Some(module) = self.modules.get_mut(&rules.module) {
+                module.by_faults = MESSAGES_BY_FAULTS;
+            }
+        }
+    }
+
+    /// Puts the memories of a message in place as they were before it. From now on its pages are
+    /// counted by faults.
+    fn begin_again(&mut self, rules: &Rules, stable: Stable) -> Result<Arc<Mutex<Stable>>, String> {
+        let doing = "dropping the changes of a message that is repeated";
+        if let Some((mut mapping, dirty, _)) = self.heap.leave() {
+            let size_before = rules.heap_size_before.unwrap_or_default();
+            mapping.discard(&dirty, size_before).map_err(text(doing))?;
+            mapping.close().map_err(text(doing))?;
+            if mapping.broken() {
+                return Err(doing.into());
+            }
+            self.heap.enter(mapping, &rules.limits, None, false).map_err(text(doing))?;
+        }
+        let (mut mapping, dirty, _, trackers) = stable.leave();
+        self.trackers = trackers;
+        let baseline = MemoryBaseline { size_before: rules.stable_size_before, kept: None };
+        mapping.discard(&dirty, baseline.size_before).map_err(text(doing))?;
+        if mapping.broken() {
+            return Err(doing.into());
+        }
+        Ok(self.enter_stable(mapping, &rules.limits, &baseline))
+    }
+
+    /// Whether no message of `module` was repeated lately; called once for each message.
+    fn is_seldom_repeated(&mut self, module: &ModuleHash) -> bool {
+        let Some(module) = self.modules.get_mut(module) else { return true };
+        let by_faults = module.by_faults;
+        module.by_faults = by_faults.saturating_sub(1);
+        by_faults == 0
+    }
+
+    /// Pages are counted by faults from now on, as where the kernel does not note writes.
+    pub(super) fn count_by_faults(&self) {
+        self.heap.stop_watching();
     }
 
     /// Prepares the stable memory of a message.
@@ -291,21 +380,16 @@ impl Keeper {
     }
 
     /// For a message that runs in slices. The worker's other mappings are lent to it.
-    fn pacer(
-        &mut self,
-        order: &Execute<'_>,
-        heap_aside: Option<u64>,
-        stable: &Arc<Mutex<Stable>>,
-    ) -> Option<Arc<Pacer>> {
-        order.slice.map(|slice| {
-            let (wire, heap) = (Arc::clone(&self.wire), (Arc::clone(&self.heap), heap_aside));
+    fn pacer(&mut self, rules: &Rules, stable: &Arc<Mutex<Stable>>) -> Option<Arc<Pacer>> {
+        rules.slice.map(|slice| {
+            let (wire, heap) = (Arc::clone(&self.wire), (Arc::clone(&self.heap), rules.heap_aside));
             let others = (std::mem::take(&mut self.memories), Arc::clone(&self.allocator));
             Arc::new(Pacer::new(
                 wire,
                 heap,
                 Arc::clone(stable),
                 slice,
-                order.limits.instructions,
+                rules.limits.instructions,
                 others,
             ))
         })

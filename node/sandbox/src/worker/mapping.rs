@@ -20,18 +20,22 @@
 //! A heap is inaccessible from its size to the end of the reservation, so that code without bounds
 //! checks faults. Between messages its first [`READABLE_WASM_PAGES`] are readable and the rest
 //! inaccessible; [`super::heap`] opens it as a message touches it, and [`Mapping::close`] closes
-//! what was opened. Stable memory is read and written by the System API alone, which checks and
+//! what was opened. Where the kernel notes writes ([`Mapping::watch`]) the first Wasm pages are
+//! writable too, in and between messages, so that a message of a small canister changes no
+//! protection at all. Stable memory is read and written by the System API alone, which checks and
 //! counts, so it is never protected.
 //!
 //! # Bounds
 //!
 //! The kernel allows a process 65,530 mappings. A mapping knows how many it may have split into
 //! ([`Mapping::mappings`]), the worker adds them up and drops the memories used longest ago. One
-//! memory may use [`MAPPINGS_MAX`]: runs beyond that are copied into private pages instead of
-//! mapped, which costs memory (at most the delta capacity) but works; such a memory is folded by
-//! the next checkpoint and mapped afresh then.
+//! memory may use [`MAPPINGS_MAX`]. One that used more over time is mapped afresh; in one that has
+//! more runs at once, those beyond are copied into private pages instead of mapped, which costs
+//! memory (at most the delta capacity) but works; such a memory is folded by the next checkpoint
+//! and mapped afresh then.
 
 use std::{
+    cell::Cell,
     collections::BTreeMap,
     fs::File,
     io::{self, IoSlice},
@@ -51,7 +55,10 @@ use rustix::{
 };
 use state::WASM_PAGE_BYTES;
 
-use super::protocol::{AppendOrder, MapOrder};
+use super::{
+    protocol::{AppendOrder, MapOrder},
+    watch::Watcher,
+};
 use crate::engine::{HEAP_GUARD_BYTES, HEAP_RESERVATION_BYTES};
 
 /// Kernel mappings that the runs of one memory may take.
@@ -95,6 +102,9 @@ pub(super) const READABLE_WASM_PAGES: u64 = 64;
 /// The same in bytes.
 const READABLE_BYTES: usize = (READABLE_WASM_PAGES * WASM_PAGE_BYTES) as usize;
 
+/// The same in pages.
+pub(crate) const READABLE_PAGES: u64 = READABLE_WASM_PAGES * WASM_PAGE_PAGES;
+
 /// Pages of a Wasm page.
 pub(super) const WASM_PAGE_PAGES: u64 = WASM_PAGE_BYTES / PAGE_BYTES;
 const _: () = assert!(WASM_PAGE_PAGES * PAGE_BYTES == WASM_PAGE_BYTES, "whole pages");
@@ -122,6 +132,10 @@ pub(crate) struct Mapping {
     size_bytes: usize,
     /// Pages of a heap that the last message opened, disjoint.
     opened: Vec<Range<u64>>,
+    /// Bytes of a heap from its beginning in which the kernel notes writes.
+    watched_bytes: Cell<usize>,
+    /// Of those: what has changed since they were watched.
+    rewatch: Cell<RewatchRange>,
     append: Option<(SegmentId, File)>,
     /// Committed pages still held as private copies, and their page in the append file.
     retained: BTreeMap<u64, u64>,
@@ -133,6 +147,29 @@ pub(crate) struct Mapping {
     /// Dirty pages are in the file of a pause: the mapping is usable only by the message that is
     /// resumed.
     spilled: bool,
+}
+
+/// Bytes that have to be watched again.
+#[derive(Clone, Copy, Debug, Default)]
+struct RewatchRange {
+    start: usize,
+    end: usize,
+    /// They were mapped or protected anew; otherwise their pages were dropped.
+    is_remapped: bool,
+}
+
+impl RewatchRange {
+    /// One range that includes both.
+    fn and(self, range: Range<usize>, is_remapped: bool) -> Self {
+        if self.start >= self.end {
+            return Self { start: range.start, end: range.end, is_remapped };
+        }
+        Self {
+            start: self.start.min(range.start),
+            end: self.end.max(range.end),
+            is_remapped: self.is_remapped || is_remapped,
+        }
+    }
 }
 
 // SAFETY: the reservation belongs to this value alone, as a `Vec`'s allocation does; nothing about
@@ -159,6 +196,8 @@ impl Mapping {
             file_bytes,
             size_bytes: 0,
             opened: Vec::new(),
+            watched_bytes: Cell::new(0),
+            rewatch: Cell::default(),
             append: None,
             retained: BTreeMap::new(),
             mappings: 4,
@@ -214,6 +253,7 @@ impl Mapping {
             )
         };
         mapped?;
+        self.note_rewatch(&range, true);
         // One written byte must not take 2 MiB. A kernel without such pages refuses the advice.
         let _ = self.advise(range, Advice::LinuxNoHugepage);
         Ok(())
@@ -246,7 +286,7 @@ impl Mapping {
     /// Maps the runs of `order` over what is mapped. `segments` are the files of `order.segments`,
     /// in their order.
     pub(crate) fn map_runs(&mut self, order: &MapOrder, segments: &[File]) -> io::Result<()> {
-        self.broken = true;
+        let broken = std::mem::replace(&mut self.broken, true);
         for run in &order.runs {
             let place = order
                 .segments
@@ -257,6 +297,10 @@ impl Mapping {
                 place.ok_or_else(|| io::Error::other("a run in a segment that was not sent"))?;
             let range = self.run_bytes(run)?;
             let mappable = self.mappings + 2 <= MAPPINGS_MAX;
+            if !mappable && order.base.is_none() && !self.copied {
+                // Mapped afresh it takes fewer mappings: this one stays broken.
+                return Ok(());
+            }
             if mappable {
                 self.map_resting(file, run.offset_page * PAGE_BYTES, range.clone())?;
                 self.mappings += 2;
@@ -275,7 +319,7 @@ impl Mapping {
             }
             self.forget_retained(run);
         }
-        self.broken = false;
+        self.broken = broken;
         Ok(())
     }
 
@@ -305,7 +349,78 @@ impl Mapping {
             self.protect(bytes..self.size_bytes, MprotectFlags::empty())?;
         }
         self.size_bytes = bytes;
+        self.watched_bytes.set(self.watched_bytes.get().min(bytes));
         Ok(())
+    }
+
+    /// Has the kernel note writes to the pages of a heap that are readable between messages, which
+    /// become writable: the number of pages, of which none counts as written. Where nothing
+    /// changed since the last message this is one system call.
+    pub(crate) fn watch(&mut self, watcher: &Watcher) -> io::Result<u64> {
+        let end = self.size_bytes.min(READABLE_BYTES);
+        let watched = self.watched_bytes.get();
+        let mut anew = self.rewatch.get();
+        if watched < end {
+            anew = anew.and(watched..end, true);
+        }
+        // A heap that was larger when they were recorded.
+        let bytes = anew.start.min(end)..anew.end.min(end);
+        if !bytes.is_empty() {
+            if anew.is_remapped {
+                watcher.watch(&self.addresses(&bytes))?;
+                self.protect(bytes.clone(), MprotectFlags::READ | MprotectFlags::WRITE)?;
+            } else {
+                watcher.protect(&self.addresses(&bytes))?;
+            }
+        }
+        self.watched_bytes.set(end);
+        self.rewatch.set(RewatchRange::default());
+        if end > 0 {
+            watcher.protect_again(&self.addresses(&(0..end)))?;
+        }
+        Ok(end as u64 / PAGE_BYTES)
+    }
+
+    /// Passes the pages of the first `pages`, which are watched, that the kernel noted a write to,
+    /// in order. Runs in a signal handler as well.
+    pub(crate) fn written(
+        &self,
+        watcher: &Watcher,
+        pages: u64,
+        mut each: impl FnMut(Range<u64>),
+    ) -> io::Result<()> {
+        let base = self.base.as_ptr() as usize;
+        let page = |address: usize| (address - base) as u64 / PAGE_BYTES;
+        watcher.written(&self.addresses(&self.page_bytes(&(0..pages))?), |addresses| {
+            each(page(addresses.start)..page(addresses.end));
+        })
+    }
+
+    /// Makes a heap whose writes the kernel noted readable alone, so that the next write to a page
+    /// faults. Runs in a signal handler as well.
+    pub(crate) fn unwatch(&self) -> io::Result<()> {
+        let watched = self.watched_bytes.replace(0);
+        self.rewatch.set(RewatchRange::default());
+        self.protect(0..watched, MprotectFlags::READ)
+    }
+
+    /// Whether what a message wrote can be dropped, so that it may be repeated.
+    pub(crate) fn can_discard(&self) -> bool {
+        !self.copied && !self.spilled && !self.broken
+    }
+
+    /// Records a change of `range` that watching it again undoes.
+    fn note_rewatch(&self, range: &Range<usize>, is_remapped: bool) {
+        let watched = self.watched_bytes.get();
+        if range.start < watched && !range.is_empty() {
+            let range = range.start..range.end.min(watched);
+            self.rewatch.set(self.rewatch.get().and(range, is_remapped));
+        }
+    }
+
+    fn addresses(&self, bytes: &Range<usize>) -> Range<usize> {
+        let base = self.base.as_ptr() as usize;
+        base + bytes.start..base + bytes.end
     }
 
     /// Writes the pages of `dirty` to the append file and maps it over them.
@@ -348,7 +463,8 @@ impl Mapping {
         Ok(runs)
     }
 
-    /// Writes the pages of `dirty` to `file`, one behind the other.
+    /// Writes the pages of `dirty` to `file`, one behind the other, over pages that no version
+    /// needs if the order has enough of them.
     fn append_pages(
         &self,
         dirty: &[Range<u64>],
@@ -356,19 +472,22 @@ impl Mapping {
         file: &File,
         order: &AppendOrder,
     ) -> io::Result<Vec<Run>> {
+        let all_pages = dirty.iter().map(|range| range.end - range.start).sum::<u64>();
+        if all_pages > order.pages_max {
+            return Err(io::Error::other(format!(
+                "{all_pages} dirty pages, room for {}",
+                order.pages_max
+            )));
+        }
+        let mut offset_page = match all_pages <= order.free_pages {
+            true => order.free_page,
+            false => order.offset_page,
+        };
         let mut runs = Vec::with_capacity(dirty.len());
-        let mut offset_page = order.offset_page;
         for range in dirty {
             let pages = range.end - range.start;
             runs.push(Run { start_page: range.start, pages, segment, offset_page });
             offset_page += pages;
-        }
-        if offset_page - order.offset_page > order.pages_max {
-            return Err(io::Error::other(format!(
-                "{} dirty pages, room for {}",
-                offset_page - order.offset_page,
-                order.pages_max
-            )));
         }
         for part in runs.chunks(VECTORS_MAX) {
             let mut vectors = Vec::with_capacity(part.len());
@@ -550,10 +669,13 @@ impl Mapping {
             wasm_pages.start * WASM_PAGE_PAGES..wasm_pages.end * WASM_PAGE_PAGES
         };
         self.opened = wasm_pages.iter().map(pages).collect();
-        let readable = READABLE_WASM_PAGES * WASM_PAGE_PAGES;
+        let readable = READABLE_PAGES;
+        let watched = self.watched_bytes.get() as u64 / PAGE_BYTES;
         let written = written.iter().take_while(|range| range.start < readable);
         // In one call: the pages between are closed already, and the kernel joins the pieces.
-        let bounds = written.map(|range| range.start..range.end.min(readable));
+        let bounds = written
+            .filter(|range| range.end > watched)
+            .map(|range| range.start.max(watched)..range.end.min(readable));
         self.opened.extend(bounds.reduce(|first, last| first.start..last.end));
     }
 
@@ -693,6 +815,7 @@ impl Mapping {
             )
         };
         mapped?;
+        self.note_rewatch(&range, true);
         // A fault reads one page, not what the machine is set to read around it: see
         // `Self::expect`.
         self.advise(range, Advice::Random)
@@ -703,6 +826,7 @@ impl Mapping {
             return Ok(());
         }
         debug_assert!(range.end <= self.reserved_bytes);
+        self.note_rewatch(&range, true);
         // SAFETY: the range is in the reservation of this value; no Rust reference into it exists
         // while protections change.
         unsafe {
@@ -717,6 +841,7 @@ impl Mapping {
     }
 
     fn drop_copies(&self, range: Range<usize>) -> io::Result<()> {
+        self.note_rewatch(&range, false);
         // Of what is mapped from files, these show through again.
         self.advise(range, Advice::LinuxDontNeed)
     }

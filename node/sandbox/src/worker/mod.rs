@@ -1,11 +1,13 @@
 //! The worker: a process that runs canister code and nothing else (docs/internals/sandbox.md).
 //!
-//! A worker starts with one socket, confines itself ([`confine`]), and then answers orders of the
-//! pool ([`protocol`]) one at a time: map these files, run this message, report what it did. It has
-//! no clock, no path and no data of a canister other than that of the current message.
+//! A worker starts with one socket, maps the rings that come over it ([`crate::ipc`]), confines
+//! itself ([`confine`]), and then answers orders of the pool ([`protocol`]) one at a time: map
+//! these files, run this message, report what it did. It has no clock, no path and no data of a
+//! canister other than that of the current message.
 //!
 //! [`keeper`] has the state between messages, [`mapping`] is one memory in the address space,
-//! [`heap`] and [`stable`] are those of the running message, [`dirty`] the pages that it wrote.
+//! [`heap`] and [`stable`] are those of the running message, [`dirty`] the pages that it wrote,
+//! [`watch`] how the kernel notes them.
 //! [`run`] is one message in one instance, [`pacer`] how it waits at the end of a slice, on a
 //! [`stack`] of its own, [`backtrace`] the functions that a trap was in.
 //!
@@ -14,9 +16,11 @@
 //! Canister code is hostile and may escape the engine. It then controls a process with no network,
 //! no file system, no way to make a process, no privileges, and descriptors of this shape: base
 //! files and segments read-only, for each memory it ran an update of that memory's open segment for
-//! writing, and for a message that was paused its file, which no other process reads. It can send
-//! false reports about the canisters of its lane; the pool checks that reports are possible, but
-//! cannot detect a plausible false one.
+//! writing, and for a message that was paused its file, which no other process reads. It shares two
+//! rings with the pool and can write one of them, at any time. Two more descriptors, of its own
+//! page map and of userfaultfd, show it which of its own pages were written. It can send false
+//! reports about the canisters of its lane; the pool checks that reports are possible, but cannot
+//! detect a plausible false one.
 
 mod backtrace;
 mod bits;
@@ -30,6 +34,7 @@ pub(crate) mod protocol;
 mod run;
 mod stable;
 mod stack;
+mod watch;
 
 use std::{
     ffi::OsString,
@@ -63,8 +68,8 @@ const FAILURE_TEXT_BYTES: usize = 4 << 10;
 /// The one argument of a worker that permits [`Order::Probe`]. The node never passes it.
 pub(crate) const PROBES_ARGUMENT: &str = "--probes";
 
-/// Entry point of `thimble sandbox-worker`. Standard input is the socket of the pool; the first
-/// argument is the process id of the pool.
+/// Entry point of `thimble sandbox-worker`. Standard input is the socket of the pool, which the
+/// rings come over; the first argument is the process id of the pool.
 pub fn worker_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     worker_main_with(args, |_| HeapFigures::default())
 }
@@ -86,17 +91,28 @@ pub fn worker_main_with(
     let probes = args.any(|argument| argument == PROBES_ARGUMENT);
     // SAFETY: standard input is open, is the socket the pool passed, and nothing else in this
     // process uses it.
-    let channel = Channel::new(unsafe { UnixStream::from_raw_fd(libc::STDIN_FILENO) });
-    let channel = Arc::new(Mutex::new(channel));
+    let socket = unsafe { UnixStream::from_raw_fd(libc::STDIN_FILENO) };
+    let channel = match Channel::accept(socket) {
+        Ok(channel) => Arc::new(Mutex::new(channel)),
+        Err(error) => return exit_code(&error),
+    };
     match serve(&channel, parent, probes, Arc::new(heap)) {
-        Ok(()) | Err(Stop::Wire(IpcError::Closed)) => ExitCode::SUCCESS,
-        Err(Stop::Wire(_)) => ExitCode::from(74),
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Stop::Wire(error)) => exit_code(&error),
         Err(Stop::Failed(text)) => {
             let text = truncate_text(&text);
             // The pool may be gone; then there is no receiver.
             let _ = lock(&channel).send(&Report::Failed(text.to_owned()), &[]);
             ExitCode::from(70)
         }
+    }
+}
+
+/// That of a worker whose wire failed: the pool may just have ended.
+fn exit_code(error: &IpcError) -> ExitCode {
+    match error {
+        IpcError::Closed => ExitCode::SUCCESS,
+        _ => ExitCode::from(74),
     }
 }
 
@@ -118,9 +134,9 @@ impl From<IpcError> for Stop {
 fn serve(channel: &Wire, parent: u32, probes: bool, heap: Arc<Allocator>) -> Result<(), Stop> {
     // A panic is reported over the wire; standard error leads nowhere.
     std::panic::set_hook(Box::new(|_| {}));
-    confine::prepare(parent)
+    let watcher = confine::prepare(parent)
         .map_err(|error| Stop::Failed(format!("cannot prepare the worker: {error}")))?;
-    let mut keeper = Keeper::new(Arc::clone(channel), Arc::clone(&heap))
+    let mut keeper = Keeper::new(Arc::clone(channel), Arc::clone(&heap), watcher)
         .map_err(|error| Stop::Failed(format!("cannot start the engine: {error}")))?;
     confine::confine()
         .map_err(|error| Stop::Failed(format!("cannot confine the worker: {error}")))?;
@@ -142,6 +158,10 @@ fn serve(channel: &Wire, parent: u32, probes: bool, heap: Arc<Allocator>) -> Res
                 Report::Done
             }
             Order::Heap { trim } => Report::Heap(heap(trim)),
+            Order::Probe(Probe::CountByFaults) if probes => {
+                keeper.count_by_faults();
+                Report::Done
+            }
             Order::Probe(probe) if probes => attempt(probe),
             Order::Probe(_) => return Err(Stop::Failed("this worker takes no probes".into())),
         };

@@ -1,9 +1,9 @@
 //! Progress of the running message within its slices, and waiting at the end of one.
 //!
 //! At a point that the grant does not reach beyond ([`crate::Grant`]) the worker reports
-//! [`Report::Paused`] and waits on its socket: in the middle of a system function if the point is
-//! the end of one, and next to the suspended stack of the instance if the engine yielded. Nothing
-//! else runs in the worker meanwhile.
+//! [`Report::Paused`] and waits for the next order: in the middle of a system function if the point
+//! is the end of one, and next to the suspended stack of the instance if the engine yielded.
+//! Nothing else runs in the worker meanwhile.
 //!
 //! A paused message that is kept gets [`Order::Spill`] with a file that has no name: the worker
 //! writes what the message holds to it, so that it keeps its stack, its argument and little else
@@ -16,7 +16,7 @@ use std::{
     os::fd::OwnedFd,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
 
@@ -72,6 +72,7 @@ pub(crate) struct Pacer {
     allocator: Arc<Allocator>,
     /// Why the worker has to end.
     failed: Mutex<Option<String>>,
+    repeats: AtomicBool,
 }
 
 impl std::fmt::Debug for Pacer {
@@ -105,12 +106,19 @@ impl Pacer {
             others: Mutex::new(others),
             allocator,
             failed: Mutex::default(),
+            repeats: AtomicBool::default(),
         }
     }
 
     /// Instructions between two yields of the engine.
     pub(crate) fn step(&self) -> u64 {
         self.step
+    }
+
+    /// A long operation is about to begin, before which `used` instructions are used exactly.
+    pub(crate) fn synchronized(&self, used: u64) -> Result<(), Failure> {
+        self.settle_pages().map_err(|_| Failure::engine("the message is repeated"))?;
+        self.called(used)
     }
 
     /// A system function is about to return, after which `used` instructions are used exactly.
@@ -122,17 +130,49 @@ impl Pacer {
 
     /// The engine yielded, at least a step after the point before.
     pub(super) fn stepped(&self) -> Result<(), String> {
+        self.settle_pages()?;
         self.count(self.used.load(Relaxed).saturating_add(self.step));
         self.wait_while_due()
     }
 
     /// Takes the count of instructions at a point, pages that were charged included.
     fn count(&self, used: u64) {
+        let extra = self.extra_work_since(used);
         self.used.store(used, Relaxed);
+        self.executed.store(used.saturating_sub(self.heap.charged()), Relaxed);
+        self.extra_work.fetch_add(extra, Relaxed);
+    }
+
+    /// Work beyond the instructions since the last point.
+    fn extra_work_since(&self, used: u64) -> u64 {
         let executed = used.saturating_sub(self.heap.charged());
-        let since = executed.saturating_sub(self.executed.swap(executed, Relaxed));
+        let since = executed.saturating_sub(self.executed.load(Relaxed));
         let each = work_per_instruction(self.heap.opened_wasm_pages());
-        self.extra_work.fetch_add(since.saturating_mul(each - 1), Relaxed);
+        since.saturating_mul(each - 1)
+    }
+
+    /// Whether the message may be due to pause after a system function, after which `used`
+    /// instructions are used, if pages that are not counted yet are.
+    pub(crate) fn may_be_due(&self, used: u64) -> bool {
+        let pages = self.heap.uncharged().saturating_add(self.heap.hidden_instructions_max());
+        let extra = self.extra_work.load(Relaxed).saturating_add(self.extra_work_since(used));
+        used.saturating_add(pages).saturating_add(extra) >= self.until.load(Relaxed)
+    }
+
+    /// Before a point at which the engine's fuel cannot be changed: nothing stays uncounted. Where
+    /// the engine has more fuel than it would have had, the message has to be repeated.
+    fn settle_pages(&self) -> Result<(), String> {
+        if self.heap.owes() {
+            self.repeats.store(true, Relaxed);
+            return Err("the message is repeated".into());
+        }
+        self.heap.count_by_faults();
+        Ok(())
+    }
+
+    /// Whether the message has to be repeated from its beginning with all pages counted by faults.
+    pub(super) fn repeats(&self) -> bool {
+        self.repeats.load(Relaxed)
     }
 
     /// Work of a message that is over, after `instructions`.
@@ -191,6 +231,12 @@ impl Pacer {
     }
 
     fn wait_while_due(&self) -> Result<(), String> {
+        debug_assert!(
+            !self.heap.is_watched()
+                || self.work().saturating_add(self.heap.hidden_instructions_max())
+                    < self.until.load(Relaxed),
+            "a pause may depend on pages that are not counted"
+        );
         while self.work() >= self.until.load(Relaxed) && self.counted() < self.instructions_max {
             self.pause().inspect_err(|text| {
                 *lock(&self.failed) = Some(text.clone());
@@ -204,6 +250,7 @@ impl Pacer {
         if self.heap.kernel_refused() || lock(&self.stable).kernel_refused() {
             return Err("the kernel refused memory".into());
         }
+        self.heap.settle();
         let heap_wasm_pages =
             self.heap_aside.unwrap_or_else(|| self.heap.size_bytes() / WASM_PAGE_BYTES);
         let report = Progress {

@@ -164,6 +164,9 @@ pub(crate) struct AppendOrder {
     pub(crate) offset_page: u64,
     /// Pages that may be written.
     pub(crate) pages_max: u64,
+    /// Where they go instead if there are at most `free_pages`.
+    pub(crate) free_page: u64,
+    pub(crate) free_pages: u64,
     /// Whether its descriptor comes with this frame.
     pub(crate) file: bool,
 }
@@ -181,12 +184,16 @@ pub enum Probe {
     Exec,
     /// Asks to be traced with `ptrace`.
     Ptrace,
+    /// Makes a request of `ioctl` that does not concern written pages.
+    Ioctl,
     /// Answers with an outcome no honest worker returns.
     Lie,
     /// Sends no report, so that the pool's time limit ends the worker.
     Hang,
     /// From now on memories cannot grow, as if the kernel refused.
     RefuseGrowth,
+    /// From now on written pages are counted by faults, as where the kernel does not note writes.
+    CountByFaults,
 }
 
 /// Worker to pool.

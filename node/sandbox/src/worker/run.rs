@@ -40,6 +40,8 @@ pub(crate) struct LoadedModule {
     pub(crate) has_memory: bool,
     /// For backtraces.
     added_import: Option<u32>,
+    /// Messages whose pages are counted by faults from the beginning, because one was repeated.
+    pub(crate) by_faults: u32,
 }
 
 impl LoadedModule {
@@ -62,6 +64,7 @@ impl LoadedModule {
                 .imports()
                 .position(|import| import.module() == RUNTIME_MODULE)
                 .map(|index| index as u32),
+            by_faults: 0,
         })
     }
 }
@@ -87,6 +90,9 @@ pub(crate) struct RunOutput {
     pub(crate) query_for_update: bool,
     /// Everything else it did.
     pub(crate) effects: SideEffects,
+    /// The result may depend on when its pages were counted: the message, to be run again on what
+    /// was there before it with all pages counted by faults. The rest of this is to be ignored.
+    pub(crate) repeat: Option<Box<Message>>,
 }
 
 /// Runs `message` over the heap that is in place in `heap`, if the module has one, and over
@@ -99,7 +105,7 @@ pub(crate) fn run(
     stable: Arc<Mutex<Stable>>,
     pacer: Option<&Arc<Pacer>>,
 ) -> wasmtime::Result<(RunOutput, Arc<Mutex<Stable>>)> {
-    let Message { entry, globals, context, limits } = message;
+    let Message { entry, globals: globals_before, context, limits } = message;
     let mut host = Host::new(heap.clone(), stable, context, limits, &entry, module.memory64);
     host.pacer = pacer.cloned();
     host.outgoing = pacer.map(|pacer| pacer.outgoing()).unwrap_or_default();
@@ -109,8 +115,8 @@ pub(crate) fn run(
     if module.has_memory {
         let cell = heap.clone();
         // SAFETY: the handler is async-signal-safe: `fault` allocates nothing, takes no lock, and
-        // calls nothing but `mprotect` and copies. The kernel passes a valid `siginfo_t` to
-        // a handler installed with `SA_SIGINFO`, as wasmtime's is.
+        // calls nothing but `mprotect`, `ioctl` and copies. The kernel passes a valid `siginfo_t`
+        // to a handler installed with `SA_SIGINFO`, as wasmtime's is.
         unsafe {
             store.set_signal_handler(move |signal, info, context| {
                 signal == libc::SIGSEGV && cell.fault((*info).si_addr() as usize, is_write(context))
@@ -118,25 +124,33 @@ pub(crate) fn run(
         }
     }
     let mut query_for_update = false;
-    let entering = enter(&mut store, module, &entry, &globals, &mut query_for_update);
+    let entering = enter(&mut store, module, &entry, &globals_before, &mut query_for_update);
     let result = drive(entering, pacer.map(AsRef::as_ref));
     if let Some(text) = pacer.and_then(|pacer| pacer.failed()) {
         return Err(wasmtime::Error::msg(text));
     }
-    let (mut failure, globals) = match result {
-        Ok(instance) => (None, read_globals(&mut store, module, &instance)?),
-        Err(error) => (Some(failure_of(error, &store, module.added_import)?), Vec::new()),
-    };
+    heap.count_noted();
     let left = store.get_fuel()?;
     let pages = if module.has_memory { heap.take_uncharged() } else { 0 };
     let instructions = (limits.instructions - left.min(limits.instructions)).saturating_add(pages);
+    // No other node has to reproduce what runs without a pacer while the kernel notes writes.
+    let is_uncertain = (heap.is_watched() || heap.owes()) && instructions >= limits.instructions;
+    let repeats = pacer.is_some_and(|pacer| pacer.repeats() || is_uncertain);
+    let (mut failure, globals) = match result {
+        _ if repeats => (None, Vec::new()),
+        Ok(instance) => (None, read_globals(&mut store, module, &instance)?),
+        Err(error) => (Some(failure_of(error, &store, module.added_import)?), Vec::new()),
+    };
     if instructions > limits.instructions && failure.is_none() {
         failure = Some(Failure::instructions(limits.instructions));
     }
     let instructions = instructions.min(limits.instructions);
     let work = pacer.map_or(instructions, |pacer| pacer.finish(instructions));
-    let (stable, effects) = store.into_data().finish();
-    let output = RunOutput { instructions, work, failure, globals, query_for_update, effects };
+    let (stable, effects, context) = store.into_data().finish();
+    let repeat =
+        repeats.then(|| Box::new(Message { entry, globals: globals_before, context, limits }));
+    let output =
+        RunOutput { instructions, work, failure, globals, query_for_update, effects, repeat };
     Ok((output, stable))
 }
 

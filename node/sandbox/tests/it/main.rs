@@ -10,6 +10,7 @@ mod memory;
 mod metering;
 mod modules;
 mod mutated;
+mod noted_writes;
 mod permissions;
 mod queries;
 mod shapes;

@@ -54,6 +54,7 @@ fn sandbox_limits() -> SandboxLimits {
         resident_floor_bytes: 128 << 20,
         eviction_batch_bytes: 64 << 20,
         worker_anonymous_bytes: 256 << 20,
+        ring_bytes: 128 << 10,
         compile_threads: 2,
         compile_memory_bytes: 256 << 20,
         compile_anonymous_bytes: 16 << 20,

@@ -63,6 +63,28 @@ fn a_worker_killed_in_the_middle_of_a_message_costs_that_message() {
 }
 
 #[test]
+fn messages_longer_than_the_rings_pass_in_pieces() {
+    const ECHO: &str = r#"(module
+        (import "ic0" "msg_arg_data_size" (func $size (result i32)))
+        (import "ic0" "msg_arg_data_copy" (func $copy (param i32 i32 i32)))
+        (import "ic0" "msg_reply_data_append" (func $append (param i32 i32)))
+        (import "ic0" "msg_reply" (func $reply))
+        (memory 40)
+        (func (export "canister_update echo")
+            (call $copy (i32.const 0) (i32.const 0) (call $size))
+            (call $append (i32.const 0) (call $size))
+            (call $reply)))"#;
+    let world = World::with(HOST, |config| config.sandbox.ring_bytes = 4096);
+    let mut canister = world.install(ECHO);
+    for bytes in [0, 1, 3_000, 3_840, 4_096, 100_000, 2_000_000] {
+        let argument: Vec<u8> = (0..bytes).map(|n: usize| (n % 251) as u8).collect();
+        let outcome = world.update(&mut canister, "echo", &argument);
+        assert!(outcome.result == Ok(Response::Reply(argument)), "{bytes}");
+    }
+    assert_eq!(world.pool.statistics().restarts, 0);
+}
+
+#[test]
 fn a_worker_is_brought_to_where_its_thread_stays() {
     let world = World::new(HOST);
     let mut canister = world.install(LOOPS);
@@ -129,7 +151,8 @@ fn memory_that_the_kernel_refuses_is_no_answer() {
 fn workers_cannot_reach_the_machine() {
     let world = World::with(HOST, |config| config.probes = true);
     let mut canister = world.install(COUNTER);
-    for probe in [Probe::Open, Probe::Socket, Probe::Fork, Probe::Exec, Probe::Ptrace] {
+    use Probe::{Exec, Fork, Ioctl, Open, Ptrace, Socket};
+    for probe in [Open, Socket, Fork, Exec, Ptrace, Ioctl] {
         assert!(
             !world.pool.probe(Lane::Update(0), probe, Duration::from_secs(20)),
             "{probe:?} succeeded"
@@ -141,7 +164,7 @@ fn workers_cannot_reach_the_machine() {
         assert!(status.contains("Seccomp:\t2") && status.contains("NoNewPrivs:\t1"), "{status}");
         assert!(status.contains("Threads:\t1\n"), "{status}");
     }
-    assert_eq!(counters(&world.query(&canister, "get", b"").result.unwrap()), [5; 3]);
+    assert_eq!(counters(&world.query(&canister, "get", b"").result.unwrap()), [6; 3]);
 }
 
 #[test]

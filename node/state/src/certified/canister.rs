@@ -5,7 +5,7 @@ use std::{borrow::Cow, sync::Arc};
 use ic_principal::Principal;
 
 use crate::{
-    CanisterState, CustomSection,
+    CanisterState, CustomSection, InstalledModule,
     tree::{CertifiedValue, Digest, LabeledValue, Subtree},
 };
 
@@ -32,8 +32,20 @@ pub(super) fn controllers_cbor(controllers: &[Principal]) -> Vec<u8> {
     super::cbor(&controllers, true)
 }
 
-/// All of it is hashed again whenever the canister changed in any way, so it is small; metadata
-/// sections, which are not, come with a digest that was computed when the module was installed.
+/// The subtree `/canister/<id>/metadata`. It is not small, so its digest is computed when the
+/// module is installed.
+impl CertifiedValue for InstalledModule {
+    fn subtree(&self) -> Subtree<'_> {
+        metadata_subtree(&self.info.custom_sections)
+    }
+
+    fn digest(&self) -> Digest {
+        self.metadata_digest
+    }
+}
+
+/// All of it is hashed again when something in it changed, so it is small. Most messages change
+/// nothing in it: see [`LabeledValue::hashes_like`].
 impl CertifiedValue for Arc<CanisterState> {
     fn subtree(&self) -> Subtree<'_> {
         let label = |name: &'static str| Cow::Borrowed(name.as_bytes());
@@ -45,10 +57,8 @@ impl CertifiedValue for Arc<CanisterState> {
         ];
         if let Some(module) = self.module() {
             children.push((label("module_hash"), Subtree::leaf(&module.hash.0)));
-            let sections = &module.info.custom_sections;
-            if !sections.is_empty() {
-                let below = Box::new(metadata_subtree(sections));
-                children.push((label("metadata"), Subtree::Known(module.metadata_digest, below)));
+            if !module.info.custom_sections.is_empty() {
+                children.push((label("metadata"), Subtree::Shared(module)));
             }
         }
         if let Some(time) = self.installed_at {
@@ -66,4 +76,18 @@ impl LabeledValue for Arc<CanisterState> {
     }
 
     fn summary(&self) {}
+
+    /// Of the data that the tree shows, modules count by their hashes.
+    fn hashes_like(&self, other: &Self) -> bool {
+        let module = |canister: &CanisterState| {
+            let module = canister.module()?;
+            let has_sections = !module.info.custom_sections.is_empty();
+            Some((module.hash, module.metadata_digest, has_sections))
+        };
+        self.certified_data == other.certified_data
+            && self.controllers == other.controllers
+            && self.created_at == other.created_at
+            && self.installed_at == other.installed_at
+            && module(self) == module(other)
+    }
 }

@@ -9,6 +9,8 @@ use crate::{Height, tree::Digest};
 
 /// The path under which the tree shows the newest manifest.
 pub(super) const MANIFEST_LABEL: &[u8] = b"state_manifest";
+/// The path of the hash of how the subnet's key is held.
+pub(super) const KEY_LABEL: &[u8] = b"subnet_key";
 /// A certificate that shows the manifest only is far smaller: a hash per level of the tree, one of
 /// the first row and a few values.
 pub const MANIFEST_CERTIFICATE_BYTES_MAX: usize = 16 << 10;
@@ -24,10 +26,14 @@ pub struct ManifestClaim {
     pub height: Height,
     /// Root of its manifest.
     pub root: Digest,
+    /// [`crate::SubnetKey::digest`] at the height of the tree; `None` while the key is held as the
+    /// ceremony left it.
+    pub key: Option<Digest>,
 }
 
 impl ManifestClaim {
-    /// Parses a certificate with the path `/state_manifest`; `None` for anything else.
+    /// Parses a certificate with the paths `/state_manifest` and `/subnet_key`; `None` for anything
+    /// else.
     pub fn read(certificate: &[u8]) -> Option<Self> {
         if certificate.len() > MANIFEST_CERTIFICATE_BYTES_MAX {
             return None;
@@ -41,6 +47,12 @@ impl ManifestClaim {
         if certificate.delegation.is_some() {
             return None;
         }
+        // A tree that hides the key is none that a member offers.
+        let key: Option<Digest> = match certificate.tree.lookup_path([KEY_LABEL]) {
+            LookupResult::Found(digest) => Some(digest.try_into().ok()?),
+            LookupResult::Absent => None,
+            LookupResult::Unknown | LookupResult::Error => return None,
+        };
         let mut number = value(b"height")?;
         let height = leb128::read::unsigned(&mut number).ok().filter(|_| number.is_empty())?;
         Some(Self {
@@ -48,6 +60,7 @@ impl ManifestClaim {
             signature: certificate.signature.as_slice().try_into().ok()?,
             height: Height(height),
             root: value(b"root")?.try_into().ok()?,
+            key,
         })
     }
 }

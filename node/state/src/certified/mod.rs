@@ -35,16 +35,20 @@ mod tests;
 
 pub use canister::metadata_digest;
 pub use claim::{MANIFEST_CERTIFICATE_BYTES_MAX, ManifestClaim};
-pub use subnet::{NodeInfo, SubnetInfo, SubnetMetrics, SubnetTree, SubnetType};
+pub use subnet::{KeyProof, NodeInfo, SubnetInfo, SubnetMetrics, SubnetTree, SubnetType};
+
+use subnet::SubnetAtHeight;
 
 use std::{
     borrow::Cow,
+    io,
     sync::{Arc, PoisonError, RwLock},
 };
 
 use ic_certification::certificate::Certificate;
 use ic_principal::Principal;
 use serde::Serialize;
+use serde_cbor_2::ser::{IoWrite, Write};
 
 use crate::{
     CanisterId, CanisterMap, CustomSection, Height, HistoryEntry, IngressHistory, RequestId,
@@ -54,15 +58,19 @@ use crate::{
     tree::{CertifiedValue, Digest, Selection, Subtree, Witness, witness},
 };
 
+/// With debug assertions, hashes and sums of these states are computed again: of each that has at
+/// most this number of canisters and calls, and of every 64th height. A check takes as long as the
+/// state is large.
+const CHECKED_ALWAYS: usize = 256;
+const CHECKED_EACH: u64 = 64;
+
 /// A state whose root is known and not yet signed.
 #[derive(Clone, Debug)]
 pub struct UncertifiedState {
     height: Height,
     time: Time,
     root: Digest,
-    subnet: Arc<SubnetTree>,
-    metrics: SubnetMetrics,
-    metrics_cbor: Vec<u8>,
+    subnet: SubnetAtHeight,
     canisters: CanisterMap,
     history: HistoryMap,
     manifest: Option<(Height, Digest)>,
@@ -92,13 +100,18 @@ impl UncertifiedState {
         canisters.seal();
         history.seal();
         drop(here);
+        if cfg!(debug_assertions)
+            && (height.0.is_multiple_of(CHECKED_EACH)
+                || canisters.len() + history.len() <= CHECKED_ALWAYS)
+        {
+            canisters.check();
+            history.check();
+        }
         let mut state = UncertifiedState {
             height,
             time,
             root: Digest::default(),
-            subnet,
-            metrics,
-            metrics_cbor: metrics.to_cbor(),
+            subnet: SubnetAtHeight::new(subnet, metrics),
             canisters: canisters.clone(),
             history: history.snapshot(),
             manifest,
@@ -147,9 +160,9 @@ impl CertifiedValue for UncertifiedState {
         let label = |name: &'static str| Cow::Borrowed(name.as_bytes());
         let mut children = vec![
             (label("canister"), self.canisters.subtree()),
-            (label("canister_ranges"), self.subnet.shards()),
+            (label("canister_ranges"), self.subnet.tree().shards()),
             (label("request_status"), self.history.subtree()),
-            (label("subnet"), self.subnet.subnet(&self.metrics_cbor)),
+            (label("subnet"), Subtree::Shared(&self.subnet)),
             (label("time"), Subtree::nat(self.time.0)),
         ];
         if let Some((height, root)) = &self.manifest {
@@ -159,7 +172,7 @@ impl CertifiedValue for UncertifiedState {
             ];
             children.push((label("state_manifest"), Subtree::node(parts)));
         }
-        if let Some(digest) = self.subnet.key_digest() {
+        if let Some(digest) = self.subnet.tree().key_digest() {
             children.push((label("subnet_key"), Subtree::leaf(digest)));
         }
         Subtree::node(children)
@@ -198,12 +211,28 @@ impl CertifiedState {
     /// A path that asks for all canisters, all requests or everything shows nothing: see the
     /// module.
     pub fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8> {
+        self.certificate_behind(paths, &Vec::<u8>::with_capacity)
+    }
+
+    /// The same behind what `head` returns, which is given the bytes of the certificate and leaves
+    /// room for them. Values shown are copied once: from the state to their place behind the head.
+    pub fn certificate_behind(
+        &self,
+        paths: &[Vec<Vec<u8>>],
+        head: &dyn Fn(usize) -> Vec<u8>,
+    ) -> Vec<u8> {
         let certificate = Certificate {
             tree: self.state.witness(paths),
             signature: Cow::Borrowed(self.signature.as_slice()),
             delegation: None,
         };
-        cbor(&certificate, true)
+        let mut count = ByteCount(0);
+        write_cbor(&certificate, true, IoWrite::new(&mut count));
+        let mut bytes = head(count.0);
+        let end = bytes.len() + count.0;
+        write_cbor(&certificate, true, &mut bytes);
+        debug_assert_eq!(bytes.len(), end, "bytes of a certificate behind its head");
+        bytes
     }
 
     /// Status of a call, if the subnet knows it.
@@ -233,7 +262,7 @@ impl CertifiedState {
 
     /// The subnet as the tree describes it.
     pub fn subnet(&self) -> &SubnetInfo {
-        self.state.subnet.info()
+        self.state.subnet.tree().info()
     }
 
     /// The subnet's id.
@@ -251,16 +280,23 @@ impl CertifiedState {
         self.state.manifest
     }
 
-    /// A certificate of the newest manifest, for [`ManifestClaim::read`]; `None` while there is
-    /// none.
+    /// A certificate of the newest manifest and of the subnet's key, for [`ManifestClaim::read`];
+    /// `None` while there is no manifest.
     pub fn manifest_certificate(&self) -> Option<(Height, Vec<u8>)> {
         let (height, _) = self.state.manifest?;
-        Some((height, self.certificate(&[vec![claim::MANIFEST_LABEL.to_vec()]])))
+        let paths = [claim::MANIFEST_LABEL, claim::KEY_LABEL].map(|label| vec![label.to_vec()]);
+        Some((height, self.certificate(&paths)))
+    }
+
+    /// Proof of the voters, which belongs to that certificate. `None` while the key is held as the
+    /// ceremony left it.
+    pub fn key_proof(&self) -> Option<&KeyProof> {
+        self.state.subnet.tree().key_proof()
     }
 
     /// The metrics in the tree.
     pub fn metrics(&self) -> SubnetMetrics {
-        self.state.metrics
+        self.state.subnet.metrics()
     }
 }
 
@@ -297,11 +333,29 @@ impl CertifiedReader {
 /// CBOR of a value of ours, self-described if asked for.
 fn cbor<T: Serialize>(value: &T, self_described: bool) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let mut serializer = serde_cbor_2::Serializer::new(&mut bytes);
+    write_cbor(value, self_described, &mut bytes);
+    bytes
+}
+
+fn write_cbor<T: Serialize>(value: &T, self_described: bool, to: impl Write) {
+    let mut serializer = serde_cbor_2::Serializer::new(to);
     let described = if self_described { serializer.self_describe() } else { Ok(()) };
     // Writing to memory does not fail, and every type given here can be written.
     debug_assert!(described.is_ok());
     let written = value.serialize(&mut serializer);
     debug_assert!(written.is_ok());
-    bytes
+}
+
+/// Counts what is written to it.
+struct ByteCount(usize);
+
+impl io::Write for ByteCount {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

@@ -4,14 +4,14 @@
 //! All but the metrics rarely changes, so it is built once and keeps its hashes; a round hashes its
 //! metrics and the few forks above them.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 
 use ic_principal::Principal;
 use serde::{Deserialize, Serialize, ser::SerializeMap};
 
 use crate::{
     CanisterId, Cycles, SubnetKey,
-    tree::{Digest, Frozen, Subtree},
+    tree::{CertifiedValue, Digest, Frozen, Subtree},
 };
 
 /// Ranges in one shard of `/canister_ranges/<subnet>`; clients look for the shard that starts at or
@@ -127,6 +127,17 @@ pub struct SubnetTree {
     shards: Frozen,
     /// Of what agreement keeps of the subnet's key, once a block changed it.
     key_digest: Option<Digest>,
+    key_proof: Option<KeyProof>,
+}
+
+/// The part of a [`SubnetKey`] from which the keys of votes can be proved by its digest in the
+/// tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyProof {
+    /// [`SubnetKey::voters`].
+    pub voters: Vec<u8>,
+    /// [`SubnetKey::rest_digest`].
+    pub rest: Digest,
 }
 
 impl SubnetTree {
@@ -151,13 +162,20 @@ impl SubnetTree {
             shards: Frozen::node([(info.subnet_id.as_slice().to_vec(), Frozen::node(shards))]),
             info,
             key_digest: None,
+            key_proof: None,
         }
     }
 
     /// The same with the key held like this, by the nodes that it names.
     pub fn holding(info: SubnetInfo, key: &SubnetKey) -> Self {
         let tree = Self::new(SubnetInfo { nodes: key.nodes.clone(), ..info });
-        SubnetTree { key_digest: Some(key.digest()), ..tree }
+        let proof = KeyProof { voters: key.voters.clone(), rest: key.rest_digest() };
+        SubnetTree { key_digest: Some(key.digest()), key_proof: Some(proof), ..tree }
+    }
+
+    /// Proof of the voters of the key it shows.
+    pub fn key_proof(&self) -> Option<&KeyProof> {
+        self.key_proof.as_ref()
     }
 
     /// [`SubnetKey::digest`] of the key it shows.
@@ -170,22 +188,56 @@ impl SubnetTree {
         &self.info
     }
 
-    /// The subtree `/subnet`, with this subnet alone in it.
-    pub(super) fn subnet<'a>(&'a self, metrics_cbor: &'a [u8]) -> Subtree<'a> {
-        let label = |name: &'static str| Cow::Borrowed(name.as_bytes());
-        let subnet = Subtree::node(vec![
-            (label("canister_ranges"), Subtree::Shared(&self.canister_ranges)),
-            (label("metrics"), Subtree::leaf(metrics_cbor)),
-            (label("node"), Subtree::Shared(&self.nodes)),
-            (label("public_key"), Subtree::Shared(&self.public_key)),
-            (label("type"), Subtree::Shared(&self.subnet_type)),
-        ]);
-        Subtree::Node(vec![(Cow::Borrowed(self.info.subnet_id.as_slice()), subnet)])
-    }
-
     /// The subtree `/canister_ranges`, in shards.
     pub(super) fn shards(&self) -> Subtree<'_> {
         Subtree::Shared(&self.shards)
+    }
+}
+
+/// The subtree `/subnet` at one height, with this subnet alone in it. It keeps its digest, so that
+/// a certificate hashes none of it.
+#[derive(Clone, Debug)]
+pub(super) struct SubnetAtHeight {
+    tree: Arc<SubnetTree>,
+    metrics: SubnetMetrics,
+    metrics_cbor: Vec<u8>,
+    digest: Digest,
+}
+
+impl SubnetAtHeight {
+    /// Hashes it: the metrics, and the labels and forks above them.
+    pub(super) fn new(tree: Arc<SubnetTree>, metrics: SubnetMetrics) -> Self {
+        let metrics_cbor = metrics.to_cbor();
+        let mut subnet = Self { tree, metrics, metrics_cbor, digest: Digest::default() };
+        subnet.digest = subnet.subtree().digest();
+        subnet
+    }
+
+    pub(super) fn tree(&self) -> &SubnetTree {
+        &self.tree
+    }
+
+    pub(super) fn metrics(&self) -> SubnetMetrics {
+        self.metrics
+    }
+}
+
+impl CertifiedValue for SubnetAtHeight {
+    fn subtree(&self) -> Subtree<'_> {
+        let label = |name: &'static str| Cow::Borrowed(name.as_bytes());
+        let tree = &self.tree;
+        let subnet = Subtree::node(vec![
+            (label("canister_ranges"), Subtree::Shared(&tree.canister_ranges)),
+            (label("metrics"), Subtree::leaf(&self.metrics_cbor)),
+            (label("node"), Subtree::Shared(&tree.nodes)),
+            (label("public_key"), Subtree::Shared(&tree.public_key)),
+            (label("type"), Subtree::Shared(&tree.subnet_type)),
+        ]);
+        Subtree::Node(vec![(Cow::Borrowed(tree.info.subnet_id.as_slice()), subnet)])
+    }
+
+    fn digest(&self) -> Digest {
+        self.digest
     }
 }
 

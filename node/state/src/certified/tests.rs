@@ -241,7 +241,8 @@ fn every_path_of_the_specification_reads_as_it_says() {
 #[test]
 fn two_views_of_how_the_key_is_held_have_two_roots() {
     let nodes = subnet().nodes[..1].to_vec();
-    let key = SubnetKey { summary: vec![1, 2], boundary: [3; 32], nodes: nodes.clone() };
+    let key =
+        SubnetKey { summary: vec![1, 2], boundary: [3; 32], voters: vec![6], nodes: nodes.clone() };
     let state = |key: &SubnetKey| {
         let Fixture { mut canisters, mut history } = fixture();
         let tree = Arc::new(SubnetTree::holding(subnet(), key));
@@ -266,6 +267,11 @@ fn two_views_of_how_the_key_is_held_have_two_roots() {
     assert_eq!(held.root(), state(&key).root());
     assert_ne!(held.root(), state(&further).root());
     assert_ne!(held.root(), state(&elsewhere).root());
+    let voted_by_others = SubnetKey { voters: vec![7], ..key.clone() };
+    assert_ne!(held.root(), state(&voted_by_others).root());
+    let proof = held.key_proof().unwrap();
+    assert_eq!(proof.voters, key.voters);
+    assert_eq!(SubnetKey::digest_of(&proof.voters, &proof.rest), key.digest());
 }
 
 #[test]
@@ -370,6 +376,26 @@ fn a_subnet_path_shows_all_keys() {
 }
 
 #[test]
+fn certificate_behind_a_head_is_the_same_and_is_never_moved() {
+    let mut fixture = fixture();
+    let state = certified(&mut fixture);
+    for paths in [vec![], vec![path(&[b"request_status", &request_id(2).0])]] {
+        let certificate = state.certificate(&paths);
+        assert_eq!(certificate.capacity(), certificate.len(), "room for what it takes");
+        let announced = std::cell::Cell::new(0);
+        let body = state.certificate_behind(&paths, &|bytes| {
+            announced.set(bytes);
+            let mut head = Vec::with_capacity(bytes + 3);
+            head.extend(*b"abc");
+            head
+        });
+        assert_eq!(announced.get(), certificate.len());
+        assert_eq!(body.capacity(), certificate.len() + 3);
+        assert_eq!(body, [b"abc".as_slice(), &certificate].concat());
+    }
+}
+
+#[test]
 fn nobody_gets_everything() {
     let mut fixture = fixture();
     let state = certified(&mut fixture);
@@ -454,6 +480,9 @@ fn a_manifest_is_read_out_of_its_certificate_and_out_of_no_other() {
     assert_eq!((height, claim.height, claim.root), (Height(300), Height(300), [9; 32]));
     assert_eq!(claim.tree, state.state.subtree().digest());
     assert_eq!(claim.signature, state.signature());
+    assert_eq!(claim.key, None, "provably absent");
+    let hidden = state.certificate(&[vec![b"state_manifest".to_vec()]]);
+    assert_eq!(ManifestClaim::read(&hidden), None, "the key may be hidden");
     // Whatever a peer changes, it says the same, says something else of another tree, or says
     // nothing.
     for at in 0..bytes.len() {

@@ -68,7 +68,7 @@ pub use encode::{BodyEncoder, PieceSink};
 pub use leaf::{LeafError, encode_leaf, leaf_hash, unpack_leaf};
 
 /// Version of everything the root depends on.
-pub const VERSION: u8 = 6;
+pub const VERSION: u8 = 7;
 /// Bytes of one leaf: 64 pages, so that one 64-bit word can state which of them are zero.
 pub const LEAF_BYTES: usize = 256 << 10;
 /// Bytes of one piece of the body.

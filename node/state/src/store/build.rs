@@ -103,7 +103,9 @@ impl StoreBuilder {
                 RowKind::History => &mut header.history,
             };
             let mut table = transaction.open_table(row.kind.table())?;
-            parts::put_part(&mut table, tally, &row.key, row.number, row.last, &row.content)
+            // The store is new: no other record had this key.
+            parts::put_part(&mut table, tally, &row.key, row.number, row.last, &row.content)?;
+            Ok(())
         })
     }
 

@@ -69,11 +69,13 @@ pub(super) fn put(
     record: Option<&[u8]>,
 ) -> Result<(), Failure> {
     let mut number = 0u32;
+    // Whether there may be a part of this number.
+    let mut has_more = true;
     if let Some(record) = record {
         let mut rest = record;
         loop {
             let (content, after) = rest.split_at(rest.len().min(PART_BYTES));
-            put_part(table, tally, key, number, after.is_empty(), content)?;
+            has_more = put_part(table, tally, key, number, after.is_empty(), content)?;
             number += 1;
             rest = after;
             if rest.is_empty() {
@@ -82,13 +84,20 @@ pub(super) fn put(
         }
     }
     // Parts left over from a longer record.
-    while let Some(before) = table.remove((key, number))? {
+    while has_more && let Some(before) = table.remove((key, number))? {
         tally.subtract(before.value());
+        has_more = !is_last(before.value());
         number += 1;
     }
     Ok(())
 }
 
+fn is_last(part: &[u8]) -> bool {
+    part.get(4) == Some(&1)
+}
+
+/// Writes one part. Whether the record that it replaces has further ones: most have not, which
+/// saves a search for them.
 pub(super) fn put_part(
     table: &mut redb::Table<'_, Key, &'static [u8]>,
     tally: &mut Tally,
@@ -96,7 +105,7 @@ pub(super) fn put_part(
     number: u32,
     last: bool,
     content: &[u8],
-) -> Result<(), Failure> {
+) -> Result<bool, Failure> {
     debug_assert!(content.len() <= PART_BYTES, "a part of {} bytes", content.len());
     let mut part = Vec::with_capacity(HEADER_BYTES + content.len());
     part.extend_from_slice(&[0; 4]);
@@ -104,11 +113,13 @@ pub(super) fn put_part(
     part.extend_from_slice(content);
     let sum = checksum(key, number, &part[4..]);
     part[..4].copy_from_slice(&sum.to_le_bytes());
+    let mut has_more = false;
     if let Some(before) = table.insert((key, number), part.as_slice())? {
         tally.subtract(before.value());
+        has_more = !is_last(before.value());
     }
     tally.add(&part);
-    Ok(())
+    Ok(has_more)
 }
 
 /// Verifies one part: whether it is its record's last, and its content.

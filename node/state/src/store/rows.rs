@@ -73,12 +73,33 @@ pub struct Row {
 impl Row {
     /// Appends the row to a stream.
     pub fn append_to(&self, stream: &mut Vec<u8>) {
+        let Self { kind, ref key, number, last, ref content } = *self;
+        RowRef { kind, key, number, last, content }.append_to(stream);
+    }
+}
+
+/// A [`Row`] in the database's memory.
+struct RowRef<'r> {
+    kind: RowKind,
+    key: &'r [u8],
+    number: u32,
+    last: bool,
+    content: &'r [u8],
+}
+
+impl RowRef<'_> {
+    fn append_to(&self, stream: &mut Vec<u8>) {
         stream.push(self.kind as u8);
         stream.push(self.key.len() as u8);
-        stream.extend_from_slice(&self.key);
+        stream.extend_from_slice(self.key);
         stream.push(u8::from(self.last));
         stream.extend_from_slice(&(self.content.len() as u32).to_be_bytes());
-        stream.extend_from_slice(&self.content);
+        stream.extend_from_slice(self.content);
+    }
+
+    fn to_row(&self) -> Row {
+        let Self { kind, key, number, last, content } = *self;
+        Row { kind, key: key.to_vec(), number, last, content: content.to_vec() }
     }
 }
 
@@ -98,49 +119,76 @@ pub struct RowAt {
 impl LoadedCheckpoint {
     /// The rows from a place on, or all. Each is verified as it is read, and held alone.
     pub fn rows(&self, from: Option<&RowAt>) -> impl Iterator<Item = StoreResult<Row>> + '_ {
+        let mut rows = RowCursor::new(self, from);
+        std::iter::from_fn(move || rows.read(|row| row.to_row()))
+    }
+}
+
+/// Reads the rows of a checkpoint one after the other, without copying them.
+struct RowCursor<'a> {
+    checkpoint: &'a LoadedCheckpoint,
+    /// Tables that are not begun.
+    kinds: &'static [RowKind],
+    /// Key and number of the first row, until its table is begun.
+    start: Option<(Vec<u8>, u32)>,
+    current: Option<(RowKind, redb::Range<'static, parts::Key, &'static [u8]>)>,
+    failed: bool,
+}
+
+impl<'a> RowCursor<'a> {
+    fn new(checkpoint: &'a LoadedCheckpoint, from: Option<&RowAt>) -> Self {
+        const ALL: &[RowKind] = &RowKind::ALL;
         let first = from.map_or(RowKind::Metadata, |at| at.kind);
-        let mut start = from.map(|at| (at.key.clone(), at.number));
-        let mut kinds = RowKind::ALL.into_iter().filter(move |kind| *kind >= first);
-        let mut current: Option<(RowKind, redb::Range<'static, parts::Key, &'static [u8]>)> = None;
-        let mut failed = false;
-        std::iter::from_fn(move || {
-            if failed {
-                return None;
+        Self {
+            checkpoint,
+            kinds: &ALL[ALL.partition_point(|kind| *kind < first)..],
+            start: from.map(|at| (at.key.clone(), at.number)),
+            current: None,
+            failed: false,
+        }
+    }
+
+    /// Hands the next row to `take`. `None` at the end, and after an error.
+    fn read<R>(&mut self, take: impl FnMut(RowRef<'_>) -> R) -> Option<StoreResult<R>> {
+        if self.failed {
+            return None;
+        }
+        let row = self.try_read(take);
+        self.failed = row.is_err();
+        row.transpose()
+    }
+
+    fn try_read<R>(&mut self, mut take: impl FnMut(RowRef<'_>) -> R) -> StoreResult<Option<R>> {
+        let LoadedCheckpoint { path, transaction, .. } = self.checkpoint;
+        loop {
+            if self.current.is_none() {
+                let Some((kind, rest)) = self.kinds.split_first() else { return Ok(None) };
+                self.kinds = rest;
+                let (key, number) = self.start.take().unwrap_or_default();
+                let range = guard(path, || {
+                    let table = transaction.open_table(kind.table())?;
+                    Ok(match kind {
+                        RowKind::Metadata => {
+                            table.range((METADATA_KEY, number)..=(METADATA_KEY, u32::MAX))?
+                        }
+                        _ => table.range((key.as_slice(), number)..)?,
+                    })
+                })?;
+                self.current = Some((*kind, range));
             }
-            let mut next_row = || -> StoreResult<Option<Row>> {
-                loop {
-                    if current.is_none() {
-                        let Some(kind) = kinds.next() else { return Ok(None) };
-                        let range = guard(&self.path, || {
-                            let table = self.transaction.open_table(kind.table())?;
-                            let (key, number) = start.take().unwrap_or_default();
-                            Ok(match kind {
-                                RowKind::Metadata => table
-                                    .range((METADATA_KEY, number)..=(METADATA_KEY, u32::MAX))?,
-                                _ => table.range((key.as_slice(), number)..)?,
-                            })
-                        })?;
-                        current = Some((kind, range));
-                    }
-                    let Some((kind, range)) = &mut current else { return Ok(None) };
-                    let row = guard(&self.path, || {
-                        let Some(entry) = range.next() else { return Ok(None) };
-                        let (key, value) = entry?;
-                        let ((key, number), value) = (key.value(), value.value());
-                        let (last, content) = parts::open_part(key, number, value)?;
-                        let (key, content) = (key.to_vec(), content.to_vec());
-                        Ok(Some(Row { kind: *kind, key, number, last, content }))
-                    })?;
-                    if row.is_some() {
-                        return Ok(row);
-                    }
-                    current = None;
-                }
-            };
-            let row = next_row();
-            failed = row.is_err();
-            row.transpose()
-        })
+            let Some((kind, range)) = &mut self.current else { return Ok(None) };
+            let row = guard(path, || {
+                let Some(entry) = range.next() else { return Ok(None) };
+                let (key, value) = entry?;
+                let ((key, number), value) = (key.value(), value.value());
+                let (last, content) = parts::open_part(key, number, value)?;
+                Ok(Some(take(RowRef { kind: *kind, key, number, last, content })))
+            })?;
+            if row.is_some() {
+                return Ok(row);
+            }
+            self.current = None;
+        }
     }
 }
 
@@ -256,11 +304,12 @@ impl<R: Read> RowReader<R> {
 
 /// The stream from a place on, cut into leaves.
 pub struct RowStream<'a> {
-    rows: Box<dyn Iterator<Item = StoreResult<Row>> + 'a>,
-    /// Framed and not yet given out, with the place of its first byte.
+    rows: RowCursor<'a>,
+    /// A row that is framed and not yet given out as a whole, with its place.
     pending: Vec<u8>,
+    at: RowAt,
     taken: usize,
-    at: Option<RowAt>,
+    /// Bytes of the first row before the stream begins.
     skip: u32,
 }
 
@@ -268,10 +317,10 @@ impl LoadedCheckpoint {
     /// The stream of all rows, or of those from a place on. Holds one row.
     pub fn row_stream(&self, from: Option<&RowAt>) -> RowStream<'_> {
         RowStream {
-            rows: Box::new(self.rows(from)),
+            rows: RowCursor::new(self, from),
             pending: Vec::new(),
+            at: RowAt { kind: RowKind::Metadata, key: Vec::new(), number: 0, skip: 0 },
             taken: 0,
-            at: None,
             skip: from.map_or(0, |at| at.skip),
         }
     }
@@ -283,22 +332,27 @@ impl RowStream<'_> {
     pub fn leaf(&mut self, leaf: &mut Vec<u8>, bytes: usize) -> Result<Option<RowAt>, StoreError> {
         leaf.clear();
         let mut start = None;
+        let Self { rows, pending, at, taken, skip } = self;
         while leaf.len() < bytes {
-            if self.taken == self.pending.len() {
-                let Some(row) = self.rows.next().transpose()? else { break };
-                self.pending.clear();
-                row.append_to(&mut self.pending);
-                self.taken = (std::mem::take(&mut self.skip) as usize).min(self.pending.len());
-                self.at = Some(RowAt { kind: row.kind, key: row.key, number: row.number, skip: 0 });
+            if *taken == pending.len() {
+                let row = rows.read(|row| {
+                    pending.clear();
+                    row.append_to(pending);
+                    (at.kind, at.number) = (row.kind, row.number);
+                    at.key.clear();
+                    at.key.extend_from_slice(row.key);
+                });
+                let Some(()) = row.transpose()? else { break };
+                *taken = (std::mem::take(skip) as usize).min(pending.len());
                 continue;
             }
             if start.is_none() {
-                start = self.at.clone().map(|at| RowAt { skip: self.taken as u32, ..at });
+                start = Some(RowAt { skip: *taken as u32, ..at.clone() });
             }
-            let rest = self.pending.get(self.taken..).unwrap_or_default();
+            let rest = pending.get(*taken..).unwrap_or_default();
             let now = rest.get(..bytes - leaf.len()).unwrap_or(rest);
             leaf.extend_from_slice(now);
-            self.taken += now.len();
+            *taken += now.len();
         }
         debug_assert!(leaf.len() <= bytes, "a leaf of {} bytes, the most is {bytes}", leaf.len());
         Ok(start)

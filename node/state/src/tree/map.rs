@@ -104,6 +104,11 @@ impl<V: LabeledValue> MerkleMap<V> {
         Iter { stack: self.root.iter().collect(), keep }
     }
 
+    /// Summary of all values; `None` of none.
+    pub fn summary(&self) -> Option<V::Summary> {
+        self.root.as_ref().map(Link::summary)
+    }
+
     /// The value with the least `key`, the first of them by label. A merged summary's key must be
     /// the least of its parts'.
     pub fn least<K: Ord>(&self, key: impl Fn(&V::Summary) -> K) -> Option<&V> {
@@ -174,7 +179,13 @@ impl<V: LabeledValue> MerkleMap<V> {
                 self.len += 1;
                 None
             }
-            None => Some(replace(root, value)),
+            None => {
+                let (replaced, is_same) = replace(root, value);
+                if is_same {
+                    self.digest = digest;
+                }
+                Some(replaced)
+            }
         }
     }
 
@@ -204,6 +215,24 @@ impl<V: LabeledValue> MerkleMap<V> {
                 Some(value)
             }
         }
+    }
+
+    /// Checks the shape, the summaries and the hashes that are kept, the root's among them, against
+    /// those that follow from the values alone. Hashes every value again.
+    ///
+    /// # Panics
+    /// When one of them is wrong.
+    pub fn check(&self) {
+        let (len, digest) = self.root.as_ref().map_or((0, empty_digest()), check);
+        assert_eq!(self.len, len, "values of a map");
+        let kept = self.digest.unwrap_or(digest);
+        assert_eq!(kept, digest, "the kept root of {len} values, and the one computed again");
+    }
+
+    /// Hash of the whole, if no change since [`MerkleMap::seal`] can have changed it.
+    #[cfg(test)]
+    pub(crate) fn kept_root(&self) -> Option<Digest> {
+        self.digest
     }
 
     /// Computes the hashes that are missing and returns the root's.
@@ -269,12 +298,17 @@ impl<V: LabeledValue> Fork<V> {
         self.known[side].then(|| self.digests[side])
     }
 
-    /// To be called after the child on this side changed; `digest` is its new hash where that is
-    /// known.
-    fn child_changed(&mut self, side: usize, digest: Option<Digest>) {
+    /// To be called after the child on this side changed, whose summary was `before`; `digest` is
+    /// its new hash where that is known. The other child is read only where its summary is needed:
+    /// it may be in memory that was written to disk.
+    fn child_changed(&mut self, side: usize, before: V::Summary, digest: Option<Digest>) {
         self.known[side] = digest.is_some();
         self.digests[side] = digest.unwrap_or_default();
-        self.summary = self.children[0].summary().merge(self.children[1].summary());
+        let after = self.children[side].summary();
+        self.summary = self
+            .summary
+            .with_part(before, after)
+            .unwrap_or_else(|| after.merge(self.children[1 - side].summary()));
     }
 }
 
@@ -285,9 +319,9 @@ fn insert_new<V: LabeledValue>(link: &mut Link<V>, digest: Option<Digest>, value
         Link::Fork(fork) if fork.bit < bit => {
             let fork = Arc::make_mut(fork);
             let side = usize::from(label::bit(value.label(), fork.bit));
-            let digest = fork.known_digest(side);
+            let (digest, before) = (fork.known_digest(side), fork.children[side].summary());
             insert_new(&mut fork.children[side], digest, value, bit);
-            fork.child_changed(side, None);
+            fork.child_changed(side, before, None);
         }
         _ => {
             let side = usize::from(label::bit(value.label(), bit));
@@ -317,19 +351,27 @@ fn insert_new<V: LabeledValue>(link: &mut Link<V>, digest: Option<Digest>, value
     }
 }
 
-/// Puts the value in the place of the one with its label, which must be below `link`.
-fn replace<V: LabeledValue>(link: &mut Link<V>, value: V) -> V {
+/// Puts the value in the place of the one with its label, which must be below `link`. Returns that
+/// one, and whether both have the same hash: then hashes on the way stay as they are.
+fn replace<V: LabeledValue>(link: &mut Link<V>, value: V) -> (V, bool) {
     match link {
         Link::Leaf(slot) => {
             debug_assert_eq!(slot.label(), value.label(), "a value replaces one of its label");
-            std::mem::replace(slot, value)
+            let is_same = slot.hashes_like(&value);
+            debug_assert!(
+                !is_same || slot.subtree().digest() == value.subtree().digest(),
+                "a value that hashes like the one before has another hash"
+            );
+            (std::mem::replace(slot, value), is_same)
         }
         Link::Fork(fork) => {
             let fork = Arc::make_mut(fork);
             let side = usize::from(label::bit(value.label(), fork.bit));
-            let replaced = replace(&mut fork.children[side], value);
-            fork.child_changed(side, None);
-            replaced
+            let before = fork.children[side].summary();
+            let (replaced, is_same) = replace(&mut fork.children[side], value);
+            let digest = if is_same { fork.known_digest(side) } else { None };
+            fork.child_changed(side, before, digest);
+            (replaced, is_same)
         }
     }
 }
@@ -349,8 +391,9 @@ fn change<V: LabeledValue, R>(
         Link::Fork(fork) => {
             let fork = Arc::make_mut(fork);
             let side = usize::from(label::bit(label, fork.bit));
+            let before = fork.children[side].summary();
             let result = change(&mut fork.children[side], label, apply);
-            fork.child_changed(side, None);
+            fork.child_changed(side, before, None);
             result
         }
     }
@@ -370,8 +413,9 @@ fn remove<V: LabeledValue>(link: &mut Link<V>, label: &[u8]) -> Option<(V, Optio
         return Some((value, digest));
     }
     let fork = Arc::make_mut(shared);
+    let before = fork.children[side].summary();
     let (value, digest) = remove(&mut fork.children[side], label)?;
-    fork.child_changed(side, digest);
+    fork.child_changed(side, before, digest);
     Some((value, None))
 }
 
@@ -391,6 +435,33 @@ fn seal<V: LabeledValue>(link: &mut Link<V>) -> Digest {
             fork_digest(&fork.digests[0], &fork.digests[1])
         }
     }
+}
+
+/// Number of the values below `link` and its hash, both from the values; see [`MerkleMap::check`].
+fn check<V: LabeledValue>(link: &Link<V>) -> (usize, Digest) {
+    let fork = match link {
+        Link::Leaf(value) => {
+            return (1, labeled_digest(value.label(), &value.subtree().digest()));
+        }
+        Link::Fork(fork) => fork,
+    };
+    let [left, right] = &fork.children;
+    for (child, is_right) in [(left, false), (right, true)] {
+        let bit = fork.bit;
+        if let Link::Fork(below) = child {
+            assert!(below.bit > bit, "a fork of bit {bit} is over one of {}", below.bit);
+        }
+        let sides = [child.first(), child.last()].map(|value| label::bit(value.label(), bit));
+        assert_eq!(sides, [is_right; 2], "labels at a fork of bit {bit} are on the wrong side");
+    }
+    assert_eq!(fork.summary, left.summary().merge(right.summary()), "the summary of a fork");
+    let parts = [check(left), check(right)];
+    for (side, (_, digest)) in parts.iter().enumerate() {
+        let kept = fork.known_digest(side).unwrap_or(*digest);
+        assert_eq!(kept, *digest, "the kept hash of a child, and the one computed again");
+    }
+    let [(left_len, left), (right_len, right)] = parts;
+    (left_len + right_len, fork_digest(&left, &right))
 }
 
 /// Values by label, see [`MerkleMap::iter`] and [`MerkleMap::matching`].

@@ -33,7 +33,7 @@ pub use hash::{Digest, empty_digest, fork_digest, labeled_digest, leaf_digest};
 pub use map::{Iter, MerkleMap};
 pub use witness::{Selection, Witness, witness};
 
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt};
 
 /// A value that has a place in the certified tree.
 pub trait CertifiedValue {
@@ -59,16 +59,30 @@ pub trait LabeledValue: CertifiedValue + Clone {
 
     /// Summary of this value alone.
     fn summary(&self) -> Self::Summary;
+
+    /// Whether a value of the same label is known to have the same [`CertifiedValue::digest`],
+    /// without hashing either. Where it is, a map keeps its hashes when one replaces the other.
+    fn hashes_like(&self, _other: &Self) -> bool {
+        false
+    }
 }
 
 /// Something forks add up over their values so that a search need not visit all of them.
-pub trait Summary: Copy {
+pub trait Summary: Copy + PartialEq + fmt::Debug {
     /// Must be associative and commutative, so that it depends on the values alone.
     fn merge(self, other: Self) -> Self;
+
+    /// This is the summary of a whole, and that of a part changes from `before` to `after`. The
+    /// summary of the whole then, if it follows without reading the other parts.
+    fn with_part(self, before: Self, after: Self) -> Option<Self>;
 }
 
 impl Summary for () {
     fn merge(self, (): Self) {}
+
+    fn with_part(self, (): Self, (): Self) -> Option<()> {
+        Some(())
+    }
 }
 
 /// A subtree below a label.
@@ -79,8 +93,6 @@ pub enum Subtree<'a> {
     Node(Vec<(Cow<'a, [u8]>, Subtree<'a>)>),
     /// A part that keeps its own hashes.
     Shared(&'a dyn CertifiedValue),
-    /// A part whose digest was computed earlier.
-    Known(Digest, Box<Subtree<'a>>),
     /// A node whose children are those of a map.
     Map(&'a dyn Trie),
 }
@@ -131,7 +143,6 @@ impl<'a> Subtree<'a> {
                 forest_digest(&digests)
             }
             Subtree::Shared(part) => part.digest(),
-            Subtree::Known(digest, _) => *digest,
             Subtree::Map(map) => map.trie_digest(),
         }
     }

@@ -37,12 +37,19 @@ impl CertifiedValue for Value {
 }
 
 /// The least value length below, to try searches by summary.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Least(usize);
 
 impl Summary for Least {
     fn merge(self, other: Self) -> Self {
         Least(self.0.min(other.0))
+    }
+
+    fn with_part(self, before: Self, after: Self) -> Option<Self> {
+        if after.0 <= self.0 {
+            return Some(after);
+        }
+        (before.0 > self.0).then_some(self)
     }
 }
 
@@ -60,6 +67,9 @@ impl LabeledValue for Value {
     }
     fn summary(&self) -> Least {
         Least(size(&self.0.1))
+    }
+    fn hashes_like(&self, other: &Self) -> bool {
+        self.0.1 == other.0.1
     }
 }
 
@@ -257,8 +267,10 @@ proptest! {
                 }
             }
             prop_assert_eq!(map.len(), now.len());
+            map.check();
             if sealed {
                 prop_assert_eq!(map.seal(), naive_tree(&now).digest());
+                map.check();
                 snapshots.push((map.clone(), now.clone()));
             }
         }
@@ -401,6 +413,24 @@ fn a_witness_takes_a_hash_per_doubling_for_each_path() {
     assert!(absent < 2 * 24 * 38, "{absent}");
     let thousand = bytes_for((0..1000).map(|number| vec![label_of(number * 37)]).collect());
     assert!(thousand < 1000 * 10 * 38, "{thousand}: paths share the upper levels");
+}
+
+#[test]
+fn a_value_that_hashes_like_the_one_before_leaves_every_hash() {
+    let label_of = |number: u32| number.to_be_bytes();
+    let one = Content::One(vec![1]);
+    let mut map: MerkleMap<Value> =
+        (0..100u32).map(|number| value(&label_of(number), &one)).collect();
+    let root = map.seal();
+    let other = value(&label_of(5), &one);
+    let held = Arc::downgrade(&other.0);
+    map.insert(other);
+    assert_eq!(map.kept_root(), Some(root));
+    assert!(held.upgrade().is_some(), "the new value is in the map");
+    map.insert(value(&label_of(5), &Content::One(vec![2])));
+    assert_eq!(map.kept_root(), None);
+    assert_ne!(map.seal(), root);
+    map.check();
 }
 
 #[test]

@@ -53,7 +53,6 @@ pub fn witness<'a>(tree: Subtree<'a>, selection: &Selection<'_>) -> Witness<'a> 
         // has no children.
         Subtree::Leaf(value) => hash_tree::leaf(value),
         Subtree::Shared(part) => witness(part.subtree(), selection),
-        Subtree::Known(_, part) => witness(*part, selection),
         Subtree::Map(map) => map.reveal(selection),
         Subtree::Node(children) => node(children, selection),
     }

@@ -35,9 +35,10 @@ const PROGRESS: u64 = 5;
 
 /// Attacks that are made one after the other, each of which must be made, until the next start:
 /// those after which members keep the connection, then those after which they cut the sender off.
-const STARTS: [&str; 6] = [
-    "refused-blocks,other-epochs,other-roots,false-root-shares,withheld-calls,false-reports,\
+const STARTS: [&str; 7] = [
+    "refused-blocks,other-roots,false-root-shares,withheld-calls,false-reports,\
      false-limits,false-dealings,other-answers",
+    "other-epochs",
     "equivocating-blocks",
     "conflicting-votes",
     "false-certificates,false-calls,double-votes",

@@ -83,7 +83,7 @@ async fn a_recorded_workload_comes_to_the_same_roots_with_any_number_of_threads(
     let block = consensus::FinalisedBlock {
         height,
         time: state::Time(u64::MAX / 2),
-        randomness: [7; 32],
+        randomness: state::Randomness::Drawn([7; 32]),
         ingress: vec![],
         key: None,
         agreed: None,

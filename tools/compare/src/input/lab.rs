@@ -151,6 +151,12 @@ fn hammer(report: &Value, readings: &mut Readings) -> Result<(), String> {
             let phase_name = word(phase, "name").unwrap_or("phase");
             let seconds = number(phase, "/seconds").filter(|seconds| *seconds > 0.0);
             let kinds = phase.get("kinds").and_then(Value::as_object);
+            let cpu = cpu_per_operation(phase);
+            readings.add_some(
+                &format!("{mode_name} > {phase_name} > node CPU per operation"),
+                cpu,
+                "s",
+            )?;
             for (kind, stats) in kinds.into_iter().flatten() {
                 let name = format!("{mode_name} > {phase_name} > {kind}");
                 let done = number(stats, "/done").filter(|done| *done > 0.0);
@@ -164,6 +170,15 @@ fn hammer(report: &Value, readings: &mut Readings) -> Result<(), String> {
         }
     }
     readings.add_some("errors", number(report, "/errors"), "errors")
+}
+
+/// Seconds of CPU that all nodes spent on one operation of a phase, if they were measured.
+fn cpu_per_operation(phase: &Value) -> Option<f64> {
+    let nodes = phase.pointer("/cost/nodes")?.as_array()?;
+    let spent: f64 = nodes.iter().filter_map(|node| number(node, "/cpu_seconds")).sum();
+    let kinds = phase.get("kinds")?.as_object()?;
+    let done: f64 = kinds.values().filter_map(|stats| number(stats, "/done")).sum();
+    (done > 0.0 && !nodes.is_empty()).then_some(spent / done)
 }
 
 fn number(value: &Value, pointer: &str) -> Option<f64> {
@@ -225,6 +240,23 @@ mod tests {
             {"what": "a", "measured": "5 ms", "figures": [{"name": "a", "value": 5.0, "unit": "ms"}]},
             {"what": "b", "measured": "yes"}]);
         assert_eq!(list(&read(&rows).unwrap()), [("a", Some(0.005), "s")]);
+    }
+
+    #[test]
+    fn nodes_that_the_hammer_measured_have_their_cpu_per_operation() {
+        let phase = |cost: Value| {
+            serde_json::json!({"modes": [{"mode": "calls", "phases": [
+            {"name": "chains", "seconds": 2.0, "kinds": {"chain": {"done": 4}}, "cost": cost}]}]})
+        };
+        let cost = serde_json::json!({"nodes": [{"cpu_seconds": 1.0}, {"cpu_seconds": 3.0}]});
+        let readings = read(&phase(cost)).unwrap();
+        let measured = list(&readings);
+        assert!(
+            measured.contains(&("calls > chains > node CPU per operation", Some(1.0), "s")),
+            "{measured:?}"
+        );
+        let readings = read(&phase(Value::Null)).unwrap();
+        assert!(list(&readings).iter().all(|(name, ..)| !name.contains("CPU")));
     }
 
     #[test]

@@ -338,9 +338,10 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         }
     }
 
-    /// Makes the calls of a block of this height and time durable, if it may hold them: then it may
-    /// be voted for. Checks signatures and waits for the disk, so it must not run on a thread that
-    /// carries votes.
+    /// Writes the calls of a block of this height and time to the journal, if it may hold them:
+    /// then it may be voted for. Checks the signatures of calls that are not verified yet
+    /// ([`GatheredCall::is_verified`]), so with such calls it must not run on a thread that carries
+    /// votes.
     pub(in crate::subnet) fn journal_calls(
         &self,
         names: &[CallName],
@@ -388,16 +389,8 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         Ok(validity)
     }
 
-    /// The block of this height and time that held these is in the block log. May wait for the
-    /// disk.
-    pub(in crate::subnet) fn drop_logged(
-        &self,
-        names: &[CallName],
-        (height, time): (Height, Time),
-    ) {
-        if let Err(error) = self.config.journal.drop_through(height, time) {
-            tracing::warn!(%error, "the journal of calls voted for cannot be shortened");
-        }
+    /// The block that held these was handed out, and holds them from here on.
+    pub(in crate::subnet) fn drop_delivered(&self, names: &[CallName]) {
         let mut store = self.store.lock();
         names.iter().for_each(|name| store.remove(&name.digest));
         let Store { calls, order, .. } = &mut *store;

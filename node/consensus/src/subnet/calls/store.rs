@@ -19,6 +19,13 @@ pub(in crate::subnet) struct GatheredCall {
     pub(super) verdict: Option<Verdict>,
 }
 
+impl GatheredCall {
+    /// Its signature was checked.
+    pub(in crate::subnet) fn is_verified(&self) -> bool {
+        self.verdict.is_some()
+    }
+}
+
 #[derive(Default)]
 pub(super) struct Store {
     pub(super) calls: BTreeMap<[u8; 32], GatheredCall>,

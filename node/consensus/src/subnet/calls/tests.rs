@@ -14,7 +14,7 @@ use state::{Ingress, IngressId, RequestId};
 use super::*;
 use crate::{
     BlockLog, IngressPool, SystemClock,
-    subnet::{block::NameBounds, journal::Journal, key, peers::PeerScorer},
+    subnet::{BlobLog, block::NameBounds, journal::Journal, key, peers::PeerScorer},
 };
 
 type Context = deterministic::Context;
@@ -122,8 +122,8 @@ fn bench<F: Future<Output = ()>>(test: impl FnOnce(CallsFixture) -> F) {
             let cut = cut.clone();
             Arc::new(move |peer: &PublicKey| cut.lock().push(peer.clone()))
         });
-        let journal =
-            Journal::open(disk::RealDisk::shared(), &folder.path().join("voted"), 1 << 20).unwrap();
+        let blobs = BlobLog::open(disk::RealDisk::shared(), folder.path()).unwrap();
+        let journal = Journal::open(blobs, 1 << 20).unwrap();
         let log = Arc::new(Mutex::new(BlockLog::open(folder.path(), 1 << 20).unwrap()));
         let (sender, receiver) = ends.remove(0);
         let calls = Calls::new(Config {

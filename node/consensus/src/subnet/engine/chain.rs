@@ -13,7 +13,7 @@ use commonware_consensus::{
     simplex::types::Finalization,
     types::ViewDelta,
 };
-use commonware_cryptography::{Digested, certificate::Verifier as _, ed25519::PublicKey};
+use commonware_cryptography::{Digested, ed25519::PublicKey};
 use commonware_p2p::{Blocker, Provider, Receiver, Sender};
 use commonware_parallel::Sequential;
 use commonware_runtime::{Clock, Handle, Metrics, Spawner, Storage, buffer::paged::CacheRef};
@@ -30,9 +30,9 @@ use super::{
         application::Application,
         block::{Block, Digest},
         deps::Deps,
-        scheme::Scheme,
+        key::Scheme,
     },
-    MAILBOX, Mailbox, PENDING_MAX,
+    MAILBOX, Mailbox, UNACKNOWLEDGED_MAX,
 };
 
 type Certificates<E> = prunable::Archive<EightCap, E, Digest, Finalization<Scheme, Digest>>;
@@ -66,12 +66,9 @@ where
     where
         E: Clock + Spawner + Storage + Metrics,
     {
-        // Decoding this scheme's certificates needs no configuration.
-        #[allow(clippy::let_unit_value)]
-        let unbounded = Scheme::certificate_codec_config_unbounded();
         let certificates = prunable::Archive::init(
             context.child("certificates"),
-            archive(self.storage, "certificates", &self.cache, unbounded),
+            archive(self.storage, "certificates", &self.cache, genesis::NODES_MAX),
         );
         let blocks = prunable::Archive::init(
             context.child("blocks"),
@@ -143,7 +140,7 @@ where
                 value_write_buffer: NZUsize!(64 << 10),
                 block_codec_config: bounds,
                 max_repair: NZUsize!(16),
-                max_pending_acks: NZUsize!(PENDING_MAX),
+                max_pending_acks: NZUsize!(UNACKNOWLEDGED_MAX),
                 strategy: Sequential,
             },
         )

@@ -12,7 +12,7 @@ use commonware_utils::sync::Mutex;
 use genesis::{PAYLOAD_BYTES_MAX, Summary};
 use limits::ConsensusLimits;
 
-use super::super::{block::BlockBounds, scheme::Scheme};
+use super::super::{block::BlockBounds, key::Scheme};
 use crate::newest::insert_newest;
 
 /// The channels of a node: a sender and a receiver each, over one network, numbered from 0 in this
@@ -96,26 +96,19 @@ impl<S: Sender<PublicKey = PublicKey>, R> Channels<S, R> {
     }
 }
 
-/// Schemes by epoch. Epochs this node has no share for still verify by the subnet's key, which
-/// stays.
-#[derive(Clone)]
+/// Schemes by epoch. Certificates of other epochs than these cannot be verified: a node that is
+/// further behind enters one epoch after the other, each of which names the members of the next.
+#[derive(Clone, Default)]
 pub(in crate::subnet) struct Schemes {
     known: Arc<Mutex<BTreeMap<Epoch, Arc<Scheme>>>>,
-    /// Verifies the subnet's signatures of any epoch.
-    pub(in crate::subnet) lasting: Arc<Scheme>,
 }
 
-/// Epochs whose rounds this node can take part in: the one that runs and the one before.
+/// Epochs whose certificates this node can verify: the one that runs and the one before.
 const SCHEMES_KEPT: usize = 2;
 
 impl Schemes {
-    /// `lasting` verifies and does not sign.
-    pub(in crate::subnet) fn new(lasting: Scheme) -> Self {
-        Self { known: Arc::default(), lasting: Arc::new(lasting) }
-    }
-
-    pub(super) fn get(&self, epoch: Epoch) -> Arc<Scheme> {
-        self.known.lock().get(&epoch).unwrap_or(&self.lasting).clone()
+    pub(super) fn get(&self, epoch: Epoch) -> Option<Arc<Scheme>> {
+        self.known.lock().get(&epoch).cloned()
     }
 
     pub(in crate::subnet) fn insert(&self, epoch: Epoch, scheme: Scheme) {
@@ -133,7 +126,7 @@ impl SchemeProvider for Schemes {
     type Scheme = Scheme;
 
     fn scoped(&self, epoch: Epoch) -> Option<Scoped<Scheme>> {
-        Some(Scoped::scheme(self.get(epoch)))
+        self.get(epoch).map(Scoped::scheme)
     }
 }
 

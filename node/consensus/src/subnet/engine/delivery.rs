@@ -1,7 +1,13 @@
 //! Delivery: hands finalised blocks to the driver, one after the other, each once its calls are
 //! there, and enters the epochs that they begin.
+//!
+//! A block whose calls are in the journal is durable without the block log, which is synced only
+//! every few blocks ([`crate::block_log`]). Until the log is durable up to it, the block is not
+//! acknowledged, so that marshal hands it out again after a crash, and its calls stay in the
+//! journal. The last block of an epoch, and one whose calls are not in the journal, are synced at
+//! once.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use commonware_consensus::{Heightable as _, types::Height as EngineHeight};
 use commonware_cryptography::{Digested, Digestible as _, ed25519::PublicKey};
@@ -10,7 +16,7 @@ use commonware_runtime::{Clock, Spawner};
 use commonware_utils::{Acknowledgement as _, acknowledgement::Exact, channel::mpsc};
 use futures::{SinkExt as _, channel::oneshot};
 use rand_core::CryptoRng;
-use state::{AgreedRound, Height, OutcallAnswer};
+use state::{AgreedRound, Height, OutcallAnswer, Time};
 use tokio::sync::watch;
 
 use super::{
@@ -37,6 +43,16 @@ pub(super) struct Delivery<S> {
     /// Marshal keeps no blocks below.
     pub(super) pruned: Height,
     pub(super) peering: Peering,
+    /// Blocks that are not durable in the block log, at most [`super::UNACKNOWLEDGED_MAX`].
+    pub(super) unacknowledged: VecDeque<PendingBlock>,
+}
+
+/// A block that was handed out.
+pub(super) struct PendingBlock {
+    height: EngineHeight,
+    digest: Digest,
+    time: Time,
+    ack: Exact,
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
@@ -48,72 +64,95 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
         durable_tx: mpsc::Sender<(EngineHeight, Digest)>,
     ) {
         while let Some((block, ack)) = deliveries_rx.recv().await {
-            if self.deliver(&context, block.inner()).await.is_none() {
+            self.unacknowledged.push_back(PendingBlock {
+                height: block.height(),
+                digest: block.digest(),
+                time: block.inner().time,
+                ack,
+            });
+            let Some(durable) = self.deliver(&context, block.inner()).await else {
                 // Not to be taken for a defect: the node is ending.
-                std::mem::forget(ack);
+                self.unacknowledged.drain(..).for_each(|block| std::mem::forget(block.ack));
                 return;
-            }
-            ack.acknowledge();
-            let floor = self.deps.published.execution_rx.borrow().floor;
-            if floor > self.pruned {
-                self.marshal.prune(EngineHeight::new(floor.0));
-                self.pruned = floor;
-            }
-            // The loop over epochs may be gone; that ends this task too.
-            let _ = durable_tx.send((block.height(), block.digest())).await;
+            };
+            self.acknowledge(durable, &durable_tx).await;
         }
     }
 
-    /// Returns when the block is durable.
+    /// The block log is durable up to this height.
+    async fn acknowledge(
+        &mut self,
+        durable: Height,
+        durable_tx: &mpsc::Sender<(EngineHeight, Digest)>,
+    ) {
+        let count = self.unacknowledged.partition_point(|block| block.height.get() <= durable.0);
+        let Some(time) = count.checked_sub(1).map(|last| self.unacknowledged[last].time) else {
+            return;
+        };
+        let acknowledged: Vec<_> = self.unacknowledged.drain(..count).collect();
+        if let Err(error) = self.deps.journal.drop_through(durable, time) {
+            tracing::warn!(%error, "the journal of calls voted for cannot be shortened");
+        }
+        for PendingBlock { height, digest, ack, .. } in acknowledged {
+            ack.acknowledge();
+            // The loop over epochs may be gone; that ends this task too.
+            let _ = durable_tx.send((height, digest)).await;
+        }
+        let floor = self.deps.published.execution_rx.borrow().floor;
+        if floor > self.pruned {
+            self.marshal.prune(EngineHeight::new(floor.0));
+            self.pruned = floor;
+        }
+    }
+
+    /// Returns when the block is in the block log: the height up to which that is durable.
     async fn deliver<E: Clock + Spawner + CryptoRng>(
         &mut self,
         context: &E,
         block: &Block,
-    ) -> Option<()> {
+    ) -> Option<Height> {
         let height = Height(block.height.get());
-        if height <= self.deps.published.logged {
+        let logged = self.deps.published.logged;
+        if height <= logged {
             // Durable before a restart.
-            return Some(());
+            return Some(logged);
         }
         let calls = self.calls.gather(context, &block.ingress, Some(height), None).await;
         let ingress: Vec<_> = calls.into_iter().map(|call| call.signed).collect();
         let of_users = ingress.iter().filter(|signed| !OutcallAnswer::is_in(signed)).count() as u64;
         let epoch = self.deps.resharing.summary().epoch();
         let key = self.deps.resharing.apply(context, block).await.ok()?;
+        let ends_epoch = self.deps.resharing.summary().epoch() != epoch;
         let names = block.ingress.iter().map(|name| name.id).collect();
         let executed = self.deps.published.execution_rx.borrow().executed;
         self.delivery_tx.send_modify(|progress| progress.add_block(height, names, executed));
-        let (durable_tx, durable_rx) = oneshot::channel();
+        let is_held = !ends_epoch && self.deps.journal.holds_durably(&block.ingress, height);
+        let (logged_tx, logged_rx) = oneshot::channel();
         let block_of_calls = FinalisedBlock {
             height,
             time: block.time,
             randomness: block.randomness(),
             ingress,
             key,
-            agreed: block.seed.as_ref().map(|seed| AgreedRound {
-                epoch: seed.round.epoch().get(),
-                view: seed.round.view().get(),
+            agreed: Some(AgreedRound {
+                epoch: block.round.epoch().get(),
+                view: block.round.view().get(),
             }),
             queries: block.queries.clone().map(|report| Box::new(report.0)),
         };
-        self.input_tx
-            .send(Input::Block(DeliveredBlock { block: block_of_calls, durable_tx }))
-            .await
-            .ok()?;
-        durable_rx.await.ok()?;
-        self.deps.pool.remove(&block.ingress, of_users);
-        let (calls, names, time) = (self.calls.clone(), block.ingress.clone(), block.time);
-        let forgotten = context
-            .child("forget")
-            .shared(true)
-            .spawn(move |_| async move { calls.drop_logged(&names, (height, time)) });
-        forgotten.await.ok()?;
+        let delivered = DeliveredBlock { block: block_of_calls, is_held, logged_tx };
+        self.input_tx.send(Input::Block(delivered)).await.ok()?;
+        let durable = logged_rx.await.ok()?;
+        if !block.ingress.is_empty() {
+            self.deps.pool.remove(&block.ingress, of_users);
+            self.calls.drop_delivered(&block.ingress);
+        }
         // Before anybody executes the next block.
-        if self.deps.resharing.summary().epoch() != epoch && !self.enter(context, height).await {
+        if ends_epoch && !self.enter(context, height).await {
             let _ = self.input_tx.send(Input::Left(height)).await;
             return None;
         }
-        Some(())
+        Some(durable)
     }
 
     /// Takes part in the epoch that begins, if this node does.

@@ -14,10 +14,7 @@ use std::{sync::Arc, time::Duration};
 
 use commonware_cryptography::{Sha256, ed25519::PublicKey};
 use commonware_macros::select;
-use commonware_p2p::{
-    Blocker, Channel, Message, Receiver, Sender,
-    utils::mux::{self, Builder as _, MuxHandle},
-};
+use commonware_p2p::{Blocker, Receiver, Sender};
 use commonware_parallel::Sequential;
 use commonware_runtime::{Clock, Handle, Metrics, Spawner, Storage, buffer::paged::CacheRef};
 use commonware_utils::{NZDuration, NZUsize, channel::mpsc, vec::NonEmptyVec};
@@ -25,43 +22,37 @@ use rand_core::CryptoRng;
 
 use super::{
     super::{
-        application::Application, block::Digest, deps::Deps, published::Observer,
-        recent_speakers::RecentSpeakers, scheme::Scheme,
+        application::Application, block::Digest, deps::Deps, key::Scheme, published::Observer,
+        recent_speakers::RecentSpeakers,
     },
     MAILBOX, Mailbox,
     chain::ChainTask,
     config::Timing,
+    epoch_channels::{EpochChannel, EpochMessage},
 };
 
-/// The three consensus channels, of which each epoch's engine has subchannels.
-pub(super) struct Subchannels<S: Sender<PublicKey = PublicKey>> {
-    votes: MuxHandle<S>,
+/// The three consensus channels.
+pub(super) struct EpochChannels<S: Sender<PublicKey = PublicKey>, R> {
+    votes: EpochChannel<S, R>,
     /// Votes of epochs that this node is not in.
-    other_epochs: mpsc::Receiver<(Channel, Message<PublicKey>)>,
-    certificates: MuxHandle<S>,
-    fetches: MuxHandle<S>,
+    other_epochs: mpsc::Receiver<EpochMessage>,
+    certificates: EpochChannel<S, R>,
+    fetches: EpochChannel<S, R>,
 }
 
-impl<S: Sender<PublicKey = PublicKey>> Subchannels<S> {
-    pub(super) fn start<E, R>(
-        context: &E,
-        votes: (S, R),
-        certificates: (S, R),
-        fetches: (S, R),
-    ) -> Self
-    where
-        E: Spawner + Metrics,
-        R: Receiver<PublicKey = PublicKey>,
-    {
-        let (mux, votes, other_epochs) =
-            mux::Muxer::builder(context.child("votes"), votes.0, votes.1).with_backup().build();
-        mux.start();
-        let (mux, certificates) =
-            mux::Muxer::new(context.child("certs"), certificates.0, certificates.1);
-        mux.start();
-        let (mux, fetches) = mux::Muxer::new(context.child("fetches"), fetches.0, fetches.1);
-        mux.start();
-        Self { votes, other_epochs, certificates, fetches }
+impl<S, R> EpochChannels<S, R>
+where
+    S: Sender<PublicKey = PublicKey>,
+    R: Receiver<PublicKey = PublicKey>,
+{
+    pub(super) fn new(votes: (S, R), certificates: (S, R), fetches: (S, R)) -> Self {
+        let (votes, other_epochs) = EpochChannel::with_others(votes);
+        Self {
+            votes,
+            other_epochs,
+            certificates: EpochChannel::new(certificates),
+            fetches: EpochChannel::new(fetches),
+        }
     }
 }
 
@@ -71,7 +62,7 @@ pub(super) struct Tasks {
     pub(super) delivery: Handle<()>,
 }
 
-pub(super) struct Epochs<S, B, C>
+pub(super) struct Epochs<S, R, B, C>
 where
     S: Sender<PublicKey = PublicKey>,
 {
@@ -83,16 +74,17 @@ where
     pub(super) timing: Timing,
     pub(super) application: Application<S>,
     pub(super) marshal: Mailbox,
-    pub(super) channels: Subchannels<S>,
+    pub(super) channels: EpochChannels<S, R>,
     pub(super) speakers: Arc<RecentSpeakers<C>>,
     pub(super) tasks: Tasks,
     /// Durable heights, with the digests of their blocks.
     pub(super) durable_rx: mpsc::Receiver<(EngineHeight, Digest)>,
 }
 
-impl<S, B, C> Epochs<S, B, C>
+impl<S, R, B, C> Epochs<S, R, B, C>
 where
     S: Sender<PublicKey = PublicKey>,
+    R: Receiver<PublicKey = PublicKey>,
     B: Blocker<PublicKey = PublicKey>,
     C: Clock,
 {
@@ -107,7 +99,7 @@ where
         E: Clock + CryptoRng + Spawner + Storage + Metrics,
     {
         loop {
-            let Some(mut engine) = self.start_engine(&context, epoch, root).await else { return };
+            let Some(mut engine) = self.start_engine(&context, epoch, root) else { return };
             context.child("dealing").spawn({
                 let resharing = self.deps.resharing.clone();
                 move |context| resharing.deal(context)
@@ -117,10 +109,6 @@ where
                 return;
             };
             engine.abort();
-            // The leader of the next epoch's first round shows how this one ended.
-            if let Some(finalization) = self.marshal.get_finalization(last).await {
-                self.deps.published.consensus.finalised(finalization);
-            }
             // Its storage can be open once only.
             let _ = engine.await;
             self.remove_votes(&context, epoch).await;
@@ -129,9 +117,8 @@ where
         }
     }
 
-    /// None when the channels ended.
-    async fn start_engine<E>(
-        &mut self,
+    fn start_engine<E>(
+        &self,
         context: &E,
         epoch: Epoch,
         floor: EngineFloor<Scheme, Digest>,
@@ -139,7 +126,10 @@ where
     where
         E: Clock + CryptoRng + Spawner + Storage + Metrics,
     {
-        let scheme = self.deps.schemes.get(epoch);
+        let Some(scheme) = self.deps.schemes.get(epoch) else {
+            tracing::error!(epoch = epoch.get(), "the members of the epoch are not known");
+            return None;
+        };
         let application = Inline::new(
             context.child("application").with_attribute("epoch", epoch),
             self.application.clone(),
@@ -177,12 +167,10 @@ where
                 forward: ForwardPolicy::SilentVoters,
             },
         );
-        let number = epoch.get();
-        let vote = self.channels.votes.register(number).await.ok()?;
-        let certificate = self.channels.certificates.register(number).await.ok()?;
-        let fetch = self.channels.fetches.register(number).await.ok()?;
-        let vote = (vote.0, self.speakers.prime_votes(vote.1, &scheme, epoch));
-        Some(engine.start(vote, certificate, fetch))
+        let EpochChannels { votes, certificates, fetches, .. } = &self.channels;
+        let (vote_tx, vote_rx) = votes.ends(epoch);
+        let vote_rx = self.speakers.prime_votes(vote_rx, &scheme, epoch);
+        Some(engine.start((vote_tx, vote_rx), certificates.ends(epoch), fetches.ends(epoch)))
     }
 
     /// Lasts until the epoch's last block is durable, and gives its digest. None when something
@@ -205,12 +193,8 @@ where
                 },
                 _ = &mut self.tasks.roots => return None,
                 message = self.channels.other_epochs.recv() => {
-                    // A channel that ended is ready for ever: reading it again would keep
-                    // everything else from running.
-                    let Some((theirs, (from, _))) = message else {
-                        tracing::warn!("the channel of votes ended");
-                        return None;
-                    };
+                    // This loop holds the other end.
+                    let (theirs, (from, _)) = message?;
                     // Votes of a later epoch mean that its boundary was finalised: ask the voter
                     // for it.
                     if theirs > epoch.get() {

@@ -4,15 +4,16 @@
 //!
 //! Finalised blocks are handed out in height order, each once its calls are present; the next
 //! blocks wait behind it, at most [`PENDING_MAX`] of them, in storage otherwise. A block is
-//! acknowledged, and so never handed out again after a restart, when its receiver reports it as
-//! durable.
+//! acknowledged, and so never handed out again after a restart, when it is durable in the block
+//! log.
 
 mod chain;
 mod config;
 mod delivery;
+mod epoch_channels;
 mod epochs;
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use commonware_consensus::{
     Epochable as _,
@@ -34,27 +35,31 @@ use self::{
     chain::Chain,
     config::Timing,
     delivery::Delivery,
-    epochs::{Epochs, Subchannels, Tasks},
+    epochs::{EpochChannels, Epochs, Tasks},
 };
 use super::{
     Input,
     application::Application,
+    blobs::BlobLog,
     block::{Block, Digest},
     calls::{self, Calls},
     deps::Deps,
+    key::Scheme,
     outcalls::{self, Agreement, NodeIds},
     peers::{self, PeerScorer},
     published::ProgressWriters,
     recent_speakers::RecentSpeakers,
     runtime::LayeredRuntime,
-    scheme::Scheme,
     shares::{self, ExecutionResult, Roots},
     state_sync::{self, Command, Floor, StateSync},
     storage_retry::StorageRetry,
 };
+use crate::block_log::UNSYNCED_BLOCKS_MAX;
 
-/// Finalised blocks handed out and not yet durable.
-pub(super) const PENDING_MAX: usize = 4;
+/// Finalised blocks that wait to be handed to the driver.
+const PENDING_MAX: usize = 4;
+/// Finalised blocks that marshal handed out and that are not durable in the block log.
+pub(super) const UNACKNOWLEDGED_MAX: usize = PENDING_MAX + UNSYNCED_BLOCKS_MAX;
 /// Messages that wait for an actor of the engine.
 const MAILBOX: usize = 64;
 
@@ -82,6 +87,11 @@ pub struct ConsensusEngine {
 }
 
 impl ConsensusEngine {
+    /// The engine's storage. The runtime that it is run on must use it ([`super::Layer::blobs`]).
+    pub fn blobs(&self) -> BlobLog {
+        self.deps.blobs.clone()
+    }
+
     /// Runs until the task is aborted, the subnet's [`super::Subnet`] is dropped, or a part of the
     /// engine ends.
     ///
@@ -98,6 +108,7 @@ impl ConsensusEngine {
         P: Provider<PublicKey = PublicKey>,
         B: Blocker<PublicKey = PublicKey>,
     {
+        self.deps.blobs.start(context.child("blobs"));
         // An actor that panics, as it does when the disk fails it for good, ends the task that this
         // runs in.
         let context = LayeredRuntime::new(
@@ -170,9 +181,6 @@ impl ConsensusEngine {
         start_outcalls(&context, &deps, channels.outcalls, scorer.clone());
 
         let floor = verified_floor(&mut context, floor, &deps.schemes);
-        if let Some(floor) = &floor {
-            deps.published.consensus.finalised(floor.finalization.clone());
-        }
         let chain = Chain {
             storage: &storage,
             cache: cache.clone(),
@@ -188,14 +196,19 @@ impl ConsensusEngine {
                 return;
             }
         };
-        let (deliveries_tx, deliveries_rx) = mpsc::channel(PENDING_MAX);
-        let application = Application { deps: deps.clone(), calls: calls.clone(), deliveries_tx };
+        let (deliveries_tx, deliveries_rx) = mpsc::channel(UNACKNOWLEDGED_MAX);
+        let application = Application {
+            deps: deps.clone(),
+            calls: calls.clone(),
+            deliveries_tx,
+            batching: Arc::default(),
+        };
         let (marshal, processed, ended) = chain
             .start(&context, opened, channels.backfill, channels.broadcast, application.clone())
             .await;
 
         let processed = processed.processed().map_or(0, |processed| processed.height().get());
-        let Some((epoch, root)) = resume(processed, floor, &deps, &marshal).await else { return };
+        let Some((epoch, root)) = resume(processed, floor, &deps) else { return };
         let state_sync = StateSync::new(
             &context,
             state_sync::Config {
@@ -218,8 +231,9 @@ impl ConsensusEngine {
             marshal: marshal.clone(),
             pruned: Height(0),
             peering,
+            unacknowledged: VecDeque::with_capacity(UNACKNOWLEDGED_MAX),
         };
-        let (durable_tx, durable_rx) = mpsc::channel(PENDING_MAX);
+        let (durable_tx, durable_rx) = mpsc::channel(UNACKNOWLEDGED_MAX);
         let delivery: Handle<()> = context
             .child("delivery")
             .spawn(move |context| delivery.run(context, deliveries_rx, durable_tx));
@@ -231,12 +245,7 @@ impl ConsensusEngine {
             timing,
             application,
             marshal,
-            channels: Subchannels::start(
-                &context,
-                channels.votes,
-                channels.certificates,
-                channels.resolver,
-            ),
+            channels: EpochChannels::new(channels.votes, channels.certificates, channels.resolver),
             speakers: RecentSpeakers::new(context.child("presence"), deps.me.clone(), timing.skip),
             tasks: Tasks { chain: ended, roots, delivery },
             durable_rx,
@@ -284,14 +293,16 @@ fn share_pool(deps: &Deps, input_tx: &futures::channel::mpsc::Sender<Input>) {
     });
 }
 
-/// The floor to begin above, if it is the subnet's: the engine takes it for granted.
+/// The floor to begin above, if it is the subnet's: the engine takes it for granted. A floor of an
+/// epoch long before the state is of no use any more: the engine is past it.
 fn verified_floor(
     rng: &mut impl CryptoRng,
     floor: Option<Floor>,
     schemes: &Schemes,
 ) -> Option<Floor> {
     floor.filter(|floor| {
-        let holds = floor.finalization.verify(rng, &*schemes.lasting, &Sequential);
+        let Some(scheme) = schemes.get(floor.finalization.epoch()) else { return false };
+        let holds = floor.finalization.verify(rng, &*scheme, &Sequential);
         if !holds {
             tracing::error!(
                 height = floor.height.0,
@@ -314,11 +325,10 @@ fn chain_start(floor: Option<&Floor>, genesis: Block) -> Start<Scheme, Digest, D
 
 /// The block from which consensus resumes: above the blocks that marshal handed out and those in
 /// the block log, whichever is more. The block before an epoch's first is final and in both.
-async fn resume(
+fn resume(
     processed: u64,
     floor: Option<Floor>,
     deps: &Deps,
-    marshal: &Mailbox,
 ) -> Option<(Epoch, EngineFloor<Scheme, Digest>)> {
     let next = EngineHeight::new(processed.max(deps.published.logged.0) + 1);
     let Some(epoch) = deps.epocher.containing(next).map(|bounds| bounds.epoch()) else {
@@ -334,11 +344,5 @@ async fn resume(
         }
         _ => EngineFloor::Genesis(deps.resharing.boundary()),
     };
-    // The first block of an epoch carries the finalization of the last one of the epoch before.
-    if let Some(before) = epoch.previous().and_then(|before| deps.epocher.last(before))
-        && let Some(finalization) = marshal.get_finalization(before).await
-    {
-        deps.published.consensus.finalised(finalization);
-    }
     Some((epoch, root))
 }

@@ -1,23 +1,19 @@
 //! The task of state roots.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use commonware_cryptography::ed25519::PublicKey;
 use commonware_macros::select;
 use commonware_p2p::{Receiver, Recipients, Sender};
 use commonware_runtime::Clock;
 use futures::{SinkExt, StreamExt, channel::mpsc};
-use nidkg::{NodeIndex, SignatureShare};
-use state::Height;
+use nidkg::{BlsError, NodeIndex, SignatureShare};
+use state::{AwaitedRoot, AwaitedRoots, Height};
 
-use super::{Config, ExecutionResult, Message};
+use super::{Config, ExecutionResult, Message, awaited::AwaitedStates};
 use crate::{
-    Certificate, Certifier,
-    certifier::CertificateCheck,
-    newest::insert_newest,
+    Certificate, Certifier, CertifyError,
+    certifier::{CertificateCheck, is_signature},
     subnet::{
         Input,
         greeting::Greeting,
@@ -34,15 +30,17 @@ const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// How often a peer may send its limits and request this node's: each asks once a second until it
 /// received them, and is asked as often.
 const LIMITS_RATE: Rate = Rate { per_second: 4, burst: 32 };
-/// Certificates kept for those who ask.
-const CERTIFICATES_KEPT: usize = 16;
+
+fn failed(error: BlsError) -> Input {
+    Input::Failed(CertifyError::from(error))
+}
 
 pub(in crate::subnet) struct Roots<S> {
     config: Config<S>,
     certifier: Certifier,
     greeting: Greeting,
     lag: LagWatch,
-    kept: BTreeMap<Height, Certificate>,
+    awaited: AwaitedStates,
     newest: Option<(ExecutionResult, SignatureShare)>,
     /// By peers, to this node.
     limits_received: Meter,
@@ -56,7 +54,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
             certifier: Certifier::with_schedule(deps.schedule.clone(), heights_max),
             greeting: Greeting::new(deps.me.clone(), std::mem::take(&mut config.agreed)),
             lag: LagWatch::default(),
-            kept: BTreeMap::new(),
+            awaited: AwaitedStates::default(),
             newest: None,
             limits_received: Meter::new(LIMITS_RATE),
             config,
@@ -86,7 +84,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                     self.repeat();
                     self.send_limits();
                     self.lag.log_if_behind(self.config.deps.published.progress(), clock.current());
-                    Ok(())
+                    self.repeat_awaited()
                 },
             };
             if let Err(error) = done {
@@ -137,9 +135,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                 self.config
                     .certification_tx
                     .send_modify(|progress| progress.record_signature(place, height));
-                if let Some(Certificate { height, root, signature }) =
-                    self.kept.get(&height).cloned()
-                {
+                if let Some(Certificate { height, root, signature }) = self.kept(height) {
                     if again {
                         self.send(
                             Recipients::One(from),
@@ -152,21 +148,11 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                 self.publish_certificate(taken.map_err(Input::Failed)?).await;
             }
             Message::Certificate { height, root, signature } => {
-                if self.kept.contains_key(&height) {
-                    return Ok(());
-                }
-                let accepted = self.certifier.accept(Certificate { height, root, signature });
-                match accepted.map_err(Input::Failed)? {
-                    CertificateCheck::New(certificate) => {
-                        self.publish_certificate(Some(certificate)).await
-                    }
-                    CertificateCheck::Unneeded => {}
-                    CertificateCheck::Invalid => {
-                        self.config
-                            .scorer
-                            .report_fault(&from, "a certificate that the subnet did not sign");
-                    }
-                }
+                let certificate = Certificate { height, root, signature };
+                self.accept_certificate(&from, certificate).await?;
+            }
+            Message::Awaited { committee, height, root, share } => {
+                self.add_awaited_share(&from, committee, AwaitedRoot { height, root }, share)?;
             }
             Message::Limits { limits, ask } => {
                 if !self.limits_received.spend(&from, 1, now) {
@@ -187,6 +173,63 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
         Ok(())
     }
 
+    /// Takes a certificate that this node misses: of a state that it executed, or of one that
+    /// execution waits for.
+    async fn accept_certificate(
+        &mut self,
+        from: &PublicKey,
+        certificate: Certificate,
+    ) -> Result<(), Input> {
+        let Certificate { height, root, signature } = &certificate;
+        if self.kept(*height).is_some() {
+            return Ok(());
+        }
+        let is_awaited = self.awaited.wants(*height, root);
+        let is_valid = match self.certifier.accept(certificate.clone()).map_err(Input::Failed)? {
+            CertificateCheck::New(certificate) => {
+                self.publish_certificate(Some(certificate)).await;
+                true
+            }
+            CertificateCheck::Unneeded if is_awaited => {
+                let is_valid = is_signature(&self.config.deps.public_key, root, signature);
+                if is_valid {
+                    self.keep(certificate);
+                }
+                is_valid
+            }
+            CertificateCheck::Unneeded => true,
+            CertificateCheck::Invalid => false,
+        };
+        if !is_valid {
+            self.config.scorer.report_fault(from, "a certificate that the subnet did not sign");
+        }
+        Ok(())
+    }
+
+    /// Takes a share on a state that execution waits for, or answers it with the certificate.
+    #[expect(clippy::result_large_err, reason = "the input that ends the step is given back")]
+    fn add_awaited_share(
+        &mut self,
+        from: &PublicKey,
+        committee: Height,
+        state: AwaitedRoot,
+        share: SignatureShare,
+    ) -> Result<(), Input> {
+        let AwaitedRoot { height, root } = state;
+        if let Some(Certificate { signature, .. }) =
+            self.kept(height).filter(|certificate| certificate.root == root)
+        {
+            let message = Message::Certificate { height, root, signature };
+            self.send(Recipients::One(from.clone()), &message);
+            return Ok(());
+        }
+        let signature = self.awaited.add_share((committee, &from[..]), state, share);
+        if let Some(signature) = signature.map_err(failed)? {
+            self.keep(Certificate { height, root, signature });
+        }
+        Ok(())
+    }
+
     /// A member's place in the committee of a height.
     fn place(&self, member: &PublicKey, height: Height) -> Option<usize> {
         let signers = self.config.deps.schedule.at(height)?;
@@ -199,10 +242,49 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
             self.config
                 .certification_tx
                 .send_modify(|progress| progress.certified = progress.certified.max(height));
-            insert_newest(&mut self.kept, height, certificate.clone(), CERTIFICATES_KEPT);
+            self.keep(certificate.clone());
             // The channel is bounded; a driver that is behind holds up certificates, not execution.
             let _ = self.config.input_tx.send(Input::Certified(certificate)).await;
         }
+    }
+
+    fn kept(&self, height: Height) -> Option<Certificate> {
+        self.config.certification_tx.borrow().certificate(height).cloned()
+    }
+
+    /// Keeps a certificate for peers that ask, and for a block if execution waits for it.
+    fn keep(&self, certificate: Certificate) {
+        let published = &self.config.deps.published;
+        let awaited = published.execution_rx.borrow().demand.awaited;
+        let is_awaited = awaited.contains(&certificate.root);
+        self.config
+            .certification_tx
+            .send_modify(|progress| progress.add_certificate(certificate, &awaited));
+        if is_awaited {
+            published.work_available.notify_waiters();
+        }
+    }
+
+    /// Repeats this node's shares of states that execution waits for and whose signatures this node
+    /// misses.
+    #[expect(clippy::result_large_err, reason = "the input that ends the step is given back")]
+    fn repeat_awaited(&mut self) -> Result<(), Input> {
+        let deps = self.config.deps.clone();
+        let awaited = deps.published.execution_rx.borrow().demand.awaited;
+        let missing: AwaitedRoots = {
+            let known = self.config.certification_tx.borrow();
+            awaited.iter().filter(|state| known.signature(&state.root).is_none()).collect()
+        };
+        let shares = self.awaited.refresh(&missing, deps.schedule.newest());
+        let Some(committee) = self.awaited.committee() else { return Ok(()) };
+        for (AwaitedRoot { height, root }, share) in shares {
+            let message = Message::Awaited { committee, height, root, share };
+            self.send(Recipients::All, &message);
+            if let Some(signature) = self.awaited.combine(height).map_err(failed)? {
+                self.keep(Certificate { height, root, signature });
+            }
+        }
+        Ok(())
     }
 
     /// Sends its limits to members that did not send theirs.
@@ -215,7 +297,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
     }
 
     fn repeat(&mut self) {
-        let certified = self.kept.last_key_value().map_or(Height(0), |(height, _)| *height);
+        let certified = self.config.certification_tx.borrow().certified;
         if let Some((newest, share)) = self.newest.filter(|(newest, _)| newest.height > certified) {
             self.send_share(newest, share, true);
         }

@@ -25,6 +25,14 @@ pub(in crate::subnet) enum Message {
         limits: BoundedList<(String, u64), LIMITS_MAX>,
         ask: bool,
     },
+    /// A share on the root of a state that execution waits for, of the committee that begins at
+    /// height `committee`. Its sender misses the signature.
+    Awaited {
+        committee: Height,
+        height: Height,
+        root: [u8; 32],
+        share: SignatureShare,
+    },
 }
 
 /// One message of each kind.
@@ -35,6 +43,15 @@ pub(in crate::subnet) fn samples() -> Vec<(&'static str, Vec<u8>)> {
     crate::subnet::wire::samples([
         ("share", Message::Share { height, root, share: SignatureShare([8; 48]), again: true }),
         ("certificate", Message::Certificate { height, root, signature: Signature([9; 48]) }),
+        (
+            "awaited",
+            Message::Awaited {
+                committee: Height(501),
+                height,
+                root,
+                share: SignatureShare([10; 48]),
+            },
+        ),
         ("limits", Message::Limits { limits, ask: true }),
     ])
 }

@@ -6,7 +6,10 @@ use std::{
 };
 
 use commonware_codec::{Encode as _, EncodeSize as _};
-use commonware_consensus::types::Height as EngineHeight;
+use commonware_consensus::{
+    Epochable as _,
+    types::{Epocher as _, Height as EngineHeight},
+};
 use commonware_cryptography::{Digestible as _, ed25519::PublicKey};
 use commonware_macros::select;
 use commonware_p2p::{Receiver, Recipients, Sender};
@@ -15,17 +18,17 @@ use commonware_runtime::{Clock, Spawner};
 use futures::StreamExt as _;
 use nidkg::state_root_message;
 use rand_core::CryptoRng;
-use state::Height;
+use state::{Height, ManifestClaim, SubnetKey};
 
 use super::{
     Command, Config, FLOOR_DEPTH, Floor, SyncTarget,
     fetch::ChunkFetcher,
-    ingress::{BlockAvailability, Message, WireOffer, encode},
+    ingress::{BlockAvailability, Message, WireKey, WireOffer, encode},
     serve::ChunkServer,
 };
 use crate::{
     CHUNK_NAME_BYTES_MAX, FetchedChunks, StateOffer,
-    subnet::{Input, block::Block, published::SubnetProgress, wire},
+    subnet::{Input, block::Block, key::Scheme, published::SubnetProgress, voters::Voters, wire},
 };
 
 /// A node that is behind asks whether the next block is kept anywhere, after this time without a
@@ -47,6 +50,8 @@ const OFFER_BLOCK_BYTES_MAX: usize = 400 << 10;
 /// The part of this node's offer that takes looking for: the floor above a state.
 struct OwnOffer {
     height: Height,
+    /// Of the finalization.
+    epoch: u64,
     block: Vec<u8>,
     finalization: Vec<u8>,
 }
@@ -227,19 +232,31 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
             }
         };
         let offered = self.config.deps.states.as_ref().and_then(|states| states.offer());
-        let certificate = match offered {
-            Some((height, certificate)) if self.find_floor(height).await => {
+        let offered = match offered {
+            Some(offered) if self.find_floor(offered.height).await => {
                 if let Some(serving) =
                     self.serving.as_ref().filter(|_| next == BlockAvailability::Gone)
                 {
-                    serving.leases.renew(&from, height, now);
+                    serving.leases.renew(&from, offered.height, now);
                 }
-                Some(certificate)
+                Some(offered)
             }
             _ => None,
         };
-        let offer = certificate.as_deref().zip(self.own.as_ref()).map(|(certificate, own)| {
-            WireOffer { certificate, block: &own.block, finalization: &own.finalization }
+        // The certificate is of a state that is newer than the one that is offered: it may prove
+        // the keys of later epochs only.
+        let proved = offered.as_ref().zip(self.own.as_ref()).filter(|(offered, own)| {
+            let voters = match &offered.key {
+                Some(proof) => Voters::decode(&proof.voters),
+                None => Some(self.config.deps.first_voters.clone()),
+            };
+            voters.is_some_and(|voters| voters.epochs().any(|epoch| epoch == own.epoch))
+        });
+        let offer = proved.map(|(offered, own)| WireOffer {
+            certificate: &offered.certificate,
+            key: offered.key.as_ref().map(|it| WireKey { voters: &it.voters, rest: it.rest }),
+            block: &own.block,
+            finalization: &own.finalization,
         });
         let message = Message::Answer { next, offer };
         send(&mut self.config.sender, Recipients::One(from), &message);
@@ -258,6 +275,7 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
             {
                 self.own = Some(OwnOffer {
                     height: state,
+                    epoch: finalization.epoch().get(),
                     block: block.inner().encode().to_vec(),
                     finalization: finalization.encode().to_vec(),
                 });
@@ -265,6 +283,20 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
             }
         }
         false
+    }
+
+    /// Verifies certificates of this epoch, by the keys that the certificate of the offer proves.
+    fn verifier(&self, claim: &ManifestClaim, offer: &WireOffer<'_>, epoch: u64) -> Option<Scheme> {
+        let deps = &self.config.deps;
+        let voters = match (&claim.key, offer.key) {
+            (None, _) => deps.first_voters.clone(),
+            (Some(digest), Some(WireKey { voters, rest })) => {
+                let is_it = SubnetKey::digest_of(voters, &rest) == *digest;
+                is_it.then(|| Voters::decode(voters)).flatten()?
+            }
+            (Some(_), None) => return None,
+        };
+        voters.verifier(&deps.namespace, epoch).ok().flatten()
     }
 
     /// An offer of which everything holds.
@@ -277,10 +309,21 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
         let (block, finalization) = offer.decode(&self.config.deps.block_bounds())?;
         let height = block.height.get();
         let fits = height <= claim.height.0 + 1 && height + FLOOR_DEPTH > claim.height.0;
+        // The state has the keys of its epoch and of the one before, with which the finalization is
+        // verified again at the next start.
+        let epoch_of = |height: u64| {
+            let bounds = self.config.deps.epocher.containing(EngineHeight::new(height))?;
+            Some(bounds.epoch().get())
+        };
+        let epoch = finalization.epoch().get();
+        let state_epoch = epoch_of(claim.height.0.saturating_add(1))?;
+        let is_known = epoch_of(height)? == epoch && state_epoch <= epoch.saturating_add(1);
+        let scheme = self.verifier(&claim, offer, epoch)?;
         let holds = fits
+            && is_known
             && height > 0
             && finalization.proposal.payload == block.digest()
-            && finalization.verify(rng, &*self.config.deps.schemes.lasting, &Sequential);
+            && finalization.verify(rng, &scheme, &Sequential);
         let floor = Floor { state: claim.height, height: Height(height), finalization };
         holds.then_some(SyncTarget {
             offer: StateOffer { height: claim.height, root: claim.root },

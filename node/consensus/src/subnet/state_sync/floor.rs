@@ -16,10 +16,10 @@ use disk::{
 use serde::{Deserialize, Serialize};
 use state::Height;
 
-use crate::subnet::{block::Digest, scheme::Scheme};
+use crate::subnet::{block::Digest, key::Scheme};
 
 /// A record is a certificate and two numbers.
-const KIND: Kind = Kind { name: *b"floor\0\0\0", version: 1, bytes_max: 4 << 10 };
+const KIND: Kind = Kind { name: *b"floor\0\0\0", version: 2, bytes_max: 8 << 10 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::subnet) struct Floor {
@@ -44,7 +44,7 @@ pub(in crate::subnet) fn path(directory: &Path) -> PathBuf {
 
 pub(super) fn decode(finalization: &[u8]) -> Option<Finalization<Scheme, Digest>> {
     let bytes = bytes::Bytes::copy_from_slice(finalization);
-    Finalization::decode_cfg(bytes, &()).ok()
+    Finalization::decode_cfg(bytes, &genesis::NODES_MAX).ok()
 }
 
 impl Floor {

@@ -9,8 +9,9 @@ use super::floor::{self, Floor};
 use crate::{
     ChunkRequest, FetchedChunks, StateOffer,
     subnet::{
-        block::{Block, BlockBounds, Opening},
+        block::{Block, BlockBounds, BlockFinalization},
         engine::block_bounds,
+        voters::Voters,
         wire,
     },
 };
@@ -45,7 +46,8 @@ pub(super) enum Message<'a> {
 #[cfg(test)]
 pub(in crate::subnet) fn samples() -> Vec<(&'static str, Vec<u8>)> {
     let (height, name) = (Height(0x0102_0304), [1, 2, 3].as_slice());
-    let offer = WireOffer { certificate: &[4; 5], block: &[6; 7], finalization: &[8; 9] };
+    let key = Some(WireKey { voters: &[12; 13], rest: [14; 32] });
+    let offer = WireOffer { certificate: &[4; 5], key, block: &[6; 7], finalization: &[8; 9] };
     wire::samples([
         ("ask", Message::Ask { next: height }),
         ("answer", Message::Answer { next: BlockAvailability::Gone, offer: Some(offer) }),
@@ -64,16 +66,26 @@ pub(super) enum BlockAvailability {
     Unknown,
 }
 
+/// [`state::KeyProof`] of the certificate's tree.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) struct WireKey<'a> {
+    pub(super) voters: &'a [u8],
+    pub(super) rest: [u8; 32],
+}
+
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(super) struct WireOffer<'a> {
     pub(super) certificate: &'a [u8],
+    /// None while the key is held as the ceremony left it.
+    #[serde(borrow)]
+    pub(super) key: Option<WireKey<'a>>,
     pub(super) block: &'a [u8],
     pub(super) finalization: &'a [u8],
 }
 
 impl WireOffer<'_> {
     /// The block and the finalization in it.
-    pub(super) fn decode(&self, bounds: &BlockBounds) -> Option<(Block, Opening)> {
+    pub(super) fn decode(&self, bounds: &BlockBounds) -> Option<(Block, BlockFinalization)> {
         let block = bytes::Bytes::copy_from_slice(self.block);
         Some((Block::decode_cfg(block, bounds).ok()?, floor::decode(self.finalization)?))
     }
@@ -83,11 +95,12 @@ pub(super) fn encode(message: &Message<'_>) -> Option<Vec<u8>> {
     wire::encode(message, "a message about states")
 }
 
-/// Whether a message of this channel decodes, with the block and the finalization in it.
+/// Whether a message of this channel decodes, with the block, the finalization and the keys in it.
 pub(in crate::subnet) fn decodes(bytes: &[u8]) -> bool {
     match wire::decode::<Message<'_>>(bytes, bytes.len()) {
         Some(Message::Answer { offer: Some(offer), .. }) => {
-            offer.decode(&block_bounds(1_000)).is_some()
+            let is_known = |key: WireKey<'_>| Voters::decode(key.voters).is_some();
+            offer.decode(&block_bounds(1_000)).is_some() && offer.key.is_none_or(is_known)
         }
         message => message.is_some(),
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use commonware_runtime::{Clock, Error};
-use consensus::{Attempt, Layer, Operation, WallClock};
+use consensus::{Attempt, BlobLog, Layer, Operation, WallClock};
 use futures::{FutureExt as _, future::BoxFuture};
 use state::Time;
 
@@ -29,6 +29,9 @@ pub(crate) struct Disk {
     sync_millis: AtomicU64,
     operations_left: AtomicU64,
     last_is_done: AtomicBool,
+    /// Writes and syncs so far; one of this number fails, none if it is 0.
+    changes: AtomicU64,
+    fails_every: AtomicU64,
     /// Milliseconds by which the wall clock is ahead of the others', or behind.
     clock_ahead_millis: AtomicI64,
 }
@@ -39,6 +42,8 @@ impl Default for Disk {
             sync_millis: AtomicU64::new(0),
             operations_left: AtomicU64::new(ENDLESS),
             last_is_done: AtomicBool::new(false),
+            changes: AtomicU64::new(0),
+            fails_every: AtomicU64::new(0),
             clock_ahead_millis: AtomicI64::new(0),
         }
     }
@@ -75,6 +80,17 @@ impl Disk {
         self.operations_left.store(ENDLESS, Ordering::Relaxed);
     }
 
+    /// One write or sync of this number fails; none if it is 0.
+    pub(crate) fn fail_every(&self, changes: u64) {
+        self.fails_every.store(changes, Ordering::Relaxed);
+    }
+
+    fn next_change_fails(&self) -> bool {
+        let number = self.changes.fetch_add(1, Ordering::Relaxed) + 1;
+        let every = self.fails_every.load(Ordering::Relaxed);
+        every > 0 && number.is_multiple_of(every)
+    }
+
     fn next_fate(&self) -> OperationFate {
         match self.operations_left.load(Ordering::Relaxed) {
             ENDLESS => OperationFate::Done,
@@ -97,6 +113,7 @@ pub(crate) struct DiskLayer {
     pub(crate) clock: Arc<Context>,
     pub(crate) disk: Arc<Disk>,
     pub(crate) faults: Arc<MachineFaults>,
+    pub(crate) blobs: BlobLog,
 }
 
 /// Not to be tried again.
@@ -105,6 +122,10 @@ fn ended() -> Error {
 }
 
 impl Layer for DiskLayer {
+    fn blobs(&self) -> Option<&BlobLog> {
+        Some(&self.blobs)
+    }
+
     fn storage<'a, T: Send + 'a>(
         &'a self,
         operation: Operation,
@@ -119,6 +140,10 @@ impl Layer for DiskLayer {
                 self.clock.sleep(Duration::from_millis(millis)).await;
             }
             let grows = matches!(operation, Operation::Write | Operation::Resize);
+            let changes = matches!(operation, Operation::Write | Operation::Sync);
+            if changes && self.disk.next_change_fails() {
+                return Err(std::io::Error::other("a simulated fault of the disk").into());
+            }
             match self.disk.next_fate() {
                 OperationFate::Done if grows && self.faults.is_full() => {
                     Err(std::io::Error::from(std::io::ErrorKind::StorageFull).into())

@@ -52,7 +52,7 @@ use state::Time;
 
 use self::{
     clients::{Call, call, deploy, deploy_another},
-    net::{Durable, Net, probability, twins},
+    net::{Durable, Net, twins},
     operators::{Change, change_members, propose},
     toy::CHECKPOINT_EVERY,
 };
@@ -156,13 +156,7 @@ fn simulate(seed: u64) -> Outcome {
         let faulty = twin.or(liar);
         let faulty_disk = faulty.is_none() && rng.gen_bool(0.25);
         if faulty_disk {
-            *context.storage_fault_config().write() = deterministic::FaultConfig::default()
-                .sync(probability(0.001))
-                .write(deterministic::WriteConfig {
-                    failure_rate: probability(0.001),
-                    retention_rate: probability(0.5),
-                    mode: deterministic::PartialWriteMode::Subset,
-                });
+            net.members.iter().for_each(|member| member.disk.fail_every(1_000));
         }
         if rng.gen_bool(0.3) {
             let place = rng.gen_range(0..NODES);
@@ -185,7 +179,6 @@ fn simulate(seed: u64) -> Outcome {
             absence(&context, &mut net, rng).await;
         }
 
-        *context.storage_fault_config().write() = deterministic::FaultConfig::default();
         net.connect(rng, 1.0).await;
         for place in 0..net.members.len() {
             net.fill_disk(place, false);
@@ -194,6 +187,7 @@ fn simulate(seed: u64) -> Outcome {
             member.slow.store(0, Ordering::Relaxed);
             member.disk.slow(0);
             member.disk.endless();
+            member.disk.fail_every(0);
             member.disk.jump(0);
             member.ends_with = None;
             member.queried.clear();
@@ -399,6 +393,12 @@ fn check(seed: u64, net: &Net, honest: &[usize]) {
                 durable.height
             );
         }
+        let toy = &durable.checkpoint;
+        assert!(
+            net.real || toy.height < 100 || toy.answered > 0,
+            "seed {seed}: node {place} got no randomness up to height {}",
+            toy.height
+        );
         let twice = durable.executed.iter().find(|(_, times)| **times != 1);
         assert_eq!(twice, None, "seed {seed}: node {place}");
     }
@@ -599,6 +599,39 @@ fn node_within_retained_blocks_executes_blocks() {
         reach(&context, &mut net, 3, 4 * CHECKPOINT_EVERY).await;
         assert_eq!(net.found.lock().syncs, 0);
         check(5, &net, &[0, 1, 2, 3]);
+    });
+}
+
+// Promise: P9 - Calls get randomness after all members lost power at once.
+#[test]
+fn awaited_states_are_signed_after_all_members_lost_power() {
+    // A power cut ends tasks of the engine by panics.
+    let config = history(13).with_catch_panics(true);
+    deterministic::Runner::new(config).start(|context| async move {
+        let rng = &mut StdRng::seed_from_u64(13);
+        let mut net = Net::started_with_epochs_of(LONG_EPOCH, &context, rng, false).await;
+        for _ in 0..3 {
+            for _ in 0..40 {
+                call(&context, &net, rng);
+                context.sleep(Duration::from_millis(50)).await;
+            }
+            for place in 0..NODES {
+                net.kill(place).await;
+            }
+            for place in 0..NODES {
+                net.start(place).await;
+            }
+            let goal = net.heights().into_iter().max().unwrap() + 2 * CHECKPOINT_EVERY;
+            for place in 0..NODES {
+                reach(&context, &mut net, place, goal).await;
+            }
+        }
+        // A checkpoint was made since the last call was executed.
+        for (place, member) in net.members.iter().enumerate().take(NODES) {
+            let durable = member.durable.lock();
+            assert!(durable.checkpoint.answered > 0, "node {place}");
+            assert_eq!(durable.checkpoint.unanswered(), 0, "node {place}");
+        }
     });
 }
 

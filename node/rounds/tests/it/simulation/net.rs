@@ -600,7 +600,8 @@ impl Net {
         let admissions = member.admissions.clone();
         let asked = admissions.load(Ordering::Relaxed);
         let task = context.spawn(move |context| async move {
-            let disk_layer = DiskLayer { clock: Arc::new(context.child("disk")), disk, faults };
+            let (clock, blobs) = (Arc::new(context.child("disk")), engine.blobs());
+            let disk_layer = DiskLayer { clock, disk, faults, blobs };
             let disk_layer = LayeredRuntime::new(context.child("engine"), disk_layer);
             let engine = disk_layer.spawn(move |context| {
                 let transport = Transport {

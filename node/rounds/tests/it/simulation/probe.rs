@@ -153,6 +153,10 @@ impl Consensus for SlowConsensus {
         self.subnet.executed(height, root, faults)
     }
 
+    fn before_checkpoint(&mut self) -> Result<(), ConsensusError> {
+        self.subnet.before_checkpoint()
+    }
+
     fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError> {
         self.subnet.checkpointed(height)
     }

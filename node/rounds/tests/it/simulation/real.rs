@@ -23,7 +23,7 @@ use std::{
 };
 
 use candid::CandidType;
-use consensus::{FinalisedBatch, StateServer};
+use consensus::{FinalisedBatch, OfferedState, StateServer};
 use disk::{SharedDisk, SimulatedDisk};
 use execution::{Executor, ExecutorConfig, Persistent, RoundResult};
 use genesis::Summary;
@@ -214,7 +214,7 @@ pub(crate) struct FalsifyingStates {
 }
 
 impl StateServer for FalsifyingStates {
-    fn offer(&self) -> Option<(Height, Vec<u8>)> {
+    fn offer(&self) -> Option<OfferedState> {
         self.states.offer()
     }
 

@@ -15,10 +15,13 @@ use commonware_utils::sync::Mutex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use consensus::{StateOffer, StateServer};
+use consensus::{OfferedState, StateOffer, StateServer};
 use execution::{FatalError, RoundResult};
 use rounds::{HistoryCapacity, Installation, OfferOutcome, Replica, RoundError};
-use state::{Batch, Fault, Height, ManifestClaim, SubnetKey, Time};
+use state::{
+    AwaitedRoot, AwaitedRoots, Batch, Fault, Height, KeyProof, ManifestClaim, Randomness,
+    SubnetKey, Time,
+};
 use statesync::{InstallError, Progress};
 
 use crate::simulation::{
@@ -50,6 +53,14 @@ pub(crate) struct Toy {
     pub(crate) executed: BTreeMap<String, u32>,
     /// Who holds the subnet's key.
     pub(crate) key: Option<SubnetKey>,
+    /// Roots of states in which calls were executed: they wait for the signature, as calls of
+    /// `raw_rand` do.
+    awaited: BTreeMap<u64, Hash>,
+    /// Whether calls were executed in the last round, and the root after it.
+    asked: bool,
+    last_root: Hash,
+    /// States whose signature was used.
+    pub(crate) answered: u64,
     /// The manifest that the tree shows, and the one to come.
     shown: Option<(u64, Hash)>,
     pending: Option<(u64, Hash)>,
@@ -59,18 +70,33 @@ impl Toy {
     pub(crate) fn execute(&mut self, batch: &Batch) -> Hash {
         assert_eq!(batch.height.0, self.height + 1, "batches come in order");
         assert!(batch.time > self.time, "time moves");
+        if std::mem::take(&mut self.asked) {
+            self.awaited.insert(self.height, self.last_root);
+        }
         self.height += 1;
         self.time = batch.time;
         let mut hash = Sha256::new();
         hash.update(self.chain);
         hash.update(batch.time.0.to_be_bytes());
-        hash.update(batch.randomness);
+        let Randomness::Signed(signed) = &batch.randomness else {
+            panic!("a member's block has randomness that no signature gave")
+        };
+        for signed in signed {
+            let is_it = |(_, root): &(&u64, &Hash)| **root == signed.root;
+            let found = self.awaited.iter().find(is_it).map(|(height, _)| *height);
+            if let Some(height) = found {
+                self.awaited.remove(&height);
+                self.answered += 1;
+                hash.update(signed.value);
+            }
+        }
         for call in &batch.ingress {
             assert!(call.ingress_expiry >= batch.time, "a void call in a block");
             // A repeated call is skipped, as by the ingress history of the real state.
             if let Entry::Vacant(first) = self.executed.entry(name_of(call)) {
                 hash.update(call.request_id.0);
                 first.insert(1);
+                self.asked = true;
             }
         }
         if let Some(key) = &batch.key {
@@ -81,11 +107,25 @@ impl Toy {
         if self.pending.is_some_and(|(height, _)| height + MANIFEST_LAG == self.height) {
             self.shown = self.pending.take();
         }
-        self.tree().root()
+        self.last_root = self.tree().root();
+        self.last_root
+    }
+
+    /// Number of states whose signatures are awaited, the last included.
+    pub(crate) fn unanswered(&self) -> usize {
+        self.awaited.len() + usize::from(self.asked)
+    }
+
+    /// States whose signatures are awaited, the last included.
+    fn awaited(&self) -> AwaitedRoots {
+        let last = self.asked.then_some((&self.height, &self.last_root));
+        let awaited = self.awaited.iter().chain(last);
+        awaited.map(|(height, root)| AwaitedRoot { height: Height(*height), root: *root }).collect()
     }
 
     fn tree(&self) -> Tree {
-        Tree { chain: self.chain, shown: self.shown }
+        let key = self.key.as_ref().map(SubnetKey::digest);
+        Tree { chain: self.chain, shown: self.shown, key }
     }
 
     /// At the height of a checkpoint.
@@ -148,6 +188,7 @@ impl Replica for ToyReplica {
             messages: 0,
             more: false,
             next_timer: None,
+            awaited: self.toy.awaited(),
             every_round: false,
             manifest: self.manifest_owed,
         })
@@ -239,6 +280,7 @@ impl Installation for ToyInstallation {
 struct Tree {
     chain: Hash,
     shown: Option<(u64, Hash)>,
+    key: Option<Hash>,
 }
 
 impl Tree {
@@ -276,12 +318,12 @@ impl Snapshot {
 
 #[derive(Default)]
 struct ServedStates {
-    /// Trees not certified yet.
-    trees: BTreeMap<u64, Tree>,
+    /// Trees not certified yet, with the proofs of their voters.
+    trees: BTreeMap<u64, (Tree, Option<KeyProof>)>,
     computed: Option<Snapshot>,
     /// The newest two.
     shown: Vec<Snapshot>,
-    certificate: Option<(u64, Vec<u8>)>,
+    offered: Option<OfferedState>,
 }
 
 /// Data that a node serves to others.
@@ -305,7 +347,11 @@ impl ToyStates {
 
     fn executed(&self, toy: &Toy) {
         let trees = &mut self.shelf.lock().trees;
-        trees.insert(toy.height, toy.tree());
+        let proof = toy
+            .key
+            .as_ref()
+            .map(|key| KeyProof { voters: key.voters.clone(), rest: key.rest_digest() });
+        trees.insert(toy.height, (toy.tree(), proof));
         while trees.len() > 100 {
             trees.pop_first();
         }
@@ -313,7 +359,7 @@ impl ToyStates {
 
     fn certified(&self, height: Height, signature: Vec<u8>) {
         let shelf = &mut *self.shelf.lock();
-        let Some(tree) = shelf.trees.remove(&height.0) else { return };
+        let Some((tree, key)) = shelf.trees.remove(&height.0) else { return };
         shelf.trees = shelf.trees.split_off(&height.0);
         let Some((height, root)) = tree.shown else { return };
         let is_shown =
@@ -323,16 +369,16 @@ impl ToyStates {
             shelf.shown.truncate(2);
         }
         let signed = SignedTree { tree, signature };
-        shelf.certificate = Some((height, postcard::to_stdvec(&signed).unwrap()));
+        let certificate = postcard::to_stdvec(&signed).unwrap();
+        shelf.offered = Some(OfferedState { height: Height(height), certificate, key });
     }
 }
 
 impl StateServer for ToyStates {
-    fn offer(&self) -> Option<(Height, Vec<u8>)> {
+    fn offer(&self) -> Option<OfferedState> {
         let shelf = self.shelf.lock();
-        let (height, certificate) = shelf.certificate.clone()?;
         let newest = shelf.shown.first()?;
-        (newest.height == height).then_some((Height(height), certificate))
+        shelf.offered.clone().filter(|offered| offered.height.0 == newest.height)
     }
 
     fn oldest(&self) -> Option<Height> {
@@ -359,6 +405,7 @@ impl StateServer for ToyStates {
         let SignedTree { tree, signature } = postcard::from_bytes(certificate).ok()?;
         let (height, root) = tree.shown?;
         let signature = signature.try_into().ok()?;
-        Some(ManifestClaim { tree: tree.root(), signature, height: Height(height), root })
+        let (tree, key) = (tree.root(), tree.key);
+        Some(ManifestClaim { tree, signature, height: Height(height), root, key })
     }
 }
