@@ -209,6 +209,8 @@ proptest! {
         // From page to page to the end, as clients do, both ways and after a restart.
         drop(store);
         let store = open(long(folder.path()), &hand);
+        // Ids do not wait for the index; pages do.
+        assert_eq!(numbers(&store).len(), sent.len());
         for (topic, query) in queries.iter().take(10).enumerate() {
             compare_ids(&store, &sent, &[topic % 3], query);
             compare_ids(&store, &sent, &[2, topic % 2], query);
