@@ -100,6 +100,8 @@ pub(crate) enum ClientError {
     Damaged { peer: PeerId, why: String },
     #[error("the answer of {0} is longer than this node has memory for; ask for less")]
     TooLong(PeerId),
+    #[error("this node has no memory for the answer of {0} at this moment; try again in a second")]
+    Busy(PeerId),
     #[error("{text}")]
     Refused { status: StatusCode, text: String },
 }
@@ -191,7 +193,7 @@ impl Node {
         opened.await.map_err(|_| gone())
     }
 
-    /// One request and its answer.
+    /// One request and its answer, within `client.answer_seconds`.
     pub(crate) async fn exchange(
         &self,
         to: &Remote,
@@ -199,26 +201,43 @@ impl Node {
         request: &[u8],
         answer_bytes_max: usize,
     ) -> Result<Frame, ClientError> {
-        let exchanging = async {
-            let permit = self.client.permits.acquire().await;
-            let _permit = permit.map_err(|_| ClientError::Unreachable(to.peer))?;
-            let mut stream = self.open_stream(to, protocol).await?;
-            let failed = |error: ReadError| read_failed(to.peer, protocol, error);
-            write_small(&mut stream, request).await.map_err(|error| failed(error.into()))?;
-            stream.flush().await.map_err(|error| failed(error.into()))?;
-            let waiting = WaitingFrames::default();
-            let intake = Intake::new(self, &waiting, REQUEST_TIMEOUT);
-            let read = read_frame(&mut stream, answer_bytes_max, &intake);
-            read.await.map_err(failed)?.ok_or_else(|| ClientError::Damaged {
-                peer: to.peer,
-                why: "the stream ended without one".into(),
-            })
-        };
+        self.in_time(to, self.exchange_once(to, protocol, request, answer_bytes_max)).await
+    }
+
+    /// Whatever is asked of a node for one caller, within `client.answer_seconds` together.
+    async fn in_time<T>(
+        &self,
+        to: &Remote,
+        asking: impl Future<Output = Result<T, ClientError>>,
+    ) -> Result<T, ClientError> {
         let seconds = self.client.seconds;
-        match tokio::time::timeout(Duration::from_secs(seconds), exchanging).await {
+        match tokio::time::timeout(Duration::from_secs(seconds), asking).await {
             Ok(answered) => answered,
             Err(_) => Err(ClientError::TimedOut { peer: to.peer, seconds }),
         }
+    }
+
+    /// One request and its answer, which the caller bounds in time.
+    async fn exchange_once(
+        &self,
+        to: &Remote,
+        protocol: &'static str,
+        request: &[u8],
+        answer_bytes_max: usize,
+    ) -> Result<Frame, ClientError> {
+        let permit = self.client.permits.acquire().await;
+        let _permit = permit.map_err(|_| ClientError::Unreachable(to.peer))?;
+        let mut stream = self.open_stream(to, protocol).await?;
+        let failed = |error: ReadError| read_failed(to.peer, protocol, error);
+        write_small(&mut stream, request).await.map_err(|error| failed(error.into()))?;
+        stream.flush().await.map_err(|error| failed(error.into()))?;
+        let waiting = WaitingFrames::default();
+        let intake = Intake::new(self, &waiting, REQUEST_TIMEOUT);
+        let read = read_frame(&mut stream, answer_bytes_max, &intake);
+        read.await.map_err(failed)?.ok_or_else(|| ClientError::Damaged {
+            peer: to.peer,
+            why: "the stream ended without one".into(),
+        })
     }
 }
 
@@ -227,10 +246,10 @@ pub(crate) fn read_failed(peer: PeerId, protocol: &'static str, error: ReadError
     match error {
         ReadError::Io(error) if is_refused(&error) => ClientError::Unsupported(peer, protocol),
         ReadError::Io(_) => ClientError::Unreachable(peer),
-        ReadError::Frame(protocol::FrameError::TooLong { .. })
-        | ReadError::TooLong { .. }
-        | ReadError::Full(_)
-        | ReadError::Busy(_) => ClientError::TooLong(peer),
+        ReadError::Frame(protocol::FrameError::TooLong { .. }) | ReadError::TooLong { .. } => {
+            ClientError::TooLong(peer)
+        }
+        ReadError::Full(_) | ReadError::Busy(_) => ClientError::Busy(peer),
         other => ClientError::Damaged { peer, why: other.to_string() },
     }
 }
@@ -271,11 +290,22 @@ mod tests {
             (ClientError::TimedOut { peer, seconds: 10 }, 503, 504),
             (ClientError::Damaged { peer, why: "torn".into() }, 500, 500),
             (ClientError::TooLong(peer), 503, 503),
+            (ClientError::Busy(peer), 503, 503),
             (ClientError::Refused { status: 429_u32.into(), text: "busy".into() }, 429, 429),
             (ClientError::Refused { status: 0_u32.into(), text: String::new() }, 500, 500),
         ] {
             assert_eq!((error.status().code(), error.http_status()), (status, http), "{error}");
         }
+    }
+
+    #[test]
+    fn an_answer_that_is_too_long_is_told_from_a_busy_node() {
+        let peer = PeerId::random();
+        let failed = |error| read_failed(peer, "/x", error);
+        let long = ReadError::TooLong { bytes: 2, bytes_max: 1 };
+        assert_eq!(failed(long), ClientError::TooLong(peer));
+        let full = accounting::Pool::standalone("receiving", 1).try_reserve(2).unwrap_err();
+        assert_eq!(failed(full.into()), ClientError::Busy(peer));
     }
 
     #[test]

@@ -26,9 +26,18 @@ impl Node {
         self.service_node(Offer::Store).await
     }
 
-    /// A page of another node's store. If it is too long for the memory there is, a shorter one is
-    /// asked for; its cursor leads on.
+    /// A page of another node's store, within `client.answer_seconds`. One that is longer than a
+    /// page may be here is asked for again with fewer messages; its cursor leads on. A node that is
+    /// busy does not ask again.
     pub(crate) async fn query_remotely(
+        &self,
+        to: &Remote,
+        request: Request,
+    ) -> Result<RemotePage, ClientError> {
+        self.in_time(to, self.query_until_short(to, request)).await
+    }
+
+    async fn query_until_short(
         &self,
         to: &Remote,
         mut request: Request,
@@ -39,7 +48,7 @@ impl Node {
         loop {
             request.request_id = request_id();
             request.limit = Some(limit);
-            match self.exchange(to, PROTOCOL, &request.encode(), bytes_max).await {
+            match self.exchange_once(to, PROTOCOL, &request.encode(), bytes_max).await {
                 Err(ClientError::TooLong(_)) if limit > 1 => limit /= 2,
                 Err(error) => return Err(error),
                 Ok(Frame { body, held, .. }) => {

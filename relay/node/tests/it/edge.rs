@@ -1,9 +1,13 @@
 //! Nodes that are clients of others, compare their stores with them, and fetch what they missed:
 //! the real program, over loopback.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use futures::AsyncWriteExt;
+use futures::{AsyncWriteExt, StreamExt};
 use protocol::{
     frame,
     sync::{Payload, PayloadWriter, RECONCILIATION_PROTOCOL, SyncId, TRANSFER_PROTOCOL},
@@ -12,6 +16,8 @@ use serde_json::json;
 use testing::eventually;
 
 use crate::{
+    harness::Relay,
+    http,
     peer::{self, Client},
     rest::{CONTENT_TOPIC, Node, encoded, message, payload, pubsub_topic, start},
 };
@@ -111,6 +117,48 @@ fn a_query_that_names_another_node_is_answered_by_it() {
     assert!(stored(&one).is_empty());
 }
 
+/// A store whose answers are all longer than a relay takes, each after a delay: the status of one
+/// query by HTTP, and the numbers of messages that the store was asked for.
+async fn query_of_long_answers(delay: Duration, page: u64) -> (u16, Vec<u64>) {
+    let config = "[limits.client]\nanswer_seconds = 3\n";
+    let relay = Relay::start_after("", config, &["--cluster", "16"]);
+    let (mut client, mut streams) =
+        Client::serving(relay.address(false), protocol::store::PROTOCOL).await;
+    assert!(client.is_connected().await);
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let seen = asked.clone();
+    let serving = tokio::spawn(async move {
+        let mut open = Vec::new();
+        while let Some((_, mut stream)) = streams.next().await {
+            let Some(request) = peer::read(&mut stream).await else { continue };
+            let request = protocol::store::Request::decode(request).unwrap();
+            seen.lock().unwrap().push(request.limit.unwrap());
+            tokio::time::sleep(delay).await;
+            // The relay may wait no longer.
+            let _ = stream.write_all(&frame::encode_length(1 << 29)).await;
+            let _ = stream.flush().await;
+            open.push(stream);
+        }
+    });
+    let other = encoded(&format!("/ip4/127.0.0.1/tcp/1/p2p/{}", client.id));
+    let path = format!("/store/v3/messages?peerAddr={other}&pageSize={page}");
+    let url = relay.http.clone();
+    let answered = tokio::task::spawn_blocking(move || http::get(&url, &path).status);
+    let status = answered.await.unwrap();
+    serving.abort();
+    let asked = asked.lock().unwrap().clone();
+    (status, asked)
+}
+
+#[tokio::test]
+async fn a_page_that_is_too_long_is_asked_for_in_shorter_ones_within_one_deadline() {
+    let (status, asked) = query_of_long_answers(Duration::ZERO, 8).await;
+    assert_eq!((status, asked), (503, vec![8, 4, 2, 1]));
+    let (status, asked) = query_of_long_answers(Duration::from_secs(1), 64).await;
+    assert_eq!(status, 504);
+    assert!((1..5).contains(&asked.len()), "{asked:?}");
+}
+
 const SYNC: &str = "[limits.sync]\ninterval_seconds = 10\njitter_seconds = 0\n";
 
 #[test]
@@ -161,7 +209,7 @@ async fn send(stream: &mut libp2p::Stream, body: &[u8]) {
 
 #[tokio::test]
 async fn hostile_sessions_end_and_unasked_messages_are_not_taken() {
-    let relay = crate::harness::Relay::start_after("", SYNC, &["--cluster", "16", "--store-sync"]);
+    let relay = Relay::start_after("", SYNC, &["--cluster", "16", "--store-sync"]);
     let mut client = Client::connect(relay.address(false)).await;
     // A message without a session is not stored.
     let unasked = peer::message(CONTENT_TOPIC, b"unasked").encode();

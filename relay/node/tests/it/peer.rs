@@ -30,6 +30,8 @@ struct Behaviour {
 
 /// A connected peer. Dropping it ends its connection.
 pub(crate) struct Client {
+    /// Its own id.
+    pub(crate) id: PeerId,
     relay: PeerId,
     control: Control,
     pushes: Option<IncomingStreams>,
@@ -74,6 +76,7 @@ impl Client {
             Some(Protocol::P2p(peer)) => peer,
             other => panic!("{address} ends in {other:?}"),
         };
+        let id = *swarm.local_peer_id();
         let pushes = control.accept(StreamProtocol::new(filter::PUSH_PROTOCOL)).unwrap();
         swarm.dial(address).unwrap();
         let connected = async {
@@ -93,7 +96,7 @@ impl Client {
                 swarm.select_next_some().await;
             }
         });
-        Ok(Self { relay, control, pushes: Some(pushes), task })
+        Ok(Self { id, relay, control, pushes: Some(pushes), task })
     }
 
     /// Opens a stream.
