@@ -75,6 +75,11 @@ pub(crate) async fn receive(node: Arc<Node>, peer: Peer, mut stream: Stream) -> 
 async fn take(node: &Arc<Node>, peer: Peer, frame: Frame) -> Result<(), String> {
     let Frame { body, mut held, admitted: _admitted, arrived } = frame;
     let rpc = Rpc::decode(body, &Limits::default()).map_err(|error| error.to_string())?;
+    if rpc.skipped.messages > 0 {
+        // The number of messages in a frame is this node's limit. Some may have been asked for.
+        node.counters.relay_refused.add(Reason::TooLarge);
+        node.router().delivered_unread(peer);
+    }
     let now = node.now();
     {
         let mut router = node.router();

@@ -3,7 +3,7 @@
 use futures::AsyncWriteExt;
 use protocol::{
     StatusCode, WakuMessage, frame,
-    gossip::{Publish, Rpc},
+    gossip::{Publish, Rpc, Subscription},
     light_push, wire,
 };
 use serde_json::json;
@@ -115,6 +115,15 @@ async fn peer_that_forwards_what_others_accept_is_not_at_fault() {
     // A frame that only other nodes read.
     let large = publish(message(TOPIC, &[7; 500_000]).encode(), false);
     assert!(from.send_rpc(&Rpc { publish: vec![large], ..Rpc::default() }).await);
+
+    // More in a frame than this relay reads of one.
+    let many = Rpc {
+        publish: vec![Publish { topic: "/t".into(), data: "d".into(), signed: false }; 5_000],
+        subscriptions: vec![Subscription { topic: "/t".into(), subscribe: true }; 2_000],
+        graft: vec!["/t".into(); 2_000],
+        ..Rpc::default()
+    };
+    assert!(from.send_rpc(&many).await);
 
     let good = message(TOPIC, b"still heard");
     assert!(from.publish(PUBSUB, &good).await);
