@@ -492,6 +492,7 @@ impl Node {
             kept,
             // A client gets an error, and tries elsewhere; a peer's message is passed on to others.
             may_pass: matches!(source, Source::Relay(_)),
+            fetched: false,
         };
         // Its memory stays held until the bytes are written.
         let began = Instant::now();

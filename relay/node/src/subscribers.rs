@@ -297,6 +297,7 @@ mod tests {
                 content_topic: Arc::from("/a/1/b/c"),
                 kept,
                 may_pass: true,
+                fetched: false,
             };
             let held = self.pool.try_reserve(10).unwrap();
             let appending = self.store.append(arrival, vec![number; 10].into(), held).unwrap();

@@ -80,6 +80,9 @@ pub struct Arrival {
     /// Whether it may be passed on without being kept, instead of refused, while there is no room
     /// to keep it.
     pub may_pass: bool,
+    /// Whether it is of another store, and not passed on: it is new when it arrives to be passed
+    /// on, and is written again.
+    pub fetched: bool,
 }
 
 /// Result of appending a message.
@@ -88,7 +91,8 @@ pub struct AppendOutcome {
     /// The message in the log.
     pub message: Message,
     /// It arrived before, within the last two minutes, and was not written again. It has the same
-    /// hash; its bytes may differ in what the hash does not cover.
+    /// hash; its bytes may differ in what the hash does not cover. One that was fetched before, and
+    /// is not now, is not known.
     pub known: bool,
     /// Whether queries find it.
     pub kept: bool,

@@ -380,12 +380,18 @@ impl Lane {
     }
 }
 
+struct Known {
+    message: Message,
+    kept: bool,
+    fetched: bool,
+}
+
 struct Recent {
     /// Entries at most.
     max: usize,
     /// The table has the room it needs for good.
     settled: bool,
-    known: HashMap<[u8; 32], (Message, bool)>,
+    known: HashMap<[u8; 32], Known>,
     order: VecDeque<(i64, [u8; 32])>,
     now_ns: i64,
 }
@@ -399,11 +405,12 @@ impl Recent {
         Self { max, settled: false, known: HashMap::new(), order: VecDeque::new(), now_ns: 0 }
     }
 
-    /// The same message, if it is kept at least as long.
+    /// The same message, if it is kept at least as long, and was passed on if this one is to be.
     fn find(&self, arrival: &Arrival) -> Option<AppendOutcome> {
-        let (message, kept) = self.known.get(&arrival.hash)?;
+        let Known { message, kept, fetched } = self.known.get(&arrival.hash)?;
         let appended = || AppendOutcome { message: message.clone(), known: true, kept: *kept };
-        (*kept || !arrival.kept).then(appended)
+        let serves = (*kept || !arrival.kept) && (!fetched || arrival.fetched);
+        serves.then(appended)
     }
 
     fn add(&mut self, arrival: &Arrival, message: Message) {
@@ -413,7 +420,8 @@ impl Recent {
         while self.order.len() >= self.max {
             self.forget_oldest();
         }
-        if self.known.insert(arrival.hash, (message, arrival.kept)).is_none() {
+        let known = Known { message, kept: arrival.kept, fetched: arrival.fetched };
+        if self.known.insert(arrival.hash, known).is_none() {
             self.order.push_back((self.now_ns, arrival.hash));
         }
         debug_assert!(
@@ -441,7 +449,7 @@ impl Recent {
     }
 
     fn forget_segment(&mut self, segment: &Segment) {
-        self.known.retain(|_, (message, _)| !message.lies_in(segment));
+        self.known.retain(|_, known| !known.message.lies_in(segment));
     }
 
     fn forget_oldest(&mut self) {
@@ -468,6 +476,7 @@ mod tests {
             content_topic: "".into(),
             kept: true,
             may_pass: false,
+            fetched: false,
         };
         let mut recent = Recent::new(1024);
         assert_eq!(recent.max, 896);

@@ -21,8 +21,8 @@ const RETRY: Duration = Duration::from_millis(5);
 
 impl Node {
     /// Writes a message, which `bytes` decode to, when the messages of peers and clients leave room
-    /// in the log's queue. `held` is its memory; `kept`: queries find it; `may_pass`: it is of use
-    /// to subscribers although there is no room to keep it.
+    /// in the log's queue. `held` is its memory; `kept`: queries find it; `is_new`: it is passed to
+    /// subscribers, although there may be no room to keep it.
     pub(crate) async fn write_fetched(
         &self,
         shard: Shard,
@@ -30,7 +30,7 @@ impl Node {
         bytes: Bytes,
         held: Reservation,
         kept: bool,
-        may_pass: bool,
+        is_new: bool,
     ) -> Result<AppendOutcome, RejectReason> {
         self.check_size(&bytes)?;
         let topic = self.topic(shard);
@@ -43,7 +43,8 @@ impl Node {
             pubsub_topic: topic,
             content_topic: Arc::from(message.content_topic.as_str()),
             kept,
-            may_pass,
+            may_pass: is_new,
+            fetched: !is_new,
         };
         let half = self.settings.limits.messages.appending_bytes / 2;
         let deadline = Instant::now() + WAIT;

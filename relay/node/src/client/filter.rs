@@ -18,7 +18,7 @@ use protocol::{
         Request, SUBSCRIBE_PROTOCOL,
     },
 };
-use router::Shard;
+use router::{Peer, Shard};
 
 use super::{
     ClientError, Remote,
@@ -43,11 +43,34 @@ pub(crate) type Criterion = (Shard, Arc<str>);
 #[derive(Debug, Default)]
 pub(crate) struct Subscriptions(Mutex<State>);
 
+/// Pings after which everything is subscribed to again: a filter node may have forgotten a part.
+const PINGS: u32 = 5;
+
+/// The filter node, and the connection over which it was asked. One that restarted has another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    peer: PeerId,
+    /// None: it was not connected, or a request failed.
+    connection: Option<Peer>,
+}
+
+impl Place {
+    /// The same node, of which it is not known what it has.
+    fn unsure(peer: PeerId) -> Self {
+        Self { peer, connection: None }
+    }
+
+    /// Whether the node still has what it was asked for `before`.
+    fn is_intact(self, before: Option<Self>) -> bool {
+        self.connection.is_some() && before == Some(self)
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
     criteria: BTreeSet<Criterion>,
     /// The node that has them.
-    at: Option<PeerId>,
+    at: Option<Place>,
 }
 
 impl Subscriptions {
@@ -60,14 +83,14 @@ impl Subscriptions {
         self.lock().criteria.extend(criteria);
     }
 
-    fn all(&self) -> (Vec<Criterion>, Option<PeerId>) {
+    fn all(&self) -> (Vec<Criterion>, Option<Place>) {
         let state = self.lock();
         (state.criteria.iter().cloned().collect(), state.at)
     }
 
     /// Adds criteria that a node is to have. Returns those that are new, and those that the node is
     /// asked for: all there are if another one, or none, had the others.
-    fn add(&self, criteria: &[Criterion], at: PeerId) -> (Vec<Criterion>, Vec<Criterion>) {
+    fn add(&self, criteria: &[Criterion], at: Place) -> (Vec<Criterion>, Vec<Criterion>) {
         let mut state = self.lock();
         let mut added = Vec::new();
         for one in criteria {
@@ -75,7 +98,8 @@ impl Subscriptions {
                 added.push(one.clone());
             }
         }
-        let is_new = state.at.replace(at) != Some(at);
+        let before = state.at.replace(at);
+        let is_new = !at.is_intact(before);
         let asked =
             if is_new { state.criteria.iter().cloned().collect() } else { criteria.to_vec() };
         (added, asked)
@@ -84,7 +108,8 @@ impl Subscriptions {
     /// Whether a node may push messages of a topic.
     fn takes(&self, peer: &PeerId, shard: Shard, content_topic: &str) -> bool {
         let state = self.lock();
-        state.at == Some(*peer) && state.criteria.contains(&(shard, Arc::from(content_topic)))
+        state.at.is_some_and(|at| at.peer == *peer)
+            && state.criteria.contains(&(shard, Arc::from(content_topic)))
     }
 }
 
@@ -101,10 +126,12 @@ impl Node {
     ) -> Result<(), ClientError> {
         let to = self.filter_node().await?;
         // Before the first message comes.
-        let (added, asked) = self.client.filter.add(criteria, to.peer);
+        let at = self.place_of(&to).await;
+        let (added, asked) = self.client.filter.add(criteria, at);
         let subscribed = self.change(&to, Action::Subscribe, &asked).await;
         if subscribed.is_err() {
             let mut state = self.client.filter.lock();
+            state.at = Some(Place::unsure(to.peer));
             for one in &added {
                 state.criteria.remove(one);
             }
@@ -146,7 +173,7 @@ impl Node {
     async fn filter_node(&self) -> Result<Remote, ClientError> {
         let at = self.client.filter.lock().at;
         if self.settings.service_nodes.filter.is_none()
-            && let Some(peer) = at
+            && let Some(Place { peer, .. }) = at
         {
             let connected = self.connected_peers().await;
             if connected.iter().any(|connected| connected.peer == peer) {
@@ -154,6 +181,12 @@ impl Node {
             }
         }
         self.service_node(Offer::Filter).await
+    }
+
+    async fn place_of(&self, to: &Remote) -> Place {
+        let connected = self.connected_peers().await;
+        let connection = connected.iter().find(|connected| connected.peer == to.peer);
+        Place { peer: to.peer, connection: connection.map(|connected| connected.number) }
     }
 
     /// One request for each shard, and for as many topics as a request takes.
@@ -201,9 +234,10 @@ impl Node {
         Err(ClientError::Refused { status: reply.status, text })
     }
 
-    /// Subscribes to everything again if the filter node forgot it, restarted, or was replaced.
-    async fn renew_filter(&self) {
-        let (criteria, at) = self.client.filter.all();
+    /// Subscribes to everything again if the filter node forgot it, restarted, or was replaced; or
+    /// `anyway`.
+    async fn renew_filter(&self, anyway: bool) {
+        let (criteria, before) = self.client.filter.all();
         if criteria.is_empty() {
             return;
         }
@@ -214,14 +248,20 @@ impl Node {
                 return;
             }
         };
-        let known =
-            at == Some(to.peer) && self.ask_filter(&to, Action::Ping, None, &[]).await.is_ok();
+        let at = self.place_of(&to).await;
+        let known = !anyway
+            && at.is_intact(before)
+            && self.ask_filter(&to, Action::Ping, None, &[]).await.is_ok();
         if known {
             return;
         }
-        self.client.filter.lock().at = Some(to.peer);
+        // Its pushes are taken from now on.
+        self.client.filter.lock().at = Some(Place::unsure(to.peer));
         match self.change(&to, Action::Subscribe, &criteria).await {
-            Ok(()) => tracing::debug!(peer = %to.peer, "subscribed again"),
+            Ok(()) => {
+                tracing::debug!(peer = %to.peer, "subscribed again");
+                self.client.filter.lock().at = Some(at);
+            }
             Err(error) => tracing::warn!(%error, "subscriptions are not renewed"),
         }
     }
@@ -262,9 +302,11 @@ pub(crate) async fn keep(node: Arc<Node>) {
     let seconds = node.settings.limits.client.filter_ping_seconds;
     let mut ping = tokio::time::interval(Duration::from_secs(seconds));
     ping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut pings = 0;
     loop {
         ping.tick().await;
-        node.renew_filter().await;
+        pings = (pings + 1) % PINGS;
+        node.renew_filter(pings == 0).await;
     }
 }
 
@@ -314,7 +356,7 @@ mod tests {
         assert!(!subscriptions.takes(&filter, 1, "/a/1/b/c"));
         {
             let mut state = subscriptions.lock();
-            state.at = Some(filter);
+            state.at = Some(Place::unsure(filter));
             state.criteria.insert((1, Arc::from("/a/1/b/c")));
         }
         assert!(subscriptions.takes(&filter, 1, "/a/1/b/c"));
@@ -325,7 +367,8 @@ mod tests {
 
     #[test]
     fn another_filter_node_is_asked_for_everything_and_what_was_there_is_not_new() {
-        let (one, other) = (PeerId::random(), PeerId::random());
+        let place = |peer| Place { peer, connection: Some(Peer(1)) };
+        let (one, other) = (place(PeerId::random()), place(PeerId::random()));
         let (a, b) = ((1, Arc::from("/a/1/b/c")), (2, Arc::from("/a/1/b/d")));
         let subscriptions = Subscriptions::default();
         let first: Vec<Criterion> = vec![a];
@@ -333,6 +376,13 @@ mod tests {
         assert_eq!(subscriptions.add(&first, one), (Vec::new(), first.clone()));
         let second: Vec<Criterion> = vec![b];
         let all = [first, second.clone()].concat();
-        assert_eq!(subscriptions.add(&second, other), (second, all));
+        assert_eq!(subscriptions.add(&second, other), (second.clone(), all.clone()));
+        // One that restarted, or may have, is another.
+        assert_eq!(subscriptions.add(&second, other), (Vec::new(), second.clone()));
+        for again in
+            [Place { connection: Some(Peer(2)), ..other }, Place::unsure(other.peer), other]
+        {
+            assert_eq!(subscriptions.add(&second, again), (Vec::new(), all.clone()));
+        }
     }
 }

@@ -93,6 +93,7 @@ pub(crate) fn arrival(number: u64, timestamp_ns: i64) -> Arrival {
         content_topic: "/app/1/chat/proto".into(),
         kept: true,
         may_pass: false,
+        fetched: false,
     }
 }
 
