@@ -380,7 +380,7 @@ impl Lane {
     }
 }
 
-struct Known {
+struct RecentMessage {
     message: Message,
     kept: bool,
     fetched: bool,
@@ -391,7 +391,7 @@ struct Recent {
     max: usize,
     /// The table has the room it needs for good.
     settled: bool,
-    known: HashMap<[u8; 32], Known>,
+    known: HashMap<[u8; 32], RecentMessage>,
     order: VecDeque<(i64, [u8; 32])>,
     now_ns: i64,
 }
@@ -407,7 +407,7 @@ impl Recent {
 
     /// The same message, if it is kept at least as long, and was passed on if this one is to be.
     fn find(&self, arrival: &Arrival) -> Option<AppendOutcome> {
-        let Known { message, kept, fetched } = self.known.get(&arrival.hash)?;
+        let RecentMessage { message, kept, fetched } = self.known.get(&arrival.hash)?;
         let appended = || AppendOutcome { message: message.clone(), known: true, kept: *kept };
         let serves = (*kept || !arrival.kept) && (!fetched || arrival.fetched);
         serves.then(appended)
@@ -420,7 +420,7 @@ impl Recent {
         while self.order.len() >= self.max {
             self.forget_oldest();
         }
-        let known = Known { message, kept: arrival.kept, fetched: arrival.fetched };
+        let known = RecentMessage { message, kept: arrival.kept, fetched: arrival.fetched };
         if self.known.insert(arrival.hash, known).is_none() {
             self.order.push_back((self.now_ns, arrival.hash));
         }

@@ -48,13 +48,13 @@ const PINGS: u32 = 5;
 
 /// The filter node, and the connection over which it was asked. One that restarted has another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct FilterLink {
     peer: PeerId,
     /// None: it was not connected, or a request failed.
     connection: Option<Peer>,
 }
 
-impl Place {
+impl FilterLink {
     /// The same node, of which it is not known what it has.
     fn unsure(peer: PeerId) -> Self {
         Self { peer, connection: None }
@@ -70,7 +70,7 @@ impl Place {
 struct State {
     criteria: BTreeSet<Criterion>,
     /// The node that has them.
-    at: Option<Place>,
+    at: Option<FilterLink>,
 }
 
 impl Subscriptions {
@@ -83,14 +83,14 @@ impl Subscriptions {
         self.lock().criteria.extend(criteria);
     }
 
-    fn all(&self) -> (Vec<Criterion>, Option<Place>) {
+    fn all(&self) -> (Vec<Criterion>, Option<FilterLink>) {
         let state = self.lock();
         (state.criteria.iter().cloned().collect(), state.at)
     }
 
     /// Adds criteria that a node is to have. Returns those that are new, and those that the node is
     /// asked for: all there are if another one, or none, had the others.
-    fn add(&self, criteria: &[Criterion], at: Place) -> (Vec<Criterion>, Vec<Criterion>) {
+    fn add(&self, criteria: &[Criterion], at: FilterLink) -> (Vec<Criterion>, Vec<Criterion>) {
         let mut state = self.lock();
         let mut added = Vec::new();
         for one in criteria {
@@ -131,7 +131,7 @@ impl Node {
         let subscribed = self.change(&to, Action::Subscribe, &asked).await;
         if subscribed.is_err() {
             let mut state = self.client.filter.lock();
-            state.at = Some(Place::unsure(to.peer));
+            state.at = Some(FilterLink::unsure(to.peer));
             for one in &added {
                 state.criteria.remove(one);
             }
@@ -173,7 +173,7 @@ impl Node {
     async fn filter_node(&self) -> Result<Remote, ClientError> {
         let at = self.client.filter.lock().at;
         if self.settings.service_nodes.filter.is_none()
-            && let Some(Place { peer, .. }) = at
+            && let Some(FilterLink { peer, .. }) = at
         {
             let connected = self.connected_peers().await;
             if connected.iter().any(|connected| connected.peer == peer) {
@@ -183,10 +183,10 @@ impl Node {
         self.service_node(Offer::Filter).await
     }
 
-    async fn place_of(&self, to: &Remote) -> Place {
+    async fn place_of(&self, to: &Remote) -> FilterLink {
         let connected = self.connected_peers().await;
         let connection = connected.iter().find(|connected| connected.peer == to.peer);
-        Place { peer: to.peer, connection: connection.map(|connected| connected.number) }
+        FilterLink { peer: to.peer, connection: connection.map(|connected| connected.number) }
     }
 
     /// One request for each shard, and for as many topics as a request takes.
@@ -256,7 +256,7 @@ impl Node {
             return;
         }
         // Its pushes are taken from now on.
-        self.client.filter.lock().at = Some(Place::unsure(to.peer));
+        self.client.filter.lock().at = Some(FilterLink::unsure(to.peer));
         match self.change(&to, Action::Subscribe, &criteria).await {
             Ok(()) => {
                 tracing::debug!(peer = %to.peer, "subscribed again");
@@ -356,7 +356,7 @@ mod tests {
         assert!(!subscriptions.takes(&filter, 1, "/a/1/b/c"));
         {
             let mut state = subscriptions.lock();
-            state.at = Some(Place::unsure(filter));
+            state.at = Some(FilterLink::unsure(filter));
             state.criteria.insert((1, Arc::from("/a/1/b/c")));
         }
         assert!(subscriptions.takes(&filter, 1, "/a/1/b/c"));
@@ -367,7 +367,7 @@ mod tests {
 
     #[test]
     fn another_filter_node_is_asked_for_everything_and_what_was_there_is_not_new() {
-        let place = |peer| Place { peer, connection: Some(Peer(1)) };
+        let place = |peer| FilterLink { peer, connection: Some(Peer(1)) };
         let (one, other) = (place(PeerId::random()), place(PeerId::random()));
         let (a, b) = ((1, Arc::from("/a/1/b/c")), (2, Arc::from("/a/1/b/d")));
         let subscriptions = Subscriptions::default();
@@ -379,9 +379,11 @@ mod tests {
         assert_eq!(subscriptions.add(&second, other), (second.clone(), all.clone()));
         // One that restarted, or may have, is another.
         assert_eq!(subscriptions.add(&second, other), (Vec::new(), second.clone()));
-        for again in
-            [Place { connection: Some(Peer(2)), ..other }, Place::unsure(other.peer), other]
-        {
+        for again in [
+            FilterLink { connection: Some(Peer(2)), ..other },
+            FilterLink::unsure(other.peer),
+            other,
+        ] {
             assert_eq!(subscriptions.add(&second, again), (Vec::new(), all.clone()));
         }
     }
