@@ -44,7 +44,8 @@ pub const FRAME_BYTES_MAX: usize = 512 * 1024;
 /// Longest frame of transfer, in bytes.
 pub const TRANSFER_BYTES_MAX: usize = MESSAGE_BYTES_MAX + FRAME_OVERHEAD_BYTES;
 
-/// Most topics of one kind that a payload may name.
+/// Topics of one kind that are read of a payload; further ones are skipped. The reference has no
+/// maximum.
 pub const TOPICS_MAX: usize = 256;
 
 /// Bytes of an id in a set, at least.
@@ -138,9 +139,10 @@ impl Items {
 /// A payload of reconciliation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Payload {
-    /// Only messages of these pubsub topics are compared; empty means all.
+    /// Only messages of these pubsub topics are compared; empty means all. The first
+    /// [`TOPICS_MAX`]: one that answers names what it compares.
     pub pubsub_topics: Vec<Text>,
-    /// Only messages of these content topics are compared; empty means all.
+    /// The same of content topics.
     pub content_topics: Vec<Text>,
     /// Time of the first range's first id.
     start_ns: i64,
@@ -150,7 +152,7 @@ pub struct Payload {
 
 impl Payload {
     /// Reads the topics of a payload, without its length prefix; ranges are checked when they are
-    /// read. Errors: damaged, too many topics, a topic that is too long.
+    /// read. Errors: damaged, a topic that is too long.
     pub fn decode(input: Bytes) -> Result<Self, DecodeError> {
         if input.len() <= 1 {
             return Ok(Self::default());
@@ -307,9 +309,6 @@ impl<'a> Reader<'a> {
         bytes_max: usize,
     ) -> Result<Vec<Text>, DecodeError> {
         let count = self.varint()?;
-        if count > TOPICS_MAX as u64 {
-            return Err(DecodeError::TooMany { field: name, count_max: TOPICS_MAX });
-        }
         let mut topics = Vec::new();
         for _ in 0..count {
             let length = self.varint()?;
@@ -317,7 +316,10 @@ impl<'a> Reader<'a> {
             if bytes > bytes_max {
                 return Err(DecodeError::TooLong { field: name, bytes, bytes_max });
             }
-            topics.push(Text::of(input.slice_ref(self.take(bytes)?), name)?);
+            let topic = Text::of(input.slice_ref(self.take(bytes)?), name)?;
+            if topics.len() < TOPICS_MAX {
+                topics.push(topic);
+            }
         }
         Ok(topics)
     }

@@ -9,7 +9,8 @@
 //! Ids are read from the index, a page at a time ([`ranges`]): nothing is kept in memory between
 //! sessions. Bounds: [`relay_limits::SyncLimits`]: sessions at once, ids read per second and for a
 //! session, bytes of an answer, bytes sent and taken. Messages are taken only from peers with a
-//! session, of its range, and are written like all others, but not relayed.
+//! session, of its range, and are written like all others, but not relayed; of peers that the
+//! operator did not name, up to a share of the store.
 //!
 //! [`resume`] fetches what was missed for longer, by store queries.
 
@@ -88,7 +89,11 @@ impl SyncState {
             ),
             reading: Throttle::new(sync.ids_per_second),
             taking: Throttle::new(limits.client.fetched_per_second),
-            intakes: Intakes::new(sync.session_bytes),
+            intakes: Intakes::new(
+                sync.session_bytes,
+                limits.store.retention_bytes,
+                Duration::from_secs(limits.store.retention_hours.saturating_mul(3600)),
+            ),
             limits: sync,
             sessions: AtomicU64::new(0),
             sessions_failed: AtomicU64::new(0),

@@ -26,7 +26,7 @@ pub(super) struct Scope {
     /// Pubsub topics, at least one.
     pub(super) pubsub_topics: Vec<String>,
     /// Content topics; none means all.
-    pub(super) content_topics: Vec<String>,
+    pub(super) content_topics: Arc<[String]>,
     /// Ids that this session may still read.
     pub(super) ids_left: u64,
 }
@@ -91,7 +91,7 @@ pub(super) struct Walk {
 impl Walk {
     fn new(
         pubsub_topics: Vec<String>,
-        content_topics: Vec<String>,
+        content_topics: Arc<[String]>,
         from: SyncId,
         to: SyncId,
     ) -> Self {
@@ -117,7 +117,9 @@ impl Walk {
             }
             let page = read(node, &self.query).await?;
             let read = page.len();
-            let cost = read.max(PAGE_COST);
+            // Each topic is looked for on each page.
+            let topics = self.query.pubsub_topics.len() * self.query.content_topics.len();
+            let cost = read.max(PAGE_COST) + topics;
             scope.ids_left =
                 scope.ids_left.checked_sub(cost as u64).ok_or(SessionError::TooMuch)?;
             self.ends = read < PAGE_IDS;

@@ -8,15 +8,19 @@ use std::{sync::Arc, time::Duration};
 
 use futures::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use libp2p::PeerId;
-use protocol::sync::{
-    Content, FRAME_BYTES_MAX, Items, Payload, PayloadWriter, RECONCILIATION_PROTOCOL, Range, SyncId,
+use protocol::{
+    Text,
+    sync::{
+        Content, FRAME_BYTES_MAX, Items, Payload, PayloadWriter, RECONCILIATION_PROTOCOL, Range,
+        SyncId,
+    },
 };
 use thiserror::Error;
 
 use super::{
     compare::{Difference, FINGERPRINTS_MAX, IDS_PER_SET, parts},
     ranges::Scope,
-    transfer::Sender,
+    transfer::{PeerClass, Sender},
 };
 use crate::{
     client::{ClientError, Remote, read_failed},
@@ -25,15 +29,19 @@ use crate::{
         streams::{Frame, Intake, REQUEST_TIMEOUT, ReadError, read_frame, write_small},
     },
     node::Node,
+    settings::count,
 };
 
 /// A peer answers within this time: it may send messages before.
 const ANSWER_TIME: Duration = Duration::from_secs(120);
 /// A whole session takes less, or ends.
 const SESSION_TIME: Duration = Duration::from_secs(900);
-/// Content topics to which a session may be limited: each is looked for on every page of ids, and
-/// kept as often. Nodes of the reference name none.
-const CONTENT_TOPICS_MAX: usize = 16;
+/// Content topics to which a session is limited take at most this part of `sync.answer_bytes`: they
+/// are named in answers, and looked for on every page of ids. Nodes of the reference name those of
+/// their configuration, none as a rule. Of more than there is room for, some are compared.
+const CONTENT_TOPICS_PART: u64 = 8;
+/// Memory of a topic beside its name.
+const TOPIC_BYTES: usize = 48;
 /// Ids of a set in an answer, at most: 40 kB of them in memory.
 const SET_IDS_MAX: usize = 1024;
 /// Bytes of an id in a payload, at most.
@@ -78,7 +86,8 @@ pub(super) async fn begin(
     to_ns: i64,
 ) -> Result<Summary, SessionError> {
     let session = async {
-        let mut session = Session::new(node, peer.peer);
+        let class = node.sync_class(&peer.peer).await;
+        let mut session = Session::new(node, peer.peer, class);
         let (from, to) = (SyncId::at(from_ns), SyncId::at(to_ns));
         let digest = session.scope.digest(node, from, to, 0).await?;
         let mut writer = PayloadWriter::new(&session.scope.pubsub_topics, NO_TOPICS, from_ns);
@@ -97,7 +106,10 @@ pub(super) async fn answer(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     first: Frame,
 ) -> Result<Summary, SessionError> {
-    let session = async { Session::new(node, peer).converse(stream, Some(first)).await };
+    let session = async {
+        let class = node.sync_class(&peer).await;
+        Session::new(node, peer, class).converse(stream, Some(first)).await
+    };
     tokio::time::timeout(SESSION_TIME, session).await.unwrap_or(Err(SessionError::TimedOut))
 }
 
@@ -107,24 +119,27 @@ struct Session<'a> {
     scope: Scope,
     sender: Sender<'a>,
     summary: Summary,
+    /// Whether the peer named more content topics than are compared.
+    narrowed: bool,
     /// Fingerprints in the answer that is being written.
     fingerprints: usize,
 }
 
 impl<'a> Session<'a> {
-    fn new(node: &'a Arc<Node>, peer: PeerId) -> Self {
+    fn new(node: &'a Arc<Node>, peer: PeerId, class: PeerClass) -> Self {
         let (from_ns, _) = node.sync.range((node.clock)());
-        node.sync.intakes.open(peer, from_ns);
+        node.sync.intakes.open(peer, class, from_ns);
         Self {
             node,
             peer,
             scope: Scope {
                 pubsub_topics: node.shards().iter().map(|shard| node.topic_name(shard)).collect(),
-                content_topics: Vec::new(),
+                content_topics: Arc::default(),
                 ids_left: node.sync.limits.session_ids,
             },
             sender: Sender::new(node, peer),
             summary: Summary::default(),
+            narrowed: false,
             fingerprints: 0,
         }
     }
@@ -161,8 +176,8 @@ impl<'a> Session<'a> {
         if !self.take_scope(payload) {
             return Ok(Some(DONE.to_vec()));
         }
-        let mut writer =
-            PayloadWriter::new(&self.scope.pubsub_topics, NO_TOPICS, first.from.time_ns);
+        let named = if self.narrowed { &self.scope.content_topics[..] } else { &[] };
+        let mut writer = PayloadWriter::new(&self.scope.pubsub_topics, named, first.from.time_ns);
         self.fingerprints = 0;
         let mut compares = false;
         let (oldest_ns, _) = self.node.sync.range((self.node.clock)());
@@ -191,11 +206,24 @@ impl<'a> Session<'a> {
         if !theirs.is_empty() {
             self.scope.pubsub_topics.retain(|ours| theirs.iter().any(|one| one.as_str() == ours));
         }
-        if payload.content_topics.len() > CONTENT_TOPICS_MAX {
-            return false;
+        let theirs = &payload.content_topics;
+        let ours = &self.scope.content_topics;
+        if ours.is_empty() && !theirs.is_empty() {
+            let room = count(self.node.sync.limits.answer_bytes / CONTENT_TOPICS_PART);
+            let start = rand::random::<u32>() as usize % theirs.len();
+            let chosen = choose_topics(theirs, start, room);
+            self.narrowed = chosen.len() < theirs.len();
+            self.summary.left_out |= self.narrowed;
+            self.scope.content_topics = chosen.into();
+        } else if !theirs.is_empty() {
+            // It names what both compare, in its later payloads too.
+            let is_named = |ours: &&String| theirs.iter().any(|one| one.as_str() == ours.as_str());
+            let both: Vec<String> = ours.iter().filter(is_named).cloned().collect();
+            if both.is_empty() {
+                return false;
+            }
+            self.scope.content_topics = both.into();
         }
-        self.scope.content_topics =
-            payload.content_topics.iter().map(|topic| topic.as_str().to_owned()).collect();
         !self.scope.pubsub_topics.is_empty()
     }
 
@@ -313,6 +341,19 @@ impl<'a> Session<'a> {
     }
 }
 
+/// As many topics as there is room for, in bytes, from one of them on: another session takes
+/// others.
+fn choose_topics(theirs: &[Text], start: usize, mut room: usize) -> Vec<String> {
+    let (before, behind) = theirs.split_at(start.min(theirs.len()));
+    let fits = |topic: &&Text| {
+        let left = room.checked_sub(topic.len() + TOPIC_BYTES);
+        room = left.unwrap_or(room);
+        left.is_some()
+    };
+    let chosen = behind.iter().chain(before).take_while(fits);
+    chosen.map(|topic| topic.as_str().to_owned()).collect()
+}
+
 async fn read(
     node: &Arc<Node>,
     peer: PeerId,
@@ -348,5 +389,24 @@ async fn write(
             Err(read_failed(peer, RECONCILIATION_PROTOCOL, ReadError::Io(error)).into())
         }
         Err(_) => Err(SessionError::TimedOut),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_topics_are_chosen_within_their_room_from_any_of_them_on() {
+        let theirs: Vec<Text> = ["a", "b", "c"].map(Text::from).into();
+        let chosen = |start, topics: usize| choose_topics(&theirs, start, topics * 49);
+        assert_eq!(chosen(0, 3), ["a", "b", "c"]);
+        assert_eq!(chosen(2, 3), ["c", "a", "b"]);
+        assert_eq!(chosen(1, 2), ["b", "c"]);
+        assert_eq!(chosen(2, 2), ["c", "a"]);
+        // The longest topic has room in the least answer that may be configured.
+        let longest = [Text::from("t".repeat(protocol::topic::CONTENT_TOPIC_BYTES_MAX))];
+        let room = count((8 << 10) / CONTENT_TOPICS_PART);
+        assert_eq!(choose_topics(&longest, 0, room).len(), 1);
     }
 }

@@ -4,11 +4,12 @@
 //! A message that is taken must be of a shard of this node, of the range that is compared, and not
 //! here; its hash is computed. Bounds: `sync.session_bytes` in each direction of a session, over
 //! all peers `client.fetched_per_second` messages; [`INTAKES_MAX`] peers with sessions are
-//! remembered.
+//! remembered. Peers that the operator did not name have a share of the store ([`SHARE_PART`]), so
+//! that nobody can displace what is kept.
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -23,6 +24,7 @@ use store::Query;
 use super::session::SessionError;
 use crate::{
     client::{ClientError, Remote},
+    discovery::known::Origin,
     governor::WorkKind,
     ingest::RejectReason,
     network::{
@@ -48,8 +50,58 @@ const IDLE_TIME: Duration = Duration::from_secs(60);
 const BATCH: usize = 64;
 const _: () = assert!(BATCH <= store::PAGE_MESSAGES_MAX && BATCH <= store::HASHES_MAX);
 
+/// What peers that are not named write is at most this part of `store.retention_bytes` in the time
+/// of retention, twice for a burst: one part for those that this node dialled, and another for
+/// those that dialled it, of whom there can be any number.
+const SHARE_PART: u64 = 32;
+
+/// How a peer with a session came to be one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PeerClass {
+    /// By the operator: static peers and service nodes.
+    Named,
+    /// This node found and dialled it.
+    Dialled,
+    /// It dialled this node.
+    Stranger,
+}
+
+/// Bytes that peers of a class may have written, which come back with time.
+#[derive(Debug)]
+struct StoreShare {
+    bytes_max: u64,
+    /// In which all of them come back.
+    period: Duration,
+    left: f64,
+    filled: Instant,
+}
+
+impl StoreShare {
+    fn new(bytes_max: u64, period: Duration) -> Self {
+        Self { bytes_max, period, left: bytes_max as f64, filled: Instant::now() }
+    }
+
+    fn give(&mut self, bytes: f64) {
+        self.left = (self.left + bytes).min(self.bytes_max as f64);
+    }
+
+    /// Whether there are as many.
+    fn take(&mut self, bytes: u64, now: Instant) -> bool {
+        let part = now.saturating_duration_since(self.filled).as_secs_f64()
+            / self.period.as_secs_f64().max(1.0);
+        self.filled = now;
+        self.give(part * self.bytes_max as f64);
+        let has_room = self.left >= bytes as f64;
+        if has_room {
+            self.left -= bytes as f64;
+        }
+        has_room
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct PeerIntake {
+    class: PeerClass,
     from_ns: i64,
     began: Instant,
     renewed: Instant,
@@ -61,24 +113,29 @@ struct PeerIntake {
 pub(super) struct Intakes {
     bytes: u64,
     peers: Mutex<HashMap<PeerId, PeerIntake>>,
+    dialled: Mutex<StoreShare>,
+    strangers: Mutex<StoreShare>,
 }
 
 impl Intakes {
-    pub(super) fn new(bytes: u64) -> Self {
-        Self { bytes, peers: Mutex::default() }
+    /// `bytes` in a session, into a store that keeps its messages for a time.
+    pub(super) fn new(bytes: u64, store_bytes: u64, retention: Duration) -> Self {
+        let share = || Mutex::new(StoreShare::new(store_bytes / SHARE_PART, retention));
+        Self { bytes, peers: Mutex::default(), dialled: share(), strangers: share() }
     }
 
     /// A session with a peer begins: its messages from a time on are taken.
-    pub(super) fn open(&self, peer: PeerId, from_ns: i64) {
-        self.open_at(peer, from_ns, Instant::now());
+    pub(super) fn open(&self, peer: PeerId, class: PeerClass, from_ns: i64) {
+        self.open_at(peer, class, from_ns, Instant::now());
     }
 
-    fn open_at(&self, peer: PeerId, from_ns: i64, now: Instant) {
+    fn open_at(&self, peer: PeerId, class: PeerClass, from_ns: i64, now: Instant) {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let age = |since: Instant| now.saturating_duration_since(since);
         peers.retain(|_, intake| age(intake.began) < OPEN_TIME);
         if let Some(intake) = peers.get_mut(&peer) {
             intake.began = now;
+            intake.class = class;
             intake.from_ns = from_ns;
             if age(intake.renewed) >= RENEW_TIME {
                 (intake.renewed, intake.bytes_left) = (now, self.bytes);
@@ -91,12 +148,21 @@ impl Intakes {
                 peers.remove(&oldest);
             }
         }
-        let intake = PeerIntake { from_ns, began: now, renewed: now, bytes_left: self.bytes };
-        peers.insert(peer, intake);
+        let bytes_left = self.bytes;
+        peers.insert(peer, PeerIntake { class, from_ns, began: now, renewed: now, bytes_left });
     }
 
-    /// Takes a message of a peer, by its time and its length.
-    fn take(&self, peer: &PeerId, time_ns: i64, bytes: u64) -> Result<(), &'static str> {
+    fn share(&self, class: PeerClass) -> Option<MutexGuard<'_, StoreShare>> {
+        let share = match class {
+            PeerClass::Named => return None,
+            PeerClass::Dialled => &self.dialled,
+            PeerClass::Stranger => &self.strangers,
+        };
+        Some(share.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes a message of a peer, by its time and its length; the peer's class.
+    fn take(&self, peer: &PeerId, time_ns: i64, bytes: u64) -> Result<PeerClass, &'static str> {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let intake = peers
             .get_mut(peer)
@@ -106,8 +172,20 @@ impl Intakes {
             return Err("it is older than what is compared");
         }
         let left = intake.bytes_left.checked_sub(bytes);
-        intake.bytes_left = left.ok_or("its sender sent sync.session_bytes already")?;
-        Ok(())
+        let left = left.ok_or("its sender sent sync.session_bytes already")?;
+        let mut share = self.share(intake.class);
+        if share.as_mut().is_some_and(|share| !share.take(bytes, Instant::now())) {
+            return Err("peers that are not named have used up their share of the store for now");
+        }
+        intake.bytes_left = left;
+        Ok(intake.class)
+    }
+
+    /// A message that was taken of a class was not written.
+    fn give_back(&self, class: PeerClass, bytes: u64) {
+        if let Some(mut share) = self.share(class) {
+            share.give(bytes as f64);
+        }
     }
 }
 
@@ -131,6 +209,20 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
 }
 
 impl Node {
+    /// How far a peer's messages may fill the store.
+    pub(super) async fn sync_class(&self, peer: &PeerId) -> PeerClass {
+        let origin = self.peers().origin(peer);
+        if origin == Some(Origin::Static) {
+            return PeerClass::Named;
+        }
+        let connected = self.connected_peers().await;
+        if connected.iter().any(|connected| connected.peer == *peer && connected.outbound) {
+            PeerClass::Dialled
+        } else {
+            PeerClass::Stranger
+        }
+    }
+
     /// Writes a message that a peer's store sent. Whether it was new.
     async fn take_transfer(&self, peer: &PeerId, frame: Frame) -> Result<bool, String> {
         let Frame { body, held, admitted: _admitted, .. } = frame;
@@ -141,11 +233,16 @@ impl Node {
         let bytes = transfer.message.clone();
         let message = WakuMessage::decode(bytes.clone()).map_err(|error| error.to_string())?;
         let time_ns = message.timestamp.filter(|at| *at != 0).ok_or("it has no timestamp")?;
-        self.sync.intakes.take(peer, time_ns, bytes.len() as u64)?;
-        self.sync.taking.take(1).await;
         let topic = transfer.pubsub_topic.as_str();
         let shard = self.shard_for(Some(topic), "").map_err(|error| error.to_string())?;
-        self.write_missing(shard, &message, bytes, held).await
+        let length = bytes.len() as u64;
+        let class = self.sync.intakes.take(peer, time_ns, length)?;
+        self.sync.taking.take(1).await;
+        let written = self.write_missing(shard, &message, bytes, held).await;
+        if written != Ok(true) {
+            self.sync.intakes.give_back(class, length);
+        }
+        written
     }
 
     /// Writes a message of another store, if it is not here and may be kept: not an ephemeral one,
@@ -279,36 +376,71 @@ impl<'a> Sender<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        PeerClass::{Dialled, Named, Stranger},
+        *,
+    };
+
+    const HOUR: Duration = Duration::from_secs(3600);
 
     #[test]
     fn messages_are_taken_of_peers_with_a_session_within_its_bounds() {
-        let intakes = Intakes::new(1000);
+        let intakes = Intakes::new(1000, 1 << 30, HOUR);
         let (peer, other) = (PeerId::random(), PeerId::random());
         assert!(intakes.take(&peer, 50, 1).unwrap_err().contains("no session"));
-        intakes.open(peer, 40);
+        intakes.open(peer, Named, 40);
         assert!(intakes.take(&other, 50, 1).is_err());
         assert!(intakes.take(&peer, 39, 1).unwrap_err().contains("older"));
-        assert_eq!(intakes.take(&peer, 50, 900), Ok(()));
+        assert_eq!(intakes.take(&peer, 50, 900), Ok(Named));
         assert!(intakes.take(&peer, 50, 101).unwrap_err().contains("session_bytes"));
         // Another session at once brings no further bytes.
-        intakes.open(peer, 40);
+        intakes.open(peer, Named, 40);
         assert!(intakes.take(&peer, 50, 101).is_err());
-        assert_eq!(intakes.take(&peer, 50, 100), Ok(()));
-        intakes.open_at(peer, 40, Instant::now() + RENEW_TIME);
-        assert_eq!(intakes.take(&peer, 50, 1000), Ok(()));
+        assert_eq!(intakes.take(&peer, 50, 100), Ok(Named));
+        intakes.open_at(peer, Named, 40, Instant::now() + RENEW_TIME);
+        assert_eq!(intakes.take(&peer, 50, 1000), Ok(Named));
     }
 
     #[test]
     fn peers_with_sessions_are_bounded() {
-        let intakes = Intakes::new(1000);
+        let intakes = Intakes::new(1000, 1 << 30, HOUR);
         let peers: Vec<PeerId> = (0..INTAKES_MAX + 5).map(|_| PeerId::random()).collect();
         let start = Instant::now();
         for (at, peer) in peers.iter().enumerate() {
-            intakes.open_at(*peer, 0, start + Duration::from_millis(at as u64));
+            intakes.open_at(*peer, Stranger, 0, start + Duration::from_millis(at as u64));
         }
         assert_eq!(intakes.peers.lock().unwrap().len(), INTAKES_MAX);
         assert!(intakes.take(&peers[0], 0, 1).is_err());
-        assert_eq!(intakes.take(&peers[INTAKES_MAX], 0, 1), Ok(()));
+        assert_eq!(intakes.take(&peers[INTAKES_MAX], 0, 1), Ok(Stranger));
+    }
+
+    #[test]
+    fn peers_that_are_not_named_have_a_share_of_the_store() {
+        let intakes = Intakes::new(1 << 30, SHARE_PART * 1000, HOUR);
+        let peers: Vec<PeerId> = (0..4).map(|_| PeerId::random()).collect();
+        for (peer, class) in peers.iter().zip([Stranger, Stranger, Dialled, Named]) {
+            intakes.open(*peer, class, 0);
+        }
+        assert_eq!(intakes.take(&peers[0], 0, 600), Ok(Stranger));
+        // All strangers together.
+        assert!(intakes.take(&peers[1], 0, 600).unwrap_err().contains("share"));
+        intakes.give_back(Stranger, 600);
+        assert_eq!(intakes.take(&peers[1], 0, 900), Ok(Stranger));
+        assert_eq!(intakes.take(&peers[2], 0, 900), Ok(Dialled));
+        assert!(intakes.take(&peers[2], 0, 900).is_err());
+        for _ in 0..100 {
+            assert_eq!(intakes.take(&peers[3], 0, 900), Ok(Named));
+        }
+    }
+
+    #[test]
+    fn a_share_comes_back_with_time_and_never_exceeds_its_bytes() {
+        let mut share = StoreShare::new(1000, HOUR);
+        let start = share.filled;
+        assert!(share.take(1000, start) && !share.take(1, start));
+        assert!(share.take(500, start + HOUR / 2) && !share.take(100, start + HOUR / 2));
+        assert!(!share.take(1001, start + 9 * HOUR) && share.take(1000, start + 9 * HOUR));
+        share.give(5000.0);
+        assert!(!share.take(1001, start + 9 * HOUR));
     }
 }

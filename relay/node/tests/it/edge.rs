@@ -10,7 +10,7 @@ use std::{
 use futures::{AsyncWriteExt, StreamExt};
 use protocol::{
     frame,
-    sync::{Payload, PayloadWriter, RECONCILIATION_PROTOCOL, SyncId, TRANSFER_PROTOCOL},
+    sync::{Content, Payload, PayloadWriter, RECONCILIATION_PROTOCOL, SyncId, TRANSFER_PROTOCOL},
 };
 use serde_json::json;
 use testing::eventually;
@@ -205,6 +205,44 @@ fn a_node_that_was_away_fetches_what_it_missed() {
 async fn send(stream: &mut libp2p::Stream, body: &[u8]) {
     stream.write_all(&frame::with_length(body)).await.unwrap();
     stream.flush().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_session_of_many_content_topics_is_answered_and_what_it_brings_is_passed_on_once() {
+    let relay = Relay::start_after("", SYNC, &["--cluster", "16", "--store-sync"]);
+    let mut client = Client::connect(relay.address(false)).await;
+    let here = peer::message(CONTENT_TOPIC, b"here");
+    assert_eq!(client.push(&here).await.unwrap().status.code(), 200);
+    // A query waits for the index, a session does not.
+    let request = protocol::store::Request { forward: true, ..Default::default() };
+    assert_eq!(client.query(&request).await.entries.len(), 1);
+    let mut topics: Vec<String> = (0..60).map(|topic| format!("/other/1/{topic}/proto")).collect();
+    topics.push(CONTENT_TOPIC.to_owned());
+    let none: [&str; 0] = [];
+    let mut writer = PayloadWriter::new(&none, &topics, 0);
+    writer.fingerprint(SyncId::at(i64::MAX), &[7; 32]);
+    let mut stream = client.open(RECONCILIATION_PROTOCOL).await.unwrap();
+    send(&mut stream, &writer.finish()).await;
+    let answer = Payload::decode(peer::read(&mut stream).await.unwrap()).unwrap();
+    let range = answer.ranges().next().unwrap().unwrap();
+    let Content::Items(items) = range.content else { panic!("{range:?}") };
+    assert_eq!(items.count(), 1);
+
+    // It sends what is missing, and then it comes from a client.
+    let queue = format!("/relay/v1/messages/{}", encoded(&pubsub_topic(CONTENT_TOPIC)));
+    assert_eq!(http::get_raw(&relay.http, &queue).matches("payload").count(), 1);
+    let fetched = peer::message(CONTENT_TOPIC, b"fetched");
+    let bytes = fetched.encode();
+    let frame = protocol::sync::transfer_frame(bytes.len(), &pubsub_topic(CONTENT_TOPIC));
+    let mut transfer = client.open(TRANSFER_PROTOCOL).await.unwrap();
+    transfer.write_all(&frame.around(&bytes)).await.unwrap();
+    transfer.close().await.unwrap();
+    relay.reaches("thimble_relay_fetched_total", 1).await;
+    assert_eq!(http::get_raw(&relay.http, &queue).matches("payload").count(), 0);
+    for _ in 0..2 {
+        assert_eq!(client.push(&fetched).await.unwrap().status.code(), 200);
+    }
+    assert_eq!(http::get_raw(&relay.http, &queue).matches("payload").count(), 1);
 }
 
 #[tokio::test]

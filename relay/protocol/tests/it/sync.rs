@@ -5,7 +5,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use protocol::frame::with_length;
 use protocol::sync::{
-    Content, Fingerprint, Payload, PayloadWriter, Range, SyncId, Transfer, mix, transfer_frame,
+    Content, Fingerprint, Payload, PayloadWriter, Range, SyncId, TOPICS_MAX, Transfer, mix,
+    transfer_frame,
 };
 use protocol::wire::{DecodeError, put_bytes};
 
@@ -86,6 +87,17 @@ fn counts_and_lengths_beyond_the_frame_are_refused_before_memory_is_taken() {
     for bytes in [big(56), [vec![1], big(42)].concat(), vec![1, 1, 0xff, 0, 0]] {
         assert!(Payload::decode(bytes.clone().into()).is_err(), "{bytes:?}");
     }
+}
+
+#[test]
+fn topics_beyond_the_first_are_skipped() {
+    let topics: Vec<String> = (0..2 * TOPICS_MAX).map(|topic| topic.to_string()).collect();
+    let mut writer = PayloadWriter::new(&NONE, &topics, 70);
+    writer.fingerprint(SyncId::at(80), &[1; 32]);
+    let payload = Payload::decode(writer.finish().into()).unwrap();
+    let read: Vec<&str> = payload.content_topics.iter().map(|topic| topic.as_str()).collect();
+    assert_eq!(read, topics[..TOPICS_MAX]);
+    assert_eq!(ranges(&payload)[0].to, SyncId::at(80));
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub struct IdQuery {
     /// Of these pubsub topics. Of one after the other fewer rows are read than of all at once.
     pub pubsub_topics: Vec<String>,
     /// Of these content topics; none: of all.
-    pub content_topics: Vec<String>,
+    pub content_topics: Arc<[String]>,
     /// From this one on.
     pub from: MessageKey,
     /// Up to this one, which may be part of the answer.
@@ -99,7 +99,7 @@ fn rows(
         let sql = "SELECT id FROM topics WHERE content = ?1 AND pubsub = ?2";
         let mut statement = transaction.prepare_cached(sql)?;
         let mut ids: Vec<i64> = Vec::new();
-        for content in &query.content_topics {
+        for content in query.content_topics.iter() {
             for pubsub in &pubsubs {
                 let id = statement.query_row(params![content, pubsub], |row| row.get(0));
                 let id: Option<i64> = id.optional()?;
@@ -116,8 +116,10 @@ fn rows(
          ORDER BY timestamp, hash LIMIT ?6"
     ))?;
     let mut found: Vec<MessageKey> = Vec::new();
-    let ((from_ns, from), (to_ns, to)) = (query.from, query.to);
+    let (from_ns, from) = query.from;
+    let mut last = query.to;
     for id in ids {
+        let (to_ns, to) = last;
         let rows = statement.query_map(
             params![id, from_ns, from.as_slice(), to_ns, to.as_slice(), limit as i64],
             |row| Ok((row.get(0)?, row.get(1)?)),
@@ -128,6 +130,10 @@ fn rows(
         // Kept in order and short, however many topics there are.
         found.sort_unstable();
         found.truncate(limit);
+        // What comes after a whole page is not read of the others.
+        if let Some(end) = found.get(limit - 1) {
+            last = *end;
+        }
     }
     Ok(found)
 }

@@ -99,7 +99,7 @@ fn compare_ids(
 ) {
     let mut asked = IdQuery {
         pubsub_topics: topics.iter().map(|topic| pubsub(*topic)).collect(),
-        content_topics: query.content_topics.clone(),
+        content_topics: query.content_topics.clone().into(),
         from: (query.start_ns.unwrap_or(-40), [0; 32]),
         to: (query.end_ns.unwrap_or(200), [7; 32]),
         limit: 7,
