@@ -39,7 +39,8 @@ memory_budget::limits! {
                 at_most(MIB, "a server could fill the memory of the relay"),
             ],
             reason "five roots take 400 bytes as text";
-        /// Time without an answer of any server after which the roots count as stale.
+        /// Time without an answer of any server after which the roots count as stale; and for which
+        /// one of several has answered alone before its new roots are used.
         stale_seconds: u64 = fixed(60), local,
             bounds [at_least(1, "one lost packet would be reported")],
             reason "six refreshes that failed at every server";

@@ -16,16 +16,21 @@
 //! ([`Roots::wanted`]), never sooner than `roots.refresh_interval_millis` after the last.
 //!
 //! A new root is accepted when more than half of the servers that answered report it ([`agree`]).
-//! With one server, or one that answers, that is what it says; with two that differ, nothing new is
-//! accepted until they agree. A server that keeps reporting other roots than the majority is named,
-//! and not believed alone.
+//! With two that differ, nothing new is accepted until they agree. A server that keeps reporting
+//! other roots than the majority is named, and not believed alone.
+//!
+//! A server that is the only one that is named is believed. One of several that answers alone,
+//! because the others fail, confirms known roots. What it reports beside them for
+//! `roots.stale_seconds` is valid *provisionally*: until two answer again, [`PROVISIONAL_MAX`] roots
+//! at most, which take no place of roots that a majority confirmed.
 //!
 //! # When no server answers
 //!
 //! The roots stay as they are ([`Step`]): a root never becomes invalid by time, only by 50 newer
 //! ones, so messages of members that were registered before remain verifiable.
 //!
-//! Bounds: [`SERVERS_MAX`] servers, [`ROOTS_MAX`] roots; calls are made one after the other.
+//! Bounds: [`SERVERS_MAX`] servers, [`ROOTS_MAX`] and [`PROVISIONAL_MAX`] roots; calls are made one
+//! after the other.
 
 use std::{
     fmt,
@@ -54,8 +59,13 @@ pub(crate) const ROOTS_MAX: usize = 50;
 pub(crate) const SERVERS_MAX: usize = 4;
 /// Selector of `getRecentRoots()`: the first bytes of the Keccak-256 hash of its signature.
 const RECENT_ROOTS: &str = "0xe63337c3";
-/// Between two calls to a server that failed, while others answer.
+/// Newest roots of a server that answers alone: two answers.
+const PROVISIONAL_MAX: usize = 10;
+const _: () = assert!(ROOTS_MAX + PROVISIONAL_MAX <= super::roots::ROOTS_MAX);
+/// Between two calls to a server that failed, while others answer; and while one of them reports a
+/// root that is not valid.
 const RETRY: Duration = Duration::from_secs(60);
+const RETRY_NEWS: Duration = Duration::from_secs(5);
 /// Order of the scalar field of BN254, big-endian: roots are below it.
 const FIELD_ORDER: Root = [
     0x30, 0x64, 0x4e, 0x72, 0xe1, 0x31, 0xa0, 0x29, 0xb8, 0x50, 0x45, 0xb6, 0x81, 0x81, 0x58, 0x5d,
@@ -207,6 +217,10 @@ struct Tie {
 struct FeedState {
     /// Newest first.
     known: Vec<Root>,
+    /// Valid as well, newest first, and not on disk.
+    provisional: Vec<Root>,
+    /// Since when one of several servers answers alone, with new roots.
+    alone: Option<Instant>,
     servers: Vec<ServerState>,
     /// Whose turn it is.
     turn: usize,
@@ -271,6 +285,8 @@ impl RootsFeed {
             file,
             state: Mutex::new(FeedState {
                 known,
+                provisional: Vec::new(),
+                alone: None,
                 servers: states,
                 turn: 0,
                 refreshes: 0,
@@ -346,10 +362,13 @@ impl RootsFeed {
         if answers.is_empty() {
             return true;
         }
-        if let Some((_, at)) = &state.servers[server].failed {
-            return at.elapsed() >= RETRY;
-        }
         let mut reported = answers.iter().flat_map(|(_, roots)| roots);
+        if let Some((_, at)) = &state.servers[server].failed {
+            let is_news =
+                |root: &Root| !state.known.contains(root) && !state.provisional.contains(root);
+            let retry = if reported.any(is_news) { RETRY_NEWS } else { RETRY };
+            return at.elapsed() >= retry;
+        }
         reported.any(|root| !state.known.contains(root))
             || state.tied.is_some()
             || state.servers.iter().any(|server| server.differs.is_some())
@@ -405,6 +424,8 @@ impl RootsFeed {
             }
             let since = state.tied.map_or(now, |tie| tie.since);
             state.tied = agreement.is_tied.then_some(Tie { since, compared: now });
+            state.alone = None;
+            state.provisional.clear();
             return self.take_over(state, &agreement.accepted, now);
         }
         let (server, roots) = answers.first()?;
@@ -416,7 +437,39 @@ impl RootsFeed {
             return None;
         }
         state.tied = None;
-        self.take_over(state, roots, now)
+        if self.servers.len() == 1 {
+            return self.take_over(state, roots, now);
+        }
+        self.hear_one(state, roots, now)
+    }
+
+    /// Hears one of several servers: it confirms known roots, and its new ones are provisional.
+    fn hear_one(
+        &self,
+        mut state: MutexGuard<'_, FeedState>,
+        roots: &[Root],
+        now: Instant,
+    ) -> Option<Vec<Root>> {
+        let known = &state.known;
+        let new: Vec<Root> = roots.iter().filter(|root| !known.contains(*root)).copied().collect();
+        if new.is_empty() {
+            state.alone = None;
+            state.provisional.clear();
+            return self.take_over(state, &[], now);
+        }
+        let since = *state.alone.get_or_insert(now);
+        if now.duration_since(since) >= self.stale() {
+            let mut provisional = Vec::with_capacity(PROVISIONAL_MAX);
+            for root in new.iter().chain(&state.provisional) {
+                if provisional.len() < PROVISIONAL_MAX && !provisional.contains(root) {
+                    provisional.push(*root);
+                }
+            }
+            state.provisional = provisional;
+        }
+        let confirms =
+            roots.iter().any(|root| state.known.contains(root) || state.provisional.contains(root));
+        if confirms { self.take_over(state, &[], now) } else { None }
     }
 
     fn take_over(
@@ -428,8 +481,9 @@ impl RootsFeed {
         state.refreshed = Some(now);
         let changed = merge(&mut state.known, accepted);
         let known = state.known.clone();
+        let valid = [known.as_slice(), state.provisional.as_slice()].concat();
         drop(state);
-        self.roots.replace(known.clone());
+        self.roots.replace(valid);
         changed.then_some(known)
     }
 
@@ -449,7 +503,7 @@ impl RootsFeed {
     /// The step at this moment, and what is said of it.
     fn step(&self, now: Instant) -> (Step, String) {
         let state = self.state();
-        let count = state.known.len();
+        let count = state.known.len() + state.provisional.len();
         if state.tied.is_some_and(|tie| now.duration_since(tie.since) >= self.patience()) {
             let text = format!(
                 "the RPC servers report different roots, the {count} they agreed on are used"
@@ -478,6 +532,15 @@ impl RootsFeed {
         }
         if count == 0 {
             return (Step::None, format!("{} has no members", self.contract));
+        }
+        if state.alone.is_some_and(|since| now.duration_since(since) >= self.patience()) {
+            let (all, new) = (self.servers.len(), state.provisional.len());
+            let text = format!(
+                "one of {all} RPC servers answers alone; {new} of its new roots are used, beside \
+                 {} that more confirmed",
+                state.known.len()
+            );
+            return (Step::Disagreeing, text);
         }
         (Step::Current, String::new())
     }
@@ -517,7 +580,7 @@ impl RootsFeed {
             step,
             detail,
             contract: self.contract.to_string(),
-            roots: state.known.len(),
+            roots: state.known.len() + state.provisional.len(),
             refreshes: state.refreshes,
             age_seconds: state.refreshed.map(|at| now.duration_since(at).as_secs_f64()),
             servers: servers.collect(),

@@ -244,6 +244,9 @@ async fn roots_are_read_kept_on_disk_and_restored() {
 #[tokio::test]
 async fn next_server_answers_when_one_fails_or_is_slow_or_serves_another_chain() {
     let (mut tasks, folder) = (JoinSet::new(), tempfile::tempdir().unwrap());
+    // One that answers alone confirms what is known.
+    let file = RootsFile::new(RealDisk::shared(), folder.path(), CONTRACT);
+    file.write(&roots(&[1])).unwrap();
     let good = Server::start(&mut tasks, Behaviour::Roots(vec![1])).await;
     let page = "HTTP/1.1 503 Unavailable\r\ncontent-length: 4\r\n\r\nbusy";
     let large = format!("HTTP/1.1 200 OK\r\n\r\n{}", "x".repeat(4096));
@@ -323,6 +326,49 @@ async fn a_liar_among_three_is_outvoted_named_and_not_believed_alone() {
     servers[1].now(Behaviour::Silent);
     feed.refresh().await;
     assert!(!feed.roots.contains(&root(9)));
+}
+
+#[tokio::test]
+async fn one_that_answers_alone_is_believed_after_a_time_and_evicts_nothing() {
+    let (mut tasks, folder) = (JoinSet::new(), tempfile::tempdir().unwrap());
+    let one = Server::start(&mut tasks, Behaviour::Silent).await;
+    let two = Server::start(&mut tasks, Behaviour::Silent).await;
+    let honest: Vec<u8> = (1..=50).rev().collect();
+    let file = RootsFile::new(RealDisk::shared(), folder.path(), CONTRACT);
+    file.write(&roots(&honest)).unwrap();
+    let limits = RootsLimits { stale_seconds: 60, ..limits() };
+    let feed = feed(&[&one, &two], folder.path(), &limits);
+    let start = Instant::now();
+    let after = |seconds| start + Duration::from_secs(seconds);
+    let hear = |numbers: &[u8], seconds| {
+        let written = feed.conclude(&[(1, roots(numbers))], after(seconds));
+        assert_eq!(written, None, "a majority alone is written");
+        assert!(honest.iter().all(|number| feed.roots.contains(&root(*number))));
+    };
+    hear(&[50, 49], 0);
+    assert_eq!(feed.step(after(0)), (Step::Current, String::new()));
+    for seconds in [1, 60] {
+        hear(&[90, 50], seconds);
+        assert!(!feed.roots.contains(&root(90)));
+        let (step, why) = feed.step(after(seconds));
+        assert!(step == Step::Disagreeing && why.contains("0 of its new roots"), "{why}");
+    }
+    hear(&[90, 50], 61);
+    assert!(feed.roots.contains(&root(90)));
+    assert_eq!(feed.report().roots, 51);
+    for number in 91..=110 {
+        hear(&[number, 50], 62);
+        assert!(feed.roots.contains(&root(number)));
+    }
+    assert!(!feed.roots.contains(&root(100)) && feed.roots.contains(&root(101)));
+    assert!(feed.step(after(62)).1.contains("10 of its new roots"));
+    // What two agree on is valid, and nothing else stays of it.
+    let both = [(0, roots(&[51, 50])), (1, roots(&[51, 50]))];
+    let written = feed.conclude(&both, after(70)).unwrap();
+    assert_eq!((written.len(), written[0], written[49]), (ROOTS_MAX, root(51), root(2)));
+    assert!(feed.roots.contains(&root(51)) && !feed.roots.contains(&root(110)));
+    assert_eq!(feed.conclude(&[(1, roots(&[110, 51]))], after(71)), None);
+    assert!(!feed.roots.contains(&root(110)), "the time begins again");
 }
 
 #[tokio::test]
