@@ -21,8 +21,8 @@
 //!
 //! A server that is the only one that is named is believed. One of several that answers alone,
 //! because the others fail, confirms known roots. What it reports beside them for
-//! `roots.stale_seconds` is valid *provisionally*: until two answer again, [`PROVISIONAL_MAX`] roots
-//! at most, which take no place of roots that a majority confirmed.
+//! `roots.stale_seconds` is valid *provisionally*: until two answer again, at most
+//! [`PROVISIONAL_MAX`] roots, which take no place of roots that a majority confirmed.
 //!
 //! # When no server answers
 //!

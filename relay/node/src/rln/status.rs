@@ -11,7 +11,8 @@ use super::keystore::Membership;
 pub(crate) enum Step {
     /// A server confirmed them within `roots.stale_seconds`.
     Current,
-    /// Servers report different roots, and none has a majority; or one answers alone, with new ones.
+    /// Servers report different roots, and none has a majority; or one answers alone, with new
+    /// ones.
     Disagreeing,
     /// No server answered for longer than that.
     Stale,
