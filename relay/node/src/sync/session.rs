@@ -12,7 +12,7 @@ use protocol::{
     Text,
     sync::{
         Content, FRAME_BYTES_MAX, Items, Payload, PayloadWriter, RECONCILIATION_PROTOCOL, Range,
-        SyncId,
+        SyncId, TOPICS_MAX,
     },
 };
 use thiserror::Error;
@@ -212,7 +212,7 @@ impl<'a> Session<'a> {
             let room = count(self.node.sync.limits.answer_bytes / CONTENT_TOPICS_PART);
             let start = rand::random::<u32>() as usize % theirs.len();
             let chosen = choose_topics(theirs, start, room);
-            self.narrowed = chosen.len() < theirs.len();
+            self.narrowed = chosen.len() < theirs.len() || theirs.len() >= TOPICS_MAX;
             self.summary.left_out |= self.narrowed;
             self.scope.content_topics = chosen.into();
         } else if !theirs.is_empty() {
