@@ -528,9 +528,11 @@ mod tests {
         #[test]
         fn no_url_is_shown_beyond_its_host(key in "[a-z0-9]{16,40}") {
             let url = RpcUrl::from(format!("https://x{key}:{key}@rpc.example/{key}?{key}={key}"));
-            prop_assert!(!format!("{url:?}").contains(&key));
+            let shown = format!("{url:?}");
+            prop_assert!(!shown.contains(&key));
             let server = RpcServer::new(&url).unwrap();
-            prop_assert!(!server.shown(&format!("a {key} b")).contains(&key));
+            let shown = server.shown(&format!("a {key} b"));
+            prop_assert!(!shown.contains(&key));
         }
     }
 }

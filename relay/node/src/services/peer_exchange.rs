@@ -10,7 +10,7 @@ use protocol::{
     record::NodeRecord,
 };
 
-use super::{ServeOutcome, reply, request, text};
+use super::{ServeOutcome, finish, reply, request, text};
 use crate::{
     discovery::known::Origin,
     network::{

@@ -11,6 +11,7 @@ use crate::{
     counters::Reason,
     ingest::ReceivedMessage,
     network::{
+        admission::WaitingFrames,
         stream_slots::Stream,
         streams::{
             Frame, GOSSIP_TIMEOUT, Intake, ReadError, SEND_TIME, discard, read_frame, skip,
