@@ -44,7 +44,10 @@ const _: () = {
     let file = EPOCHS * PAGE_BYTES as u64;
     assert!(relay_limits::RLN_NULLIFIER_BYTES * PLANNED_ENTRIES == file, "the disk line counts it");
     assert!(PAGE_ENTRIES as u64 > PLANNED_ENTRIES * 3 / 2 && ENTRY_BYTES == 16 + 8 + 8);
-    assert!(HEAD_BYTES % ENTRY_BYTES == 0 && 512 % ENTRY_BYTES == 0, "no entry crosses a sector");
+    assert!(
+        HEAD_BYTES.is_multiple_of(ENTRY_BYTES) && 512_usize.is_multiple_of(ENTRY_BYTES),
+        "no entry crosses a sector"
+    );
 };
 
 /// What was noted of a message.

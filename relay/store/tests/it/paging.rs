@@ -112,7 +112,7 @@ fn compare_ids(
                 || asked.content_topics.contains(&content(sent.content)))
     };
     let expected: Vec<MessageKey> =
-        sent.iter().filter(|(key, sent)| is_asked(*key, *sent)).map(|(key, _)| *key).collect();
+        sent.iter().filter(|(key, sent)| is_asked(key, sent)).map(|(key, _)| *key).collect();
     let mut found = Vec::new();
     loop {
         let page = block_on(store.ids(asked.clone())).unwrap();
