@@ -220,7 +220,7 @@ fn unknown_limits_are_answered_in_the_relays_name() {
     let text =
         limits.apply_overrides(&json!({"gossip": {"seen_second": 1}})).unwrap_err().to_string();
     assert!(text.contains("`seen_seconds`") && text.contains("`thimble-relay limits`"), "{text}");
-    let text = limits.apply_overrides(&json!({"consensus": {}})).unwrap_err().to_string();
+    let text = limits.apply_overrides(&json!({"connection": {}})).unwrap_err().to_string();
     assert!(text.contains("[limits.connections]") && text.contains("light_push"), "{text}");
 }
 

@@ -36,6 +36,11 @@ fn pushed(topic: &str, message: &WakuMessage) -> Value {
 async fn clients_messages_on_a_protected_shard_are_taken_when_they_are_signed() {
     let node = Relay::start(&["--protected-shard", &format!("1:{KEY}")]);
     let mut peer = GossipPeer::connect(node.address(false), &[TOPIC, OPEN_TOPIC]).await;
+    for topic in [TOPIC, OPEN_TOPIC] {
+        peer.graft(topic).await;
+        let mesh = format!("libp2p_gossipsub_peers_per_topic_mesh{{topic=\"{topic}\"}}");
+        node.reaches(&mesh, 1).await;
+    }
     let push = |topic: &str, message: &WakuMessage| {
         post(&node.http, "/lightpush/v3/message", &pushed(topic, message))
     };

@@ -305,7 +305,7 @@ fn another_chain_and_an_address_without_contract_are_named() {
         (&*format!("0x{}", "7".repeat(40)), 1337, "no contract with getRecentRoots()"),
     ] {
         let config = format!(
-            "cluster = 2\neth_rpc = [\"{}/{KEY}\"]\nrln_contract = \"{contract}\"\n\
+            "cluster = 2\neth_rpc = [\"{}/?key={KEY}\"]\nrln_contract = \"{contract}\"\n\
              rln_chain_id = {chain}\n",
             geth.url
         );
