@@ -210,10 +210,10 @@ bench-sync: setup ## Measure manifests, showing and installing a state of SYNC_M
 
 # Promise: P24 [CASE=flood MEMORY=64MiB] - A flooded relay in a capped group delivers every accepted
 #   message.
-stress: build ## Work on a relay in MEMORY with CASE of the stress study (baseline, overallocation, long, flood), each phase for PHASE seconds.
+stress: build ## Work on a relay in MEMORY with CASE of the stress study (baseline, overallocation, long, flood, flood-mib), each phase for PHASE seconds.
 	@mkdir -p target/stress
 	@"$(BIN)/thimble-lab" stress --case "$(CASE)" --phase "$(PHASE)" --memory "$(MEMORY)" --json "target/stress/$(CASE).json" --picture "target/stress/$(CASE).svg" \
-		--command '"$(BIN)/thimble-relay" run --memory {memory} --data-dir {folder} --listen /ip4/127.0.0.1/tcp/{port} --http 127.0.0.1:0 --log warn'
+		--command '"$(BIN)/thimble-relay" run --memory {memory} --data-dir {folder} --listen /ip4/127.0.0.1/tcp/{port} --http 127.0.0.1:0 --log warn $(if $(filter flood-mib,$(CASE)),--message-size 1MiB)'
 
 # Promise: P22 - The relay meets its goals of rate, latency and memory, compared with go-waku.
 bench-relay: setup ## Hold the relay against its goals, beside go-waku in TURNS alternating turns on this machine; phases of PHASE seconds, 250/s for LONG.

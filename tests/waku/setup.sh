@@ -1,15 +1,17 @@
 #!/bin/bash
-# Installs and builds the published Waku clients that the tests in this directory run, at their
-# locked versions.
+# Installs and builds the published programs that the tests in this directory run, at their locked
+# versions.
 #
-#   tests/waku/setup.sh          both
+#   tests/waku/setup.sh          all
 #   tests/waku/setup.sh js       @waku/sdk, into tests/waku/js/node_modules, and a page with it for
 #                                browsers, into ${CARGO_TARGET_DIR:-target}/waku/page.js
 #   tests/waku/setup.sh go       the go-waku peer, into ${CARGO_TARGET_DIR:-target}/waku/peer
+#   tests/waku/setup.sh geth     the Ethereum node go-ethereum, into
+#                                ${CARGO_TARGET_DIR:-target}/waku/geth
 #
 # Needs a network the first time, and sudo unless root where node, npm, go or a C compiler are
 # missing (Debian, Ubuntu). Afterwards it only compares the locked versions and sources with what is
-# there. Prints what to run at the end: "node PATH" and "peer PATH".
+# there. Prints what to run at the end: "node PATH", "peer PATH" and "geth PATH".
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -18,7 +20,8 @@ mkdir -p "$target/waku"
 target=$(cd "$target" && pwd)
 
 node_least=20 # the sdk asks for 22; js/node20.mjs adds what 20 lacks
-go_least=1.22 # the go line of go/go.mod
+go_least=1.22   # the go line of go/go.mod
+geth_least=1.24 # that of geth/go.mod
 
 # One at a time: tests that start together wait for the first instead of building twice.
 exec 9>"$target/waku/.lock"
@@ -65,17 +68,18 @@ setup_js() {
     echo "node $(command -v node)"
 }
 
-# enough <go>: whether this go exists and is not too old.
+# enough <go> <version>: whether this go exists and is not older.
 enough() {
     local found
     found=$("$1" env GOVERSION 2>/dev/null) || return 1
-    [ "$(printf '%s\n' "$go_least" "${found#go}" | sort -V | head -n 1)" = "$go_least" ]
+    [ "$(printf '%s\n' "$2" "${found#go}" | sort -V | head -n 1)" = "$2" ]
 }
 
+# find_go <version>: a go that is not older.
 find_go() {
     local candidate
     for candidate in go /usr/local/go/bin/go /usr/lib/go-*/bin/go; do
-        if enough "$candidate"; then
+        if enough "$candidate" "$1"; then
             command -v "$candidate"
             return
         fi
@@ -83,19 +87,23 @@ find_go() {
     return 1
 }
 
+# need_go <version>: the same; installs the system's if there is none.
+need_go() {
+    find_go "$1" && return
+    install_packages golang-go
+    find_go "$1" || {
+        echo "the system's package golang-go is too old, go $1 is the least:" \
+            "install it into /usr/local/go (https://go.dev/dl)" >&2
+        exit 1
+    }
+}
+
 setup_go() {
     local stamp=$target/waku/.stamp hash
     hash=$(hash_of "$here/go/go.mod" "$here/go/go.sum" "$here"/go/*.go)
     if ! fresh "$stamp" "$hash" || [ ! -x "$target/waku/peer" ]; then
         local go
-        if ! go=$(find_go); then
-            install_packages golang-go
-            go=$(find_go) || {
-                echo "the system's package golang-go is too old, go $go_least is the least:" \
-                    "install it into /usr/local/go (https://go.dev/dl)" >&2
-                exit 1
-            }
-        fi
+        go=$(need_go "$go_least")
         command -v cc >/dev/null || install_packages gcc libc6-dev # for sqlite
         # The tag leaves out RLN and with it the native library of zerokit.
         (cd "$here/go" && nice "$go" build -mod=readonly -trimpath -buildvcs=false \
@@ -105,11 +113,25 @@ setup_go() {
     echo "peer $target/waku/peer"
 }
 
-[ $# -gt 0 ] || set -- js go
+setup_geth() {
+    local stamp=$target/waku/.geth-stamp hash
+    hash=$(hash_of "$here/geth/go.mod" "$here/geth/go.sum")
+    if ! fresh "$stamp" "$hash" || [ ! -x "$target/waku/geth" ]; then
+        local go
+        go=$(need_go "$geth_least")
+        (cd "$here/geth" && CGO_ENABLED=0 nice "$go" build -mod=readonly -trimpath \
+            -buildvcs=false -o "$target/waku/geth" github.com/ethereum/go-ethereum/cmd/geth >&2)
+        echo "$hash" >"$stamp"
+    fi
+    echo "geth $target/waku/geth"
+}
+
+[ $# -gt 0 ] || set -- js go geth
 for part in "$@"; do
     case $part in
         js) setup_js ;;
         go) setup_go ;;
-        *) echo "unknown part $part; there are: js go" >&2; exit 2 ;;
+        geth) setup_geth ;;
+        *) echo "unknown part $part; there are: js go geth" >&2; exit 2 ;;
     esac
 done

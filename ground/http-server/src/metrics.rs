@@ -118,6 +118,11 @@ impl<'a, 'b> MetricsWriter<'a, 'b> {
         let unit = Some(&Unit::Seconds);
         times.encode(self.0.encode_descriptor(name, help, unit, MetricType::Histogram)?)
     }
+
+    /// A histogram whose name states its unit, if it has one.
+    pub fn histogram(&mut self, name: &str, help: &str, values: &Histogram) -> fmt::Result {
+        values.encode(self.0.encode_descriptor(name, help, None, MetricType::Histogram)?)
+    }
 }
 
 fn saturated(value: u64) -> i64 {

@@ -2,8 +2,8 @@
 //! required, and otherwise report on standard error that they were not run. And common helpers of
 //! tests: control groups of their own ([`group`]), disks that can be full ([`SmallDisk`]), waiting
 //! for what must happen ([`until`]), signals to processes ([`process`]), programs that a test
-//! writes and runs ([`executable()`]), pinned bytes ([`formats`]), pages of reference
-//! ([`mod@reference`]). A dependency of tests only.
+//! writes and runs ([`executable()`]), programs whose wall clock is moved ([`WallClock`]), pinned
+//! bytes ([`formats`]), pages of reference ([`mod@reference`]). A dependency of tests only.
 //!
 //! A test that returns early passes, and libtest hides what a passing test prints. So a gate that
 //! runs without the right to mount, for example, would be green and have checked nothing. Every
@@ -16,12 +16,14 @@ pub mod group;
 pub mod process;
 pub mod reference;
 mod wait;
+mod wall_clock;
 
 use std::io::Write;
 
 pub use disk::SmallDisk;
 pub use executable::executable;
 pub use wait::{TIMEOUT, eventually, pause, until, until_async};
+pub use wall_clock::WallClock;
 
 /// Environment variables that demand that every test runs; set to anything but "", "0" or "false".
 /// The gate sets the first; hosted runners set the second.

@@ -156,6 +156,11 @@ impl Options {
         );
         if let Some(count) = self.relays {
             ensure!((2..=NODES_MAX).contains(&count), "--relays {count}: 2 to {NODES_MAX} nodes");
+            ensure!(
+                self.case != Some(Case::FloodMib),
+                "--relays starts nodes that take messages of 150 KiB: use --case flood, or \
+                 --command with --message-size 1MiB"
+            );
         }
         let plan = self.plan()?;
         Ok(Workload { load: plan.settings.over(below).load()?, phases: plan.phases })

@@ -94,10 +94,14 @@ pub(crate) enum Case {
     Long,
     /// As fast as the node answers, small messages and then 130-149 kB.
     Flood,
+    /// The same with 0.9-1.04 MB, for a node of a network whose messages have up to 1 MiB.
+    FloodMib,
 }
 
 const SMALL: Sizes = Sizes { min: 500, max: 1000 };
 const LARGE: Sizes = Sizes { min: 130_000, max: 149_000 };
+/// Of a network whose messages have up to 1 MiB, near that limit like [`LARGE`] near its own.
+const LARGEST: Sizes = Sizes { min: 900_000, max: 1_040_000 };
 const BASELINE: [Sizes; 4] =
     [SMALL, Sizes { min: 2_000, max: 10_000 }, Sizes { min: 50_000, max: 90_000 }, LARGE];
 const GROWING: [Sizes; 6] = [
@@ -108,7 +112,7 @@ const GROWING: [Sizes; 6] = [
     Sizes { min: 60_000, max: 100_000 },
     LARGE,
 ];
-const _: () = assert!(LARGE.max <= PAYLOAD_BYTES_MAX && SMALL.min >= HEADER_BYTES);
+const _: () = assert!(LARGEST.max <= PAYLOAD_BYTES_MAX && SMALL.min >= HEADER_BYTES);
 
 fn kilobytes(sizes: Sizes) -> String {
     format!("{}-{} kB", sizes.min as f64 / 1000.0, sizes.max as f64 / 1000.0)
@@ -134,6 +138,7 @@ pub(crate) fn phases(case: Case, seconds: f64, rate: Option<f64>) -> Vec<Phase> 
             })
             .collect(),
         Case::Flood => [SMALL, LARGE].map(|sizes| phase(sizes, None)).into(),
+        Case::FloodMib => [SMALL, LARGEST].map(|sizes| phase(sizes, None)).into(),
     }
 }
 
@@ -210,10 +215,10 @@ mod tests {
             |case| phases(case, 60.0, None).iter().map(|phase| phase.rate).collect::<Vec<_>>();
         assert_eq!(rates(Case::Baseline), [Some(100.0); 4]);
         assert_eq!(rates(Case::Overallocation), [Some(150.0); 6]);
-        assert_eq!(rates(Case::Flood), [None; 2]);
+        assert_eq!((rates(Case::Flood), rates(Case::FloodMib)), (vec![None; 2], vec![None; 2]));
         let long = phases(Case::Long, 3600.0, None);
         assert_eq!(long.iter().map(|phase| phase.seconds).sum::<f64>(), 3600.0);
-        for case in [Case::Baseline, Case::Overallocation, Case::Long, Case::Flood] {
+        for case in Case::value_variants().iter().copied() {
             check(&phases(case, 60.0, None)).unwrap();
         }
         assert_eq!(phases(Case::Baseline, 5.0, Some(7.0))[0].rate, Some(7.0));
@@ -233,7 +238,7 @@ mod tests {
         for (from, to) in [
             ("500-1000", "1000-500"),
             ("500-1000", "0-1000"),
-            ("140000", "160000"),
+            ("140000", "1060000"),
             ("rate", "speed"),
         ] {
             std::fs::write(&path, plan.replace(from, to)).unwrap();

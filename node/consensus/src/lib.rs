@@ -24,10 +24,7 @@ mod subnet;
 
 pub use block_log::{BlockLog, LogError, LoggedBlock};
 pub use certifier::{Certificate, CertificateCheck, Certifier, CertifyError};
-pub use clock::{
-    BlockClock, ClockReading, ClockStatus, Clocks, JUMP_BOUND, Jump, MachineClocks, STEADY_FOR,
-    SystemClock, WallClock,
-};
+pub use clock::{BlockClock, ClockStatus, SystemClock, WallClock};
 pub use outcalls::{OpenOutcall, OutcallAnswers};
 pub use pool::{
     HELD_FOR, IngressPool, NextHeld, PoolRefusal, PoolStatus, SubmitOutcome, TakenCall,

@@ -10,22 +10,19 @@
 //! time, so replays need no file, and the file has no effect from then on.
 //!
 //! A node that is started again while the wall clock is wrong must not take it to be right: the
-//! last reading at which it was is kept in the data folder ([`NodeClock::keep`]), with the kernel's
-//! name of this start of the machine. It is written when the clock was set, not as time passes.
+//! last reading at which it was is kept in the data folder ([`NodeClock::keep`]).
 
 use std::{
     fmt, fs,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use consensus::{
-    BlockClock, ClockReading, ClockStatus, JUMP_BOUND, MachineClocks, SingleNode, SystemClock,
-    WallClock,
-};
+use consensus::{BlockClock, ClockStatus, SingleNode, SystemClock, WallClock};
 use state::{Height, Time};
+use wall_clock::{JUMP_BOUND, MachineClocks, ReadingFile};
 
 use crate::{
     keys::{
@@ -38,10 +35,6 @@ use crate::{
 const FILE: &str = "clock-order.txt";
 /// The file of the last reading at which the wall clock was right.
 const READING_FILE: &str = "clock-reading.txt";
-/// The kernel's id of this start of the machine.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// A reading is kept anew when the wall clock was set, or slewed, by this amount.
-const KEEP_BEYOND: Duration = Duration::from_millis(500);
 /// A clock or block time that is off by more is a fault on `/health`: within it, which is what the
 /// interface allows clocks to differ by, no valid call is refused.
 const FAULT_BEYOND: Duration = Duration::from_secs(60);
@@ -63,8 +56,8 @@ pub(crate) struct SingleNodeClock {
     data_dir: PathBuf,
     /// How far ahead calls may be signed.
     window: Duration,
-    /// The reading in the data folder.
-    kept: Mutex<Option<ClockReading>>,
+    /// The last reading at which the wall clock was right.
+    kept: ReadingFile,
 }
 
 impl NodeClock {
@@ -73,12 +66,12 @@ impl NodeClock {
         if several {
             return Self::Member;
         }
-        let kept = boot_id().and_then(|boot| kept_reading(data_dir, &boot));
+        let kept = ReadingFile::open(data_dir.join(READING_FILE));
         Self::Alone(Arc::new(SingleNodeClock {
-            clock: Arc::new(BlockClock::new(MachineClocks, kept)),
+            clock: Arc::new(BlockClock::new(MachineClocks, kept.reading())),
             data_dir: data_dir.to_owned(),
             window,
-            kept: Mutex::new(kept),
+            kept,
         }))
     }
 
@@ -92,21 +85,8 @@ impl NodeClock {
     /// Keeps the last reading at which the wall clock was right for the next start, if it differs
     /// from the one that is kept.
     pub(crate) fn keep(&self) {
-        let Self::Alone(alone) = self else { return };
-        let good = alone.clock.good();
-        let mut kept = alone.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let same =
-            |kept: &ClockReading| kept.set_between(&good).unsigned_abs() <= KEEP_BEYOND.as_nanos();
-        if kept.as_ref().is_some_and(same) {
-            return;
-        }
-        let Some(boot) = boot_id() else { return };
-        let path = alone.data_dir.join(READING_FILE);
-        match disk::replace_file(&path, reading_text(&boot, &good).as_bytes(), disk::Readers::Owner)
-        {
-            Ok(()) => *kept = Some(good),
-            // A full disk, say, of which others report: the next look tries again.
-            Err(error) => tracing::debug!(%error, "cannot keep a reading of the clock"),
+        if let Self::Alone(alone) = self {
+            alone.kept.keep(alone.clock.good());
         }
     }
 
@@ -189,30 +169,14 @@ impl BlockTimeLog {
     }
 }
 
-fn boot_id() -> Option<String> {
-    fs::read_to_string(BOOT_ID).ok().map(|boot| boot.trim().to_owned())
-}
-
-fn reading_text(boot: &str, reading: &ClockReading) -> String {
-    format!("{boot} {} {}\n", reading.wall.0, reading.boot.as_nanos())
-}
-
-/// The reading in the data folder, if it is of this start of the machine. One that cannot be read
-/// counts as none.
-fn kept_reading(data_dir: &Path, boot: &str) -> Option<ClockReading> {
-    let text = fs::read_to_string(data_dir.join(READING_FILE)).ok()?;
-    let mut parts = text.split_whitespace();
-    if parts.next()? != boot {
-        return None;
-    }
-    let mut number = || parts.next()?.parse::<u64>().ok();
-    Some(ClockReading { wall: Time(number()?), boot: Duration::from_nanos(number()?) })
-}
-
 fn fault(status: &ClockStatus, window: Duration, data_dir: &Path) -> Option<ClockFault> {
     let beyond = |nanos: u128| nanos > FAULT_BEYOND.as_nanos();
     if let Some(jump) = status.jump.filter(|jump| beyond(jump.ahead_nanos.unsigned_abs())) {
-        return Some(ClockFault { client_text: jump.to_string(), advice: String::new() });
+        let client_text = format!(
+            "{jump}; until then block times and calls are judged by the time before the jump: \
+             correct the clock if it is wrong"
+        );
+        return Some(ClockFault { client_text, advice: String::new() });
     }
     let ahead = status.block_time_ahead;
     if !beyond(ahead.as_nanos()) {
@@ -379,7 +343,7 @@ fn check_lead(ahead: Duration, window: Duration) -> Result<()> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use consensus::Jump;
+    use wall_clock::Jump;
 
     use super::*;
 
@@ -437,21 +401,6 @@ mod tests {
             assert!(error.contains("within twice its length"), "{error}");
         }
         check_lead(Duration::from_secs(364), window).unwrap();
-    }
-
-    #[test]
-    fn reading_of_another_start_of_the_machine_counts_as_none() {
-        let dir = tempfile::tempdir().unwrap();
-        assert_eq!(kept_reading(dir.path(), "this"), None);
-        let reading = ClockReading { wall: Time(7_000), boot: Duration::from_nanos(5_000) };
-        let write = |text: &str| fs::write(dir.path().join(READING_FILE), text).unwrap();
-        write(&reading_text("this", &reading));
-        assert_eq!(kept_reading(dir.path(), "this"), Some(reading));
-        assert_eq!(kept_reading(dir.path(), "other"), None);
-        for text in ["", "this", "this 7000", "this 7000 x"] {
-            write(text);
-            assert_eq!(kept_reading(dir.path(), "this"), None, "{text}");
-        }
     }
 
     #[test]

@@ -65,10 +65,12 @@ memory_budget::limits! {
             reason "stock clients open one stream per request, many at once";
         /// Bytes one connection's multiplexer may hold that no stream consumed. Beyond it the
         /// socket is not read.
-        unread_bytes_per_connection: u64 = granules([4, 5, 6, 8, 16, 16, 16]), local,
-            pays within("unread"), reason "the largest frame and the beginning of the next";
+        unread_bytes_per_connection: u64 = granules([4, 5, 6, 8, 16, 16, 16])
+            follows(largest_frame_and_more), local, pays within("unread"),
+            reason "the largest frame and the beginning of the next";
         /// The same over all connections: the pool `unread`.
-        unread_bytes: u64 = mib([3, 4, 6, 16, 32, 64, 192]), local, pays line("unread"),
+        unread_bytes: u64 = mib([3, 4, 6, 16, 32, 64, 192]) follows(unread_at_once), local,
+            pays line("unread"),
             reason "most connections hold nothing unread; full, sockets are not read";
         /// Send buffer and receive buffer of a socket, each, as set in the kernel. Bounds the
         /// kernel's memory for a peer that does not read.
@@ -99,6 +101,17 @@ memory_budget::limits! {
 /// One address never has more than half.
 fn half_of_connections(limits: &Limits) -> u64 {
     limits.connections.connections.div_ceil(2)
+}
+
+/// The largest frame and the beginning of the next, where the value by memory is smaller.
+fn largest_frame_and_more(limits: &Limits, least: u64) -> u64 {
+    let frame = limits.messages.frame_bytes;
+    least.max(frame.saturating_add(frame / 16))
+}
+
+/// A few connections that hold all they may, where the pool by memory is smaller.
+fn unread_at_once(limits: &Limits, least: u64) -> u64 {
+    least.max(limits.connections.unread_bytes_per_connection.saturating_mul(4))
 }
 
 fn check(limits: &Limits, rules: &mut Rules) {

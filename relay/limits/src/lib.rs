@@ -11,7 +11,8 @@
 //! # Where 128 MiB go
 //!
 //! Given: an idle process takes less than 8 MiB of anonymous memory; an idle connection (noise and
-//! yamux) takes at most 40 KiB; a message at most 150 KiB, a gossip frame at most 214 KiB. A
+//! yamux) takes at most 40 KiB; a message at most 150 KiB, a gossip frame at most 214 KiB. Where a
+//! network has larger messages, up to 1 MiB, the pools that are too small for four of them grow. A
 //! payload is stored once, in a file, so queues hold references of [`REFERENCE_BYTES`]: a reference
 //! and the SHA-256 of its message.
 //!
@@ -54,19 +55,25 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod client;
 mod connections;
 mod filter;
 mod gossip;
 mod governor;
 mod http;
+mod large_messages;
 mod light_push;
 mod messages;
 mod peers;
 pub mod pool;
 mod process;
+mod rln;
+mod roots;
 mod store;
+mod sync;
 mod table;
 
+pub use client::{CLIENT_REQUEST_BYTES, ClientLimits};
 pub use connections::{ConnectionLimits, STREAM_BYTES};
 pub use filter::{CRITERION_BYTES, FilterLimits};
 pub use gossip::{
@@ -74,13 +81,18 @@ pub use gossip::{
     REFERENCE_BYTES, SEEN_BYTES,
 };
 pub use governor::GovernorLimits;
-pub use http::{HTTP_CONNECTION_BYTES, HttpLimits};
+pub use http::{
+    HTTP_CONNECTION_BYTES, HTTP_TOPIC_BYTES, HTTP_TOPIC_MESSAGES, HTTP_TOPIC_NAMES, HttpLimits,
+};
 pub use light_push::{LightPushLimits, REQUEST_BYTES};
 pub use memory_budget::{LimitsError, LineKind, Preset, Sheet, SheetLine, Violation, Violations};
 pub use messages::MessageLimits;
 pub use peers::{PEER_BYTES, PeerLimits};
 pub use process::ProcessLimits;
+pub use rln::{RLN_NULLIFIER_BYTES, RLN_PENDING_BYTES, RLN_PROOF_BYTES, RlnLimits};
+pub use roots::RootsLimits;
 pub use store::{INDEX_CONNECTION_BYTES, INDEX_ROW_BYTES, QUERY_BYTES, StoreLimits};
+pub use sync::{SYNC_SESSION_BYTES, SyncLimits};
 pub(crate) use table::SCALE;
 pub use table::{Limits, PRESETS};
 

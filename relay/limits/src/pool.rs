@@ -24,6 +24,9 @@ pub const APPENDING: &str = "appending";
 pub const SENDING: &str = "sending";
 /// Requests of light push being served: [`crate::REQUEST_BYTES`] each. Full: 429.
 pub const PUSH_REQUESTS: &str = "push_requests";
+/// Messages whose rate limit proofs are being verified: [`crate::RLN_PENDING_BYTES`] each
+/// (observed). Full: streams of peers are not read, and light push answers 429.
+pub const RLN_PENDING: &str = "rln_pending";
 /// State of each gossip peer: topics, ids it offered, was asked for or does not want (observed).
 pub const GOSSIP_PEERS: &str = "gossip_peers";
 /// Ids of messages seen: [`crate::SEEN_BYTES`] each (observed). Full: the oldest leave.
@@ -54,12 +57,13 @@ pub const HTTP_CONNECTIONS: &str = "http_connections";
 pub const REQUEST_BODIES: &str = "request_bodies";
 /// HTTP responses being encoded and written. Full: 503.
 pub const RESPONSES: &str = "responses";
-/// References kept for REST subscriptions: [`crate::REFERENCE_BYTES`] each (observed). Full: the
-/// oldest leave.
+/// Topics that REST clients subscribe to ([`crate::HTTP_TOPIC_BYTES`]), and references of their
+/// messages: [`crate::REFERENCE_BYTES`] each (observed). Full: the oldest leave, and further topics
+/// are refused.
 pub const HTTP_CACHE: &str = "http_cache";
 
 /// All of them, in the order of the sheet.
-pub const ALL: [&str; 21] = [
+pub const ALL: [&str; 22] = [
     PROGRAM,
     CONNECTIONS,
     STREAMS,
@@ -68,6 +72,7 @@ pub const ALL: [&str; 21] = [
     APPENDING,
     SENDING,
     PUSH_REQUESTS,
+    RLN_PENDING,
     GOSSIP_PEERS,
     SEEN,
     GOSSIP_HISTORY,

@@ -3,7 +3,7 @@
 use accounting::{KIB, MIB};
 use memory_budget::{LimitValue, Rules, SheetLine, limit, lines, times, whole};
 
-use crate::{Limits, PeerLimits, SCALE, messages::MESSAGE_BYTES, pool};
+use crate::{Limits, PeerLimits, SCALE, messages::MESSAGE_BYTES_MAX, pool};
 
 /// A connection to an index database, without its cache: lookaside memory, schema, statements.
 pub const INDEX_CONNECTION_BYTES: u64 = 192 * KIB;
@@ -25,7 +25,7 @@ const DISK_RESERVE_BYTES_MIN: u64 = 256 * MIB;
 const DISK_RESERVE_SEGMENTS: u64 = 4;
 
 const _: () = {
-    assert!(PAGE_BYTES >= 2 * MESSAGE_BYTES && PAGE_BYTES <= 4 * MIB - 64 * KIB);
+    assert!(PAGE_BYTES >= 2 * MESSAGE_BYTES_MAX && PAGE_BYTES <= 4 * MIB - 64 * KIB);
     assert!(rows::index_connections.covers(&rows::query_threads));
     assert!(rows::retention_bytes.covers(&rows::segment_bytes));
     assert!(rows::queries_waiting.covers(&rows::query_threads), "each thread can have a query");

@@ -8,8 +8,9 @@ use accounting::MIB;
 use memory_budget::{HeapLimits, Preset, Scale, SheetLine};
 
 use crate::{
-    ConnectionLimits, FilterLimits, GossipLimits, GovernorLimits, HttpLimits, LightPushLimits,
-    MessageLimits, PeerLimits, ProcessLimits, StoreLimits,
+    ClientLimits, ConnectionLimits, FilterLimits, GossipLimits, GovernorLimits, HttpLimits,
+    LightPushLimits, MessageLimits, PeerLimits, ProcessLimits, RlnLimits, RootsLimits, StoreLimits,
+    SyncLimits,
 };
 
 /// Memory sizes in MiB at which every row names its values; [`memory_budget::Row`] defines the
@@ -52,12 +53,20 @@ memory_budget::table! {
             filter: FilterLimits,
             /// Messages that light clients push.
             light_push: LightPushLimits,
+            /// Verification of rate limit proofs (RLN).
+            rln: RlnLimits,
             /// The log, its index, and queries.
             store: StoreLimits,
+            /// Store synchronisation.
+            sync: SyncLimits,
             /// Peers that are known, connected or not.
             peers: PeerLimits,
             /// The REST interface.
             http: HttpLimits,
+            /// Roots of the membership tree, from an Ethereum RPC server (RLN).
+            roots: RootsLimits,
+            /// Requests to other nodes.
+            client: ClientLimits,
             /// When freed memory goes back to the operating system, and when work is held back.
             governor: GovernorLimits,
             /// Limits of sampling allocations, in a relay that does (`--heap-profile`).
@@ -74,11 +83,15 @@ impl Limits {
             self.connection_lines(),
             self.message_lines(),
             self.push_lines(),
+            self.rln_lines(),
             self.gossip_lines(),
             self.filter_lines(),
             self.store_lines(),
+            self.sync_lines(),
             self.peer_lines(),
             self.http_lines(),
+            self.roots_lines(),
+            self.client_lines(),
             self.file_lines(),
         ]
         .concat()

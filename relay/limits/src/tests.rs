@@ -109,6 +109,56 @@ fn a_flood_that_fills_every_pool_stays_under_96_mib_at_128() {
     assert!(anonymous_bytes(&Limits::preset("tiny").unwrap()) < 48 * MIB);
 }
 
+// Promise: P24 - Messages of 1 MiB are taken from 72 MiB on; less is refused with the numbers.
+#[test]
+fn messages_of_a_mib_have_room_from_72_mib_on_and_less_is_refused_with_the_numbers() {
+    let smallest = Limits::smallest_bytes_with_messages(MIB);
+    assert!(smallest > 64 * MIB && smallest <= 72 * MIB, "{} MiB", smallest / MIB);
+    for mib in smallest / MIB..=4200 {
+        let limits = Limits::derive_with_messages(mib * MIB, MIB)
+            .unwrap_or_else(|error| panic!("{mib} MiB: {error}"));
+        assert!(limits.memory_budget_bytes == mib * MIB && limits.messages.message_bytes == MIB);
+        // Four frames can be received and four messages appended at once; a message can be sent by
+        // HTTP in text with escapes, and read.
+        let messages = &limits.messages;
+        assert!(messages.receiving_bytes >= 4 * messages.frame_bytes);
+        assert!(messages.appending_bytes >= 4 * MIB);
+        assert!(limits.connections.unread_bytes >= 4 * messages.frame_bytes);
+        assert!(limits.connections.unread_bytes_per_connection >= messages.frame_bytes);
+        assert!(limits.http.body_bytes >= MIB / 3 * 4 + MIB / 64);
+        assert!(limits.http.bodies_bytes >= 2 * limits.http.body_bytes);
+        assert!(limits.http.responses_bytes >= MIB + MIB / 3 * 4);
+        limits.ledger().unwrap();
+        // The same stated again, as in a configuration that was printed, changes nothing.
+        let mut again = limits.clone();
+        again.apply_overrides(&json!({"messages": {"message_bytes": "1MiB"}})).unwrap();
+        assert_eq!(again, limits);
+    }
+    for bytes in [0, MIB, 63 * MIB, 64 * MIB, smallest - 1] {
+        let error = Limits::derive_with_messages(bytes, MIB).unwrap_err();
+        let LimitsError::TooSmall { smallest_bytes, .. } = error.clone() else { panic!("{error}") };
+        assert_eq!(smallest_bytes, smallest, "{error}");
+    }
+    let usual = Limits::derive_with_messages(64 * MIB, 150 * KIB).unwrap();
+    assert_eq!(usual, Limits::derive(64 * MIB).unwrap());
+    assert_eq!(Limits::smallest_bytes_with_messages(150 * KIB), Limits::smallest_bytes());
+    // What no network has is refused as any value out of its bounds.
+    let mut more = Limits::derive_with_messages(u64::MAX, MIB + 1).unwrap();
+    more.apply_overrides(&json!({"messages": {"message_bytes": MIB + 1}})).unwrap();
+    assert!(more.check().unwrap_err().to_string().contains("messages.message_bytes"));
+}
+
+#[test]
+fn a_store_that_keeps_little_needs_no_word_about_what_is_fetched_for_it() {
+    let mut limits = Limits::preset("micro").unwrap();
+    let store = json!({"store": {
+        "retention_hours": 1, "retention_bytes": "32MiB", "segment_bytes": "4MiB",
+    }});
+    limits.apply_overrides(&store).unwrap();
+    limits.check().unwrap();
+    assert_eq!((limits.client.resume_hours, limits.sync.session_bytes), (1, 32 * MIB));
+}
+
 #[test]
 fn a_ledger_is_made_of_the_sheet() {
     for preset in PRESETS {
@@ -170,7 +220,7 @@ fn unknown_limits_are_answered_in_the_relays_name() {
     let text =
         limits.apply_overrides(&json!({"gossip": {"seen_second": 1}})).unwrap_err().to_string();
     assert!(text.contains("`seen_seconds`") && text.contains("`thimble-relay limits`"), "{text}");
-    let text = limits.apply_overrides(&json!({"consensus": {}})).unwrap_err().to_string();
+    let text = limits.apply_overrides(&json!({"connection": {}})).unwrap_err().to_string();
     assert!(text.contains("[limits.connections]") && text.contains("light_push"), "{text}");
 }
 
@@ -185,7 +235,7 @@ fn contradictions_are_named_with_both_limits() {
             json!({"connections": {"connections": 40}}),
             vec!["gossip.peers", "filter.receivers", "connections.connections"],
         ),
-        (json!({"messages": {"message_bytes": "1MiB"}}), vec!["messages.message_bytes", "150 KiB"]),
+        (json!({"messages": {"message_bytes": "2MiB"}}), vec!["messages.message_bytes", "1 MiB"]),
         (
             json!({"messages": {"receiving_bytes": "128KiB"}}),
             vec!["messages.receiving_bytes", "largest frame"],
@@ -222,10 +272,36 @@ fn contradictions_are_named_with_both_limits() {
             vec!["store.page_messages_max", "at most 100"],
         ),
         (json!({"http": {"body_bytes": "128KiB"}}), vec!["base64", "http.body_bytes"]),
+        (json!({"http": {"cache_bytes": "16KiB"}}), vec!["gossip.topics x", "http.cache_bytes"]),
         (
             json!({"governor": {"refuse_pushes_percent": 84}}),
             vec!["governor.refuse_queries_percent", "governor.refuse_pushes_percent"],
         ),
+    ] {
+        let mut limits = Limits::preset("micro").unwrap();
+        limits.apply_overrides(&overrides).unwrap();
+        let text = limits.check().unwrap_err().to_string();
+        assert!(names.iter().all(|name| text.contains(name)), "{names:?}: {text}");
+    }
+}
+
+#[test]
+fn contradictions_between_limits_of_other_nodes_services_are_named() {
+    for (overrides, names) in [
+        (
+            json!({"client": {"resume_hours": 49}}),
+            vec!["client.resume_hours", "store.retention_hours"],
+        ),
+        (
+            json!({"sync": {"jitter_seconds": 3601}}),
+            vec!["sync.jitter_seconds", "sync.range_seconds"],
+        ),
+        (json!({"sync": {"answer_bytes": "9MiB"}}), vec!["sync.answer_bytes", "at most"]),
+        (
+            json!({"roots": {"refresh_seconds": 90}}),
+            vec!["roots.refresh_seconds", "roots.stale_seconds"],
+        ),
+        (json!({"roots": {"response_bytes": "2MiB"}}), vec!["roots.response_bytes", "1 MiB"]),
     ] {
         let mut limits = Limits::preset("micro").unwrap();
         limits.apply_overrides(&overrides).unwrap();

@@ -6,7 +6,9 @@ use anyhow::Result;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use libp2p::Multiaddr;
 
-use crate::{config::Config, discovery, init, key, run, status};
+use crate::{
+    config::Config, discovery, init, key, presets::Network, rln::rpc::RpcUrl, run, status,
+};
 
 /// The program, and the crates whose functions `thimble-relay heap` counts as its own.
 const PROGRAM: heap_profiler::Program = heap_profiler::Program {
@@ -137,6 +139,16 @@ enum Command {
         #[arg(long)]
         record: bool,
     },
+    /// Print the memberships in a keystore of the reference implementation (RLN): contract, index
+    /// and messages per epoch.
+    ///
+    /// Secrets are not printed.
+    ///
+    /// Example: thimble-relay membership --rln-keystore keystore.json --rln-password-file password
+    Membership {
+        #[command(flatten)]
+        settings: Box<Settings>,
+    },
     /// Write the manual pages and the completions for bash, zsh and fish below a folder.
     ///
     /// Example: sudo thimble-relay manual --share /usr/local/share
@@ -180,16 +192,48 @@ pub(crate) struct Settings {
     #[allow(rustdoc::bare_urls, reason = "it is the text of `--help`")]
     #[arg(long = "host-name", value_name = "NAME")]
     pub(crate) host_names: Vec<String>,
-    /// The cluster: nodes of another are not talked to. [default: 0]
+    /// Origin of web pages that may use the HTTP interface, all of it, once for each: `*` stands
+    /// for any text and `?` for one character or none, and an origin without a scheme is one of
+    /// http and https. Without it pages of other origins are refused.
+    /// Example: --allow-origin https://app.example --allow-origin localhost:*
+    #[allow(rustdoc::bare_urls, reason = "it is the text of `--help`")]
+    #[arg(
+        long = "allow-origin",
+        value_name = "ORIGIN",
+        visible_alias = "rest-allow-origin",
+        value_delimiter = ','
+    )]
+    pub(crate) allow_origins: Vec<String>,
+    /// A public network by its name: cluster, shards, largest message, nodes to begin with. What is
+    /// stated otherwise stays, but cluster and number of shards cannot be others. The Waku Network
+    /// also needs --eth-rpc.
+    #[arg(long, value_name = "NAME", visible_alias = "preset", value_enum)]
+    pub(crate) network: Option<Network>,
+    /// The cluster: nodes of another are not talked to. [default: that of --network, else 0]
     #[arg(long, value_name = "NUMBER", visible_alias = "cluster-id")]
     pub(crate) cluster: Option<u16>,
-    /// A shard to serve, once for each. [default: all of --shards-in-cluster]
+    /// A shard to serve, once for each. [default: those of --network, else all of
+    /// --shards-in-cluster]
     #[arg(long = "shard", value_name = "NUMBER", value_delimiter = ',')]
     pub(crate) shards: Vec<u16>,
-    /// Shards of the cluster, over which content topics are spread (autosharding). [default: 8]
+    /// Shards of the cluster, over which content topics are spread (autosharding). [default: that
+    /// of --network, else 8]
     #[arg(long, value_name = "COUNT", visible_alias = "num-shards-in-network")]
     pub(crate) shards_in_cluster: Option<NonZeroU16>,
-    /// Whether messages are kept for store queries. [default: true]
+    /// A content topic that REST clients read from the start on (/relay/v1/auto/messages), once for
+    /// each; its shard is served too.
+    #[arg(long = "content-topic", value_name = "NAME")]
+    pub(crate) content_topics: Vec<String>,
+    /// Largest message of the network: 150KiB, or up to 1MiB. In the file it is
+    /// `messages.message_bytes` among the limits. [default: 150KiB]
+    #[arg(long, value_name = "SIZE", visible_alias = "max-msg-size")]
+    pub(crate) message_size: Option<String>,
+    /// A shard whose messages must be signed, and the public key that signs them (secp256k1,
+    /// hexadecimal), as SHARD:KEY, once for each. Messages on it that are not signed are neither
+    /// relayed nor stored. Example: --protected-shard 7:029c5fac802da41e07e6cdf5...
+    #[arg(long = "protected-shard", value_name = "SHARD:KEY")]
+    pub(crate) protected_shards: Vec<String>,
+    /// Whether messages are kept for store queries. [default: true, and false with --relay=false]
     #[arg(
         long,
         value_name = "BOOL",
@@ -198,6 +242,47 @@ pub(crate) struct Settings {
         default_missing_value = "true",
     )]
     pub(crate) store: Option<bool>,
+    /// Whether messages that this node missed while it was away are fetched from the store of
+    /// another node: --storenode, else a connected one. [default: false]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        action = ArgAction::Set,
+        num_args = 0..=1,
+        default_missing_value = "true",
+    )]
+    pub(crate) store_resume: Option<bool>,
+    /// Whether the last hour of the store is compared with the stores of peers every few minutes,
+    /// and each is sent what it lacks. [default: false]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        action = ArgAction::Set,
+        num_args = 0..=1,
+        default_missing_value = "true",
+    )]
+    pub(crate) store_sync: Option<bool>,
+    /// Whether this node relays messages between others. If not, it is a client of other nodes: it
+    /// pushes messages to one (--lightpushnode), receives them from one (--filternode), and asks
+    /// the store of one (--storenode), each the named node, else a connected one. [default: true]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        action = ArgAction::Set,
+        num_args = 0..=1,
+        default_missing_value = "true",
+    )]
+    pub(crate) relay: Option<bool>,
+    /// The node to which light pushes of the HTTP interface are sent, with /p2p/ID at its end.
+    #[arg(long, value_name = "MULTIADDR")]
+    pub(crate) lightpushnode: Option<Multiaddr>,
+    /// The node that has the filter subscriptions of the HTTP interface, with /p2p/ID at its end.
+    #[arg(long, value_name = "MULTIADDR")]
+    pub(crate) filternode: Option<Multiaddr>,
+    /// The node whose store is queried, where this one has none, and for --store-resume, with
+    /// /p2p/ID at its end.
+    #[arg(long, value_name = "MULTIADDR")]
+    pub(crate) storenode: Option<Multiaddr>,
     /// Whether other nodes find this one, and it them, by the discovery protocol (discv5).
     /// [default: true with --discv5-bootstrap, else false]
     #[arg(
@@ -243,6 +328,25 @@ pub(crate) struct Settings {
     /// be any: with --peer, --discv5, --dns-discovery-url or --ask-peers; else 0]
     #[arg(long, value_name = "COUNT")]
     pub(crate) min_relay_peers: Option<u64>,
+    /// URL (https or http) of a server with the JSON-RPC interface of Ethereum, once for each, at
+    /// most 4: valid roots of proofs (RLN) are read from it. Networks with RLN need one; with two
+    /// or more, each new root must be reported by most of them. A URL with a key in it belongs into
+    /// the configuration file: other users of the machine can read command lines.
+    #[arg(long = "eth-rpc", value_name = "URL", visible_alias = "rln-relay-eth-client-address")]
+    pub(crate) eth_rpc: Vec<RpcUrl>,
+    /// Address (0x...) of the membership contract of a network without a name; with --rln-chain-id.
+    #[arg(long, value_name = "ADDRESS", visible_alias = "rln-relay-eth-contract-address")]
+    pub(crate) rln_contract: Option<String>,
+    /// Chain of --rln-contract.
+    #[arg(long, value_name = "NUMBER", visible_alias = "rln-relay-chain-id")]
+    pub(crate) rln_chain_id: Option<u64>,
+    /// Keystore file of the reference implementation with this operator's membership, to be shown.
+    /// Proofs are not made with it: messages must have theirs when they arrive.
+    #[arg(long, value_name = "FILE", visible_alias = "rln-relay-cred-path")]
+    pub(crate) rln_keystore: Option<PathBuf>,
+    /// File with the password of --rln-keystore.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) rln_password_file: Option<PathBuf>,
     /// Certificate chain (PEM) for secure WebSocket addresses (/wss).
     #[arg(long, value_name = "FILE", visible_alias = "websocket-secure-cert-path")]
     pub(crate) tls_certificate: Option<PathBuf>,
@@ -306,6 +410,11 @@ impl Cli {
             }
             Command::Heap { http, config, options } => {
                 heap_profiler::run(&PROGRAM, || http_address(http, config), &options)
+            }
+            Command::Membership { settings } => {
+                let found = Config::load(&settings)?.memberships()?;
+                println!("{}", serde_json::to_string_pretty(&found)?);
+                Ok(())
             }
             Command::Key { settings, record } => {
                 let config = Config::load(&settings)?;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::ingest::Source;
+use crate::{ingest::Source, latencies::PayloadSizes};
 
 /// Why something was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,10 +19,12 @@ pub(crate) enum Reason {
     Damaged,
     /// Measured memory is near the budget.
     Memory,
+    /// The proof of the rate limit.
+    Proof,
 }
 
 /// The reasons in their order, as metrics name them.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
     "too_large",
     "invalid",
     "unsupported_topic",
@@ -33,8 +35,9 @@ const NAMES: [&str; 10] = [
     "duplicate",
     "damaged",
     "memory",
+    "rln_proof",
 ];
-const _: () = assert!(Reason::Memory as usize + 1 == NAMES.len(), "each reason has a name");
+const _: () = assert!(Reason::Proof as usize + 1 == NAMES.len(), "each reason has a name");
 
 #[derive(Debug, Default)]
 pub(crate) struct ByReason([AtomicU64; NAMES.len()]);
@@ -58,6 +61,11 @@ pub(crate) struct Counters {
     pub(crate) client_refused: ByReason,
     pub(crate) relay_messages: AtomicU64,
     pub(crate) relay_refused: ByReason,
+    /// Messages of protected shards that were signed by the shard's key in time, and others.
+    pub(crate) signatures_accepted: AtomicU64,
+    pub(crate) signatures_refused: AtomicU64,
+    /// Payloads of accepted messages.
+    pub(crate) payloads: PayloadSizes,
     /// Clients' messages that were held back and then refused: those they go to are slow.
     pub(crate) held_back: AtomicU64,
     /// Messages passed on and not kept for queries: ephemeral ones, those whose timestamp is too

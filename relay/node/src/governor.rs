@@ -149,6 +149,7 @@ impl Worker {
         let purge = || allocator::heap(true).returned_bytes;
         self.steps.hand_back(record, now, heap, anonymous_bytes, stalled.filter(|_| own), purge);
         if let Some(seconds) = self.steps.sample_due(now) {
+            node.time.keep();
             let mut rates = counts
                 .iter()
                 .zip(self.before)

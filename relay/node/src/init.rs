@@ -4,6 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use libp2p::Multiaddr;
+use relay_limits::Limits;
 use setup::Unit;
 
 use crate::config::Config;
@@ -36,18 +38,59 @@ fn texts<T: ToString>(list: &[T]) -> Option<String> {
     (!list.is_empty()).then(|| value(list))
 }
 
-fn toml(config: &Config, data: &Path) -> String {
-    let shards: Vec<toml::Value> =
-        config.shards.iter().map(|shard| i64::from(*shard).into()).collect();
-    let path = |path: &Option<PathBuf>| path.as_ref().map(|path| value(&*path.to_string_lossy()));
-    let announce =
-        line("announce", texts(&config.announce), "[\"/dns4/relay.example.org/tcp/60000\"]");
+fn path(path: &Option<PathBuf>) -> Option<String> {
+    path.as_ref().map(|path| value(&*path.to_string_lossy()))
+}
+
+/// Lines about relay peers.
+fn peers(config: &Config) -> String {
     let peers =
         line("peers", texts(&config.peers), "[\"/dns4/other.example.org/tcp/60000/p2p/...\"]");
     let least = config.min_relay_peers.map(|least| least.to_string());
-    let least = line("min_relay_peers", least, "1");
+    peers + &line("min_relay_peers", least, "1")
+}
+
+/// Lines about the nodes whose services are used.
+fn service_nodes(config: &Config) -> String {
+    let node = |name: &str, address: &Option<Multiaddr>| {
+        let address = address.as_ref().map(|address| value(address.to_string()));
+        line(name, address, "\"/dns4/other.example.org/tcp/60000/p2p/...\"")
+    };
+    node("lightpushnode", &config.lightpushnode)
+        + &node("filternode", &config.filternode)
+        + &node("storenode", &config.storenode)
+}
+
+/// Lines about secure WebSocket.
+fn tls(config: &Config) -> String {
     let certificate = line("tls_certificate", path(&config.tls_certificate), "\"chain.pem\"");
-    let key = line("tls_key", path(&config.tls_key), "\"key.pem\"");
+    certificate + &line("tls_key", path(&config.tls_key), "\"key.pem\"")
+}
+
+/// Lines about proofs of a rate limit.
+fn rln(config: &Config) -> String {
+    let rpc: Vec<&str> = config.eth_rpc.iter().map(|url| url.secret_text()).collect();
+    let rpc = line("eth_rpc", texts(&rpc), "[\"https://rpc.example.org/KEY\"]");
+    let contract = config.rln_contract.as_deref().map(value);
+    let contract = line("rln_contract", contract, "\"0x...\"");
+    let chain = line("rln_chain_id", config.rln_chain_id.map(|id| id.to_string()), "59141");
+    let keystore = line("rln_keystore", path(&config.rln_keystore), "\"keystore.json\"");
+    let password = line("rln_password_file", path(&config.rln_password_file), "\"password\"");
+    [rpc, contract, chain, keystore, password].concat()
+}
+
+fn toml(config: &Config, data: &Path) -> String {
+    let shards: Vec<toml::Value> =
+        config.shards.iter().map(|shard| i64::from(*shard).into()).collect();
+    let announce =
+        line("announce", texts(&config.announce), "[\"/dns4/relay.example.org/tcp/60000\"]");
+    let (peers, service_nodes, tls) = (peers(config), service_nodes(config), tls(config));
+    let network = config.network.map(|network| value(network.name()));
+    let network = line("network", network, "\"waku\"");
+    let rln = rln(config);
+    let content_topics =
+        line("content_topics", texts(&config.content_topics), "[\"/app/1/name/proto\"]");
+    let messages = messages(config);
     format!(
         "# Configuration of a Thimble relay. Flags stand above it; `thimble-relay config --config \
          FILE`
@@ -64,29 +107,39 @@ data_dir = {data}
 # error, warn, info, debug, or a filter like \"info,store=debug\".
 log = {log}
 
-# The network: peers of another cluster are not talked to.
-cluster = {cluster}
+# The network: by name, or by its numbers. Peers of another cluster are not talked to.
+{network}cluster = {cluster}
 shards = {shards}
 shards_in_cluster = {shards_in_cluster}
-
+# Content topics that REST clients read from the start on; their shards are served too.
+{content_topics}
 # Where the relay waits for peers and clients, and where others reach it if elsewhere.
 listen = {listen}
 {announce}
 # Relay peers to stay connected to; and with how many fewer connected light push is refused.
-{peers}{least}
-# Whether messages are kept for store queries.
+{peers}
+# Proofs of a rate limit (RLN): servers of the chain, another contract than that of the network,
+# and the operator's membership.
+{rln}
+# Whether the relay relays. If not, it is a client of other nodes, those named or connected ones.
+relay = {relay}
+{service_nodes}
+# Whether messages are kept for store queries; whether the last hour of them is compared with peers,
+# and what was missed is fetched from the store of another node.
 store = {store}
+store_sync = {store_sync}
+store_resume = {store_resume}
 
 # REST, metrics, health and the dashboard. No authentication: keep it on loopback.
 http = \"{http}\"
 
 # For secure WebSocket addresses (/wss).
-{certificate}{key}
+{tls}
 # A single limit is changed by its name, as `thimble-relay limits` prints it; the table is checked
 # again with the change.
 # [limits.filter]
 # receivers = 500
-",
+{messages}",
         memory = value(&*config.memory),
         data = value(&*data.to_string_lossy()),
         log = value(&*config.log),
@@ -94,9 +147,23 @@ http = \"{http}\"
         shards = value(shards),
         shards_in_cluster = config.shards_in_cluster,
         listen = texts(&config.listen).unwrap_or_default(),
+        relay = config.relay,
         store = config.store,
+        store_sync = config.store_sync,
+        store_resume = config.store_resume,
         http = config.http,
     )
+}
+
+/// The largest message where it is not that of the Waku network.
+fn messages(config: &Config) -> String {
+    let usual = Limits::derive(config.limits.memory_budget_bytes)
+        .map_or(0, |limits| limits.messages.message_bytes);
+    let bytes = config.limits.messages.message_bytes;
+    if bytes == usual {
+        return String::new();
+    }
+    format!("\n# The largest message of the network.\n[limits.messages]\nmessage_bytes = {bytes}\n")
 }
 
 fn unit(config: &Config) -> Unit<'static> {
@@ -125,7 +192,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::cli::Settings;
+    use crate::{cli::Settings, rln::rpc::RpcUrl};
 
     #[test]
     fn the_file_that_is_written_is_the_configuration_it_was_written_from() {
@@ -139,12 +206,28 @@ mod tests {
             peers: vec!["/ip4/127.0.0.1/tcp/60001".parse().unwrap()],
             announce: vec!["/dns4/a.example.org/tcp/1".parse().unwrap()],
             min_relay_peers: Some(2),
+            eth_rpc: vec![RpcUrl::from("https://rpc.example/a \"key\"".to_owned())],
+            rln_contract: Some(format!("0x{}", "7".repeat(40))),
+            rln_chain_id: Some(5),
+            rln_keystore: Some("keystore.json".into()),
+            rln_password_file: Some("password".into()),
             store: Some(false),
+            relay: Some(false),
+            storenode: Some(
+                format!("/ip4/127.0.0.1/tcp/60002/p2p/{}", libp2p::PeerId::random())
+                    .parse()
+                    .unwrap(),
+            ),
             tls_certificate: Some("a \"chain\".pem".into()),
             tls_key: Some("key.pem".into()),
             ..plain.clone()
         };
-        for settings in [plain, stated] {
+        let large = Settings {
+            content_topics: vec!["/a/1/b/proto".into()],
+            message_size: Some("1MiB".into()),
+            ..plain.clone()
+        };
+        for settings in [plain, stated, large] {
             let config = Config::load(&settings).unwrap();
             run(&config, false).unwrap();
             run(&config, false).unwrap();

@@ -1,4 +1,4 @@
-//! How long requests take, in buckets for `/metrics`.
+//! How long requests take and how large messages are, in buckets for `/metrics`.
 
 use std::time::Instant;
 
@@ -18,12 +18,40 @@ pub(crate) struct Latencies {
     pub(crate) store_query: Histogram,
     /// A filter push, from the opened stream until it was written.
     pub(crate) filter_push: Histogram,
+    /// A rate limit proof, from its message's place among those pending to the verdict.
+    pub(crate) rln_proof: Histogram,
+    /// Writing of a message to the log, from its place in the queue until it is written.
+    pub(crate) append: Histogram,
+}
+
+/// Payloads of accepted messages in kB, in the buckets of reference nodes.
+#[derive(Clone, Debug)]
+pub(crate) struct PayloadSizes(pub(crate) Histogram);
+
+impl PayloadSizes {
+    pub(crate) fn observe(&self, bytes: usize) {
+        self.0.observe(bytes as f64 / 1e3);
+    }
+}
+
+impl Default for PayloadSizes {
+    fn default() -> Self {
+        Self(Histogram::new([
+            0.0, 1.0, 3.0, 5.0, 15.0, 50.0, 75.0, 100.0, 125.0, 150.0, 500.0, 700.0, 1000.0,
+        ]))
+    }
 }
 
 impl Default for Latencies {
     fn default() -> Self {
         let histogram = || Histogram::new(SECONDS);
-        Self { light_push: histogram(), store_query: histogram(), filter_push: histogram() }
+        Self {
+            light_push: histogram(),
+            store_query: histogram(),
+            filter_push: histogram(),
+            rln_proof: histogram(),
+            append: histogram(),
+        }
     }
 }
 

@@ -2,7 +2,10 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod arrival;
 mod cli;
+mod client;
+mod clock;
 mod config;
 mod counters;
 mod discovery;
@@ -13,16 +16,20 @@ mod ingest;
 mod init;
 mod key;
 mod latencies;
+mod log;
 mod network;
 mod node;
 mod observed;
 mod pace;
+mod presets;
 mod rates;
+mod rln;
 mod run;
 mod services;
 mod settings;
 mod status;
 mod subscribers;
+mod sync;
 
 use std::{io::Write, process::ExitCode};
 

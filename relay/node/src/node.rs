@@ -1,13 +1,13 @@
 //! State shared by all parts of the running node, and the task that drives the swarm.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     net::Ipv4Addr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use accounting::{Ledger, Pool, cgroup::Cgroup};
@@ -20,16 +20,19 @@ use libp2p::{
     identify, identity,
     multiaddr::Protocol,
     ping,
-    swarm::{self, ConnectionId, NetworkBehaviour, SwarmEvent, dial_opts::DialOpts},
+    swarm::{self, ConnectionId, DialError, NetworkBehaviour, SwarmEvent, dial_opts::DialOpts},
 };
 use memory::Record;
-use protocol::{PubsubTopic, record::NodeRecord};
+use protocol::{PubsubTopic, record::NodeRecord, signed::ShardKey};
 use relay_limits::{Limits, pool};
 use router::{Router, Shard, Topics};
 use store::{Message, Store};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::{
+    arrival::Delays,
+    client::{Client, StreamRequest},
+    clock::RelayClock,
     config::Config,
     counters::Counters,
     discovery::{
@@ -42,24 +45,36 @@ use crate::{
     ingest::RejectReason,
     latencies::Latencies,
     network::{
+        admission::Admission,
         behaviour::Behaviour,
         handler::Protocols,
-        meter::Meters,
+        identified::SpokenProtocols,
+        meter::{Meters, Traffic},
+        offers::Offers,
         stream_slots::StreamSlots,
         transport::{Tls, transport},
     },
     observed::ObservedPools,
     pace::Paces,
     rates::{Rate, Rates},
+    rln::{Validator, contract::RootsFeed},
     services,
     settings::{self, Settings, count},
     subscribers::Subscribers,
+    sync::SyncState,
 };
 
 /// Between two requests for further peers.
 const ASK_PEERS: Duration = Duration::from_secs(30);
-/// Interval of checks for stalled connections.
-const SWEEP: Duration = Duration::from_millis(250);
+/// A peer that answers no ping is gone if nothing else arrived of it within this time, twice the
+/// one in which pings are answered.
+const PING_TIME: Duration = Duration::from_secs(40);
+/// Interval of checks for stalled connections, and of noting that this node reads.
+pub(crate) const SWEEP: Duration = Duration::from_millis(250);
+/// A pause in reading that is logged: peers close connections on which nothing is answered.
+const LONG_PAUSE: Duration = Duration::from_secs(10);
+/// After a longer pause between two checks this process was stopped, or got no processor.
+const SWEEP_LATE: Duration = Duration::from_secs(2);
 
 /// Pools of the ledger that connections take from.
 #[derive(Debug)]
@@ -74,15 +89,25 @@ pub(crate) struct Pools {
 
 pub(crate) struct Node {
     pub(crate) settings: Settings,
-    pub(crate) shards: Topics,
+    /// Shards that are served now: those of the configuration, and what REST clients changed.
+    shards: RwLock<Topics>,
+    /// Notified after a change of the shards; this node's record follows.
+    pub(crate) shards_changed: Notify,
+    /// Keys of the shards whose messages must be signed.
+    pub(crate) protected: BTreeMap<Shard, ShardKey>,
     pub(crate) protocols: Protocols,
     pub(crate) clock_drift: Duration,
-    /// Nanoseconds since 1970.
+    /// Pauses of this node, which do not make a message late.
+    pub(crate) delays: Delays,
+    pub(crate) time: Arc<RelayClock>,
+    /// Nanoseconds since 1970, by that clock.
     pub(crate) clock: Arc<dyn Fn() -> i64 + Send + Sync>,
     pub(crate) started: Instant,
 
     pub(crate) ledger: Ledger,
     pub(crate) pools: Pools,
+    /// Large frames that are being received.
+    pub(crate) admission: Admission,
     pub(crate) places: StreamSlots,
     pub(crate) store: Store,
     router: Mutex<Router<Message>>,
@@ -90,13 +115,19 @@ pub(crate) struct Node {
     /// Of clients' messages.
     pub(crate) paces: Paces,
     pub(crate) subscribers: Subscribers,
+    /// Roots of valid proofs, in a network that demands a proof with each message (RLN).
+    pub(crate) roots: Option<Arc<RootsFeed>>,
     pub(crate) rates: Rates,
+    /// Where the network's messages carry proofs of a rate limit.
+    pub(crate) rln: Option<Validator>,
     pub(crate) counters: Counters,
     pub(crate) latencies: Latencies,
+    pub(crate) client: Client,
+    pub(crate) sync: SyncState,
     pub(crate) watch: Watch,
     pub(crate) connections: AtomicU64,
-    /// Which nodes can be peers.
-    pub(crate) terms: PeerCriteria,
+    /// Which nodes can be peers, but for the shards.
+    terms: PeerCriteria,
     peers: Mutex<KnownPeers>,
     /// This node's record, once it is known where it listens.
     own_record: Mutex<Option<NodeRecord>>,
@@ -104,6 +135,8 @@ pub(crate) struct Node {
     pub(crate) wants_peers: AtomicBool,
     /// Records in the table of the discovery protocol.
     pub(crate) discovery_table: AtomicU64,
+    /// Bytes of all connections, as of the last heartbeat.
+    pub(crate) traffic: Traffic,
     /// Names of the shards' topics, made once: most messages are of few shards.
     topics: Vec<Arc<str>>,
 }
@@ -116,6 +149,56 @@ impl Node {
 
     pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// Shards that are served now.
+    pub(crate) fn shards(&self) -> Topics {
+        *self.shards.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The shards served, for people.
+    pub(crate) fn served(&self) -> String {
+        let shards: Vec<String> = self.shards().iter().map(|shard| shard.to_string()).collect();
+        let cluster = self.settings.cluster;
+        if shards.is_empty() {
+            return format!("no shard of cluster {cluster}");
+        }
+        format!("shards {} of cluster {cluster}", shards.join(", "))
+    }
+
+    /// Serves exactly these shards from now on: gossip subscribes to the new ones and leaves the
+    /// others, and answers about this node, its record and its search for peers follow.
+    pub(crate) fn serve_shards(&self, shards: Topics) {
+        let before = {
+            let mut served = self.shards.write().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *served, shards)
+        };
+        if before == shards {
+            return;
+        }
+        if self.settings.relay {
+            let now = self.now();
+            let mut router = self.router();
+            for shard in shards.iter().filter(|shard| !before.contains(*shard)) {
+                router.subscribe(shard, now);
+            }
+            for shard in before.iter().filter(|shard| !shards.contains(*shard)) {
+                router.unsubscribe(shard, now);
+            }
+        }
+        self.peers().forget_strangers(&shards);
+        self.shards_changed.notify_one();
+        tracing::info!(serves = self.served(), "other shards are served");
+    }
+
+    /// Which nodes can be peers now.
+    pub(crate) fn criteria(&self) -> PeerCriteria {
+        PeerCriteria { shards: self.shards(), ..self.terms.clone() }
+    }
+
+    /// Whether this node is reached on this machine only.
+    pub(crate) fn is_on_loopback(&self) -> bool {
+        self.terms.loopback
     }
 
     /// The name of a shard's topic.
@@ -150,7 +233,7 @@ impl Node {
 
     /// Takes note of a node, if it can be a peer; returns whether it is new.
     pub(crate) fn heard_of(&self, record: &NodeRecord, origin: Origin) -> bool {
-        match Candidate::read(record, &self.terms) {
+        match Candidate::read(record, &self.criteria()) {
             Ok(candidate) => self.peers().add(candidate, origin, self.now()),
             Err(unfit) => {
                 tracing::trace!(%unfit, ?origin, "a node is not kept");
@@ -176,14 +259,10 @@ pub(crate) fn pool(ledger: &Ledger, name: &'static str) -> Result<Pool> {
     ledger.pool(name).with_context(|| format!("the budget sheet has no pool `{name}`"))
 }
 
-fn unix_nanos() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
-}
-
 impl Node {
     /// `cgroup` is the process group, if there is one; `own` is this node's peer id; `seed` is
-    /// where its randomness comes from.
+    /// where its randomness comes from; `roots` are those of the network's contract, if it has one,
+    /// and `rln` verifies proofs against them.
     #[expect(
         clippy::too_many_lines,
         reason = "wiring: every part is made once, in the order in which they need each other"
@@ -193,16 +272,24 @@ impl Node {
         cgroup: Option<Cgroup>,
         own: PeerId,
         seed: [u8; 32],
+        roots: Option<Arc<RootsFeed>>,
+        rln: Option<Validator>,
     ) -> Result<Arc<Self>> {
         let limits = &config.limits;
         let ledger = limits.ledger()?;
         let settings = config.settings();
-        let clock: Arc<dyn Fn() -> i64 + Send + Sync> = Arc::new(unix_nanos);
+        let time = Arc::new(RelayClock::new(&config.data_dir));
+        let clock: Arc<dyn Fn() -> i64 + Send + Sync> = {
+            let time = time.clone();
+            Arc::new(move || time.now_ns())
+        };
         let folder = config.data_dir.join("messages");
         let store =
-            Store::open(settings::store(limits, folder), Arc::new(disk::RealDisk), clock.clone())?;
+            Store::open(settings::store(limits, folder), Arc::new(disk::RealDisk), time.clone())?;
         let mut router = Router::new(settings::gossip(limits), seed);
-        settings.shards.iter().for_each(|shard| router.subscribe(shard, Duration::ZERO));
+        if settings.relay {
+            settings.shards.iter().for_each(|shard| router.subscribe(shard, Duration::ZERO));
+        }
         let peers = count(limits.connections.connections) * 2;
         let rate = |what, per_second, burst| Rate::new(what, per_second, burst, peers);
         let (push, filter) = (&limits.light_push, &limits.filter);
@@ -224,7 +311,7 @@ impl Node {
             loopback: config.announce.is_empty() && config.listen.iter().all(is_loopback),
         };
         let mut known = KnownPeers::new(discovery::bounds(limits), seed);
-        for address in &config.peers {
+        for address in config.static_peers() {
             if !known.add_static(address.clone()) {
                 tracing::warn!(
                     %address,
@@ -237,9 +324,13 @@ impl Node {
             .map(|shard| Arc::from(PubsubTopic::new(config.cluster, shard).to_string()))
             .collect();
         Ok(Arc::new(Self {
-            shards: settings.shards,
-            protocols: Protocols::new(services::PROTOCOLS),
+            shards: RwLock::new(settings.shards),
+            shards_changed: Notify::new(),
+            protected: config.protected_shards()?,
+            protocols: Protocols::new(services::protocols(&settings)),
             clock_drift: Duration::from_secs(limits.messages.clock_seconds),
+            delays: Delays::default(),
+            time,
             clock,
             started: Instant::now(),
             pools: Pools {
@@ -248,6 +339,7 @@ impl Node {
                 receiving: pool(&ledger, pool::RECEIVING)?,
                 sending: pool(&ledger, pool::SENDING)?,
             },
+            admission: Admission::new(limits.messages.admitted_bytes),
             places: StreamSlots::new(
                 pool(&ledger, pool::STREAMS)?,
                 relay_limits::STREAM_BYTES,
@@ -260,12 +352,16 @@ impl Node {
             filter: Filter::new(settings::filter(limits)),
             paces: Paces::new(settings::floor(limits)),
             subscribers: Subscribers::new(
-                count(limits.http.subscriptions),
+                limits.http.cache_bytes,
                 count(limits.http.cache_messages),
             ),
+            roots,
             rates,
+            rln,
             counters: Counters::default(),
             latencies: Latencies::default(),
+            client: Client::new(&limits.client),
+            sync: SyncState::new(limits, peers),
             watch: Watch::new(Record::new(cgroup, limits.memory_budget_bytes), &limits.governor),
             connections: AtomicU64::new(0),
             terms,
@@ -273,6 +369,7 @@ impl Node {
             own_record: Mutex::default(),
             wants_peers: AtomicBool::new(false),
             discovery_table: AtomicU64::new(0),
+            traffic: Traffic::default(),
             topics,
             settings,
         }))
@@ -294,6 +391,8 @@ pub(crate) enum SwarmRequest {
     Peers(oneshot::Sender<Vec<ConnectedPeer>>),
     /// Where this node is reached.
     Addresses(oneshot::Sender<Vec<Multiaddr>>),
+    /// A stream to a peer, which is dialled at the address if it is not connected.
+    Open { peer: PeerId, address: Option<Multiaddr>, request: StreamRequest },
 }
 
 #[derive(Clone, Debug)]
@@ -304,6 +403,10 @@ pub(crate) struct ConnectedPeer {
     pub(crate) address: Multiaddr,
     pub(crate) outbound: bool,
     pub(crate) gossips: bool,
+    pub(crate) offers: Offers,
+    /// What it says of itself, once it did.
+    pub(crate) protocols: SpokenProtocols,
+    pub(crate) agent: Option<Arc<str>>,
 }
 
 /// Streams of one connection for which a protocol is being agreed on. Further ones wait in the
@@ -320,6 +423,8 @@ pub(crate) struct Network {
     requests_rx: mpsc::Receiver<SwarmRequest>,
     /// Dials under way: at most as many as the known peers allow.
     dials: HashMap<ConnectionId, Target>,
+    /// Streams that wait for a dial: as many as the tasks that ask others.
+    opening: Vec<(PeerId, StreamRequest)>,
     /// Whether there can be peers that were not configured.
     finds_peers: bool,
     /// Whether peers are asked for further ones, and when they were last.
@@ -382,6 +487,7 @@ impl Network {
             swarm.add_external_address(address.clone());
         }
         let (requests_tx, requests_rx) = mpsc::channel(SWARM_REQUESTS);
+        node.client.connect(requests_tx.clone());
         let observed = ObservedPools::new(&node)?;
         let network = Self {
             node,
@@ -389,6 +495,7 @@ impl Network {
             meters,
             requests_rx,
             dials: HashMap::new(),
+            opening: Vec::new(),
             finds_peers: config.finds_peers(),
             asks_peers: config.asks_peers(),
             asked_peers: None,
@@ -405,6 +512,7 @@ impl Network {
         let mut stop = std::pin::pin!(stop);
         let mut beat = tokio::time::interval(self.heartbeat);
         beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut swept = Instant::now();
         let mut sweep = tokio::time::interval(SWEEP);
         sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -419,18 +527,44 @@ impl Network {
                 }
                 Some(request) = self.requests_rx.recv() => self.on_request(request),
                 _ = beat.tick() => {
+                    self.note_pause();
                     let now = self.node.now();
+                    if !self.node.watch.reads() {
+                        self.node.router().extend_promises(self.heartbeat);
+                    }
                     self.node.router().heartbeat(now);
                     self.swarm.behaviour_mut().waku.fill_gossip();
                     self.node.filter.expire(Instant::now());
+                    self.node.subscribers.expire(Instant::now());
+                    self.opening.retain(|(_, request)| !request.reply.is_closed());
                     self.find_peers();
                     self.observed.update(&self.node);
+                    let (traffic, noted) = (self.meters.traffic(), &self.node.traffic);
+                    noted.received.store(traffic.received.load(Relaxed), Relaxed);
+                    noted.sent.store(traffic.sent.load(Relaxed), Relaxed);
                 }
                 _ = sweep.tick() => {
+                    self.note_pause();
+                    let pause = swept.elapsed();
+                    swept = Instant::now();
+                    if pause > SWEEP_LATE {
+                        self.meters.excuse(pause);
+                    }
                     let closed = self.meters.sweep(Instant::now());
                     self.node.counters.connections_closed.fetch_add(closed as u64, Relaxed);
                 }
             }
+        }
+    }
+
+    /// Notes that this node reads, or has not for a time: its peers are not late then.
+    fn note_pause(&self) {
+        let node = &self.node;
+        if let Some(pause) = node.delays.sweep(node.now(), node.watch.reads()) {
+            if pause >= LONG_PAUSE {
+                tracing::warn!(seconds = pause.as_secs(), "this node read nothing for a time");
+            }
+            node.router().extend_promises(pause);
         }
     }
 
@@ -461,12 +595,25 @@ impl Network {
                 connection,
                 result: Err(error),
                 ..
-            })) if !matches!(error, ping::Failure::Unsupported) => {
+            })) if !matches!(error, ping::Failure::Unsupported)
+                // An answer may be behind the requests that a busy node has not read.
+                && !self.swarm.behaviour().waku.is_in_use(connection, PING_TIME) =>
+            {
                 // The peer is gone; pushes would wait for it.
                 self.swarm.close_connection(connection);
             }
+            SwarmEvent::Behaviour(AllEvent::Identify(identify::Event::Received {
+                connection_id,
+                info,
+                ..
+            })) => {
+                let protocols = SpokenProtocols::of(info.protocols.iter().map(AsRef::as_ref));
+                let waku = &mut self.swarm.behaviour_mut().waku;
+                waku.identified(connection_id, protocols, &info.agent_version);
+            }
             SwarmEvent::OutgoingConnectionError { error, peer_id, connection_id } => {
                 tracing::debug!(%error, ?peer_id, "dialling failed");
+                self.opening.retain(|(peer, _)| Some(*peer) != peer_id);
                 if let Some(target) = self.dials.remove(&connection_id) {
                     self.node.peers().failed(target, self.node.now());
                 }
@@ -474,6 +621,7 @@ impl Network {
             SwarmEvent::ConnectionEstablished { peer_id, connection_id, .. } => {
                 let target = self.dials.remove(&connection_id);
                 self.node.peers().connected(peer_id, target, self.node.now());
+                self.open_waiting(peer_id);
             }
             SwarmEvent::ConnectionClosed { peer_id, num_established: 0, .. } => {
                 self.node.peers().disconnected(peer_id, self.node.now());
@@ -495,21 +643,59 @@ impl Network {
                     address: open.address.clone(),
                     outbound: open.outbound,
                     gossips: open.gossips,
+                    offers: open.offers,
+                    protocols: open.protocols,
+                    agent: open.agent.clone(),
                 });
                 let _ = reply.send(connected.collect());
             }
             SwarmRequest::Addresses(reply) => drop(reply.send(self.addresses())),
+            SwarmRequest::Open { peer, address, request } => {
+                self.open_stream(peer, address, request);
+            }
+        }
+    }
+
+    /// Opens a stream, or dials for it. A request that is dropped is refused.
+    fn open_stream(&mut self, peer: PeerId, address: Option<Multiaddr>, request: StreamRequest) {
+        let Err(request) = self.swarm.behaviour_mut().waku.open_stream(peer, request) else {
+            return;
+        };
+        let Some(address) = address else { return };
+        let options = DialOpts::peer_id(peer).addresses(vec![address]).build();
+        match self.swarm.dial(options) {
+            Ok(()) | Err(DialError::DialPeerConditionFalse(_)) => {
+                self.opening.push((peer, request));
+            }
+            Err(error) => tracing::debug!(%peer, %error, "dialling failed"),
+        }
+    }
+
+    /// Opens the streams that waited for a peer.
+    fn open_waiting(&mut self, peer: PeerId) {
+        let opening = std::mem::take(&mut self.opening);
+        for (of, request) in opening {
+            if of != peer {
+                self.opening.push((of, request));
+            } else if self.swarm.behaviour_mut().waku.open_stream(peer, request).is_err() {
+                tracing::debug!(%peer, "a connection is gone before a stream was opened");
+            }
         }
     }
 
     /// The connections there are, as far as the search for peers depends on them.
     fn connections(&self) -> Connections {
-        let outbound =
-            self.swarm.behaviour().waku.open().filter(|open| open.gossips && open.outbound).count();
+        let open = self.swarm.behaviour().waku.open();
+        if !self.node.settings.relay {
+            // Any peer may serve a client.
+            let outbound = open.filter(|open| open.outbound).count();
+            return Connections { outbound, short: Topics::default() };
+        }
+        let outbound = open.filter(|open| open.gossips && open.outbound).count();
         let mut short = Topics::default();
         let least = count(self.node.settings.limits.gossip.d_low);
         let router = self.node.router();
-        for shard in self.node.shards.iter() {
+        for shard in self.node.shards().iter() {
             if router.reachable(shard, self.node.now()) < least {
                 short.insert(shard);
             }

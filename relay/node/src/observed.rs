@@ -12,7 +12,10 @@ use accounting::{
 use anyhow::Result;
 use relay_limits::pool;
 
-use crate::node::{Node, pool as of};
+use crate::{
+    node::{Node, pool as of},
+    rln::Validator,
+};
 
 /// One observation for each of these pools.
 pub(crate) struct ObservedPools {
@@ -41,10 +44,10 @@ impl ObservedPools {
 }
 
 /// The pools, each with the bytes that are in use.
-fn sizes(node: &Node) -> [(&'static str, u64); 11] {
+fn sizes(node: &Node) -> [(&'static str, u64); 12] {
     use relay_limits::{
         CRITERION_BYTES, GOSSIP_PEER_BYTES, HISTORY_BYTES, INDEX_ROW_BYTES, PEER_BYTES,
-        QUERY_BYTES, REFERENCE_BYTES, SEEN_BYTES,
+        QUERY_BYTES, REFERENCE_BYTES, RLN_PENDING_BYTES, SEEN_BYTES,
     };
     let gossip = node.router().usage();
     let filter = node.filter.usage();
@@ -62,6 +65,10 @@ fn sizes(node: &Node) -> [(&'static str, u64); 11] {
         (pool::INDEX_QUEUE, store.rows as u64 * INDEX_ROW_BYTES),
         (pool::STORE_QUERIES, store.queries as u64 * QUERY_BYTES),
         (pool::PEER_STORE, known as u64 * PEER_BYTES),
-        (pool::HTTP_CACHE, node.subscribers.waiting() as u64 * REFERENCE_BYTES),
+        (
+            pool::RLN_PENDING,
+            node.rln.as_ref().map_or(0, Validator::pending) as u64 * RLN_PENDING_BYTES,
+        ),
+        (pool::HTTP_CACHE, node.subscribers.bytes()),
     ]
 }

@@ -1,6 +1,6 @@
 //! `thimble-relay run`: opens the store, serves until a stop is requested, and closes it.
 
-use std::{io::IsTerminal, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use accounting::cgroup::Cgroup;
 use anyhow::{Context, Result, bail};
@@ -9,13 +9,17 @@ use libp2p::Multiaddr;
 use lifecycle::StopSignals;
 use relay_limits::Limits;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, task::JoinSet};
 
 use crate::{
+    client,
     config::Config,
     discovery, governor, http, key,
+    log::{self, LogLevel},
     network::transport::Tls,
     node::{Network, Node},
+    rln::{self, Validator, contract::RootsFeed},
+    sync,
 };
 
 /// Threads that drive connections. Two: with one a slow disk read would delay all connections, more
@@ -25,11 +29,7 @@ const THREADS: usize = 2;
 pub(crate) fn run(config: &Config, address_file: Option<&Path>) -> Result<()> {
     let sampler = if config.heap_profile { Some(Arc::new(sampler(config)?)) } else { None };
     disk::restrict_new_files();
-    tracing_subscriber::fmt()
-        .with_env_filter(config.log.as_str())
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
+    let log_level = log::start(&config.log);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         .max_blocking_threads(4)
@@ -37,7 +37,7 @@ pub(crate) fn run(config: &Config, address_file: Option<&Path>) -> Result<()> {
         .enable_all()
         .build()
         .context("starting the runtime")?;
-    runtime.block_on(serve(config, sampler, address_file))
+    runtime.block_on(serve(config, sampler, log_level, address_file))
 }
 
 /// Samples allocations from here on; this process may become another one first.
@@ -54,6 +54,7 @@ fn sampler(config: &Config) -> Result<Sampler> {
 async fn serve(
     config: &Config,
     sampler: Option<Arc<Sampler>>,
+    log_level: LogLevel,
     address_file: Option<&Path>,
 ) -> Result<()> {
     // From the first address that is answered at on, a signal asks and does not kill.
@@ -76,7 +77,9 @@ async fn serve(
     }
     let keys = key::load_or_create(&config.data_dir.join("relay.key"))?;
     let peer = keys.public().to_peer_id();
-    let node = Node::open(config, cgroup, peer, rand::random())?;
+    let roots = roots(config)?;
+    let validator = roots.as_ref().map(|feed| validator(config, feed)).transpose()?;
+    let node = Node::open(config, cgroup, peer, rand::random(), roots, validator)?;
     let governor = governor::start(node.clone(), &config.limits.governor)?;
     let (network, swarm_tx) = Network::new(node.clone(), config, &keys, tls)?;
     let (ready, addresses) = oneshot::channel();
@@ -85,18 +88,24 @@ async fn serve(
         // A dropped sender is a reason to stop, too.
         let _ = stopping.await;
     }));
-    let http = http::start(node.clone(), swarm_tx, sampler, config).await?;
+    let mut refreshing = JoinSet::new();
+    if let Some(roots) = &node.roots {
+        refreshing.spawn(roots.clone().run());
+    }
+    let http = http::start(node.clone(), swarm_tx, sampler, log_level, config).await?;
     let addresses: Vec<Multiaddr> = addresses.await.context("no address can be listened on")?;
     for address in &addresses {
         tracing::info!(%address, "reached at");
     }
     let mut finding = discovery::start(&node, config, &*key::secret(&keys)?, &addresses).await?;
+    client::start(&node, &mut finding);
+    sync::start(&node, config, &mut finding);
     let record = node.own_record().map(|record| record.to_string()).unwrap_or_default();
     tracing::info!(
         %peer,
         %record,
         memory = config.memory,
-        serves = node.settings.served(),
+        serves = node.served(),
         http = %http.address,
         "relay is ready"
     );
@@ -110,10 +119,28 @@ async fn serve(
     tracing::info!(signal, "stopping");
     drop(stop);
     finding.shutdown().await;
+    refreshing.shutdown().await;
     http.stop().await;
     running.await.context("the network's task")?;
     drop(governor);
     close(node)
+}
+
+/// The roots of the network's contract, where messages carry proofs of a rate limit.
+fn roots(config: &Config) -> Result<Option<Arc<RootsFeed>>> {
+    let Some(contract) = config.contract()? else { return Ok(None) };
+    let place = (disk::RealDisk::shared(), config.data_dir.as_path());
+    let membership = config.membership(contract)?;
+    let servers = config.rpc_servers()?;
+    let feed = RootsFeed::open(contract, servers, membership, &config.limits.roots, place);
+    Ok(Some(feed.context("preparing TLS for RPC servers")?))
+}
+
+/// What verifies proofs against these roots.
+fn validator(config: &Config, feed: &RootsFeed) -> Result<Validator> {
+    let folder = config.data_dir.join("rln");
+    let (limits, roots) = (&config.limits.rln, feed.roots.clone());
+    Validator::open(rln::EPOCH_SECONDS, roots, limits, &disk::RealDisk, &folder)
 }
 
 fn close(node: Arc<Node>) -> Result<()> {

@@ -6,13 +6,24 @@ use std::{num::NonZeroU16, time::Duration};
 use relay_limits::Limits;
 use router::Topics;
 
+use crate::client::ServiceNodes;
+
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) cluster: u16,
+    /// Those of the configuration; the node has those that are served now.
     pub(crate) shards: Topics,
     pub(crate) shards_in_cluster: NonZeroU16,
     /// Whether messages are kept for store queries.
     pub(crate) store: bool,
+    /// Whether this node gossips. If not, it is a client of other nodes.
+    pub(crate) relay: bool,
+    /// Nodes that are asked, as configured.
+    pub(crate) service_nodes: ServiceNodes,
+    /// Whether the store is compared with those of peers.
+    pub(crate) store_sync: bool,
+    /// Whether messages that were missed are fetched from the stores of peers.
+    pub(crate) store_resume: bool,
     /// Light push is refused while fewer relay peers of the shard are connected.
     pub(crate) min_relay_peers: usize,
     pub(crate) limits: Limits,
@@ -35,14 +46,18 @@ impl Settings {
         for shard in shards {
             topics.insert(*shard);
         }
-        let limits = limits.clone();
-        Self { cluster, shards: topics, shards_in_cluster, store, min_relay_peers, limits }
-    }
-
-    /// The shards served, for people.
-    pub(crate) fn served(&self) -> String {
-        let shards: Vec<String> = self.shards.iter().map(|shard| shard.to_string()).collect();
-        format!("shards {} of cluster {}", shards.join(", "), self.cluster)
+        Self {
+            cluster,
+            shards: topics,
+            shards_in_cluster,
+            store,
+            relay: true,
+            service_nodes: ServiceNodes::default(),
+            store_sync: false,
+            store_resume: false,
+            min_relay_peers,
+            limits: limits.clone(),
+        }
     }
 }
 

@@ -83,6 +83,16 @@ fn text(report: &Report) -> String {
         store.partitions,
         format_size(store.disk_bytes)
     );
+    if let Some(rln) = &report.rln {
+        let step = if rln.detail.is_empty() { "current" } else { &*rln.detail };
+        let _ = writeln!(out, "roots       {} of {}: {step}", rln.roots, rln.contract);
+        for server in &rln.servers {
+            let state = server.error.as_deref().unwrap_or("answers");
+            let differs = if server.disagrees { ", reports other roots than most" } else { "" };
+            let _ = writeln!(out, "            {}: {state}{differs}", server.server);
+        }
+        out.push('\n');
+    }
     let (messages, requests) = (&report.messages, &report.requests);
     let _ = writeln!(out, "{:<22} {:>12}  refused", "", "taken");
     let mut line = |name, counted: &OutcomeCounts| {

@@ -26,18 +26,24 @@ pub mod message;
 pub mod metadata;
 pub mod node_list;
 pub mod peer_exchange;
+pub mod rate_limit_proof;
 pub mod record;
+pub mod signed;
 pub mod status;
 pub mod store;
+pub mod sync;
 pub mod text;
 pub mod topic;
+pub mod validity;
 pub mod wire;
 
 pub use frame::{FrameError, SplitFrame};
 pub use message::{MessageError, MessageHash, WakuMessage, message_hash};
+pub use rate_limit_proof::RateLimitProof;
 pub use status::StatusCode;
 pub use text::Text;
 pub use topic::{ContentTopic, PubsubTopic, TopicError, autoshard};
+pub use validity::Verdict;
 pub use wire::DecodeError;
 
 /// Longest request id that is read, in bytes. Stock clients send 32 to 64 hexadecimal digits.

@@ -4,7 +4,9 @@
 //! [`crate::topic::CONTENT_TOPIC_BYTES_MAX`] for its parts; decoding copies and allocates nothing.
 //! It must never know whether a message is timely, relayed or stored.
 //!
-//! Source: vacp2p/rfc-index 14 (format, hash) and 64 (150 KiB).
+//! Source: vacp2p/rfc-index 14 (format, hash). 64 has 150 KiB for the Waku network, and other
+//! networks up to 1 MiB: how much of it a node takes is decided by its user. [`crate::validity`]
+//! compares implementations.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,10 +16,11 @@ use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use crate::text::{self, Text};
-use crate::wire::{self, DecodeError, for_each_field};
+use crate::validity::Verdict;
+use crate::wire::{self, DecodeError, Fields, Value};
 
-/// Largest serialised message, in bytes.
-pub const MESSAGE_BYTES_MAX: usize = 150 * 1024;
+/// Largest serialised message of any network, in bytes.
+pub const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
 
 /// Largest `meta` attribute, in bytes.
 pub const META_BYTES_MAX: usize = 64;
@@ -36,27 +39,66 @@ mod tag {
     pub(super) const EPHEMERAL: u32 = 31;
 }
 
-/// Why bytes are not a message that may be relayed.
+/// Why bytes are not a message that may be relayed. [`MessageError::verdict`] is what it means for
+/// the peer that sent them.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum MessageError {
-    /// The message is larger than the network relays.
+    /// The message is larger than any network relays.
     #[error("a message of {bytes} bytes, the limit is {MESSAGE_BYTES_MAX}; split the payload")]
     TooLarge {
         /// Its serialised length.
         bytes: usize,
     },
-    /// The message has no content topic, or an empty one.
+    /// The payload is absent or empty.
+    #[error("the message has no payload; set one: nodes of the network drop messages without")]
+    NoPayload,
+    /// The message has no content topic.
     #[error("the message has no content topic; set one")]
     NoContentTopic,
-    /// The bytes are damaged or a part is too long.
+    /// The content topic is an empty text.
+    #[error("the content topic is empty; set one")]
+    EmptyContentTopic,
+    /// The `meta` attribute is longer than [`META_BYTES_MAX`].
+    #[error("meta has {bytes} bytes, the limit is {META_BYTES_MAX}; shorten it")]
+    LongMeta {
+        /// Its length, in bytes.
+        bytes: usize,
+    },
+    /// The version is a number of more than 32 bits.
+    #[error("version is {value}, which is not a number of 32 bits")]
+    LongVersion {
+        /// The number that was sent.
+        value: u64,
+    },
+    /// The bytes are damaged or a part is longer than this node takes.
     #[error("the message cannot be read: {0}")]
     Damaged(#[from] DecodeError),
+}
+
+impl MessageError {
+    /// What it means for the peer that sent the message: [`Verdict::Reject`] only where every
+    /// implementation rejects it, so that a peer that follows any of them is never at fault. The
+    /// rules are those of [`crate::validity::RULES`].
+    pub fn verdict(&self) -> Verdict {
+        match self {
+            Self::NoContentTopic
+            | Self::LongMeta { .. }
+            | Self::Damaged(DecodeError::Damaged { .. } | DecodeError::Truncated { .. }) => {
+                Verdict::Reject
+            }
+            Self::TooLarge { .. }
+            | Self::NoPayload
+            | Self::EmptyContentTopic
+            | Self::LongVersion { .. }
+            | Self::Damaged(_) => Verdict::Ignore,
+        }
+    }
 }
 
 /// A Waku message. A decoded one shares the memory of its input.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WakuMessage {
-    /// The application's data; may be empty.
+    /// The application's data; may be relayed only if there is any.
     pub payload: Bytes,
     /// The topic that filters select by: 1 to [`crate::topic::CONTENT_TOPIC_BYTES_MAX`] bytes.
     pub content_topic: Text,
@@ -78,29 +120,65 @@ impl WakuMessage {
         Self { payload: payload.into(), content_topic: content_topic.into(), ..Self::default() }
     }
 
-    /// Reads a message, without a length prefix. Errors: larger than [`MESSAGE_BYTES_MAX`],
-    /// damaged, without a content topic, a part that is too long.
+    /// Reads a message that may be relayed, without a length prefix. Errors: it breaks a rule of
+    /// [`crate::validity::RULES`].
     pub fn decode(input: Bytes) -> Result<Self, MessageError> {
         if input.len() > MESSAGE_BYTES_MAX {
             return Err(MessageError::TooLarge { bytes: input.len() });
         }
-        let mut message = Self::default();
-        for_each_field!(field in &input, {
-            tag::PAYLOAD => message.payload = field.shared(&input, "payload", MESSAGE_BYTES_MAX)?,
-            tag::CONTENT_TOPIC => message.content_topic = text::read_content_topic(&input, &field)?,
-            tag::VERSION => message.version = Some(field.uint32()?),
-            tag::TIMESTAMP => message.timestamp = Some(field.sint64()?),
-            tag::META => message.meta = Some(field.shared(&input, "meta", META_BYTES_MAX)?),
-            tag::RATE_LIMIT_PROOF => {
-                let proof = field.shared(&input, "rate_limit_proof", MESSAGE_BYTES_MAX)?;
-                message.rate_limit_proof = Some(proof);
-            },
-            tag::EPHEMERAL => message.ephemeral = Some(field.bool()?),
-        });
-        if message.content_topic.is_empty() {
+        let (message, found) = Self::read_fields(&input)?;
+        if let Some(value) = found.long_version {
+            return Err(MessageError::LongVersion { value });
+        }
+        if !found.content_topic {
             return Err(MessageError::NoContentTopic);
         }
+        if let Some(meta) = message.meta.as_ref().filter(|meta| meta.len() > META_BYTES_MAX) {
+            return Err(MessageError::LongMeta { bytes: meta.len() });
+        }
+        if message.content_topic.is_empty() {
+            return Err(MessageError::EmptyContentTopic);
+        }
+        if message.payload.is_empty() {
+            return Err(MessageError::NoPayload);
+        }
         Ok(message)
+    }
+
+    /// Reads a message that was accepted before, under the rules of then: only its bytes are
+    /// checked. Errors: damaged, a content topic that is too long or not UTF-8.
+    pub fn read(input: &Bytes) -> Result<Self, DecodeError> {
+        Ok(Self::read_fields(input)?.0)
+    }
+
+    /// As other nodes read it: the last of a repeated field counts, and a field of another wire
+    /// type than its own is skipped like an unknown one.
+    fn read_fields(input: &Bytes) -> Result<(Self, FieldFacts), DecodeError> {
+        let mut message = Self::default();
+        let mut found = FieldFacts::default();
+        for field in Fields::new(input) {
+            let field = field?;
+            match (field.tag, field.value) {
+                (tag::PAYLOAD, Value::Bytes(bytes)) => message.payload = input.slice_ref(bytes),
+                (tag::CONTENT_TOPIC, Value::Bytes(_)) => {
+                    message.content_topic = text::read_content_topic(input, &field)?;
+                    found.content_topic = true;
+                }
+                (tag::VERSION, Value::Varint(number)) => {
+                    message.version = Some(field.uint32()?);
+                    found.long_version =
+                        Some(number).filter(|number| *number > u64::from(u32::MAX));
+                }
+                (tag::TIMESTAMP, Value::Varint(_)) => message.timestamp = Some(field.sint64()?),
+                (tag::META, Value::Bytes(bytes)) => message.meta = Some(input.slice_ref(bytes)),
+                (tag::RATE_LIMIT_PROOF, Value::Bytes(bytes)) => {
+                    message.rate_limit_proof = Some(input.slice_ref(bytes));
+                }
+                (tag::EPHEMERAL, Value::Varint(_)) => message.ephemeral = Some(field.bool()?),
+                _ => {}
+            }
+        }
+        Ok((message, found))
     }
 
     /// The serialised message, without a length prefix.
@@ -140,6 +218,15 @@ impl WakuMessage {
     pub fn is_ephemeral(&self) -> bool {
         self.ephemeral.unwrap_or(false)
     }
+}
+
+/// Facts about the bytes of a message that the message does not hold.
+#[derive(Default)]
+struct FieldFacts {
+    /// Whether there is a content topic, if an empty one.
+    content_topic: bool,
+    /// The version, if it has more than 32 bits.
+    long_version: Option<u64>,
 }
 
 /// The deterministic hash of a message on a pubsub topic.

@@ -25,7 +25,11 @@ impl Text {
         name: &'static str,
         bytes_max: usize,
     ) -> Result<Self, DecodeError> {
-        let bytes = field.shared(input, name, bytes_max)?;
+        Self::of(field.shared(input, name, bytes_max)?, name)
+    }
+
+    /// The text that these bytes are. Errors: not UTF-8.
+    pub(crate) fn of(bytes: Bytes, name: &'static str) -> Result<Self, DecodeError> {
         match std::str::from_utf8(&bytes) {
             Ok(_) => Ok(Self(bytes)),
             Err(_) => Err(DecodeError::NotText { field: name }),

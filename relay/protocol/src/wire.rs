@@ -6,23 +6,34 @@
 //! refused rather than skipped, because skipping them takes recursion.
 //!
 //! It must never know which message it reads. Decoders ignore fields they do not know, take the
-//! last of a scalar field that is repeated, and refuse a known field of a wrong type.
+//! last of a scalar field that is repeated, and refuse a known field of a wrong type, except in a
+//! [`crate::WakuMessage`], where other nodes skip it.
 //!
-//! Source: the encoding guide of protocol buffers; varints and keys by `prost::encoding`.
+//! Source: the encoding guide of protocol buffers; varints by `prost::encoding`.
 
 use bytes::{Buf, Bytes};
 use prost::encoding::{
-    WireType, decode_key, decode_varint, encode_key, encode_varint, encoded_len_varint, key_len,
+    WireType, decode_varint, encode_key, encode_varint, encoded_len_varint, key_len,
 };
 use thiserror::Error;
 
 /// Why the bytes of a protobuf message are not a message of the expected type.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum DecodeError {
-    /// A field key or a number is cut off, longer than ten bytes, or of an unknown wire type.
+    /// A field key or a number is cut off, or of an unknown wire type.
     #[error("damaged key or number, {left} bytes before the end of the message; send it again")]
     Damaged {
         /// Bytes from the start of the damaged item to the end of its message.
+        left: usize,
+    },
+    /// A number of more than 64 bits, or a field number outside 1 to 2^29 - 1: some decoders read
+    /// on, others stop.
+    #[error(
+        "a number or field number out of range, {left} bytes before the end of the message; send \
+         it again"
+    )]
+    Disputed {
+        /// Bytes from the start of the item to the end of its message.
         left: usize,
     },
     /// The length of a field goes beyond the end of the message.
@@ -181,6 +192,12 @@ impl<'a> Field<'a> {
     }
 }
 
+/// Largest number of a field. Source: the encoding guide of protocol buffers.
+const TAG_MAX: u32 = (1 << 29) - 1;
+
+/// Longest number on the wire, in bytes.
+const VARINT_BYTES_MAX: usize = 10;
+
 /// Iterator over the fields of one message, in the order they were written. Ends after the first
 /// error. Allocates nothing.
 #[derive(Clone, Debug)]
@@ -196,12 +213,14 @@ impl<'a> Fields<'a> {
 
     fn read(&mut self) -> Result<Field<'a>, DecodeError> {
         let left = self.rest.len();
-        let damaged = |_| DecodeError::Damaged { left };
-        let (tag, wire_type) = decode_key(&mut self.rest).map_err(damaged)?;
+        let key = self.varint()?;
+        let wire_type = WireType::try_from(key & 7).map_err(|_| DecodeError::Damaged { left })?;
+        let tag = u32::try_from(key >> 3).ok().filter(|tag| (1..=TAG_MAX).contains(tag));
+        let tag = tag.ok_or(DecodeError::Disputed { left })?;
         let value = match wire_type {
-            WireType::Varint => Value::Varint(decode_varint(&mut self.rest).map_err(damaged)?),
+            WireType::Varint => Value::Varint(self.varint()?),
             WireType::LengthDelimited => {
-                let length = decode_varint(&mut self.rest).map_err(damaged)?;
+                let length = self.varint()?;
                 Value::Bytes(self.take(tag, length)?)
             }
             WireType::ThirtyTwoBit => Value::Fixed32(self.take(tag, 4)?.get_u32_le()),
@@ -209,6 +228,14 @@ impl<'a> Fields<'a> {
             WireType::StartGroup | WireType::EndGroup => return Err(DecodeError::Group { tag }),
         };
         Ok(Field { tag, value })
+    }
+
+    fn varint(&mut self) -> Result<u64, DecodeError> {
+        let left = self.rest.len();
+        decode_varint(&mut self.rest).map_err(|_| match left {
+            ..VARINT_BYTES_MAX => DecodeError::Damaged { left },
+            _ => DecodeError::Disputed { left },
+        })
     }
 
     fn take(&mut self, tag: u32, wanted: u64) -> Result<&'a [u8], DecodeError> {

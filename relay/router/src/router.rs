@@ -65,6 +65,10 @@ pub struct Counters {
     pub seen_cut_short: u64,
     /// History that left early.
     pub history_dropped: u64,
+    /// Topics that this node subscribed to.
+    pub subscriptions: u64,
+    /// Topics that it left.
+    pub unsubscriptions: u64,
 }
 
 /// Entries a router holds.
@@ -147,6 +151,7 @@ impl<M: Clone> Router<M> {
         if shard >= crate::SHARDS || self.meshes.contains_key(&shard) {
             return;
         }
+        self.counters.subscriptions += 1;
         for state in self.peers.values_mut() {
             state.control.subscription(shard, true);
             state.wake();
@@ -164,6 +169,7 @@ impl<M: Clone> Router<M> {
     /// Leaves a topic.
     pub fn unsubscribe(&mut self, shard: Shard, now: Duration) {
         let Some(mesh) = self.meshes.remove(&shard) else { return };
+        self.counters.unsubscriptions += 1;
         for (peer, state) in &mut self.peers {
             if mesh.contains(peer) {
                 state.score.in_mesh.remove(&shard);
@@ -426,6 +432,31 @@ impl<M: Clone> Router<M> {
         }
     }
 
+    /// A peer brought a message that is ignored unread, as if this node had never heard of it.
+    pub fn delivered(&mut self, peer: Peer, id: &MessageId) {
+        self.counters.refused += 1;
+        if let Some(state) = self.peers.get_mut(&peer) {
+            state.promises.retain(|(promised, _)| promised != id);
+        }
+    }
+
+    /// A peer sent messages that were not read: all that was asked of it may be among them.
+    pub fn delivered_unread(&mut self, peer: Peer) {
+        self.counters.refused += 1;
+        if let Some(state) = self.peers.get_mut(&peer) {
+            state.promises.clear();
+        }
+    }
+
+    /// This node read nothing for a time: messages that were asked for are due that much later.
+    pub fn extend_promises(&mut self, by: Duration) {
+        for state in self.peers.values_mut() {
+            for (_, due) in &mut state.promises {
+                *due += by;
+            }
+        }
+    }
+
     /// A peer has messages already.
     pub fn on_idontwant(&mut self, peer: Peer, ids: impl IntoIterator<Item = MessageId>) {
         let until = self.heartbeats + u64::from(self.config.idontwant_heartbeats);
@@ -563,6 +594,11 @@ impl<M: Clone> Router<M> {
         if let Some(state) = self.peers.get_mut(&peer) {
             state.score.sent_invalid();
         }
+    }
+
+    /// A new message is not passed on, through no fault of its sender. It is not taken again.
+    pub fn ignore(&mut self) {
+        self.counters.refused += 1;
     }
 
     /// A new message could not be kept by this machine: it may come again.

@@ -355,6 +355,46 @@ fn promises_that_are_not_kept_cost_until_nobody_listens() {
 }
 
 #[test]
+fn promises_are_kept_by_what_this_node_does_not_read() {
+    let now = Duration::from_secs(1);
+    let mut router = router_with(2, Config::default());
+    let beats = |router: &mut Router<_>, seconds: std::ops::Range<u64>| {
+        seconds.for_each(|beat| router.heartbeat(now + Duration::from_secs(beat)));
+        router.counters().broken_promises
+    };
+    // One that is ignored as it is, one in a frame that was skipped.
+    router.on_ihave(Peer(1), TOPIC, [id(1)], now);
+    router.delivered(Peer(1), &id(1));
+    router.on_ihave(Peer(2), TOPIC, [id(2)], now);
+    router.delivered_unread(Peer(2));
+    assert_eq!((beats(&mut router, 0..10), router.counters().refused), (0, 2));
+    // The first may come again, in another form.
+    assert_eq!(router.offer(Peer(2), TOPIC, id(1), 10, now), Offer::New);
+
+    // 22 s in which this node read nothing.
+    let mut router = router_with(2, Config::default());
+    router.on_ihave(Peer(1), TOPIC, [id(1)], now);
+    router.extend_promises(Duration::from_secs(22));
+    assert_eq!(beats(&mut router, 0..24), 0);
+    assert_eq!(beats(&mut router, 24..30), 1, "it is still due");
+}
+
+#[test]
+fn peer_whose_messages_are_ignored_keeps_its_score_and_place() {
+    let mut router = router_with(3, Config::default());
+    let now = Duration::from_secs(1);
+    for number in 0..100 {
+        assert_eq!(router.offer(Peer(1), TOPIC, id(number), 10, now), Offer::New, "{number}");
+        router.ignore();
+    }
+    assert!(router.score(Peer(1), now).unwrap() >= 0.0);
+    router.heartbeat(now);
+    assert!(router.mesh(TOPIC).contains(&Peer(1)));
+    assert_eq!((router.counters().rejected, router.counters().refused), (0, 100));
+    assert_eq!(router.offer(Peer(2), TOPIC, id(7), 10, now), Offer::Duplicate);
+}
+
+#[test]
 fn fetching_is_bounded() {
     let mut router = router_with(1, Config { queue_messages: 10_000, ..Config::default() });
     let now = Duration::from_secs(1);

@@ -45,6 +45,11 @@ impl Topics {
         (0..SHARDS).filter(|shard| self.contains(*shard))
     }
 
+    /// Whether a shard is in both sets.
+    pub fn shares(&self, other: &Self) -> bool {
+        self.0.iter().zip(&other.0).any(|(one, other)| one & other != 0)
+    }
+
     /// Number of shards in the set.
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
@@ -68,5 +73,8 @@ mod tests {
         assert_eq!(topics.iter().collect::<Vec<_>>(), [0, 64, 1023]);
         assert!(topics.remove(64) && !topics.remove(64));
         assert_eq!((topics.len(), topics.is_empty()), (2, false));
+        let mut other = Topics::default();
+        assert!(!topics.shares(&other) && other.insert(64) && !topics.shares(&other));
+        assert!(other.insert(1023) && topics.shares(&other) && other.shares(&topics));
     }
 }

@@ -67,6 +67,7 @@ async fn run(
             content_topic: topics[(number % 50) as usize].clone(),
             kept,
             may_pass: false,
+            fetched: false,
         };
         loop {
             let held = pool.try_reserve(bytes as u64).unwrap();

@@ -18,6 +18,9 @@ const INDEX: &str = "index.sqlite";
 /// Ending of files that were set aside.
 pub(crate) const ASIDE: &str = "damaged";
 
+/// No kept message's timestamp is further off the arrival clock.
+const NEAR_NS: i64 = 3600 * 1_000_000_000;
+
 /// Messages of one period.
 #[derive(Default)]
 pub(crate) struct Partition {
@@ -25,6 +28,9 @@ pub(crate) struct Partition {
     pub(crate) start_ns: i64,
     /// Nothing arrived after it; the largest number while it may still take messages.
     pub(crate) end_ns: AtomicI64,
+    /// The same by the clock that is never set; 0 while it may still take messages, and if it took
+    /// none in this process.
+    end_boot_ns: AtomicI64,
     pub(crate) folder: PathBuf,
     segments: RwLock<BTreeMap<u32, Arc<Segment>>>,
     figures: Mutex<Figures>,
@@ -38,6 +44,9 @@ pub(crate) struct Partition {
     pub(crate) dropped: AtomicBool,
     /// The whole of it was set aside: nothing is served from it.
     pub(crate) aside: bool,
+    /// It could not be opened at start and is tried again, for example when the disk has room:
+    /// queries that it may concern are refused until then.
+    pub(crate) unopened: AtomicBool,
     /// How often its index was rebuilt: connections to an earlier one are of no use.
     pub(crate) generation: AtomicU64,
 }
@@ -60,6 +69,34 @@ impl Figures {
 impl Partition {
     pub(crate) fn new(start_ns: i64, end_ns: i64, folder: PathBuf, aside: bool) -> Self {
         Self { start_ns, end_ns: AtomicI64::new(end_ns), folder, aside, ..Self::default() }
+    }
+
+    /// Timestamps that its messages may have, if it is not open. They were near the arrival clock
+    /// when the messages arrived.
+    pub(crate) fn unopened_span(&self) -> Option<(i64, i64)> {
+        let is_there = !self.dropped.load(Ordering::Acquire);
+        (is_there && self.unopened.load(Ordering::Acquire)).then(|| {
+            let end_ns = self.end_ns.load(Ordering::Acquire);
+            (self.start_ns.saturating_sub(NEAR_NS), end_ns.saturating_add(NEAR_NS))
+        })
+    }
+
+    /// It takes messages again.
+    pub(crate) fn reopen(&self) {
+        self.end_boot_ns.store(0, Ordering::Release);
+        self.end_ns.store(i64::MAX, Ordering::Release);
+    }
+
+    /// It takes no more messages; none arrived after these times of both clocks.
+    pub(crate) fn end(&self, end_ns: i64, end_boot_ns: i64) {
+        self.end_boot_ns.store(end_boot_ns.max(1), Ordering::Release);
+        self.end_ns.store(end_ns, Ordering::Release);
+    }
+
+    /// Since when it took no more messages, by the clock that is never set, if it took any in this
+    /// process.
+    pub(crate) fn end_boot_ns(&self) -> Option<i64> {
+        Some(self.end_boot_ns.load(Ordering::Acquire)).filter(|end_ns| *end_ns > 0)
     }
 
     pub(crate) fn index_path(&self) -> PathBuf {

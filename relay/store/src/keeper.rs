@@ -115,15 +115,19 @@ fn sync(shared: &StoreState) {
     }
     shared.unsynced().retain(|(_, segment)| !complete.contains(&segment.number));
     if !failed {
-        shared.last_sync_ns.store((shared.clock)(), Ordering::Release);
+        shared.last_sync_ns.store(shared.clock.boot_ns(), Ordering::Release);
     }
 }
 
 /// Whole partitions go, the oldest first; the newest stays while it takes messages.
+///
+/// Ages are not judged by a clock that was set: of messages that arrived in this process by the
+/// clock that is never set, of others by the arrival clock once it is settled.
 fn retire_partitions(shared: &StoreState) {
     let retention_ns = nanos(shared.config.retention);
     let all = shared.catalog.all();
-    let now_ns = (shared.clock)();
+    let (now_ns, boot_ns) = (shared.clock.now_ns(), shared.clock.boot_ns());
+    let is_settled = shared.clock.is_settled();
     let mut bytes: u64 = all.iter().map(|partition| partition.bytes()).sum();
     for (position, partition) in all.iter().enumerate() {
         // Its messages had arrived when the next was begun, or when the writer left it. The writer
@@ -131,7 +135,10 @@ fn retire_partitions(shared: &StoreState) {
         let next = all.get(position + 1);
         let end_ns = partition.end_ns.load(Ordering::Acquire);
         let end_ns = next.map_or(end_ns, |next| end_ns.min(next.start_ns));
-        let old = now_ns.saturating_sub(end_ns) >= retention_ns;
+        let old = match partition.end_boot_ns() {
+            Some(end_ns) => boot_ns.saturating_sub(end_ns) >= retention_ns,
+            None => is_settled && now_ns.saturating_sub(end_ns) >= retention_ns,
+        };
         let large = bytes > shared.config.retention_bytes && next.is_some();
         if !old && !large {
             break;
@@ -153,7 +160,7 @@ fn retire_partitions(shared: &StoreState) {
 }
 
 fn retire_transit(shared: &StoreState) {
-    let now_ns = (shared.clock)();
+    let now_ns = shared.clock.boot_ns();
     let keep_ns = nanos(shared.config.keep_transit);
     let over = |newest_ns: i64| now_ns.saturating_sub(newest_ns) > keep_ns;
     // In the order of their beginning.

@@ -12,6 +12,8 @@
 //! SQLite connections that write, and four for each of [`Config::query_threads`], whose page caches
 //! together have at most [`Config::index_cache_bytes`].
 //!
+//! Retention goes by age, and the wall clock may be set: [`Clock`] states by which clock it judges.
+//!
 //! A message that [`Store::append`] accepted survives the process, and a power cut from the next
 //! sync on ([`Config::sync_interval`]). It is served when its checksum held when the segment was
 //! read at a start, or holds at the query.
@@ -40,8 +42,8 @@ pub use config::{Config, ConfigError};
 pub use error::{AppendError, Full, OpenError, QueryError};
 pub use message::Message;
 pub use query::{
-    CONTENT_TOPICS_MAX, HASHES_MAX, PAGE_MESSAGES_DEFAULT, PAGE_MESSAGES_MAX, Page, Query,
-    StoredMessage,
+    CONTENT_TOPICS_MAX, HASHES_MAX, IDS_MAX, IdQuery, MessageKey, PAGE_MESSAGES_DEFAULT,
+    PAGE_MESSAGES_MAX, Page, Query, StoredMessage,
 };
 pub use segment::{MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX};
 pub use store::{AppendOutcome, Arrival, Clock, Status, Store, Waiting};

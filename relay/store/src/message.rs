@@ -43,6 +43,11 @@ impl Message {
         self.place.length as usize
     }
 
+    /// Whether the store dropped its segment: references alone keep its space on the disk.
+    pub fn is_dropped(&self) -> bool {
+        matches!(*self.segment.handle(), Handle::Pinned(_))
+    }
+
     /// Its hash, as passed in with its arrival; read from disk.
     ///
     /// # Errors
@@ -125,7 +130,7 @@ pub(crate) struct Segment {
     pub(crate) sync_lost: AtomicBool,
     /// Every record was written, or checked, by this process.
     pub(crate) checked: AtomicBool,
-    /// Of the last message, by the arrival clock.
+    /// Of the last message, by the clock that is never set.
     pub(crate) newest_arrival_ns: AtomicI64,
     /// It is in a spare file ([`crate::spare`]), which keeps its name.
     pub(crate) spare: bool,

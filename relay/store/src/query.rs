@@ -8,6 +8,8 @@
 //! and [`CONTENT_TOPICS_MAX`] topics and a page of [`PAGE_MESSAGES_MAX`]; [`CONNECTIONS_MAX`]
 //! connections per thread; [`CURSORS_MAX`] cursors remembered.
 
+mod ids;
+
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, PoisonError, atomic::Ordering},
@@ -15,8 +17,9 @@ use std::{
 };
 
 use rusqlite::Connection;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, TryAcquireError, oneshot};
 
+pub use self::ids::{IDS_MAX, IdQuery, MessageKey};
 use crate::{
     catalog::Partition,
     error::QueryError,
@@ -87,9 +90,58 @@ pub struct StoredMessage {
     pub message: Message,
 }
 
-pub(crate) struct Job {
-    query: Query,
-    answer: oneshot::Sender<Result<Page, QueryError>>,
+type Answer<T> = oneshot::Sender<Result<T, QueryError>>;
+
+/// Work of the query threads.
+pub(crate) enum Job {
+    Page(Query, Answer<Page>),
+    Ids(IdQuery, Answer<Vec<MessageKey>>),
+    Missing(Vec<[u8; 32]>, (i64, i64), Answer<Vec<[u8; 32]>>),
+}
+
+fn permit(shared: &StoreState) -> Result<OwnedSemaphorePermit, QueryError> {
+    shared.queries.clone().try_acquire_owned().map_err(|error| match error {
+        TryAcquireError::Closed => QueryError::Closed,
+        TryAcquireError::NoPermits => QueryError::Busy { queue: shared.config.query_queue },
+    })
+}
+
+/// Queues work and waits for its answer. The caller holds a permit.
+async fn answered<T>(
+    shared: &StoreState,
+    job: impl FnOnce(Answer<T>) -> Job,
+) -> Result<T, QueryError> {
+    let (answer, answered) = oneshot::channel();
+    if shared.jobs.try_push(job(answer), 0).is_err() {
+        return Err(if shared.jobs.is_closed() {
+            QueryError::Closed
+        } else {
+            QueryError::Busy { queue: shared.config.query_queue }
+        });
+    }
+    answered.await.unwrap_or(Err(QueryError::Closed))
+}
+
+/// Queues a question about ids, and waits for its answer.
+pub(crate) async fn ids(
+    shared: Arc<StoreState>,
+    query: IdQuery,
+) -> Result<Vec<MessageKey>, QueryError> {
+    let _permit = permit(&shared)?;
+    answered(&shared, |answer| Job::Ids(query, answer)).await
+}
+
+/// The same: which of some messages are not kept.
+pub(crate) async fn missing(
+    shared: Arc<StoreState>,
+    hashes: Vec<[u8; 32]>,
+    span: (i64, i64),
+) -> Result<Vec<[u8; 32]>, QueryError> {
+    if hashes.len() > IDS_MAX {
+        return Err(QueryError::TooMany { what: "hashes", count: hashes.len(), max: IDS_MAX });
+    }
+    let _permit = permit(&shared)?;
+    answered(&shared, |answer| Job::Missing(hashes, span, answer)).await
 }
 
 /// Queues a query and waits for its page.
@@ -103,12 +155,7 @@ pub(crate) async fn answer(shared: Arc<StoreState>, query: Query) -> Result<Page
             return Err(QueryError::TooMany { what, count, max });
         }
     }
-    let queue = shared.config.query_queue;
-    let _permit = match shared.queries.clone().try_acquire_owned() {
-        Ok(permit) => permit,
-        Err(tokio::sync::TryAcquireError::Closed) => return Err(QueryError::Closed),
-        Err(tokio::sync::TryAcquireError::NoPermits) => return Err(QueryError::Busy { queue }),
-    };
+    let _permit = permit(&shared)?;
     let appended = shared.appended.load(Ordering::Acquire);
     let mut indexed = shared.indexed.subscribe();
     if *indexed.borrow() < appended {
@@ -119,16 +166,7 @@ pub(crate) async fn answer(shared: Arc<StoreState>, query: Query) -> Result<Page
         let messages = appended.saturating_sub(*shared.indexed.borrow());
         return Err(QueryError::Behind { messages });
     }
-    let (answer, answered) = oneshot::channel();
-    let job = Job { query, answer };
-    if shared.jobs.try_push(job, 0).is_err() {
-        return Err(if shared.jobs.is_closed() {
-            QueryError::Closed
-        } else {
-            QueryError::Busy { queue }
-        });
-    }
-    answered.await.unwrap_or(Err(QueryError::Closed))
+    answered(&shared, |answer| Job::Page(query, answer)).await
 }
 
 /// A query thread, until the queue is closed and empty.
@@ -137,12 +175,7 @@ pub(crate) fn run(shared: &StoreState) {
     while let Some(jobs) = shared.jobs.take(1, u64::MAX, IDLE) {
         connections.close_what_is_over();
         for job in jobs {
-            // The caller no longer waits.
-            if job.answer.is_closed() {
-                continue;
-            }
-            let page = connections.page(&job.query);
-            let _ = job.answer.send(page);
+            connections.serve(job);
         }
     }
 }
@@ -203,6 +236,22 @@ fn key(hit: &Hit) -> (i64, [u8; 32]) {
 }
 
 impl Connections<'_> {
+    /// Does one piece of work, unless its caller no longer waits.
+    fn serve(&mut self, job: Job) {
+        match job {
+            Job::Page(query, answer) if !answer.is_closed() => {
+                let _ = answer.send(self.page(&query));
+            }
+            Job::Ids(query, answer) if !answer.is_closed() => {
+                let _ = answer.send(self.ids(&query));
+            }
+            Job::Missing(hashes, span, answer) if !answer.is_closed() => {
+                let _ = answer.send(self.missing(&hashes, span));
+            }
+            _ => {}
+        }
+    }
+
     fn close_what_is_over(&mut self) {
         self.open.retain(|open| !open.is_over());
     }
@@ -296,7 +345,30 @@ impl Connections<'_> {
                 return Ok(hit.1.timestamp_ns);
             }
         }
+        self.check_opened(None)?;
         Err(QueryError::UnknownCursor { cursor })
+    }
+
+    /// Whether every partition that may hold messages within bounds is open: a page without them
+    /// would read as if they did not exist.
+    fn check_opened(&self, bounds: Option<&KeyRange>) -> Result<(), QueryError> {
+        self.check_opened_where(|span| bounds.is_none_or(|bounds| bounds.meets(span)))
+    }
+
+    /// The same for messages of a span of time.
+    fn check_opened_within(&self, from_ns: i64, to_ns: i64) -> Result<(), QueryError> {
+        self.check_opened_where(|(min_ns, max_ns)| max_ns >= from_ns && min_ns <= to_ns)
+    }
+
+    fn check_opened_where(&self, meets: impl Fn((i64, i64)) -> bool) -> Result<(), QueryError> {
+        let concerns = |partition: &Arc<Partition>| partition.unopened_span().is_some_and(&meets);
+        match self.shared.catalog.all().into_iter().find(concerns) {
+            Some(partition) => {
+                let what = "it could not be opened at start, and is tried again".to_string();
+                Err(QueryError::Index { path: partition.folder.clone(), what })
+            }
+            None => Ok(()),
+        }
     }
 
     fn hits_of(
@@ -330,6 +402,9 @@ impl Connections<'_> {
             hashes.retain(|hash| !found.iter().any(|hit| hit.1.hash == *hash));
             hits.extend(found);
         }
+        if !hashes.is_empty() {
+            self.check_opened(None)?;
+        }
         hits.retain(|hit| match cursor {
             Some(cursor) if query.forward => key(hit) > cursor,
             Some(cursor) => key(hit) < cursor,
@@ -347,6 +422,7 @@ impl Connections<'_> {
         count: usize,
     ) -> Result<Vec<Hit>, QueryError> {
         let bounds = KeyRange::for_query(query, cursor);
+        self.check_opened(Some(&bounds))?;
         let mut partitions: Vec<(Arc<Partition>, (i64, i64))> = Vec::new();
         for partition in self.shared.catalog.all() {
             let span = partition.figures().span;

@@ -242,7 +242,8 @@ pub(crate) fn by_hash(
     Ok(found)
 }
 
-fn pubsub(connection: &Connection, name: &str) -> rusqlite::Result<Option<i64>> {
+/// Id of a pubsub topic, if the partition has messages of it.
+pub(crate) fn pubsub(connection: &Connection, name: &str) -> rusqlite::Result<Option<i64>> {
     let mut statement = connection.prepare_cached("SELECT id FROM pubsubs WHERE name = ?1")?;
     statement.query_row([name], |row| row.get(0)).optional()
 }

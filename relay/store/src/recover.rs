@@ -78,6 +78,7 @@ pub(crate) fn recover(shared: &Arc<StoreState>) -> Result<Vec<Arc<Partition>>, O
                 let aside = Arc::new(Partition::new(start_ns, end_ns, folder, true));
                 aside.count_aside(bytes_in(shared, &aside.folder));
                 if !renamed {
+                    aside.unopened.store(true, Ordering::Release);
                     unopened.push(aside.clone());
                 }
                 shared.catalog.add(aside);

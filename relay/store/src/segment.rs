@@ -348,6 +348,7 @@ mod tests {
             content_topic: "content".into(),
             kept: true,
             may_pass: false,
+            fetched: false,
         };
         // Small and large ones in turns, in two writes.
         let messages: Vec<Bytes> =

@@ -26,7 +26,7 @@ use crate::{
     indexer::{Event, Indexer},
     keeper,
     message::{Files, Message, Segment},
-    query::{self, Cursors, Job, Page, Query},
+    query::{self, Cursors, IdQuery, Job, MessageKey, Page, Query},
     queue::{PushError, Queue},
     recover,
     segment::{MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX, record_bytes},
@@ -34,8 +34,34 @@ use crate::{
     writer::{Pending, Writer},
 };
 
-/// The arrival clock: nanoseconds since 1970.
-pub type Clock = Arc<dyn Fn() -> i64 + Send + Sync>;
+/// The clocks of a store. A function that returns a time is one, for tests and benchmarks: of a
+/// clock that is never set.
+pub trait Clock: Send + Sync {
+    /// The arrival clock: nanoseconds since 1970. It may be set, and partitions are named by it.
+    fn now_ns(&self) -> i64;
+
+    /// A clock that is never set, in nanoseconds since a moment before the process began. It judges
+    /// the age of messages that arrived in this process.
+    fn boot_ns(&self) -> i64;
+
+    /// Whether [`Self::now_ns`] has not been set for long enough to judge the age of messages that
+    /// arrived in an earlier process.
+    fn is_settled(&self) -> bool;
+}
+
+impl<F: Fn() -> i64 + Send + Sync> Clock for F {
+    fn now_ns(&self) -> i64 {
+        self()
+    }
+
+    fn boot_ns(&self) -> i64 {
+        self()
+    }
+
+    fn is_settled(&self) -> bool {
+        true
+    }
+}
 
 /// The store's metadata of a message.
 #[derive(Clone, Debug)]
@@ -54,6 +80,9 @@ pub struct Arrival {
     /// Whether it may be passed on without being kept, instead of refused, while there is no room
     /// to keep it.
     pub may_pass: bool,
+    /// Whether it is of another store, and not passed on: it is new when it arrives to be passed
+    /// on, and is written again.
+    pub fetched: bool,
 }
 
 /// Result of appending a message.
@@ -62,7 +91,8 @@ pub struct AppendOutcome {
     /// The message in the log.
     pub message: Message,
     /// It arrived before, within the last two minutes, and was not written again. It has the same
-    /// hash; its bytes may differ in what the hash does not cover.
+    /// hash; its bytes may differ in what the hash does not cover. One that was fetched before, and
+    /// is not now, is not known.
     pub known: bool,
     /// Whether queries find it.
     pub kept: bool,
@@ -72,7 +102,7 @@ pub(crate) struct StoreState {
     // Configuration and interfaces passed in.
     pub(crate) config: Config,
     pub(crate) disk: SharedDisk,
-    pub(crate) clock: Clock,
+    pub(crate) clock: Arc<dyn Clock>,
     // Messaging.
     pub(crate) appends: Queue<Pending>,
     pub(crate) rows: Queue<Event>,
@@ -99,6 +129,7 @@ pub(crate) struct StoreState {
     pub(crate) rebuilt_indexes: AtomicU64,
     pub(crate) dropped_partitions: AtomicU64,
     pub(crate) sync_errors: AtomicU64,
+    /// By the clock that is never set.
     pub(crate) last_sync_ns: AtomicI64,
 }
 
@@ -149,7 +180,7 @@ impl StoreState {
             && !newest.aside
             && !self.config.is_over(newest, now_ns)
         {
-            newest.end_ns.store(i64::MAX, Ordering::Release);
+            newest.reopen();
             return Ok(newest.clone());
         }
         // Their order is that of their names, whatever the clock does.
@@ -230,7 +261,11 @@ impl Store {
     /// # Errors
     /// A setting out of bounds, a folder in use, or those of the disk. Damage is not an error: what
     /// is damaged is logged and set aside.
-    pub fn open(config: Config, disk: SharedDisk, clock: Clock) -> Result<Self, OpenError> {
+    pub fn open(
+        config: Config,
+        disk: SharedDisk,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, OpenError> {
         config.check()?;
         let folder = config.folder.clone();
         let failed = |doing: &'static str| {
@@ -245,7 +280,6 @@ impl Store {
         let handle = File::open(&config.folder).map_err(failed("opening the folder"))?;
         let lock = Lock::take(handle).map_err(failed("locking the folder"))?;
         let Some(lock) = lock else { return Err(OpenError::InUse { folder: config.folder }) };
-        let now_ns = clock();
         let index_bytes = config.index_queue_messages as u64 * 400;
         let shared = Arc::new(StoreState {
             appends: Queue::new(config.queue_messages, config.queue_bytes),
@@ -269,7 +303,7 @@ impl Store {
             rebuilt_indexes: AtomicU64::new(0),
             dropped_partitions: AtomicU64::new(0),
             sync_errors: AtomicU64::new(0),
-            last_sync_ns: AtomicI64::new(now_ns),
+            last_sync_ns: AtomicI64::new(clock.boot_ns()),
             config,
             disk,
             clock,
@@ -367,6 +401,32 @@ impl Store {
         query::answer(self.0.shared.clone(), query)
     }
 
+    /// Ids of kept messages, ascending, each once. Messages appended within the last moments may
+    /// be missing.
+    ///
+    /// # Errors
+    /// See [`QueryError`].
+    pub fn ids(
+        &self,
+        query: IdQuery,
+    ) -> impl Future<Output = Result<Vec<MessageKey>, QueryError>> + Send + use<> {
+        query::ids(self.0.shared.clone(), query)
+    }
+
+    /// Those of at most [`crate::IDS_MAX`] messages that are not kept; those appended within the
+    /// last moments may be among them. `span` has the timestamps of all of them: partitions without
+    /// any of it are not asked.
+    ///
+    /// # Errors
+    /// See [`QueryError`].
+    pub fn missing(
+        &self,
+        hashes: Vec<[u8; 32]>,
+        span: (i64, i64),
+    ) -> impl Future<Output = Result<Vec<[u8; 32]>, QueryError>> + Send + use<> {
+        query::missing(self.0.shared.clone(), hashes, span)
+    }
+
     /// How much waits to be written, for the index, and for answers.
     pub fn waiting(&self) -> Waiting {
         let shared = &self.0.shared;
@@ -418,7 +478,7 @@ impl Store {
             |segment: &Segment| segment.length() - segment.synced.load(Ordering::Acquire);
         status.unsynced_bytes =
             shared.unsynced().iter().map(|(_, segment)| unsynced(segment)).sum();
-        let age = (shared.clock)().saturating_sub(shared.last_sync_ns.load(Ordering::Acquire));
+        let age = shared.clock.boot_ns() - shared.last_sync_ns.load(Ordering::Acquire);
         status.sync_age_seconds =
             Duration::from_nanos(u64::try_from(age).unwrap_or(0)).as_secs_f64();
         status
@@ -528,6 +588,6 @@ pub struct Status {
     pub sync_errors: u64,
     /// Kept, written and not yet synced.
     pub unsynced_bytes: u64,
-    /// Since the last round of syncs, by the arrival clock.
+    /// Since the last round of syncs.
     pub sync_age_seconds: f64,
 }

@@ -58,6 +58,15 @@ pub(crate) struct Writer {
     free_bytes: Option<u64>,
     /// The current partition was checked in this batch.
     looked: bool,
+    /// Time of this batch, by both clocks.
+    now: Now,
+}
+
+/// A moment by both clocks ([`crate::Clock`]).
+#[derive(Clone, Copy, Default)]
+struct Now {
+    arrival_ns: i64,
+    boot_ns: i64,
 }
 
 /// A segment being filled, and the contents of its buffer.
@@ -67,6 +76,10 @@ struct Lane {
     /// Of the segment; none: transit.
     partition: Option<Arc<Partition>>,
     begun_ns: i64,
+    /// Start of the last partition, its name, and when this process began to write to it.
+    partition_begun: Option<(i64, i64)>,
+    /// When something was last written.
+    written_ns: i64,
     encoded: Vec<BufferedRecord>,
     /// Hashes of these.
     hashes: HashSet<[u8; 32]>,
@@ -82,6 +95,7 @@ impl Writer {
             recent,
             free_bytes: None,
             looked: false,
+            now: Now::default(),
         }
     }
 
@@ -92,15 +106,16 @@ impl Writer {
         while let Some(batch) =
             queue.appends.take(BATCH_MESSAGES_MAX, BATCH_BYTES_MAX as u64, timeout)
         {
-            let now_ns = (self.shared.clock)();
-            self.recent.forget(now_ns);
+            let clock = &self.shared.clock;
+            self.now = Now { arrival_ns: clock.now_ns(), boot_ns: clock.boot_ns() };
+            self.recent.forget(self.now.boot_ns);
             (self.free_bytes, self.looked) = (self.shared.free_bytes(), false);
             for pending in batch {
-                self.take(pending, now_ns);
+                self.take(pending);
             }
             self.flush(true);
             self.flush(false);
-            self.kept.leave_if_over(&self.shared.config, now_ns);
+            self.kept.leave_if_over(&self.shared.config, self.now);
         }
         for lane in [&self.kept, &self.transit] {
             lane.seal();
@@ -108,7 +123,7 @@ impl Writer {
     }
 
     /// Encodes one message; a full buffer is written before.
-    fn take(&mut self, pending: Pending, now_ns: i64) {
+    fn take(&mut self, pending: Pending) {
         let Pending { mut arrival, message, held, answer } = pending;
         if let Some(known) = self.recent.find(&arrival) {
             drop(held);
@@ -141,7 +156,7 @@ impl Writer {
                 return;
             }
         }
-        if let Err(error) = self.make_ready(kept, bytes, now_ns) {
+        if let Err(error) = self.make_ready(kept, bytes) {
             drop(held);
             let _ = answer.send(Err(error));
             return;
@@ -149,7 +164,7 @@ impl Writer {
         let lane = if kept { &mut self.kept } else { &mut self.transit };
         if let Some(writer) = &mut lane.writer {
             let place = writer.encode(&arrival, message);
-            writer.segment.newest_arrival_ns.fetch_max(now_ns, Ordering::AcqRel);
+            writer.segment.newest_arrival_ns.fetch_max(self.now.boot_ns, Ordering::AcqRel);
             self.free_bytes = self.free_bytes.map(|free| free.saturating_sub(bytes));
             lane.hashes.insert(arrival.hash);
             lane.encoded.push(BufferedRecord { arrival, place, answer, held });
@@ -173,7 +188,7 @@ impl Writer {
 
     /// Provides a segment with room for a record of `bytes` bytes: a spare one for messages that
     /// are not kept and have no room.
-    fn make_ready(&mut self, kept: bool, bytes: u64, now_ns: i64) -> Result<(), AppendError> {
+    fn make_ready(&mut self, kept: bool, bytes: u64) -> Result<(), AppendError> {
         let no_room = match self.has_room(kept, bytes) {
             Err(error) if kept => return Err(self.shared.disk_full(error)),
             other => other.err(),
@@ -189,9 +204,9 @@ impl Writer {
             look && lane
                 .partition
                 .as_ref()
-                .is_none_or(|partition| config.is_over(partition, now_ns))
+                .is_none_or(|partition| config.is_over(partition, self.now.arrival_ns))
         } else {
-            now_ns.saturating_sub(lane.begun_ns) > nanos(config.keep_transit) / 2
+            self.now.boot_ns.saturating_sub(lane.begun_ns) > nanos(config.keep_transit) / 2
         };
         if !full && !over && !other {
             return Ok(());
@@ -200,8 +215,8 @@ impl Writer {
             self.flush(kept);
         }
         match no_room {
-            None => self.begin(kept, now_ns).map_err(|source| self.shared.failed(source, bytes)),
-            Some(error) => match self.begin_spare(now_ns) {
+            None => self.begin(kept).map_err(|source| self.shared.failed(source, bytes)),
+            Some(error) => match self.begin_spare() {
                 Ok(true) => Ok(()),
                 Ok(false) => Err(self.shared.disk_full(error)),
                 Err(source) => Err(self.shared.failed(source, bytes)),
@@ -210,9 +225,10 @@ impl Writer {
     }
 
     /// Overwrites a spare file from now on; false when all hold messages with references.
-    fn begin_spare(&mut self, now_ns: i64) -> io::Result<bool> {
+    fn begin_spare(&mut self) -> io::Result<bool> {
         let shared = self.shared.clone();
-        self.transit.leave(&shared.config, now_ns);
+        let now_ns = self.now.boot_ns;
+        self.transit.leave(&shared.config, self.now);
         let mut begun = None;
         loop {
             let done = shared.spares.begin(|path| {
@@ -242,14 +258,18 @@ impl Writer {
     }
 
     /// Begins a segment, and with it a partition when the current one is over.
-    fn begin(&mut self, kept: bool, now_ns: i64) -> io::Result<()> {
+    fn begin(&mut self, kept: bool) -> io::Result<()> {
         let shared = self.shared.clone();
+        let Now { arrival_ns, boot_ns } = self.now;
         let lane = if kept { &mut self.kept } else { &mut self.transit };
-        lane.leave(&shared.config, now_ns);
+        lane.leave(&shared.config, self.now);
         let number = shared.next_segment.fetch_add(1, Ordering::Relaxed);
         let path = if kept {
-            let partition = shared.partition_for(now_ns)?;
+            let partition = shared.partition_for(arrival_ns)?;
             let path = partition.folder.join(file_name(number));
+            if lane.partition_begun.is_none_or(|(start_ns, _)| start_ns != partition.start_ns) {
+                lane.partition_begun = Some((partition.start_ns, boot_ns));
+            }
             lane.partition = Some(partition);
             path
         } else {
@@ -263,7 +283,7 @@ impl Writer {
             shared.config.segment_bytes,
         )?;
         // Before the keeper sees it: one that is empty is not old.
-        writer.segment.newest_arrival_ns.store(now_ns, Ordering::Release);
+        writer.segment.newest_arrival_ns.store(boot_ns, Ordering::Release);
         match (&lane.partition, kept) {
             (Some(partition), true) => {
                 partition.add_segment(writer.segment.clone());
@@ -271,7 +291,7 @@ impl Writer {
             }
             _ => shared.note_transit(writer.segment.clone()),
         }
-        lane.begun_ns = now_ns;
+        lane.begun_ns = boot_ns;
         lane.writer = Some(writer);
         // This message may exceed a limit.
         shared.keeper.wake();
@@ -285,6 +305,7 @@ impl Writer {
         let Some(writer) = lane.writer.as_mut().filter(|writer| writer.pending() > 0) else {
             return;
         };
+        lane.written_ns = self.now.boot_ns;
         let bytes = writer.pending() as u64;
         let written = writer.write();
         let segment = writer.segment.clone();
@@ -336,22 +357,33 @@ impl Lane {
     }
 
     /// Leaves a partition whose time is over, so that it can be removed though nothing arrives.
-    fn leave_if_over(&mut self, config: &Config, now_ns: i64) {
-        if self.partition.as_ref().is_some_and(|partition| config.is_over(partition, now_ns)) {
-            self.leave(config, now_ns);
+    fn leave_if_over(&mut self, config: &Config, now: Now) {
+        let is_over = |partition: &Arc<Partition>| config.is_over(partition, now.arrival_ns);
+        if self.partition.as_ref().is_some_and(is_over) {
+            self.leave(config, now);
         }
     }
 
-    fn leave(&mut self, config: &Config, now_ns: i64) {
+    fn leave(&mut self, config: &Config, now: Now) {
         debug_assert!(self.encoded.is_empty(), "{} records have no answer", self.encoded.len());
         self.seal();
         self.writer = None;
         if let Some(partition) = self.partition.take() {
-            // None is appended to later than this, however late it is left.
-            let end_ns = partition.start_ns.saturating_add(config.partition_ns()).min(now_ns);
-            partition.end_ns.store(end_ns, Ordering::Release);
+            // None is appended to later than this, however late it is left; later than that only
+            // if the arrival clock was set back.
+            let length_ns = config.partition_ns();
+            let end_ns = partition.start_ns.saturating_add(length_ns).min(now.arrival_ns);
+            let begun_ns = self.partition_begun.map_or(now.boot_ns, |(_, begun_ns)| begun_ns);
+            let end_boot_ns = begun_ns.saturating_add(length_ns).min(now.boot_ns);
+            partition.end(end_ns, end_boot_ns.max(self.written_ns));
         }
     }
+}
+
+struct RecentMessage {
+    message: Message,
+    kept: bool,
+    fetched: bool,
 }
 
 struct Recent {
@@ -359,7 +391,7 @@ struct Recent {
     max: usize,
     /// The table has the room it needs for good.
     settled: bool,
-    known: HashMap<[u8; 32], (Message, bool)>,
+    known: HashMap<[u8; 32], RecentMessage>,
     order: VecDeque<(i64, [u8; 32])>,
     now_ns: i64,
 }
@@ -373,11 +405,12 @@ impl Recent {
         Self { max, settled: false, known: HashMap::new(), order: VecDeque::new(), now_ns: 0 }
     }
 
-    /// The same message, if it is kept at least as long.
+    /// The same message, if it is kept at least as long, and was passed on if this one is to be.
     fn find(&self, arrival: &Arrival) -> Option<AppendOutcome> {
-        let (message, kept) = self.known.get(&arrival.hash)?;
+        let RecentMessage { message, kept, fetched } = self.known.get(&arrival.hash)?;
         let appended = || AppendOutcome { message: message.clone(), known: true, kept: *kept };
-        (*kept || !arrival.kept).then(appended)
+        let serves = (*kept || !arrival.kept) && (!fetched || arrival.fetched);
+        serves.then(appended)
     }
 
     fn add(&mut self, arrival: &Arrival, message: Message) {
@@ -387,7 +420,8 @@ impl Recent {
         while self.order.len() >= self.max {
             self.forget_oldest();
         }
-        if self.known.insert(arrival.hash, (message, arrival.kept)).is_none() {
+        let known = RecentMessage { message, kept: arrival.kept, fetched: arrival.fetched };
+        if self.known.insert(arrival.hash, known).is_none() {
             self.order.push_back((self.now_ns, arrival.hash));
         }
         debug_assert!(
@@ -415,7 +449,7 @@ impl Recent {
     }
 
     fn forget_segment(&mut self, segment: &Segment) {
-        self.known.retain(|_, (message, _)| !message.lies_in(segment));
+        self.known.retain(|_, known| !known.message.lies_in(segment));
     }
 
     fn forget_oldest(&mut self) {
@@ -442,6 +476,7 @@ mod tests {
             content_topic: "".into(),
             kept: true,
             may_pass: false,
+            fetched: false,
         };
         let mut recent = Recent::new(1024);
         assert_eq!(recent.max, 896);

@@ -38,6 +38,8 @@ type client struct {
 	pushTo    string
 	foreign   int
 	knownGaps string
+	edges     int
+	seed      int64
 
 	run      string
 	server   peer.ID
@@ -45,6 +47,7 @@ type client struct {
 	pusher   *node.WakuNode
 	receiver *node.WakuNode
 	relay    *node.WakuNode
+	blame    blame
 	metrics  *prometheus.Registry
 	history  []*pb.WakuMessage
 }
@@ -59,6 +62,9 @@ func runClient(ctx context.Context, args []string) error {
 		"a shard that the node does not serve; -1 is unknown")
 	flags.StringVar(&c.knownGaps, "known-gaps", "",
 		"go-waku: skip, with the reason, the steps the Go node has no server for")
+	flags.IntVar(&c.edges, "edges", 0,
+		"messages at the edges of every field to send in each direction; 0 leaves the steps out")
+	flags.Int64Var(&c.seed, "seed", 1, "of these messages")
 	flags.StringVar(&c.only, "only", "", "run only the steps whose name starts with one of these")
 	flags.StringVar(&c.skip, "skip", "", "leave out the steps whose name starts with one of these")
 	flags.DurationVar(&c.limit, "timeout", 20*time.Second, "limit of each step")
@@ -85,6 +91,7 @@ func runClient(ctx context.Context, args []string) error {
 	c.addRelaySteps()
 	c.addStoreSteps()
 	c.addPeerExchangeSteps()
+	c.addEdgeSteps()
 	err := c.steps.run(ctx)
 	for _, one := range []*node.WakuNode{c.pusher, c.receiver, c.relay} {
 		if one != nil {

@@ -90,7 +90,9 @@ func (g graftTracer) Graft(by peer.ID, topic string) {
 func (c *client) joinMesh(ctx context.Context) (err error) {
 	long := context.WithoutCancel(ctx)
 	tracer := graftTracer{ignoreTrace{}, make(chan graft, 1024)}
-	relayOptions := node.WithWakuRelayAndMinPeers(1, pubsub.WithRawTracer(tracer))
+	c.blame.server = c.server
+	relayOptions := node.WithWakuRelayAndMinPeers(
+		1, pubsub.WithRawTracer(tracer), pubsub.WithRawTracer(&c.blame))
 	if c.relay, err = c.start(long, 0, relayOptions); err != nil {
 		return err
 	}

@@ -1,63 +1,19 @@
 //! A node alone whose wall clock is wrong for a while, or was when its state came about.
 //!
-//! The node's wall clock is moved by a library that is preloaded into it (`wall_clock.c`); its
-//! other clocks, and the clients' clocks, are the machine's.
+//! The node's wall clock is moved ([`WallClock`]); its other clocks, and the clients' clocks, are
+//! the machine's.
 
-use std::{
-    os::unix::fs::FileExt as _,
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::{path::Path, time::Duration};
 
 use candid::Principal;
 use ic_agent::{Agent, AgentError, identity::BasicIdentity};
-use testing::until_async;
+use testing::{WallClock, until_async};
 
 use crate::{harness::*, watchdog::health};
 
 const YEAR_SECONDS: i64 = 365 * 24 * 3_600;
 /// How far ahead calls may be signed, with the drift that is allowed.
 const WINDOW_SECONDS: i64 = 360;
-
-/// Moves a node's wall clock.
-struct WallClock {
-    file: PathBuf,
-    library: PathBuf,
-    _folder: tempfile::TempDir,
-}
-
-impl WallClock {
-    fn new(ahead_seconds: i64) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let (file, library) = (folder.path().join("ahead"), folder.path().join("clock.so"));
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/wall_clock.c");
-        // A C compiler is needed to build the node.
-        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-        let built = Command::new(compiler)
-            .args(["-shared", "-fPIC", "-O1", "-o"])
-            .args([&library, &source])
-            .status()
-            .unwrap();
-        assert!(built.success());
-        std::fs::write(&file, ahead_seconds.to_ne_bytes()).unwrap();
-        Self { file, library, _folder: folder }
-    }
-
-    fn prelude(&self) -> String {
-        format!(
-            "export WALL_CLOCK_AHEAD='{}' LD_PRELOAD='{}'",
-            self.file.display(),
-            self.library.display()
-        )
-    }
-
-    /// Sets the clock of a node that may run.
-    fn set(&self, ahead_seconds: i64) {
-        let file = std::fs::OpenOptions::new().write(true).open(&self.file).unwrap();
-        file.write_all_at(&ahead_seconds.to_ne_bytes(), 0).unwrap();
-    }
-}
 
 /// A client whose calls expire this number of seconds from now.
 async fn agent_for(node: &Node, seconds: u64) -> Agent {

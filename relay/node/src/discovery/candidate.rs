@@ -56,7 +56,7 @@ pub(crate) struct Candidate {
     pub(crate) record: Bytes,
     /// Whether every stock client takes it.
     pub(crate) shareable: bool,
-    /// Shards that both serve.
+    /// Shards that it serves; this node's may change.
     pub(crate) shards: Topics,
     /// Whether it relays.
     pub(crate) relays: bool,
@@ -80,10 +80,10 @@ impl Candidate {
             return Err(Unfit::Cluster(theirs.cluster()));
         }
         let mut shards = Topics::default();
-        for shard in theirs.shards().iter().filter(|shard| terms.shards.contains(**shard)) {
+        for shard in theirs.shards() {
             shards.insert(*shard);
         }
-        if shards.is_empty() {
+        if !shards.shares(&terms.shards) {
             return Err(Unfit::Shards);
         }
         let peer = peer_of(record).ok_or(Unfit::Key)?;
@@ -197,7 +197,7 @@ pub(crate) mod tests {
         let terms = terms();
         let known = read(&record(1, 16, &[7, 8], PUBLIC), &terms).unwrap();
         assert!(known.relays && known.shareable);
-        assert_eq!(known.shards.iter().collect::<Vec<_>>(), [7]);
+        assert_eq!(known.shards.iter().collect::<Vec<_>>(), [7, 8]);
         assert_eq!(
             known.addresses[0].to_string(),
             format!("/ip4/203.0.113.7/tcp/60000/p2p/{}", known.peer)

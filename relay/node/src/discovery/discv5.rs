@@ -209,7 +209,7 @@ impl Service {
             return;
         }
         self.searched = Some(Instant::now());
-        let terms = self.node.terms.clone();
+        let terms = self.node.criteria();
         let fits = move |enr: &Enr| {
             let record: Option<NodeRecord> = enr.to_base64().parse().ok();
             record.is_some_and(|record| Candidate::read(&record, &terms).is_ok())

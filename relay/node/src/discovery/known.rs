@@ -300,6 +300,16 @@ impl KnownPeers {
         dials
     }
 
+    /// Drops found peers that serve none of these shards, except connected ones and those being
+    /// dialled.
+    pub(crate) fn forget_strangers(&mut self, shards: &Topics) {
+        self.found.retain(|_, known| {
+            known.attempts.connected.is_some()
+                || known.attempts.dialling.is_some()
+                || known.candidate.shards.shares(shards)
+        });
+    }
+
     /// Found peers to dial, at most `places`.
     fn choose(&mut self, now: Duration, connections: &Connections, places: usize) -> Vec<PeerId> {
         if places == 0 || self.found.is_empty() {
@@ -316,9 +326,7 @@ impl KnownPeers {
             return Vec::new();
         }
         let is_static = |peer: &PeerId| self.statics.iter().any(|known| known.peer == Some(*peer));
-        let serves_short = |known: &FoundPeer| {
-            known.candidate.shards.iter().any(|shard| connections.short.contains(shard))
-        };
+        let serves_short = |known: &FoundPeer| known.candidate.shards.shares(&connections.short);
         let mut ready: Vec<(bool, u32, PeerId)> = self
             .found
             .iter()

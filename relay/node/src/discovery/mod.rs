@@ -29,7 +29,11 @@ use self::{
     discv5::{Options, Service},
     node_lists::Lists,
 };
-use crate::{config::Config, node::Node, settings::count};
+use crate::{
+    config::Config,
+    node::Node,
+    settings::{Settings, count},
+};
 
 /// Makes this node's record and starts the configured services; `addresses` are those that are
 /// listened on. Dropping the tasks ends them.
@@ -48,7 +52,8 @@ pub(crate) async fn start(
         sockets.iter().map(|socket| socket.local_addr()).collect::<Result<Vec<SocketAddr>, _>>()?;
     // Milliseconds since 1970: of two runs the later one has the higher number.
     let sequence = u64::try_from((node.clock)() / 1_000_000).unwrap_or(1);
-    let content = own_record::content(&node.settings, &config.announce, addresses, &udp, sequence);
+    let settings = Settings { shards: node.shards(), ..node.settings.clone() };
+    let content = own_record::content(&settings, &config.announce, addresses, &udp, sequence);
     let record = content.sign(secret).context("this node's record")?;
     node.set_own_record(record.clone());
     let mut tasks = JoinSet::new();
@@ -58,7 +63,7 @@ pub(crate) async fn start(
         let options = Options {
             table: count(peers.discovery_table),
             packets: peers.discovery_packets_per_second,
-            learn_address: config.announce.is_empty() && !node.terms.loopback,
+            learn_address: config.announce.is_empty() && !node.is_on_loopback(),
         };
         let bootstrap = config.bootstrap_records()?;
         let service =
@@ -69,6 +74,8 @@ pub(crate) async fn start(
         table = Some(service.discv5.clone());
         tasks.spawn(service.run());
     }
+    let follower = own_record::Follower::new(node.clone(), table.clone(), secret)?;
+    tasks.spawn(follower.run());
     let lists = config.node_lists()?;
     if !lists.is_empty() {
         let names = count(config.limits.peers.node_list_names);

@@ -1,14 +1,103 @@
 //! This node's own record: its addresses and services, signed with its key.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
 
+use anyhow::{Context, Result, anyhow};
+use discv5::{Discv5, Enr};
+use enr::CombinedKey;
 use libp2p::{Multiaddr, multiaddr::Protocol};
 use protocol::{
-    enr_keys::{Capabilities, ShardList},
+    enr_keys::{ADDRESSES_KEY, Capabilities, SHARD_BITS_KEY, SHARD_LIST_KEY, ShardList},
     record::RecordContent,
 };
 
-use crate::settings::Settings;
+use super::known::Origin;
+use crate::{node::Node, settings::Settings};
+
+/// Has the record follow the shards that the node serves.
+pub(crate) struct Follower {
+    node: Arc<Node>,
+    /// The discovery protocol, which has the record then, with an address that it may have learned.
+    discv5: Option<Arc<Discv5>>,
+    key: CombinedKey,
+}
+
+impl Follower {
+    /// Errors: the secret is not a key.
+    pub(crate) fn new(
+        node: Arc<Node>,
+        discv5: Option<Arc<Discv5>>,
+        secret: &[u8; 32],
+    ) -> Result<Self> {
+        let mut bytes = *secret;
+        let key = CombinedKey::secp256k1_from_bytes(&mut bytes)
+            .map_err(|error| anyhow!("the node's key: {error}"))?;
+        Ok(Self { node, discv5, key })
+    }
+
+    /// Runs until its task is ended.
+    pub(crate) async fn run(self) {
+        loop {
+            self.node.shards_changed.notified().await;
+            match self.update() {
+                Ok(record) => tracing::info!(record, "this node's record names the shards"),
+                Err(error) => tracing::warn!(
+                    error = %format!("{error:#}"),
+                    "this node's record does not name the shards that it serves now"
+                ),
+            }
+            self.look_again();
+        }
+    }
+
+    /// Makes the record of the shards served now; its text.
+    fn update(&self) -> Result<String> {
+        let shards = ShardList::new(self.node.settings.cluster, self.node.shards().iter())?;
+        let text = match &self.discv5 {
+            Some(discv5) => {
+                let record = discv5.external_enr();
+                let mut record = record.write();
+                set_shards(&mut record, &self.key, &shards)?;
+                record.to_base64()
+            }
+            None => {
+                let record = self.node.own_record().context("there is no record yet")?;
+                let record: Result<Enr, String> = record.to_string().parse();
+                let mut record = record.map_err(|error| anyhow!(error))?;
+                set_shards(&mut record, &self.key, &shards)?;
+                record.to_base64()
+            }
+        };
+        self.node.set_own_record(text.parse()?);
+        Ok(text)
+    }
+
+    /// Nodes of the discovery table that served none of the shards before may serve one now.
+    fn look_again(&self) {
+        for record in self.discv5.iter().flat_map(|discv5| discv5.table_entries_enr()) {
+            if let Ok(record) = record.to_base64().parse() {
+                self.node.heard_of(&record, Origin::Discv5);
+            }
+        }
+    }
+}
+
+/// Has the record name these shards, under the next number. Addresses for which the list leaves no
+/// space go, as in a record that is made new. Errors: the shards alone do not fit.
+fn set_shards(record: &mut Enr, key: &CombinedKey, shards: &ShardList) -> Result<()> {
+    let (name, value) = shards.encode();
+    let other = if name == SHARD_LIST_KEY { SHARD_BITS_KEY } else { SHARD_LIST_KEY };
+    for left_out in [&[other][..], &[other, ADDRESSES_KEY][..]] {
+        let set = record.remove_insert(left_out.iter(), [(name, &*value)].into_iter(), key);
+        if set.is_ok() {
+            return Ok(());
+        }
+    }
+    Err(anyhow!("the shards do not fit a record"))
+}
 
 /// The content of the record.
 ///
@@ -22,10 +111,18 @@ pub(crate) fn content(
     udp: &[SocketAddr],
     sequence: u64,
 ) -> RecordContent {
-    let capabilities =
-        Capabilities::RELAY.with(Capabilities::FILTER).with(Capabilities::LIGHT_PUSH);
-    let capabilities =
-        if settings.store { capabilities.with(Capabilities::STORE) } else { capabilities };
+    let mut capabilities = Capabilities::default();
+    for (serves, capability) in [
+        (settings.relay, Capabilities::RELAY),
+        (settings.store, Capabilities::STORE),
+        (settings.relay, Capabilities::FILTER),
+        (settings.relay, Capabilities::LIGHT_PUSH),
+        (settings.store_sync, Capabilities::SYNC),
+    ] {
+        if serves {
+            capabilities = capabilities.with(capability);
+        }
+    }
     let shards = ShardList::new(settings.cluster, settings.shards.iter()).unwrap_or_default();
     let all: Vec<Address> = if announced.is_empty() { listening } else { announced }
         .iter()
@@ -165,5 +262,44 @@ mod tests {
         assert_eq!(record.shards, Some(ShardList::new(16, [1, 5]).unwrap()));
         let web = made(&["/ip4/203.0.113.5/tcp/8000/ws"], &[]);
         assert_eq!((web.ip4, web.addresses.len()), (Some(([203, 0, 113, 5].into(), None)), 1));
+    }
+
+    #[test]
+    fn a_record_names_other_shards_under_the_next_number() {
+        let mut bytes = [4; 32];
+        let key = CombinedKey::secp256k1_from_bytes(&mut bytes).unwrap();
+        let first = made(&["/ip4/203.0.113.5/tcp/30303", "/dns4/a.example.org/tcp/443/wss"], &[]);
+        let first = first.sign(&[4; 32]).unwrap();
+        let mut record: Enr = first.to_string().parse().unwrap();
+        let mut set = |shards: &ShardList| -> protocol::record::NodeRecord {
+            set_shards(&mut record, &key, shards).unwrap();
+            record.to_base64().parse().unwrap()
+        };
+        let few = ShardList::new(16, [7]).unwrap();
+        let second = set(&few);
+        assert_eq!((second.shards.as_ref(), second.sequence), (Some(&few), first.sequence + 1));
+        assert_eq!((&second.tcp, &second.addresses), (&first.tcp, &first.addresses));
+        // Many are a field of bits, which takes the place of the list, and back.
+        let many = ShardList::new(16, 0..100).unwrap();
+        assert_eq!(set(&many).shards, Some(many));
+        let none = ShardList::new(16, []).unwrap();
+        let last = set(&none);
+        assert_eq!((last.shards, last.sequence), (Some(none), first.sequence + 3));
+        assert_eq!(last.public_key, first.public_key);
+    }
+
+    #[test]
+    fn addresses_leave_a_record_whose_shards_need_their_space() {
+        let mut bytes = [4; 32];
+        let key = CombinedKey::secp256k1_from_bytes(&mut bytes).unwrap();
+        let name = format!("/dns4/{}.example.org/tcp/443/wss", "a".repeat(50));
+        let first = made(&["/ip4/203.0.113.5/tcp/30303", &name], &[]).sign(&[4; 32]).unwrap();
+        assert_eq!(first.addresses.len(), 1);
+        let mut record: Enr = first.to_string().parse().unwrap();
+        let many = ShardList::new(16, 0..1000).unwrap();
+        set_shards(&mut record, &key, &many).unwrap();
+        let read: protocol::record::NodeRecord = record.to_base64().parse().unwrap();
+        assert_eq!((read.shards, read.addresses.len()), (Some(many), 0));
+        assert_eq!(read.tcp, first.tcp);
     }
 }

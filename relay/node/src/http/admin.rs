@@ -5,11 +5,17 @@
 //!
 //! Source: `/admin/v1` of the OpenAPI files in waku-org/waku-rest-api.
 
-use std::{collections::HashMap, io, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    sync::Arc,
+    time::Duration,
+};
 
-use http_server::{ErrorResponse, Pieces};
+use http_server::Pieces;
 use hyper::StatusCode;
 use libp2p::{Multiaddr, PeerId};
+use protocol::{filter, gossip};
 use router::{Peer, PeerView, SHARDS, Shard};
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
@@ -21,6 +27,7 @@ use super::{
 };
 use crate::{
     discovery::known::{KnownPeer, Origin, named_peer},
+    network::identified::{SpokenProtocols, services},
     node::{ConnectedPeer, Node, SwarmRequest},
 };
 
@@ -30,18 +37,19 @@ const DIALS_MAX: usize = 16;
 const DIAL_TIME: Duration = Duration::from_secs(5);
 /// Between two looks whether they are there.
 const LOOK: Duration = Duration::from_millis(50);
-/// Bytes of the JSON of a peer in addition to its address and its shards.
-const PEER_BYTES_MAX: usize = 384;
+/// Bytes of the JSON of a peer in addition to its address, shards, protocols and program.
+const PEER_BYTES_MAX: usize = 256;
 
 /// `WakuPeer` of the specification.
 #[derive(Debug, Serialize)]
 struct WakuPeer {
     multiaddr: String,
-    /// Those this node has seen in use.
+    /// Those that it says it speaks, and those this node has seen in use.
     protocols: Vec<&'static str>,
     shards: Vec<Shard>,
     connected: &'static str,
-    agent: &'static str,
+    /// Name and version of its program, as it says; empty before.
+    agent: String,
     origin: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     score: Option<f64>,
@@ -56,7 +64,12 @@ struct PeersOfShard {
 
 impl Row for WakuPeer {
     fn bytes_max(&self) -> usize {
-        PEER_BYTES_MAX + self.multiaddr.len() + self.shards.len() * 6
+        let protocols: usize = self.protocols.iter().map(|name| name.len() + 3).sum();
+        PEER_BYTES_MAX
+            + self.multiaddr.len()
+            + self.shards.len() * 6
+            + protocols
+            + json_text_bytes_max(&self.agent)
     }
 }
 
@@ -80,19 +93,12 @@ impl PeerSnapshot {
 
     fn peer(&self, node: &Node, connected: &ConnectedPeer) -> WakuPeer {
         let view = self.view(connected);
-        let mut protocols = Vec::new();
-        if connected.gossips {
-            protocols.push(protocol::gossip::PROTOCOL);
-        }
-        if node.filter.is_receiver(&connected.peer) {
-            protocols.push(protocol::filter::PUSH_PROTOCOL);
-        }
         WakuPeer {
             multiaddr: with_peer(&connected.address, connected.peer),
-            protocols,
+            protocols: spoken(node, connected).names().collect(),
             shards: view.map(|view| view.topics.iter().collect()).unwrap_or_default(),
             connected: "Connected",
-            agent: "",
+            agent: connected.agent.as_deref().unwrap_or_default().to_owned(),
             origin: node.peers().origin(&connected.peer).map_or("UnknownOrigin", Origin::name),
             score: view.map(|view| view.score),
         }
@@ -108,14 +114,42 @@ impl PeerSnapshot {
     }
 }
 
+/// The protocols that a connected peer says it speaks, and those in use with it.
+fn spoken(node: &Node, connected: &ConnectedPeer) -> SpokenProtocols {
+    let mut spoken = connected.protocols;
+    if connected.gossips {
+        spoken.insert(gossip::PROTOCOL);
+    }
+    if node.filter.is_receiver(&connected.peer) {
+        spoken.insert(filter::PUSH_PROTOCOL);
+    }
+    spoken
+}
+
+/// Connected peers that speak each service of Waku.
+pub(super) fn by_protocol(
+    node: &Node,
+    connected: &[ConnectedPeer],
+) -> BTreeMap<&'static str, usize> {
+    let mut counts: BTreeMap<_, _> = services().map(|name| (name, 0)).collect();
+    for one in connected {
+        for name in spoken(node, one).names() {
+            if let Some(count) = counts.get_mut(name) {
+                *count += 1;
+            }
+        }
+    }
+    counts
+}
+
 /// A known peer that is not connected.
 fn absent(known: &KnownPeer) -> WakuPeer {
     WakuPeer {
         multiaddr: with_peer(&known.address, known.peer),
-        protocols: if known.relays { vec![protocol::gossip::PROTOCOL] } else { Vec::new() },
+        protocols: if known.relays { vec![gossip::PROTOCOL] } else { Vec::new() },
         shards: known.shards.iter().collect(),
         connected: if known.fails { "CannotConnect" } else { "NotConnected" },
-        agent: "",
+        agent: String::new(),
         origin: known.origin.name(),
         score: None,
     }
@@ -173,10 +207,10 @@ impl Service {
         .await
     }
 
-    /// `GET /admin/v1/peers/service`: peers that were seen to speak a protocol of Waku.
+    /// `GET /admin/v1/peers/service`: peers that speak a protocol of Waku which is a service.
     pub(crate) async fn service_peers(&self) -> HttpResult {
         let node = self.node.clone();
-        self.list_peers(move |_, one| one.gossips || node.filter.is_receiver(&one.peer)).await
+        self.list_peers(move |_, one| spoken(&node, one).has_service()).await
     }
 
     /// `GET /admin/v1/peer/{peerId}`: one peer, connected or known; otherwise 404.
@@ -208,7 +242,7 @@ impl Service {
 
     async fn by_shard(&self, mesh: bool) -> HttpResult {
         let (known, node) = (self.peer_snapshot().await?, self.node.clone());
-        let shards: Vec<Shard> = self.node.shards.iter().collect();
+        let shards: Vec<Shard> = self.node.shards().iter().collect();
         let rows = shards.into_iter().map(move |shard| known.of_shard(&node, shard, mesh));
         answer::list(Rows::new(rows), &self.responses)
     }
@@ -235,7 +269,7 @@ impl Service {
         let failing = others.iter().filter(|one| one.fails).count();
         let mut relay = serde_json::Map::new();
         let mut mesh = serde_json::Map::new();
-        for shard in self.node.shards.iter() {
+        for shard in self.node.shards().iter() {
             let subscribed = known.views.values().filter(|view| view.topics.contains(shard));
             relay.insert(shard.to_string(), subscribed.count().into());
             let meshed = known.views.values().filter(|view| view.mesh.contains(&shard));
@@ -245,7 +279,7 @@ impl Service {
         let in_mesh = known.views.values().filter(|view| !view.mesh.is_empty()).count();
         relay.insert("Total relay peers".into(), gossip.into());
         mesh.insert("Total mesh peers".into(), in_mesh.into());
-        let receivers = self.node.filter.usage().receivers;
+        let by_protocol = by_protocol(&self.node, &known.connected);
         let stats = serde_json::json!({
             "Sum": { "Total peers": count + others.len() },
             "By Connectedness": {
@@ -254,10 +288,7 @@ impl Service {
             },
             "Relay peers": relay,
             "Mesh peers": mesh,
-            "By Protocols": {
-                (protocol::gossip::PROTOCOL): gossip,
-                (protocol::filter::PUSH_PROTOCOL): receivers,
-            },
+            "By Protocols": by_protocol,
         });
         answer::json(StatusCode::OK, &stats, &self.responses)
     }
@@ -310,16 +341,6 @@ impl Service {
         let peers = self.node.filter.receivers().into_iter();
         let list = FilterList { node: self.node.clone(), peers, open: None, state: State::Before };
         answer::list(list, &self.responses)
-    }
-
-    /// `POST /admin/v1/log-level/{logLevel}`: 400 for an unknown level, otherwise 503.
-    pub(crate) fn log_level(&self, level: &str) -> ErrorResponse {
-        const LEVELS: [&str; 7] = ["TRACE", "DEBUG", "INFO", "NOTICE", "WARN", "ERROR", "FATAL"];
-        if !LEVELS.iter().any(|known| known.eq_ignore_ascii_case(level)) {
-            return answer::bad(format!("the log level is one of {}", LEVELS.join(", ")));
-        }
-        let why = "the log level is not changed while the node runs; start it with --log instead";
-        answer::refusal(StatusCode::SERVICE_UNAVAILABLE, why)
     }
 }
 

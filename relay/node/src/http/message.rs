@@ -39,27 +39,40 @@ const URL_SAFE: GeneralPurpose = GeneralPurpose::new(&alphabet::URL_SAFE, CONFIG
 #[serde(transparent)]
 pub(crate) struct Name<'a>(#[serde(borrow)] pub(crate) Cow<'a, str>);
 
-/// A message as a client sends it. Fields that are not known are left alone.
+/// A message as a client sends it. As at reference nodes a field that is not known, one that is
+/// there twice, and `null` are refused: a misspelt field would otherwise be lost without a word.
 #[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct MessageJson<'a> {
     #[serde(borrow)]
     payload: Cow<'a, str>,
-    #[serde(borrow, default)]
+    #[serde(borrow, default, deserialize_with = "present")]
     content_topic: Option<Name<'a>>,
+    #[serde(default, deserialize_with = "present")]
     version: Option<u32>,
+    #[serde(default, deserialize_with = "present")]
     timestamp: Option<i64>,
-    #[serde(borrow, default)]
+    #[serde(borrow, default, deserialize_with = "present")]
     meta: Option<Name<'a>>,
+    #[serde(default, deserialize_with = "present")]
     ephemeral: Option<bool>,
-    #[serde(borrow, default)]
+    #[serde(borrow, default, deserialize_with = "present")]
     proof: Option<Name<'a>>,
 }
 
+/// A field that may be absent, and is no `null` where it is there.
+pub(crate) fn present<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    T::deserialize(deserializer).map(Some)
+}
+
 impl MessageJson<'_> {
-    /// As it is stated; empty means that it is not.
+    /// As it is stated; blank means that it is not.
     pub(crate) fn content_topic(&self) -> Option<&str> {
-        self.content_topic.as_ref().map(|topic| &*topic.0).filter(|topic| !topic.is_empty())
+        self.content_topic.as_ref().map(|topic| &*topic.0).filter(|topic| !topic.trim().is_empty())
     }
 
     /// The most bytes that [`MessageJson::encode`] takes.
@@ -221,7 +234,7 @@ mod tests {
             serde_json::from_str(json).map_err(|error| error.to_string())?;
         let topic = message.content_topic().unwrap_or(TOPIC).to_owned();
         let bytes = message.encode(&topic, 77)?;
-        WakuMessage::decode(bytes.into()).map_err(|error| error.to_string())
+        WakuMessage::read(&bytes.into()).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -251,7 +264,34 @@ mod tests {
         assert!(encoded(r#"{"payload":"","timestamp":"x"}"#).unwrap_err().contains("i64"));
         assert!(encoded(r#"{"payload":"","version":-1}"#).unwrap_err().contains("u32"));
         assert!(encoded(r#"{"payload":"","meta":"!"}"#).unwrap_err().contains("meta"));
-        assert!(encoded(r#"{"payload":"","proof":null,"more":[1]}"#).is_ok());
+    }
+
+    #[test]
+    fn unknown_repeated_and_null_fields_are_refused_by_their_name() {
+        for (json, why) in [
+            (r#"{"payload":"","more":[1]}"#, "unknown field `more`"),
+            (r#"{"payload":"","contenttopic":"/a/1/b/c"}"#, "unknown field `contenttopic`"),
+            (r#"{"payload":"","payload":""}"#, "duplicate field `payload`"),
+            (r#"{"payload":null}"#, "null"),
+            (r#"{"payload":"","timestamp":null}"#, "null"),
+            (r#"{"payload":"","contentTopic":null}"#, "null"),
+            (r#"{"payload":"","meta":null}"#, "null"),
+            (r#"{"payload":"","ephemeral":null}"#, "null"),
+        ] {
+            let error = encoded(json).unwrap_err();
+            assert!(error.contains(why), "{json}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_blank_content_topic_is_none() {
+        let topic = |json: &str| {
+            let message: MessageJson<'_> = serde_json::from_str(json).unwrap();
+            message.content_topic().map(str::to_owned)
+        };
+        assert_eq!(topic(r#"{"payload":""}"#), None);
+        assert_eq!(topic(r#"{"payload":"","contentTopic":" \t"}"#), None);
+        assert_eq!(topic(r#"{"payload":"","contentTopic":" a"}"#).as_deref(), Some(" a"));
     }
 
     #[test]
@@ -270,7 +310,7 @@ mod tests {
         #[test]
         fn what_is_written_is_read_again(
             payload in proptest::collection::vec(any::<u8>(), 0..2000),
-            topic in "\\PC{1,40}",
+            topic in "\\PC{1,40}".prop_filter("a blank one is none", |it| !it.trim().is_empty()),
             version in proptest::option::of(any::<u32>()),
             timestamp in any::<i64>().prop_filter("0 is replaced", |at| *at != 0),
             meta in proptest::option::of(proptest::collection::vec(any::<u8>(), 1..64)),
@@ -297,7 +337,7 @@ mod tests {
                 ephemeral: Some(message.is_ephemeral()),
                 ..message
             };
-            prop_assert_eq!(WakuMessage::decode(bytes.into()).unwrap(), expected);
+            prop_assert_eq!(WakuMessage::read(&bytes.into()).unwrap(), expected);
         }
     }
 }

@@ -1,9 +1,10 @@
 //! `GET /metrics`: the report as Prometheus text.
 //!
 //! Two families of names. `waku_*`, `libp2p_*` and `process_*` are those that dashboards of
-//! reference nodes look up, where the figure means the same; `thimble_relay_*` is this node's own.
-//! Light push of all versions and of HTTP is one thing here and counts under the newest version's
-//! name. Bounds: the report, and the shards served.
+//! reference nodes look up, where the figure means the same (docs/relay.md lists the others);
+//! `thimble_relay_*` is this node's own. Light push of all versions and of HTTP is one thing here
+//! and counts under the newest version's name. Bounds: the report, the shards served, and the
+//! programs of peers that a report names.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -18,18 +19,24 @@ use store::Status;
 
 use super::{
     answer,
-    report::{OutcomeCounts, Report},
+    report::{OutcomeCounts, Proofs, Report, ShardPeers},
     service::{HttpResult, Service},
 };
-use crate::{governor::Level, latencies::Latencies};
+use crate::{
+    governor::Level,
+    latencies::{Latencies, PayloadSizes},
+    rln::status::{RootsReport, ServerReport},
+};
 
 impl Service {
     pub(crate) async fn metrics(&self) -> HttpResult {
-        let topics = self.node.shards.iter().map(|shard| self.node.topic_name(shard)).collect();
+        let topics = self.node.shards().iter().map(|shard| self.node.topic_name(shard)).collect();
         let report = Readings {
             report: self.report().await,
             ledger: self.node.ledger.snapshot(),
             latencies: self.node.latencies.clone(),
+            payloads: self.node.counters.payloads.clone(),
+            mesh_least: self.node.settings.limits.gossip.d_low,
             topics,
         };
         let mut registry = Registry::default();
@@ -50,6 +57,9 @@ struct Readings {
     report: Report,
     ledger: Snapshot,
     latencies: Latencies,
+    payloads: PayloadSizes,
+    /// Peers with which the mesh of a topic needs no more: `gossip.d_low`.
+    mesh_least: u64,
     topics: Vec<String>,
 }
 
@@ -65,12 +75,16 @@ impl Collector for Readings {
         let out = &mut MetricsWriter::new(&mut encoder);
         self.reference(out)?;
         self.reference_services(out)?;
+        self.reference_peers(out)?;
+        self.reference_times_and_sizes(out)?;
+        self.proofs(out)?;
         self.memory(out)?;
         self.own_messages(out)?;
         self.governor(out)?;
         self.latencies(out)?;
         self.own_gossip(out)?;
         own_store(out, &self.report.store.status)?;
+        own_roots(out, self.report.rln.as_ref())?;
         self.own_http(out)
     }
 }
@@ -186,6 +200,109 @@ impl Readings {
         out.counters("waku_service_requests", "Requests of clients by service", states)
     }
 
+    /// Proofs of a rate limit, where messages carry any, under the names of reference dashboards.
+    fn proofs(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
+        let Some(proofs) = &self.report.proofs else { return Ok(()) };
+        let Proofs { counts, pending, verified, batches } = proofs;
+        let refused: u64 = counts.refused.values().sum();
+        let help = "Messages whose rate limit proofs were judged";
+        out.counter("waku_rln_messages", help, counts.accepted + refused)?;
+        out.counter("waku_rln_valid_messages", "Messages with a valid proof", counts.accepted)?;
+        let spam = counts.refused.get("spam").copied().unwrap_or(0);
+        out.counter("waku_rln_spam_messages", "Messages above their sender's rate limit", spam)?;
+        let invalid = by("type", &counts.refused).filter(|([(_, reason)], _)| *reason != "spam");
+        out.counters("waku_rln_invalid_messages", "Messages not taken for their proof", invalid)?;
+        out.counter("waku_rln_proof_verification", "Proofs verified", *verified)?;
+        let help = "Equations computed for one or several proofs";
+        out.counter("thimble_relay_rln_batches", help, *batches)?;
+        let help = "Messages whose proofs are being verified";
+        out.gauge("thimble_relay_rln_pending", help, *pending as f64)?;
+        Ok(())
+    }
+
+    /// Peers by protocol, program and shard, dials, traffic and topics under the names of reference
+    /// dashboards.
+    fn reference_peers(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
+        let Report { gossip, peers, messages, .. } = &self.report;
+        for (name, help, protocol) in [
+            ("lightpush", "Peers that take light pushes", protocol::light_push::PROTOCOL),
+            ("filter", "Peers that take subscriptions", protocol::filter::SUBSCRIBE_PROTOCOL),
+            ("store", "Peers that answer store queries", protocol::store::PROTOCOL),
+            ("px", "Peers that name other peers", protocol::peer_exchange::PROTOCOL),
+        ] {
+            let speaking = peers.by_protocol.get(protocol).copied().unwrap_or_default();
+            out.gauge(&format!("waku_{name}_peers"), help, speaking as f64)?;
+        }
+        out.gauges(
+            "waku_connected_peers_per_agent",
+            "Connections by the program that their peers name",
+            peers.by_agent.iter().map(|(agent, count)| ([("agent", &**agent)], *count as f64)),
+        )?;
+        let shards = gossip.by_shard.iter();
+        let shards: Vec<(String, &ShardPeers)> =
+            shards.map(|(shard, peers)| (shard.to_string(), peers)).collect();
+        out.gauges(
+            "waku_connected_peers_per_shard",
+            "Connected peers subscribed to a shard",
+            shards.iter().map(|(shard, peers)| ([("shard", &**shard)], peers.subscribed as f64)),
+        )?;
+        let with_mesh = |is_so: &dyn Fn(u64) -> bool| {
+            shards.iter().filter(|(_, peers)| is_so(peers.mesh as u64)).count() as f64
+        };
+        let least = self.mesh_least;
+        for (name, help, topics) in [
+            ("no_peers", "Topics without a peer in the mesh", with_mesh(&|mesh| mesh == 0)),
+            (
+                "low_peers",
+                "Topics with fewer than gossip.d_low peers in the mesh",
+                with_mesh(&|mesh| mesh > 0 && mesh < least),
+            ),
+            (
+                "healthy_peers",
+                "Topics with gossip.d_low peers in the mesh or more",
+                with_mesh(&|mesh| mesh >= least),
+            ),
+        ] {
+            out.gauge(&format!("libp2p_gossipsub_{name}_topics"), help, topics)?;
+        }
+        let (subscribed, left) = (gossip.counters.subscriptions, gossip.counters.unsubscriptions);
+        out.counter("libp2p_pubsub_subscriptions", "Topics subscribed to", subscribed)?;
+        out.counter("libp2p_pubsub_unsubscriptions", "Topics left", left)?;
+        out.counter("libp2p_total_dial_attempts", "Dials begun", peers.counts.dials)?;
+        out.counter("libp2p_failed_dials", "Dials that failed", peers.counts.dials_failed)?;
+        let traffic = [("in", peers.received_bytes), ("out", peers.sent_bytes)];
+        out.counters(
+            "libp2p_network_bytes",
+            "Bytes of connections, without those that encryption adds",
+            traffic.map(|(direction, bytes)| ([("direction", direction)], bytes)),
+        )?;
+        let outcomes =
+            [("Accept", messages.signatures_accepted), ("Reject", messages.signatures_refused)];
+        out.counters(
+            "waku_msg_validator_signed_outcome",
+            "Messages of protected shards by the outcome of the check of their signature",
+            outcomes.map(|(result, count)| ([("result", result)], count)),
+        )
+    }
+
+    /// Histograms, and figures of the process, under the names of reference dashboards.
+    fn reference_times_and_sizes(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
+        let Report { peers, process, unix_millis, uptime_millis, .. } = &self.report;
+        let help = "Payloads of accepted messages, in kB";
+        out.histogram("waku_histogram_message_size", help, &self.payloads.0)?;
+        let help = "Time to write a message to the log";
+        out.seconds("waku_archive_insert_duration", help, &self.latencies.append)?;
+        let help = "Time until the page of a store query was found";
+        out.seconds("waku_archive_query_duration", help, &self.latencies.store_query)?;
+        let table = peers.discovery_table as f64;
+        out.gauge("routing_table_nodes", "Records in the discovery table", table)?;
+        let started = unix_millis.saturating_sub(*uptime_millis) as f64 / 1e3;
+        let help = "When the process was started, in seconds since 1970";
+        out.gauge("process_start_time_seconds", help, started)?;
+        let help = "Open sockets, files and folders";
+        out.gauge("process_open_fds", help, process.open_files as f64)
+    }
+
     fn memory(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let Report { memory, pools, .. } = &self.report;
         for (name, help, value) in [
@@ -267,6 +384,14 @@ impl Readings {
                 requests.connections_refused,
             ),
             ("reads_refused", "REST reads refused because memory is short", requests.reads_refused),
+            ("sync_sessions", "Comparisons of the store with peers'", requests.sync_sessions),
+            (
+                "sync_sessions_failed",
+                "Comparisons of the store that ended early",
+                requests.sync_sessions_failed,
+            ),
+            ("sync_sent", "Messages sent to stores that lacked them", requests.sync_sent),
+            ("fetched", "Messages taken from stores of other nodes", requests.fetched),
         ] {
             out.counter(&format!("thimble_relay_{name}"), help, value)?;
         }
@@ -316,11 +441,13 @@ impl Readings {
     }
 
     fn latencies(&self, out: &mut MetricsWriter<'_, '_>) -> fmt::Result {
-        let Latencies { light_push, store_query, filter_push } = &self.latencies;
+        let Latencies { light_push, store_query, filter_push, rln_proof, append: _ } =
+            &self.latencies;
         for (name, help, histogram) in [
             ("light_push", "Time from a whole light push to its answer", light_push),
             ("store_query", "Time until the page of a store query was found", store_query),
             ("filter_push", "Time to hand a message to a filter receiver", filter_push),
+            ("rln_proof", "Time to judge the rate limit proof of a message", rln_proof),
         ] {
             out.seconds(&format!("thimble_relay_{name}"), help, histogram)?;
         }
@@ -386,6 +513,47 @@ impl Readings {
         let help = "References that left unread";
         out.counter("thimble_relay_http_dropped", help, http.dropped)
     }
+}
+
+/// Zeros in a network without proofs of a rate limit.
+fn own_roots(out: &mut MetricsWriter<'_, '_>, roots: Option<&RootsReport>) -> fmt::Result {
+    let servers = || roots.into_iter().flat_map(|roots| &roots.servers);
+    let sum = |count: fn(&ServerReport) -> u64| servers().map(count).sum::<u64>();
+    for (name, help, value) in [
+        (
+            "valid",
+            "Roots against which proofs are valid (RLN)",
+            roots.map_or(0, |roots| roots.roots as u64),
+        ),
+        (
+            "step",
+            "0 current, 1 servers disagree, 2 stale, 3 of the last run, 4 none",
+            roots.map_or(0, |roots| roots.step.number()),
+        ),
+        ("servers", "RPC servers that roots are read from", servers().count() as u64),
+        (
+            "servers_failing",
+            "RPC servers whose last call failed",
+            sum(|server| u64::from(server.error.is_some())),
+        ),
+        (
+            "servers_disagreeing",
+            "RPC servers that report other roots than most",
+            sum(|server| u64::from(server.disagrees)),
+        ),
+    ] {
+        out.gauge(&format!("thimble_relay_roots_{name}"), help, value as f64)?;
+    }
+    let age = roots.and_then(|roots| roots.age_seconds).unwrap_or(0.0);
+    out.gauge("thimble_relay_roots_age_seconds", "Time since a server confirmed the roots", age)?;
+    for (name, help, value) in [
+        ("refreshes", "Refreshes of the roots", roots.map_or(0, |roots| roots.refreshes)),
+        ("answers", "Answers of RPC servers", sum(|server| server.answers)),
+        ("failures", "Calls to RPC servers that failed", sum(|server| server.failures)),
+    ] {
+        out.counter(&format!("thimble_relay_roots_{name}"), help, value)?;
+    }
+    Ok(())
 }
 
 fn own_store(out: &mut MetricsWriter<'_, '_>, store: &Status) -> fmt::Result {

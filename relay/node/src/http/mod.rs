@@ -25,6 +25,8 @@
 
 mod admin;
 mod answer;
+mod client_topics;
+pub(crate) mod cors;
 mod health;
 mod heap;
 mod message;
@@ -35,7 +37,9 @@ mod routes;
 mod service;
 mod store_api;
 mod store_query;
+mod store_remote;
 mod subscriptions;
+mod topic_changes;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -47,6 +51,7 @@ use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
 use self::service::Service;
 use crate::{
     config::Config,
+    log::LogLevel,
     node::{Node, SwarmRequest},
 };
 
@@ -69,6 +74,7 @@ pub(crate) async fn start(
     node: Arc<Node>,
     swarm_tx: mpsc::Sender<SwarmRequest>,
     sampler: Option<Arc<Sampler>>,
+    log_level: LogLevel,
     config: &Config,
 ) -> Result<Http> {
     let listen = config.http;
@@ -76,7 +82,7 @@ pub(crate) async fn start(
         format!("cannot listen on http = {listen}; choose another address or stop what uses it")
     })?;
     let address = listener.local_addr().context("asking for the address of the listener")?;
-    let service = Arc::new(Service::new(node, swarm_tx, sampler, config, address)?);
+    let service = Arc::new(Service::new(node, swarm_tx, sampler, log_level, config, address)?);
     let mut sampling = JoinSet::new();
     sampling.spawn(sample(service.clone()));
     let mut server = Server::default();

@@ -1,36 +1,34 @@
 //! Publishing: relay by pubsub topic or by content topic, and light push of both versions.
 //!
 //! All are handled alike: the message is published like every client's message
-//! ([`crate::node::Node::publish`]) and acknowledged when it is in the log. Rates per peer do not
+//! ([`crate::node::Node::publish`]) and acknowledged when it is in the log; light push may be by
+//! another node instead, and is acknowledged when that node did. Rates per peer do not
 //! count: clients of this interface are the operator's. Bounds: the request's body, and the pool
 //! `receiving` for the encoded message.
 
 use bytes::Bytes;
-use http_server::{ErrorResponse, Outgoing};
+use http_server::{ErrorResponse, Outgoing, TEXT};
 use hyper::{Response, StatusCode};
 use protocol::{StatusCode as Status, WakuMessage};
 use serde::Deserialize;
 
 use super::{
     answer,
-    message::MessageJson,
+    message::{MessageJson, present},
     service::{HttpResult, ReceivedBody, Service, pool_full},
 };
 use crate::{
     counters::Reason,
-    ingest::{AcceptedMessage, RejectReason},
+    ingest::{AcceptedMessage, ReceivedMessage, RejectReason},
     network::streams::{REQUEST_TIMEOUT, reserve},
     services::status_of,
 };
 
-/// Of messages that state none, as the reference has it.
-const DEFAULT_CONTENT_TOPIC: &str = "/waku/2/default-content/proto";
-
 /// `PushRequest` of the specification.
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct PushRequest<'a> {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "present")]
     pubsub_topic: Option<String>,
     #[serde(borrow)]
     message: MessageJson<'a>,
@@ -56,9 +54,12 @@ impl Service {
         pubsub_topic: Option<&str>,
         body: ReceivedBody,
     ) -> HttpResult {
-        let parts = self.encode_relayed(pubsub_topic.is_none(), &body).await;
-        let published = self.publish(pubsub_topic.map(str::to_owned), parts, body).await;
-        text_answer(published, "not published", StatusCode::PAYLOAD_TOO_LARGE)
+        let parts = match self.parsed::<MessageJson<'_>>(&body) {
+            Ok(message) => self.encode(&message).await,
+            Err(refused) => Err(refused),
+        };
+        let published = self.publish(pubsub_topic.map(str::to_owned), parts, body, false).await;
+        self.text_answer(published, "not published", StatusCode::PAYLOAD_TOO_LARGE)
     }
 
     /// `POST /lightpush/v3/message`. Refusals are JSON too, under the protocol's own status codes.
@@ -66,13 +67,16 @@ impl Service {
         let pushed = match body {
             Ok(body) => {
                 let (topic, parts) = self.encode_pushed(&body).await;
-                self.publish(topic, parts, body).await
+                self.publish(topic, parts, body, true).await
             }
             Err(refused) => Err(PublishError::Refused(refused)),
         };
         let refused = match pushed {
             Ok(accepted) => {
-                let relayed = serde_json::json!({ "relayPeerCount": accepted.relay_peers });
+                let mut relayed = serde_json::json!({ "relayPeerCount": accepted.relay_peers });
+                if let Some(note) = self.node.not_stored(&accepted) {
+                    relayed["statusDesc"] = note.into();
+                }
                 let body = Outgoing::short(relayed.to_string());
                 return answer::answer(StatusCode::OK, "application/json", body);
             }
@@ -97,22 +101,8 @@ impl Service {
     /// `POST /lightpush/v1/message`: text, and fewer codes.
     pub(crate) async fn light_push_legacy(&self, body: ReceivedBody) -> HttpResult {
         let (topic, parts) = self.encode_pushed(&body).await;
-        let published = self.publish(topic, parts, body).await;
-        text_answer(published, "not pushed", StatusCode::BAD_REQUEST)
-    }
-
-    async fn encode_relayed(
-        &self,
-        auto: bool,
-        body: &ReceivedBody,
-    ) -> Result<EncodedMessage, PublishError> {
-        let message: MessageJson<'_> = self.parsed(body)?;
-        if auto && message.content_topic().is_none() {
-            self.node.counters.client_refused.add(Reason::Damaged);
-            let why = "the message has no contentTopic, which says where it goes; set one";
-            return Err(PublishError::Refused(answer::bad(why)));
-        }
-        self.encode(&message).await
+        let published = self.publish(topic, parts, body, true).await;
+        self.text_answer(published, "not pushed", StatusCode::BAD_REQUEST)
     }
 
     async fn encode_pushed(
@@ -136,7 +126,11 @@ impl Service {
     }
 
     async fn encode(&self, message: &MessageJson<'_>) -> Result<EncodedMessage, PublishError> {
-        let content_topic = message.content_topic().unwrap_or(DEFAULT_CONTENT_TOPIC);
+        let Some(content_topic) = message.content_topic() else {
+            self.node.counters.client_refused.add(Reason::Damaged);
+            let why = "the message has no contentTopic; every message names one";
+            return Err(PublishError::Refused(answer::bad(why)));
+        };
         let room = message.encoded_bytes_max(content_topic);
         let held = reserve(&self.node.pools.receiving, room, REQUEST_TIMEOUT)
             .await
@@ -153,8 +147,10 @@ impl Service {
         pubsub_topic: Option<String>,
         encoded: Result<EncodedMessage, PublishError>,
         body: ReceivedBody,
+        by_light_push: bool,
     ) -> Result<AcceptedMessage, PublishError> {
         // The request's body is not needed while the message is written.
+        let arrived = body.arrived;
         drop(body);
         let EncodedMessage { content_topic, bytes, held } = encoded?;
         let shard = self
@@ -164,30 +160,42 @@ impl Service {
         let bytes = Bytes::from(bytes);
         let message =
             WakuMessage::decode(bytes.clone()).map_err(|error| self.node.refused(error.into()))?;
-        Ok(self.node.publish(shard, message, bytes, held).await?)
-    }
-}
-
-/// The answer as text. `too_large` is the status for a message that is larger than is relayed.
-fn text_answer(
-    published: Result<AcceptedMessage, PublishError>,
-    failed: &str,
-    too_large: StatusCode,
-) -> HttpResult {
-    let rejected = match published {
-        Ok(_) => return Ok(answer::text("OK")),
-        Err(PublishError::Refused(refused)) => return Err(refused),
-        Err(PublishError::Rejected(rejected)) => rejected,
-    };
-    let message = format!("{failed}: {rejected}");
-    Err(match status_of(&rejected) {
-        Status::TooManyRequests => answer::busy(StatusCode::TOO_MANY_REQUESTS, message),
-        Status::PayloadTooLarge => answer::refusal(too_large, message),
-        Status::NoPeers | Status::ServiceUnavailable => {
-            answer::busy(StatusCode::SERVICE_UNAVAILABLE, message)
+        if by_light_push && self.node.pushes_remotely() {
+            return Ok(self.node.push_remotely(shard, &message, bytes, held).await?);
         }
-        _ => answer::bad(message),
-    })
+        Ok(self.node.publish(shard, message, ReceivedMessage { bytes, held, arrived }).await?)
+    }
+
+    /// The answer as text. `too_large` is the status for a message that is larger than is relayed.
+    fn text_answer(
+        &self,
+        published: Result<AcceptedMessage, PublishError>,
+        failed: &str,
+        too_large: StatusCode,
+    ) -> HttpResult {
+        let rejected = match published {
+            Ok(accepted) => {
+                return Ok(match self.node.not_stored(&accepted) {
+                    None => answer::text("OK"),
+                    Some(note) => {
+                        let text = Outgoing::short(format!("OK: {note}"));
+                        answer::answer(StatusCode::OK, TEXT, text)
+                    }
+                });
+            }
+            Err(PublishError::Refused(refused)) => return Err(refused),
+            Err(PublishError::Rejected(rejected)) => rejected,
+        };
+        let message = format!("{failed}: {rejected}");
+        Err(match status_of(&rejected) {
+            Status::TooManyRequests => answer::busy(StatusCode::TOO_MANY_REQUESTS, message),
+            Status::PayloadTooLarge => answer::refusal(too_large, message),
+            Status::NoPeers | Status::ServiceUnavailable => {
+                answer::busy(StatusCode::SERVICE_UNAVAILABLE, message)
+            }
+            _ => answer::bad(message),
+        })
+    }
 }
 
 struct EncodedMessage {

@@ -4,6 +4,7 @@
 //! ([`Samples`]). Bounds: [`PEERS_MAX`] peers are named, [`WINDOW`] samples kept.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, HashMap, VecDeque},
     sync::{
         Mutex, PoisonError,
@@ -19,7 +20,7 @@ use router::Peer;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    answer,
+    admin, answer,
     service::{HttpResult, Service, VERSION},
 };
 use crate::{
@@ -27,14 +28,18 @@ use crate::{
     discovery::known::Counts,
     governor::{Level, Sample},
     node::{ConnectedPeer, Node, SwarmRequest},
+    rln::{Validator, status::RootsReport},
 };
 
 /// Peers that a report names; the first of them, the others are counted.
 const PEERS_MAX: usize = 128;
+/// Programs of peers that are named; others count together.
+const AGENTS_MAX: usize = 16;
 /// Samples behind rates: as many seconds.
 const WINDOW: usize = 11;
 /// Status codes counted one by one; others together.
-const CODES: [u16; 14] = [200, 400, 403, 404, 405, 408, 412, 413, 420, 421, 429, 500, 503, 505];
+const CODES: [u16; 15] =
+    [200, 400, 403, 404, 405, 408, 412, 413, 420, 421, 429, 500, 503, 504, 505];
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Report {
@@ -59,10 +64,16 @@ pub(crate) struct Report {
     pub(crate) pushes: Pushes,
     pub(crate) requests: Requests,
     pub(crate) gossip: Gossip,
+    /// Absent where messages carry no proofs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) proofs: Option<Proofs>,
     pub(crate) peers: Peers,
     /// Absent when this node keeps no messages.
     pub(crate) store: StoreFigures,
     pub(crate) http: HttpFigures,
+    /// Absent in a network without proofs of a rate limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rln: Option<RootsReport>,
     /// Oldest first, one per second; while nothing happens samples are further apart.
     pub(crate) history: Vec<Sample>,
 }
@@ -72,6 +83,8 @@ pub(crate) struct Report {
 pub(crate) struct ProcessFigures {
     pub(crate) resident_bytes: u64,
     pub(crate) cpu_seconds: f64,
+    /// Sockets, files and folders.
+    pub(crate) open_files: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -99,6 +112,9 @@ pub(crate) struct Messages {
     /// Passed on and not kept, by reason: `ephemeral`, `clock` for a timestamp too far off, and
     /// `disk_full`.
     pub(crate) not_kept: BTreeMap<String, u64>,
+    /// Messages of protected shards with a valid signature in time, and others.
+    pub(crate) signatures_accepted: u64,
+    pub(crate) signatures_refused: u64,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -126,6 +142,13 @@ pub(crate) struct Requests {
     pub(crate) connections_refused: u64,
     /// REST reads refused because memory is short, store queries aside.
     pub(crate) reads_refused: u64,
+    /// Comparisons of the store with peers', those that ended early included.
+    pub(crate) sync_sessions: u64,
+    pub(crate) sync_sessions_failed: u64,
+    /// Messages sent to stores of peers that lacked them.
+    pub(crate) sync_sent: u64,
+    /// Messages taken from stores of other nodes, by synchronisation and resume.
+    pub(crate) fetched: u64,
 }
 
 /// Counters of the gossip router since the start, and its contents.
@@ -138,6 +161,19 @@ pub(crate) struct Gossip {
     pub(crate) waiting: usize,
     /// Peers subscribed to each shard served, and those in its mesh.
     pub(crate) by_shard: BTreeMap<u16, ShardPeers>,
+}
+
+/// Proofs of a rate limit that messages carried, since the start.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Proofs {
+    /// Valid and refused messages, the latter by reason.
+    #[serde(flatten)]
+    pub(crate) counts: OutcomeCounts,
+    /// Messages that are being judged now.
+    pub(crate) pending: usize,
+    /// Proofs whose equation was computed, and how many equations that took.
+    pub(crate) verified: u64,
+    pub(crate) batches: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -154,6 +190,13 @@ pub(crate) struct Peers {
     pub(crate) relay_outbound: usize,
     /// Peers that were found, connected or not.
     pub(crate) known: usize,
+    /// Connections whose peers speak each service of Waku.
+    pub(crate) by_protocol: BTreeMap<String, usize>,
+    /// Connections by the program that their peers name, the most frequent [`AGENTS_MAX`].
+    pub(crate) by_agent: BTreeMap<String, usize>,
+    /// Bytes of all connections since the start, without those that encryption adds.
+    pub(crate) received_bytes: u64,
+    pub(crate) sent_bytes: u64,
     /// Records in the table of the discovery protocol.
     pub(crate) discovery_table: u64,
     #[serde(flatten)]
@@ -268,6 +311,20 @@ fn served(all: &AtomicU64, refused: &ByReason) -> OutcomeCounts {
     OutcomeCounts { accepted: all.accepted.saturating_sub(refusals), ..all }
 }
 
+fn proofs(validator: &Validator) -> Proofs {
+    let counters = &validator.counters;
+    let refused = counters.refused().map(|(reason, count)| (reason.to_owned(), count));
+    Proofs {
+        counts: OutcomeCounts {
+            accepted: counters.valid.load(Relaxed),
+            refused: refused.collect(),
+        },
+        pending: validator.pending(),
+        verified: counters.verified.load(Relaxed),
+        batches: counters.batches.load(Relaxed),
+    }
+}
+
 impl Service {
     /// `GET /status.json`: the report with its history.
     pub(crate) async fn status(&self) -> HttpResult {
@@ -293,7 +350,7 @@ impl Service {
             healthy: trouble.is_none(),
             status: trouble.unwrap_or_else(|| "Ready".to_owned()),
             cluster: node.settings.cluster,
-            shards: node.shards.iter().collect(),
+            shards: node.shards().iter().collect(),
             memory,
             allocator: node.watch.record.allocator(),
             pools: dashboard::pools(node.ledger.snapshot()),
@@ -308,6 +365,8 @@ impl Service {
                     ("disk_full".to_owned(), counters.without_room.load(Relaxed)),
                     ("ephemeral".to_owned(), counters.ephemeral.load(Relaxed)),
                 ]),
+                signatures_accepted: counters.signatures_accepted.load(Relaxed),
+                signatures_refused: counters.signatures_refused.load(Relaxed),
             },
             pushes: Pushes {
                 receivers: held.receivers,
@@ -326,8 +385,13 @@ impl Service {
                 connections_closed: counters.connections_closed.load(Relaxed),
                 connections_refused: counters.connections_refused.load(Relaxed),
                 reads_refused: counters.reads_refused.load(Relaxed),
+                sync_sessions: node.sync.sessions.load(Relaxed),
+                sync_sessions_failed: node.sync.sessions_failed.load(Relaxed),
+                sync_sent: node.sync.sent.load(Relaxed),
+                fetched: node.sync.taken.load(Relaxed),
             },
             gossip,
+            proofs: node.rln.as_ref().map(proofs),
             peers,
             store: StoreFigures { enabled: node.settings.store, status: node.store.status() },
             http: HttpFigures {
@@ -337,6 +401,7 @@ impl Service {
                 connections_evicted: self.answered.connections_evicted.load(Relaxed),
                 answers: self.answered.each(),
             },
+            rln: node.roots.as_ref().map(|roots| roots.report()),
             history: Vec::new(),
         }
     }
@@ -358,7 +423,9 @@ impl Service {
             stalled_percent: record.stalled().0.map(|hundredths| f64::from(hundredths) / 100.0),
         };
         let cpu_seconds = process::cpu_time(pid).unwrap_or_default().as_secs_f64();
-        (figures, ProcessFigures { resident_bytes: memory.resident_bytes(), cpu_seconds })
+        let open_files = std::fs::read_dir("/proc/self/fd").map_or(0, |files| files.count() as u64);
+        let resident_bytes = memory.resident_bytes();
+        (figures, ProcessFigures { resident_bytes, cpu_seconds, open_files })
     }
 
     fn gossip(&self, connected: &[ConnectedPeer]) -> (Gossip, Peers) {
@@ -368,7 +435,7 @@ impl Service {
             (router.counters(), router.usage(), router.peers(node.now()))
         };
         let mut by_shard: BTreeMap<u16, ShardPeers> =
-            node.shards.iter().map(|shard| (shard, ShardPeers::default())).collect();
+            node.shards().iter().map(|shard| (shard, ShardPeers::default())).collect();
         for view in &views {
             for (shard, peers) in &mut by_shard {
                 peers.subscribed += usize::from(view.topics.contains(*shard));
@@ -408,12 +475,41 @@ impl Service {
             relay_inbound: relay(false),
             relay_outbound: relay(true),
             known,
+            by_protocol: admin::by_protocol(node, connected)
+                .into_iter()
+                .map(|(name, count)| (name.to_owned(), count))
+                .collect(),
+            by_agent: by_agent(connected),
+            received_bytes: node.traffic.received.load(Relaxed),
+            sent_bytes: node.traffic.sent.load(Relaxed),
             discovery_table: node.discovery_table.load(Relaxed),
             counts,
             some: some.collect(),
         };
         (gossip, peers)
     }
+}
+
+/// Connections by program; those of peers that named none yet are `unknown`.
+fn by_agent(connected: &[ConnectedPeer]) -> BTreeMap<String, usize> {
+    let agents = connected.iter().map(|one| one.agent.as_deref().unwrap_or("unknown"));
+    most_frequent(agents)
+}
+
+/// How often each text is there: the most frequent [`AGENTS_MAX`], and the others as `other`.
+fn most_frequent<'a>(texts: impl Iterator<Item = &'a str>) -> BTreeMap<String, usize> {
+    let mut counted: HashMap<&str, usize> = HashMap::new();
+    for text in texts {
+        *counted.entry(text).or_default() += 1;
+    }
+    let mut ranked: Vec<_> = counted.into_iter().collect();
+    ranked.sort_unstable_by_key(|(text, count)| (Reverse(*count), *text));
+    let mut named = BTreeMap::new();
+    for (place, (text, count)) in ranked.into_iter().enumerate() {
+        let name = if place < AGENTS_MAX { text } else { "other" };
+        *named.entry(name.to_owned()).or_default() += count;
+    }
+    named
 }
 
 #[cfg(test)]
@@ -435,6 +531,17 @@ mod tests {
         assert_eq!((rates.window_seconds, rates.client_messages), (10.0, 7.0));
         assert_eq!((rates.relay_messages, rates.pushes, rates.store_queries), (1.0, 0.0, 0.0));
         assert_eq!(samples.0.lock().unwrap().len(), WINDOW);
+    }
+
+    #[test]
+    fn the_most_frequent_programs_are_named_and_others_count_together() {
+        let texts: Vec<String> = (0..20).map(|number| format!("program {number:02}")).collect();
+        let often = texts.iter().chain(&texts[18..]).map(String::as_str);
+        let named = most_frequent(often);
+        assert_eq!(named.len(), AGENTS_MAX + 1);
+        assert_eq!((named["program 18"], named["program 00"], named["other"]), (2, 1, 4));
+        assert_eq!(named.values().sum::<usize>(), 22);
+        assert!(!named.contains_key("program 14") && named.contains_key("program 13"));
     }
 
     #[test]

@@ -96,6 +96,21 @@ impl Route {
             | Self::StoreQuery => false,
         }
     }
+
+    /// Whether it is served by gossip, which a client of other nodes does not have.
+    pub(crate) fn is_relay(&self) -> bool {
+        matches!(
+            self,
+            Self::RelaySubscribe
+                | Self::RelayUnsubscribe
+                | Self::AutoSubscribe
+                | Self::AutoUnsubscribe
+                | Self::RelayMessages(_)
+                | Self::RelayPublish(_)
+                | Self::AutoMessages(_)
+                | Self::AutoPublish
+        )
+    }
 }
 
 /// A method and a path with their route.
@@ -158,7 +173,7 @@ endpoints! {
     POST "/admin/v1/peers" => |_| Ok(Route::AddPeers),
         "connects to up to 16 addresses, and keeps connecting; 200 when all are connected";
     GET "/admin/v1/peers/service" => |_| Ok(Route::ServicePeers),
-        "connected peers that were seen to speak a protocol of Waku";
+        "connected peers that speak a protocol of Waku which is a service";
     GET "/admin/v1/peers/connected" => |_| Ok(Route::ConnectedPeers),
         "connected peers";
     GET "/admin/v1/peers/connected/on/{shardId}" => |id| shard(id).map(Route::ConnectedPeersOn),
@@ -178,15 +193,15 @@ endpoints! {
     GET "/admin/v1/filter/subscriptions" => |_| Ok(Route::FilterSubscribers),
         "every receiver of filter pushes with its criteria";
     POST "/admin/v1/log-level/{logLevel}" => |level| decoded(level).map(Route::LogLevel),
-        "400 for an unknown level, otherwise 503: the level is not changed while the node runs";
+        "changes the level of the log (TRACE, DEBUG, INFO, NOTICE, WARN, ERROR, FATAL), else 400";
     POST "/lightpush/v1/message" => |_| Ok(Route::LightPushLegacy),
         "publishes a message; answers in text";
     POST "/lightpush/v3/message" => |_| Ok(Route::LightPush),
         "publishes a message; answers in JSON with the codes of the protocol";
     POST "/relay/v1/subscriptions" => |_| Ok(Route::RelaySubscribe),
-        "subscribes to pubsub topics: their messages wait in queues";
+        "subscribes to pubsub topics: serves their shards, and their messages wait in queues";
     DELETE "/relay/v1/subscriptions" => |_| Ok(Route::RelayUnsubscribe),
-        "ends such subscriptions; topics without one are ignored";
+        "ends such subscriptions and leaves the shards; topics without one are ignored";
     POST "/relay/v1/auto/subscriptions" => |_| Ok(Route::AutoSubscribe),
         "subscribes to content topics, each on the shard that it is assigned to";
     DELETE "/relay/v1/auto/subscriptions" => |_| Ok(Route::AutoUnsubscribe),

@@ -2,12 +2,13 @@
 //! bounds, and counts the answer.
 //!
 //! A body passes these doors, each with its own answer: its content type (400), its announced and
-//! its real length (413), room in the pool of bodies (503), and the read timeout (408).
+//! its real length (413), room in the pool of bodies (429 for messages, else 503), and the read
+//! timeout (408). For room it waits its turn, in the socket.
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
-    time::Duration,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
 };
 
 use accounting::{Pool, PoolFull, Reservation};
@@ -36,14 +37,20 @@ use tokio::{
 
 use super::{
     answer,
+    cors::{self, AllowedOrigins},
     report::{ResponseCounters, Samples},
     routes::{self, Route},
-    subscriptions::ClientTopics,
+    topic_changes::Subscriptions,
 };
 use crate::{
     config::Config,
     counters::{ByReason, Reason},
     governor::WorkKind,
+    log::{LogLevel, LogLevelError},
+    network::{
+        admission::{Admission, AdmissionPermit, WaitingFrames},
+        streams::REQUEST_TIMEOUT,
+    },
     node::{Node, SwarmRequest, pool as of},
 };
 
@@ -61,6 +68,9 @@ const SWARM_ANSWER_TIME: Duration = Duration::from_secs(5);
 
 const _: () = assert!(HEAD_BYTES_MAX as u64 * 2 <= HTTP_CONNECTION_BYTES);
 
+/// Settings that allow further host names, and other web pages.
+const ORIGIN_OPTIONS: &str = "--host-name (host_names) or --allow-origin (allow_origins)";
+
 /// The version in `/version`, also sent to other nodes.
 pub(crate) const VERSION: &str = concat!("thimble-relay/", env!("CARGO_PKG_VERSION"));
 
@@ -71,6 +81,7 @@ pub(crate) struct Service {
     swarm_tx: mpsc::Sender<SwarmRequest>,
     /// Where memory went, in a node that was started to know.
     pub(crate) sampler: Option<Arc<Sampler>>,
+    log_level: LogLevel,
     // Configuration.
     pub(crate) limits: HttpLimits,
     /// Free disk space below which messages are refused.
@@ -79,12 +90,16 @@ pub(crate) struct Service {
     listen: SocketAddr,
     /// Names by which the interface is served.
     host_names: Vec<String>,
+    /// Other web pages that may use it.
+    origins: AllowedOrigins,
     // Pools.
     pub(crate) connections: Connections,
     bodies: Pool,
+    /// The order in which bodies get room.
+    body_line: Admission,
     pub(crate) responses: Pool,
     // State.
-    pub(crate) subscribed: Mutex<ClientTopics>,
+    pub(crate) subscriptions: Arc<Subscriptions>,
     pub(crate) answered: ResponseCounters,
     pub(crate) samples: Samples,
 }
@@ -96,6 +111,9 @@ pub(crate) type HttpResult<T = Response<Outgoing>> = Result<T, ErrorResponse>;
 pub(crate) struct ReceivedBody {
     bytes: Bytes,
     held: Reservation,
+    _admitted: Option<AdmissionPermit>,
+    /// When its request was read, before the body.
+    pub(crate) arrived: Instant,
 }
 
 impl Service {
@@ -103,6 +121,7 @@ impl Service {
         node: Arc<Node>,
         swarm_tx: mpsc::Sender<SwarmRequest>,
         sampler: Option<Arc<Sampler>>,
+        log_level: LogLevel,
         config: &Config,
         listen: SocketAddr,
     ) -> Result<Self> {
@@ -112,18 +131,21 @@ impl Service {
         Ok(Self {
             connections: Connections::new(most, buffers, HTTP_CONNECTION_BYTES),
             bodies: pool(pool::REQUEST_BODIES)?,
+            body_line: Admission::new(config.limits.http.bodies_bytes),
             responses: pool(pool::RESPONSES)?,
             limits: config.limits.http.clone(),
             disk_reserve_bytes: config.limits.store.disk_reserve_bytes,
             memory_budget_bytes: config.limits.memory_budget_bytes,
             listen,
             host_names: config.host_names.clone(),
-            subscribed: Mutex::default(),
+            origins: AllowedOrigins::new(&config.allow_origins).map_err(anyhow::Error::msg)?,
+            subscriptions: Subscriptions::start(node.clone(), config, pool(pool::RESPONSES)?)?,
             answered: ResponseCounters::default(),
             samples: Samples::default(),
             node,
             swarm_tx,
             sampler,
+            log_level,
         })
     }
 
@@ -167,28 +189,36 @@ impl Service {
 
     /// Answers one request.
     async fn serve(&self, request: Request<Incoming>) -> Response<Outgoing> {
+        let granted = self.origins.granted(request.headers());
+        let mut response = self.respond(request, granted.is_some()).await;
+        self.origins.add_headers(granted, response.headers_mut());
+        self.answered.add(response.status().as_u16());
+        response
+    }
+
+    /// The same; `granted` is whether the request is of a page that the operator allows.
+    async fn respond(&self, request: Request<Incoming>, granted: bool) -> Response<Outgoing> {
         let is_at_root = page::is_where_a_browser_starts(&request);
-        if let Err(refused) = self.check_origin(&request) {
-            self.answered.add(refused.status.as_u16());
+        if let Err(refused) = self.check_origin(&request, granted) {
             return answer::refused(refused);
         }
+        if granted && cors::is_preflight(&request) {
+            return cors::preflight();
+        }
         if is_at_root {
-            self.answered.add(StatusCode::SEE_OTHER.as_u16());
             return answer::to_page();
         }
         let response = match routes::find(request.method(), request.uri().path()) {
             Ok(route) => self.dispatch(route, request).await,
             Err(refused) => Err(self.discarded(request.into(), refused).await),
         };
-        let response = response.unwrap_or_else(answer::refused);
-        self.answered.add(response.status().as_u16());
-        response
+        response.unwrap_or_else(answer::refused)
     }
 
     /// Refuses a request that another web page may have sent: it could read messages, publish some,
     /// and empty the queues of subscriptions. `/health` is for everyone. A link of another page to
-    /// the operator's page is followed.
-    fn check_origin(&self, request: &Request<Incoming>) -> HttpResult<()> {
+    /// the operator's page is followed, and pages that the operator allows (`granted`) are served.
+    fn check_origin(&self, request: &Request<Incoming>, granted: bool) -> HttpResult<()> {
         let path = request.uri().path();
         if path == "/health" {
             return Ok(());
@@ -197,8 +227,11 @@ impl Service {
         if path == page::PATH || page::is_where_a_browser_starts(request) {
             sent.site = None;
         }
+        if granted {
+            (sent.origin, sent.site) = (None, None);
+        }
         check_origin(sent, self.listen, &self.host_names, true).map_err(|error| {
-            let message = error.message("this server", "--host-name (host_names)");
+            let message = error.message("this server", ORIGIN_OPTIONS);
             // A body that follows is not read.
             let close = !request.body().is_end_stream();
             ErrorResponse { close, ..answer::refusal(error.status(), message) }
@@ -215,6 +248,11 @@ impl Service {
         {
             self.node.counters.reads_refused.fetch_add(1, Relaxed);
             return Err(answer::busy(StatusCode::TOO_MANY_REQUESTS, why));
+        }
+        if route.is_relay() && !self.node.settings.relay {
+            let why = "this node does not relay (relay = false): push messages by /lightpush/v3, \
+                       and receive them by /filter/v2";
+            return Err(self.discarded(request.into(), answer::not_found(why)).await);
         }
         match route {
             Route::Health => self.health(),
@@ -236,9 +274,15 @@ impl Service {
             Route::PeerStats => self.peer_stats().await,
             Route::AddPeers => self.add_peers(self.read(request).await?).await,
             Route::FilterSubscribers => self.filter_subscribers(),
-            Route::LogLevel(level) => {
-                Err(self.discarded(request.into(), self.log_level(&level)).await)
-            }
+            Route::LogLevel(level) => self.set_log_level(&level, request).await,
+            Route::StoreQuery => self.store_query(request.uri().query().unwrap_or_default()).await,
+            route => self.dispatch_messages(route, request).await,
+        }
+    }
+
+    /// Serves a route by which clients send messages and subscribe to them.
+    async fn dispatch_messages(&self, route: Route, request: Request<Incoming>) -> HttpResult {
+        match route {
             Route::LightPush => Ok(self.light_push(self.push(request).await).await),
             Route::LightPushLegacy => self.light_push_legacy(self.push(request).await?).await,
             Route::RelayPublish(topic) => {
@@ -246,31 +290,85 @@ impl Service {
             }
             Route::AutoPublish => self.relay_publish(None, self.push(request).await?).await,
             Route::RelaySubscribe => {
-                self.relay_subscribe(&self.subscription(request).await?, false)
+                self.relay_subscribe(self.subscription(request).await?, false).await
             }
-            Route::RelayUnsubscribe => self.relay_unsubscribe(&self.read(request).await?, false),
-            Route::AutoSubscribe => self.relay_subscribe(&self.subscription(request).await?, true),
-            Route::AutoUnsubscribe => self.relay_unsubscribe(&self.read(request).await?, true),
+            Route::RelayUnsubscribe => {
+                self.relay_unsubscribe(self.read(request).await?, false).await
+            }
+            Route::AutoSubscribe => {
+                self.relay_subscribe(self.subscription(request).await?, true).await
+            }
+            Route::AutoUnsubscribe => self.relay_unsubscribe(self.read(request).await?, true).await,
             Route::RelayMessages(topic) => self.relay_messages(&topic),
             Route::AutoMessages(topic) => self.auto_messages(&topic),
+            route @ (Route::FilterSubscribe
+            | Route::FilterUnsubscribe
+            | Route::FilterUnsubscribeAll
+            | Route::FilterPing(_))
+                if self.node.filters_remotely() =>
+            {
+                Ok(self.filter_remotely(route, request).await)
+            }
             Route::FilterSubscribe => {
                 let modify = request.method() == Method::PUT;
-                Ok(self.filter_subscribe(self.subscription(request).await, modify))
+                Ok(self.filter_subscribe(self.subscription(request).await, modify).await)
             }
-            Route::FilterUnsubscribe => Ok(self.filter_unsubscribe(self.read(request).await)),
+            Route::FilterUnsubscribe => Ok(self.filter_unsubscribe(self.read(request).await).await),
             Route::FilterUnsubscribeAll => {
-                Ok(self.filter_unsubscribe_all(self.read(request).await))
+                Ok(self.filter_unsubscribe_all(self.read(request).await).await)
             }
             Route::FilterPing(request_id) => Ok(self.filter_ping(&request_id)),
             Route::FilterMessages(topic) => self.filter_messages(&topic),
-            Route::StoreQuery => self.store_query(request.uri().query().unwrap_or_default()).await,
+            // The others are served by the caller.
+            _ => Err(answer::not_found("there is nothing at this path")),
         }
+    }
+
+    /// Serves a route of filter whose subscriptions another node keeps.
+    async fn filter_remotely(
+        &self,
+        route: Route,
+        request: Request<Incoming>,
+    ) -> Response<Outgoing> {
+        match route {
+            Route::FilterSubscribe => {
+                self.filter_subscribe_remotely(self.subscription(request).await).await
+            }
+            Route::FilterUnsubscribe => {
+                self.filter_unsubscribe_remotely(self.read(request).await).await
+            }
+            Route::FilterPing(request_id) => self.filter_ping_remotely(&request_id).await,
+            _ => self.filter_unsubscribe_all_remotely(self.read(request).await).await,
+        }
+    }
+
+    /// `POST /admin/v1/log-level/{logLevel}`; a body means nothing.
+    async fn set_log_level(&self, level: &str, request: Request<Incoming>) -> HttpResult {
+        let refused = match self.log_level.set(level) {
+            Ok(()) => {
+                tracing::info!(level, "log level changed");
+                discard(&mut RequestBody::from(request), self.limits.body_bytes).await;
+                return Ok(answer::text("OK"));
+            }
+            Err(error @ LogLevelError::Unknown) => answer::bad(error.to_string()),
+            Err(error @ LogLevelError::Fixed(_)) => {
+                answer::refusal(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+            }
+        };
+        Err(self.discarded(request.into(), refused).await)
     }
 
     /// Reads a message, unless memory is short.
     async fn push(&self, request: Request<Incoming>) -> HttpResult<ReceivedBody> {
         let refused = &self.node.counters.client_refused;
-        self.unless_short(request, StatusCode::TOO_MANY_REQUESTS, refused).await
+        let read = self.unless_short(request, StatusCode::TOO_MANY_REQUESTS, refused).await;
+        read.map_err(|refused| match refused.status {
+            // A pool is full, which a publisher learns as from light push.
+            StatusCode::SERVICE_UNAVAILABLE => {
+                ErrorResponse { status: StatusCode::TOO_MANY_REQUESTS, ..refused }
+            }
+            _ => refused,
+        })
     }
 
     /// Reads a subscription, unless memory is short.
@@ -325,8 +423,17 @@ impl Service {
     }
 
     async fn receive(&self, body: &mut RequestBody) -> Result<ReceivedBody, BodyError<PoolFull>> {
+        let arrived = Instant::now();
         let limit = self.limits.body_bytes;
         let most = body.size_hint().upper().map_or(limit, |bytes| bytes.min(limit));
+        // Until it is its turn a large body stays in the socket. Without a turn the pool decides.
+        let bytes_max = usize::try_from(most).unwrap_or(usize::MAX);
+        let turn = if bytes_max > HEAD_BYTES_MAX {
+            let waiting = WaitingFrames::default();
+            self.body_line.admit(bytes_max, REQUEST_TIMEOUT, &waiting, || {}).await.ok()
+        } else {
+            None
+        };
         let charge = move |received: u64, buffers: u64| received.max(buffers.min(most));
         let mut room = PoolBudget::new(&self.bodies, charge).map_err(BodyError::Full)?;
         let bytes = read_body(body, &mut room, limit, self.read_timeout()).await?;
@@ -338,7 +445,7 @@ impl Service {
         if bytes.contains(&b'\\') {
             held.try_grow(bytes.len() as u64).map_err(BodyError::Full)?;
         }
-        Ok(ReceivedBody { bytes, held })
+        Ok(ReceivedBody { bytes, held, _admitted: turn, arrived })
     }
 
     /// The refusal of a request with this body, of which the client may still send a part.

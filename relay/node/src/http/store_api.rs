@@ -1,8 +1,9 @@
 //! `GET /store/v3/messages`: past messages, page by page.
 //!
-//! This node answers from its own store. Hashes are written as reference nodes write them, `0x` and
-//! 64 hexadecimal digits. Bounds: the head of a request, and the bounds of [`store::Query`].
-//! Messages are read from the log as the client takes them.
+//! This node answers from its own store, unless the query names another node (`peerAddr`) or there
+//! is no store here ([`super::store_remote`]). Hashes are written as reference nodes write them,
+//! `0x` and 64 hexadecimal digits. Bounds: the head of a request, and the bounds of
+//! [`store::Query`]. Messages are read from the log as the client takes them.
 
 use std::{io, sync::atomic::Ordering::Relaxed, time::Instant};
 
@@ -20,7 +21,7 @@ use super::{
     subscriptions::{put_stored, read_bytes_max},
 };
 use crate::{
-    counters::Reason, discovery::known::named_peer, governor::WorkKind, latencies,
+    client::Remote, counters::Reason, discovery::known::named_peer, governor::WorkKind, latencies,
     node::SwarmRequest,
 };
 
@@ -39,19 +40,27 @@ impl Service {
             return Err(refuse(Reason::Memory, answer::busy(StatusCode::TOO_MANY_REQUESTS, why)));
         }
         let asked = parse(query).map_err(|error| refuse(Reason::Damaged, answer::bad(error)))?;
-        if let Some(peer) = &asked.peer
-            && !self.is_own(peer).await?
-        {
-            let why = format!(
-                "{peer} is another node: this one answers from its own store; leave peerAddr out, \
-                 or ask that node"
-            );
-            return Err(refuse(Reason::Unavailable, answer::bad(why)));
-        }
-        if !self.node.settings.store {
-            let why = "this node keeps no messages (store = false); ask a node that does";
-            let refused = answer::refusal(StatusCode::PRECONDITION_FAILED, why);
-            return Err(refuse(Reason::Unavailable, refused));
+        let is_own = match &asked.peer {
+            Some(peer) => self.is_own(peer).await?,
+            None => true,
+        };
+        let other = match &asked.peer {
+            Some(peer) if !is_own => {
+                Some(Remote::at(peer).map_err(|why| refuse(Reason::Invalid, answer::bad(why)))?)
+            }
+            _ if self.node.settings.store => None,
+            _ => match self.node.store_node().await {
+                Ok(store) => Some(store),
+                Err(error) => {
+                    let why = format!("this node keeps no messages (store = false), and {error}");
+                    let refused = answer::refusal(StatusCode::PRECONDITION_FAILED, why);
+                    return Err(refuse(Reason::Unavailable, refused));
+                }
+            },
+        };
+        if let Some(other) = other {
+            let page = self.store_query_remotely(&other, asked).await;
+            return page.map_err(|(reason, refused)| refuse(reason, refused));
         }
         let began = Instant::now();
         let page = self.node.store.query(asked.query).await;

@@ -1,16 +1,20 @@
 //! Subscriptions of HTTP clients, under relay and under filter, and reading their messages.
 //!
-//! This node is its own filter service, so both are references that wait in
-//! [`crate::subscribers::Subscribers`]. A topic has one queue: if it is subscribed under both
-//! names, the first reader takes the queued messages, and the queue stays until both have
-//! unsubscribed. Bounds: the topics there may be (`http.subscriptions`, 503), the references of
-//! each (the oldest leave), and [`NAMES_MAX`] names in a request. A message is read from the log
-//! when its reader takes it.
+//! This node is its own filter service, unless another one is (`remote`). Both are references that
+//! wait in [`crate::subscribers::Subscribers`]. A topic has one queue: if it is subscribed under
+//! both names, the first reader takes the queued messages, and the queue stays until both have
+//! unsubscribed. A topic under relay also decides which shards the node serves: a shard is
+//! subscribed to with its first topic and left with its last. Bounds: memory of the topics
+//! (`http.cache_bytes`, 503) and their references (the oldest leave), shards (`gossip.topics`,
+//! 503), and [`NAMES_MAX`] names in a request. A change is in a file before it takes effect
+//! ([`super::topic_changes`]). A message is read from the log when its reader takes it.
+
+mod remote;
 
 use std::{
     collections::{HashSet, VecDeque},
     io,
-    sync::{MutexGuard, PoisonError},
+    sync::MutexGuard,
 };
 
 use http_server::{ErrorResponse, List, Outgoing, Pieces};
@@ -19,71 +23,48 @@ use protocol::{WakuMessage, topic::CONTENT_TOPIC_BYTES_MAX};
 use serde::Deserialize;
 use store::Message;
 
+pub(super) use self::remote::{criteria, refusal};
 use super::{
     answer,
-    message::{NAMES_MAX, Name, Names, json_bytes_max, put_message},
+    client_topics::{ClientTopics, Under},
+    message::{NAMES_MAX, Name, Names, json_bytes_max, present, put_message},
     service::{HttpResult, ReceivedBody, Service},
 };
-use crate::subscribers::Topic;
+use crate::{settings::count, subscribers::Topic};
 
 /// Longest request id that is answered with.
 const REQUEST_ID_BYTES_MAX: usize = protocol::REQUEST_ID_BYTES_MAX;
 
-/// Subscribers and their topics; every topic in it is in the node's subscribers.
-#[derive(Debug, Default)]
-pub(crate) struct ClientTopics {
-    relay: HashSet<Topic>,
-    filter: HashSet<Topic>,
-}
-
-impl ClientTopics {
-    /// Topics with a queue.
-    pub(crate) fn count(&self) -> usize {
-        self.relay.union(&self.filter).count()
-    }
-
-    fn topics_mut(&mut self, under: Under) -> &mut HashSet<Topic> {
-        match under {
-            Under::Relay => &mut self.relay,
-            Under::Filter => &mut self.filter,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Under {
-    Relay,
-    Filter,
-}
-
 /// Requests of filter v2; `pubsubTopic` and `contentFilters` are absent where they mean nothing.
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct FilterRequest<'a> {
     #[serde(borrow)]
     request_id: Name<'a>,
-    #[serde(borrow, default)]
+    #[serde(borrow, default, deserialize_with = "present")]
     content_filters: Option<Names<'a>>,
-    #[serde(borrow, default)]
+    #[serde(borrow, default, deserialize_with = "present")]
     pubsub_topic: Option<Name<'a>>,
 }
 
 impl Service {
     pub(crate) fn subscribed(&self) -> MutexGuard<'_, ClientTopics> {
-        self.subscribed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.subscriptions.topics()
     }
 
     /// `POST /relay/v1/subscriptions` and `/relay/v1/auto/subscriptions`.
-    pub(crate) fn relay_subscribe(&self, body: &ReceivedBody, auto: bool) -> HttpResult {
-        let topics = self.relay_topics(body, auto)?;
-        self.subscribe(Under::Relay, topics)?;
+    pub(crate) async fn relay_subscribe(&self, body: ReceivedBody, auto: bool) -> HttpResult {
+        let topics = self.relay_topics(&body, auto)?;
+        drop(body);
+        self.subscriptions.subscribe(Under::Relay, topics).await?;
         Ok(answer::text("OK"))
     }
 
     /// `DELETE` of the same. Topics without a subscription are left alone.
-    pub(crate) fn relay_unsubscribe(&self, body: &ReceivedBody, auto: bool) -> HttpResult {
-        let topics = self.relay_topics(body, auto)?;
-        self.unsubscribe(Under::Relay, &topics);
+    pub(crate) async fn relay_unsubscribe(&self, body: ReceivedBody, auto: bool) -> HttpResult {
+        let topics = self.relay_topics(&body, auto)?;
+        drop(body);
+        self.subscriptions.unsubscribe(Under::Relay, topics).await?;
         Ok(answer::text("OK"))
     }
 
@@ -108,36 +89,63 @@ impl Service {
     }
 
     /// `POST` and `PUT /filter/v2/subscriptions`.
-    pub(crate) fn filter_subscribe(
+    pub(crate) async fn filter_subscribe(
         &self,
         body: HttpResult<ReceivedBody>,
         modify: bool,
     ) -> Response<Outgoing> {
-        self.filter(body, |request| {
-            if modify && self.subscribed().filter.is_empty() {
+        let request = filter_request(body, |request| {
+            if modify && self.subscribed().topics(Under::Filter).is_empty() {
                 return Err(no_subscriptions());
             }
-            self.subscribe(Under::Filter, self.filter_topics(request)?)
-        })
+            self.served_topics(request)
+        });
+        let (request_id, topics) = match request {
+            Ok(request) => request,
+            Err(refused) => return filter_answer("", Err(refused)),
+        };
+        let outcome = match topics {
+            Ok(topics) => self.subscriptions.subscribe(Under::Filter, topics).await,
+            Err(refused) => Err(refused),
+        };
+        filter_answer(&request_id, outcome)
     }
 
     /// `DELETE /filter/v2/subscriptions`: 404 when none of the topics was subscribed to.
-    pub(crate) fn filter_unsubscribe(&self, body: HttpResult<ReceivedBody>) -> Response<Outgoing> {
-        self.filter(body, |request| {
-            let topics = self.filter_topics(request)?;
-            if self.unsubscribe(Under::Filter, &topics) { Ok(()) } else { Err(no_subscriptions()) }
-        })
-    }
-
-    /// `DELETE /filter/v2/subscriptions/all`: 404 when there are no subscriptions.
-    pub(crate) fn filter_unsubscribe_all(
+    pub(crate) async fn filter_unsubscribe(
         &self,
         body: HttpResult<ReceivedBody>,
     ) -> Response<Outgoing> {
-        self.filter(body, |_| {
-            let all: HashSet<Topic> = self.subscribed().filter.iter().cloned().collect();
-            if self.unsubscribe(Under::Filter, &all) { Ok(()) } else { Err(no_subscriptions()) }
-        })
+        let request = filter_request(body, |request| self.filter_topics(request));
+        self.end_filters(request).await
+    }
+
+    /// `DELETE /filter/v2/subscriptions/all`: 404 when there are no subscriptions.
+    pub(crate) async fn filter_unsubscribe_all(
+        &self,
+        body: HttpResult<ReceivedBody>,
+    ) -> Response<Outgoing> {
+        let request = filter_request(body, |_| Ok(self.subscribed().topics(Under::Filter).clone()));
+        self.end_filters(request).await
+    }
+
+    async fn end_filters(
+        &self,
+        request: HttpResult<(String, HttpResult<HashSet<Topic>>)>,
+    ) -> Response<Outgoing> {
+        let (request_id, topics) = match request {
+            Ok(request) => request,
+            Err(refused) => return filter_answer("", Err(refused)),
+        };
+        let outcome = match topics {
+            Ok(topics) => match self.subscriptions.unsubscribe(Under::Filter, topics).await {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(no_subscriptions()),
+                Err(refused) => Err(refused),
+            },
+            Err(refused) => Err(refused),
+        };
+        filter_answer(&request_id, outcome)
     }
 
     /// `GET /filter/v2/subscriptions/{requestId}`: 404 when there are no subscriptions.
@@ -145,21 +153,22 @@ impl Service {
         if let Err(refused) = known_length(request_id) {
             return filter_answer("", Err(refused));
         }
-        let known = !self.subscribed().filter.is_empty();
+        let known = !self.subscribed().topics(Under::Filter).is_empty();
         filter_answer(request_id, if known { Ok(()) } else { Err(no_subscriptions()) })
     }
 
-    fn filter(
-        &self,
-        body: HttpResult<ReceivedBody>,
-        serve: impl FnOnce(&FilterRequest<'_>) -> HttpResult<()>,
-    ) -> Response<Outgoing> {
-        let answered = body.and_then(|body| {
-            let request: FilterRequest<'_> = body.json()?;
-            known_length(&request.request_id.0)?;
-            Ok(filter_answer(&request.request_id.0, serve(&request)))
-        });
-        answered.unwrap_or_else(|refused| filter_answer("", Err(refused)))
+    /// The topics of a request to subscribe: of a shard that is not served nothing would come.
+    fn served_topics(&self, request: &FilterRequest<'_>) -> HttpResult<HashSet<Topic>> {
+        let topics = self.filter_topics(request)?;
+        let served = self.node.shards();
+        match topics.iter().find(|topic| !served.contains(topic.shard())) {
+            Some(topic) => Err(answer::bad(format!(
+                "this node does not serve {}; it serves {}",
+                self.node.topic_name(topic.shard()),
+                self.node.served()
+            ))),
+            None => Ok(topics),
+        }
     }
 
     fn filter_topics(&self, request: &FilterRequest<'_>) -> HttpResult<HashSet<Topic>> {
@@ -168,6 +177,13 @@ impl Service {
             return Err(answer::bad(
                 "contentFilters names no content topic; at least one is needed",
             ));
+        }
+        let most = self.node.settings.limits.filter.topics_per_request;
+        if names.len() as u64 > most {
+            return Err(answer::bad(format!(
+                "contentFilters has {} entries; the request exceeds maximum content topics: {most}",
+                names.len()
+            )));
         }
         let pubsub_topic = request.pubsub_topic.as_ref().map(|topic| &*topic.0);
         names.iter().map(|name| self.content_topic(pubsub_topic, &name.0)).collect()
@@ -183,7 +199,7 @@ impl Service {
     }
 
     fn shard_topic(&self, pubsub_topic: &str) -> HttpResult<Topic> {
-        let shard = self.node.shard_for(Some(pubsub_topic), "");
+        let shard = self.node.shard_of(pubsub_topic);
         shard.map(Topic::Shard).map_err(|rejected| answer::bad(rejected.to_string()))
     }
 
@@ -194,70 +210,23 @@ impl Service {
                 "a content topic of {bytes} bytes: it has 1 to {CONTENT_TOPIC_BYTES_MAX}"
             )));
         }
-        let shard = self.node.shard_for(pubsub_topic, name);
+        let shard = self.node.shard_named(pubsub_topic, name);
         shard
             .map(|shard| Topic::Content(shard, name.to_owned()))
             .map_err(|rejected| answer::bad(rejected.to_string()))
     }
 
-    /// All of the topics, or none.
-    fn subscribe(&self, under: Under, topics: HashSet<Topic>) -> HttpResult<()> {
-        let mut subscribed = self.subscribed();
-        let mut added = Vec::new();
-        for topic in topics {
-            if subscribed.topics_mut(under).contains(&topic) {
-                continue;
-            }
-            if let Err(most) = self.node.subscribers.subscribe(topic.clone()) {
-                for topic in added {
-                    subscribed.topics_mut(under).remove(&topic);
-                    self.leave(&subscribed, &topic);
-                }
-                return Err(answer::busy(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    format!(
-                        "http.subscriptions = {most} topics are subscribed to, the most this node \
-                         keeps; unsubscribe from some"
-                    ),
-                ));
-            }
-            subscribed.topics_mut(under).insert(topic.clone());
-            added.push(topic);
-        }
-        Ok(())
-    }
-
-    /// Whether any of them was subscribed to.
-    fn unsubscribe(&self, under: Under, topics: &HashSet<Topic>) -> bool {
-        let mut subscribed = self.subscribed();
-        let mut any = false;
-        for topic in topics {
-            if subscribed.topics_mut(under).remove(topic) {
-                any = true;
-                self.leave(&subscribed, topic);
-            }
-        }
-        any
-    }
-
-    /// Drops the queue of a topic that no longer has a subscription.
-    fn leave(&self, subscribed: &ClientTopics, topic: &Topic) {
-        if !subscribed.relay.contains(topic) && !subscribed.filter.contains(topic) {
-            self.node.subscribers.unsubscribe(topic);
-        }
-    }
-
     fn messages(&self, under: Under, wanted: impl Fn(&Topic) -> bool, name: &str) -> HttpResult {
         // The largest message must find room before anything is taken that could be lost.
-        let largest = protocol::message::MESSAGE_BYTES_MAX;
+        let largest = count(self.node.settings.limits.messages.message_bytes);
         let room = (largest + json_bytes_max(largest)) as u64;
         let room = self.responses.try_reserve(room.min(self.responses.cap_bytes()));
         let room = room.map_err(answer::no_room)?;
         let mut messages = VecDeque::new();
         {
-            let mut subscribed = self.subscribed();
+            let subscribed = self.subscribed();
             let topics: Vec<&Topic> =
-                subscribed.topics_mut(under).iter().filter(|topic| wanted(topic)).collect();
+                subscribed.topics(under).iter().filter(|topic| wanted(topic)).collect();
             if topics.is_empty() {
                 let name: String = name.chars().take(CONTENT_TOPIC_BYTES_MAX).collect();
                 return Err(answer::not_found(format!(
@@ -265,13 +234,23 @@ impl Service {
                 )));
             }
             for topic in topics {
-                let taken = self.node.subscribers.take(topic).unwrap_or_default();
-                messages.extend(taken.into_iter().map(|(_, message)| message));
+                messages.append(&mut self.node.subscribers.take(topic).unwrap_or_default());
             }
         }
         let list = List::new(room, MessageList { messages, state: State::Before });
         Ok(answer::answer(StatusCode::OK, "application/json", Outgoing::List(list)))
     }
+}
+
+/// The id of a request, and what `read` takes from it. Errors: the body is no request.
+fn filter_request<T>(
+    body: HttpResult<ReceivedBody>,
+    read: impl FnOnce(&FilterRequest<'_>) -> T,
+) -> HttpResult<(String, T)> {
+    let body = body?;
+    let request: FilterRequest<'_> = body.json()?;
+    known_length(&request.request_id.0)?;
+    Ok((request.request_id.0.to_string(), read(&request)))
 }
 
 fn known_length(request_id: &str) -> HttpResult<()> {
@@ -283,7 +262,7 @@ fn known_length(request_id: &str) -> HttpResult<()> {
 }
 
 fn no_subscriptions() -> ErrorResponse {
-    answer::not_found("there are no such subscriptions")
+    answer::not_found("this peer has no subscriptions to these topics")
 }
 
 /// `FilterSubscriptionResponse` of the specification.
@@ -346,6 +325,7 @@ pub(crate) fn read_bytes_max(message: &Message) -> usize {
 
 /// Reads a message from the log and appends its JSON.
 pub(crate) fn put_stored(message: &Message, out: &mut Vec<u8>) -> io::Result<()> {
-    let message = WakuMessage::decode(message.read_all()?).map_err(io::Error::other)?;
+    // Under the rules of the time at which it was accepted.
+    let message = WakuMessage::read(&message.read_all()?).map_err(io::Error::other)?;
     put_message(&message, out)
 }

@@ -28,9 +28,11 @@ use thiserror::Error;
 
 use super::{
     handler::{Handler, HandlerCommand, HandlerEvent},
+    identified::{self, SpokenProtocols},
+    offers::{Offer, Offers},
     stream_slots::Activity,
 };
-use crate::{governor::WorkKind, node::Node, settings::count};
+use crate::{client::StreamRequest, governor::WorkKind, node::Node, settings::count};
 
 /// One place in `FREE_OF` is kept free for the next connection, as long as idle connections can
 /// give way.
@@ -58,10 +60,13 @@ pub(crate) struct Open {
     pub(crate) address: Multiaddr,
     pub(crate) outbound: bool,
     pub(crate) gossips: bool,
+    /// What its peer says of itself, once it did.
+    pub(crate) protocols: SpokenProtocols,
+    pub(crate) agent: Option<Arc<str>>,
     /// Whether its peer speaks the relay protocol.
     pub(crate) relays: bool,
-    /// Whether its peer can be asked for other peers.
-    exchanges: bool,
+    /// What its peer serves.
+    pub(crate) offers: Offers,
     pub(crate) since: Instant,
     activity: Arc<Activity>,
     /// Whether it is being closed.
@@ -98,10 +103,17 @@ impl Behaviour {
         self.open.values()
     }
 
+    /// Whether a connection is in use: something arrived on one of its streams within this time, or
+    /// waits for this node.
+    pub(crate) fn is_in_use(&self, id: ConnectionId, within: Duration) -> bool {
+        self.open.get(&id).is_some_and(|open| open.activity.is_recent(within))
+    }
+
     /// Asks one of the peers that can be asked for further ones, chosen by `random`. Returns
     /// whether there is any.
     pub(crate) fn ask_peers(&mut self, random: u32) -> bool {
-        let can: Vec<_> = self.open.iter().filter(|(_, open)| open.exchanges).collect();
+        let can: Vec<_> =
+            self.open.iter().filter(|(_, open)| open.offers.has(Offer::Exchange)).collect();
         let Some((id, open)) = can.get(random as usize % can.len().max(1)) else { return false };
         self.waiting.push_back(ToSwarm::NotifyHandler {
             peer_id: open.peer,
@@ -109,6 +121,32 @@ impl Behaviour {
             event: HandlerCommand::AskPeers,
         });
         true
+    }
+
+    /// Has a stream opened on a connection of a peer. Returns the request if there is none.
+    pub(crate) fn open_stream(
+        &mut self,
+        peer: PeerId,
+        request: StreamRequest,
+    ) -> Result<(), StreamRequest> {
+        let usable = |open: &Open| open.peer == peer && !open.leaving;
+        let Some((id, _)) = self.open.iter().find(|(_, open)| usable(open)) else {
+            return Err(request);
+        };
+        self.waiting.push_back(ToSwarm::NotifyHandler {
+            peer_id: peer,
+            handler: NotifyHandler::One(*id),
+            event: HandlerCommand::Open(request),
+        });
+        Ok(())
+    }
+
+    /// Notes what a peer says of itself.
+    pub(crate) fn identified(&mut self, id: ConnectionId, protocols: SpokenProtocols, agent: &str) {
+        if let Some(open) = self.open.get_mut(&id) {
+            open.protocols = protocols;
+            open.agent = Some(identified::agent(agent));
+        }
     }
 
     fn check_room(&mut self, peer: &PeerId, address: &Multiaddr) -> Result<(), ConnectionDenied> {
@@ -212,8 +250,10 @@ impl Behaviour {
             address: address.clone(),
             outbound,
             gossips: false,
+            protocols: SpokenProtocols::default(),
+            agent: None,
             relays: false,
-            exchanges: false,
+            offers: Offers::default(),
             since: Instant::now(),
             activity: activity.clone(),
             leaving: false,
@@ -248,6 +288,9 @@ impl Behaviour {
     }
 
     fn relays(&mut self, id: ConnectionId) {
+        if !self.node.settings.relay {
+            return;
+        }
         let Some(open) = self.open.get_mut(&id) else { return };
         open.relays = true;
         let Some(open) = self.open.get(&id) else { return };
@@ -358,9 +401,9 @@ impl NetworkBehaviour for Behaviour {
     fn on_connection_handler_event(&mut self, peer: PeerId, id: ConnectionId, event: HandlerEvent) {
         match event {
             HandlerEvent::Relays => self.relays(id),
-            HandlerEvent::Exchanges => {
+            HandlerEvent::Offers(offer) => {
                 if let Some(open) = self.open.get_mut(&id) {
-                    open.exchanges = true;
+                    open.offers.add(offer);
                 }
             }
             HandlerEvent::GossipEnded => {

@@ -29,9 +29,14 @@ use libp2p::{
 };
 use router::{Peer, Shard};
 use store::Message;
+use tokio::sync::oneshot;
 
-use super::stream_slots::{Activity, SlotStream};
+use super::{
+    offers::Offer,
+    stream_slots::{Activity, SlotStream},
+};
 use crate::{
+    client::StreamRequest,
     node::Node,
     services::{self, ServeOutcome},
     settings::count,
@@ -75,6 +80,8 @@ pub(crate) enum Purpose {
     Metadata,
     Peers,
     Push(Shard, Message),
+    /// For another task.
+    Client(oneshot::Sender<Stream>),
 }
 
 /// Events from the connection to the swarm's task.
@@ -82,8 +89,8 @@ pub(crate) enum Purpose {
 pub(crate) enum HandlerEvent {
     /// The peer speaks the relay protocol; is it to be gossiped with?
     Relays,
-    /// The peer can be asked for other peers.
-    Exchanges,
+    /// The peer said that it serves something.
+    Offers(Offer),
     /// The gossip stream ended.
     GossipEnded,
     /// Close the connection: why.
@@ -97,6 +104,8 @@ pub(crate) enum HandlerCommand {
     Gossip,
     /// Ask the peer for other peers.
     AskPeers,
+    /// Open a stream for another task.
+    Open(StreamRequest),
 }
 
 enum Gossip {
@@ -117,6 +126,8 @@ pub(crate) struct Handler {
     wants_metadata: bool,
     metadata_asked: bool,
     wants_peers: bool,
+    /// Streams that other tasks asked for: as many as those tasks are.
+    wanted: VecDeque<StreamRequest>,
     relays: bool,
     pushes: FuturesUnordered<BoxFuture<'static, bool>>,
     pushes_opening: usize,
@@ -141,6 +152,7 @@ impl Handler {
             wants_metadata: false,
             metadata_asked: false,
             wants_peers: false,
+            wanted: VecDeque::new(),
             relays: false,
             pushes: FuturesUnordered::new(),
             pushes_opening: 0,
@@ -198,6 +210,10 @@ impl Handler {
                 let asking = services::peer_exchange::request_peers(node, stream);
                 self.served.push(asking.boxed());
             }
+            Purpose::Client(reply) => {
+                // The task may have given up.
+                let _ = reply.send(stream);
+            }
             Purpose::Push(shard, message) => {
                 self.pushes_opening = self.pushes_opening.saturating_sub(1);
                 self.pushes.push(services::filter::push(node, stream, shard, message).boxed());
@@ -211,7 +227,8 @@ impl Handler {
                 self.gossip = Gossip::Off;
                 self.events.push_back(HandlerEvent::GossipEnded);
             }
-            Purpose::Metadata | Purpose::Peers => {}
+            // The task hears it by the end of its channel.
+            Purpose::Metadata | Purpose::Peers | Purpose::Client(_) => {}
             Purpose::Push(..) => {
                 self.pushes_opening = self.pushes_opening.saturating_sub(1);
                 self.push_ended(false);
@@ -277,6 +294,11 @@ impl ConnectionHandler for Handler {
         if std::mem::take(&mut self.wants_peers) {
             return Poll::Ready(self.open(protocol::peer_exchange::PROTOCOL, Purpose::Peers));
         }
+        while let Some(StreamRequest { protocol, reply }) = self.wanted.pop_front() {
+            if !reply.is_closed() {
+                return Poll::Ready(self.open(protocol, Purpose::Client(reply)));
+            }
+        }
         let pushes_max = count(self.node.settings.limits.filter.pushes_in_flight_per_receiver);
         if self.pushes.len() + self.pushes_opening < pushes_max
             && let Poll::Ready((shard, message)) = self.node.filter.poll_next(&self.peer, cx)
@@ -295,6 +317,7 @@ impl ConnectionHandler for Handler {
             }
             HandlerCommand::Gossip => {}
             HandlerCommand::AskPeers => self.wants_peers = true,
+            HandlerCommand::Open(request) => self.wanted.push_back(request),
         }
     }
 
@@ -316,9 +339,7 @@ impl ConnectionHandler for Handler {
                     if *name == protocol::gossip::PROTOCOL {
                         self.relays();
                     }
-                    if *name == protocol::peer_exchange::PROTOCOL {
-                        self.events.push_back(HandlerEvent::Exchanges);
-                    }
+                    self.events.extend(Offer::of(name.as_ref()).map(HandlerEvent::Offers));
                     if *name == protocol::metadata::PROTOCOL && !self.metadata_asked {
                         self.metadata_asked = true;
                         self.wants_metadata = true;

@@ -25,7 +25,8 @@
 //!
 //! A connection that holds [`STALL_BYTES`] for a set time without any stream getting something is
 //! closed: it is filling buffers and nothing else. While the pool `unread` is used up, which keeps
-//! others from being read, a quarter of that time is enough.
+//! others from being read, a quarter of that time is enough. A reader that waits for this node, and
+//! not for its peer, reports that by reads into no room: this time does not count.
 //!
 //! It must never know protocols or peers.
 
@@ -82,6 +83,14 @@ pub(crate) struct Meters {
     stall: Duration,
     all: Arc<Mutex<Vec<Weak<Meter>>>>,
     unaccepted: Arc<InboundBacklog>,
+    traffic: Arc<Traffic>,
+}
+
+/// Bytes of all connections since the start, without those that encryption adds.
+#[derive(Debug, Default)]
+pub(crate) struct Traffic {
+    pub(crate) received: AtomicU64,
+    pub(crate) sent: AtomicU64,
 }
 
 /// Streams that peers opened and that were not accepted yet, over all connections.
@@ -101,7 +110,12 @@ impl Meters {
     ) -> Self {
         let unaccepted =
             Arc::new(InboundBacklog { count: AtomicU64::new(0), most: unaccepted_most });
-        Self { pool, reads, per_connection, stall, all: Arc::default(), unaccepted }
+        let (all, traffic) = (Arc::default(), Arc::default());
+        Self { pool, reads, per_connection, stall, all, unaccepted, traffic }
+    }
+
+    pub(crate) fn traffic(&self) -> &Traffic {
+        &self.traffic
     }
 
     fn open(&self, framing: Framing) -> Arc<Meter> {
@@ -125,11 +139,21 @@ impl Meters {
             reads: self.reads.clone(),
             most: self.per_connection,
             all_unaccepted: self.unaccepted.clone(),
+            traffic: self.traffic.clone(),
             state: Mutex::new(state),
         });
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.push(Arc::downgrade(&meter));
         meter
+    }
+
+    /// This process was stopped for this time, or got no processor: that nothing was read is not
+    /// the peers' doing.
+    pub(crate) fn excuse(&self, time: Duration) {
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        for meter in all.iter().filter_map(Weak::upgrade) {
+            meter.lock().delivered += time;
+        }
     }
 
     /// Closes connections that fill buffers, and lets those try again that wait for the pool. To be
@@ -169,6 +193,7 @@ struct Meter {
     reads: Reads,
     most: u64,
     all_unaccepted: Arc<InboundBacklog>,
+    traffic: Arc<Traffic>,
     state: Mutex<State>,
 }
 
@@ -284,6 +309,7 @@ impl Meter {
     }
 
     fn arrived(&self, bytes: &[u8]) {
+        self.traffic.received.fetch_add(bytes.len() as u64, Relaxed);
         let mut state = self.lock();
         let before = state.delivered_bytes();
         let found = state.framing.read(bytes);
@@ -303,6 +329,11 @@ impl Meter {
         state.release();
         drop(state);
         wake(waiting);
+    }
+
+    /// A stream is not read because this node is busy, which is not the peer's doing.
+    fn kept_waiting(&self) {
+        self.lock().delivered = Instant::now();
     }
 
     fn consumed(&self, bytes: usize) {
@@ -334,6 +365,7 @@ impl Meter {
     }
 
     fn sent(&self, bytes: usize) {
+        self.traffic.sent.fetch_add(bytes as u64, Relaxed);
         let mut state = self.lock();
         // Heads of frames are sent too, so the count is a little low, and nothing when all is sent.
         state.unsent = state.unsent.saturating_sub(bytes as u64);
@@ -635,6 +667,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
         buf: &mut [u8],
     ) -> Poll<io::Result<usize>> {
         let this = &mut *self;
+        if buf.is_empty() {
+            this.reader.meter.kept_waiting();
+            return Poll::Ready(Ok(0));
+        }
         let mut taken = 0;
         match std::mem::replace(&mut this.ahead, Ahead::Nothing) {
             Ahead::Nothing => {}
@@ -748,5 +784,29 @@ mod tests {
         reading.store(true, Relaxed);
         assert_eq!(meters.sweep(later + stall / 2), 0);
         assert_eq!(meters.sweep(later + stall), 1, "now it does");
+    }
+
+    #[test]
+    fn a_stream_that_waits_for_this_node_does_not_stall_its_connection() {
+        let ledger =
+            Ledger::new(1 << 20, [PoolSpec { name: "unread", cap_bytes: 1 << 20 }]).unwrap();
+        let stall = Duration::from_secs(20);
+        let pool = ledger.pool("unread").unwrap();
+        let meters = Meters::new(pool, 256 << 10, stall, 64, Arc::new(|| true));
+        // 60,000 bytes for a stream that is not read.
+        let mut bytes = vec![0; 60_000];
+        bytes[..12].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0]);
+        let mut muxer = metered(&meters, Framing::yamux(), Cursor::new(bytes), |gate| gate);
+        let mut buffer = vec![0; 64 << 10];
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut muxer.inner).poll_read(&mut cx, &mut buffer).is_ready());
+        let mut stream = muxer.stream(futures::io::empty(), true);
+        // As if it had waited for long.
+        muxer.meter.lock().delivered -= 2 * stall;
+        assert!(matches!(Pin::new(&mut stream).poll_read(&mut cx, &mut []), Poll::Ready(Ok(0))));
+        assert_eq!(meters.sweep(Instant::now()), 0);
+        meters.excuse(2 * stall);
+        assert_eq!(meters.sweep(Instant::now() + 2 * stall), 0);
+        assert_eq!(meters.sweep(Instant::now() + 4 * stall), 1, "it waits for its peer now");
     }
 }

@@ -29,6 +29,8 @@ use accounting::{Pool, Reservation};
 use futures::{AsyncRead, AsyncWrite};
 use router::Peer;
 
+use super::admission::WaitingFrames;
+
 /// See the module.
 const DISCARDED_BYTES: usize = 64 << 10;
 
@@ -219,6 +221,8 @@ pub(crate) struct Activity {
     /// Milliseconds from `since`; 0 if nothing was asked yet.
     request_millis: AtomicU64,
     overrun: AtomicBool,
+    /// Large frames that wait for this node.
+    waiting: WaitingFrames,
 }
 
 impl Activity {
@@ -227,7 +231,13 @@ impl Activity {
             since: Instant::now(),
             request_millis: AtomicU64::new(0),
             overrun: AtomicBool::new(false),
+            waiting: WaitingFrames::default(),
         }
+    }
+
+    /// Large frames of the connection that wait for this node.
+    pub(crate) fn waiting(&self) -> &WaitingFrames {
+        &self.waiting
     }
 
     /// Whether the peer kept sending after a request. Returned once.
@@ -238,6 +248,12 @@ impl Activity {
     fn record_request(&self) {
         let millis = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.request_millis.store(millis.max(1), Relaxed);
+    }
+
+    /// Whether something arrived on a stream within this time, or is not read because this node is
+    /// busy.
+    pub(crate) fn is_recent(&self, within: Duration) -> bool {
+        self.waiting.load(Relaxed) > 0 || self.idle().is_some_and(|idle| idle < within)
     }
 
     /// How long ago something was last asked; nothing if that never was.
@@ -257,11 +273,23 @@ pub(crate) struct SlotStream<S> {
     activity: Arc<Activity>,
     /// Bytes that came after the request; nothing more comes once it is `None`.
     discarded: Option<usize>,
+    /// Bytes that may come after it.
+    discarded_max: usize,
 }
 
 impl<S> SlotStream<S> {
     pub(crate) fn new(stream: S, place: StreamSlot, activity: Arc<Activity>) -> Self {
-        Self { stream, place, activity, discarded: Some(0) }
+        Self { stream, place, activity, discarded: Some(0), discarded_max: DISCARDED_BYTES }
+    }
+
+    /// The request was longer than is read: `rest` bytes of it may come while it is answered.
+    pub(crate) fn expect_rest(&mut self, rest: usize) {
+        self.discarded_max = DISCARDED_BYTES.saturating_add(rest);
+    }
+
+    /// The activity of the stream's connection.
+    pub(crate) fn activity(&self) -> Arc<Activity> {
+        self.activity.clone()
     }
 }
 
@@ -277,7 +305,7 @@ impl<S: AsyncRead + Unpin> SlotStream<S> {
                 Ok(read) if read > 0 => Some(before + read),
                 _ => None,
             };
-            if self.discarded.is_some_and(|bytes| bytes > DISCARDED_BYTES) {
+            if self.discarded.is_some_and(|bytes| bytes > self.discarded_max) {
                 self.activity.overrun.store(true, Relaxed);
                 return Err(io::Error::other("the peer keeps sending after its request"));
             }

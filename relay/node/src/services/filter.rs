@@ -33,7 +33,7 @@ use crate::{
 
 pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
     let frame = request(&node, &mut stream, REQUEST_BYTES_MAX).await?;
-    let Some(Frame { body, held: _held }) = frame else { return Ok(()) };
+    let Some(Frame { body, held: _held, .. }) = frame else { return Ok(()) };
     node.counters.filter_requests.fetch_add(1, Relaxed);
     let answer = match Request::decode(body.clone()) {
         Ok(asked) => {

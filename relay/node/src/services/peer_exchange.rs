@@ -10,12 +10,13 @@ use protocol::{
     record::NodeRecord,
 };
 
-use super::{ServeOutcome, reply, request, text};
+use super::{ServeOutcome, finish, reply, request, text};
 use crate::{
     discovery::known::Origin,
     network::{
+        admission::WaitingFrames,
         stream_slots::Stream,
-        streams::{REQUEST_TIMEOUT, read_frame, write_small},
+        streams::{Intake, REQUEST_TIMEOUT, read_frame, write_small},
     },
     node::Node,
     settings::count,
@@ -58,12 +59,14 @@ pub(crate) async fn request_peers(node: Arc<Node>, mut stream: libp2p::Stream) -
     let asking = async {
         let asked = Request { peers: most as u64 }.encode();
         write_small(&mut stream, &asked).await.ok()?;
-        let receiving = &node.pools.receiving;
-        let frame =
-            read_frame(&mut stream, REPLY_BYTES_MAX, receiving, REQUEST_TIMEOUT).await.ok()??;
+        let waiting = WaitingFrames::default();
+        let intake = Intake::new(&node, &waiting, REQUEST_TIMEOUT);
+        let frame = read_frame(&mut stream, REPLY_BYTES_MAX, &intake).await.ok()??;
         Reply::decode(frame.body).ok()
     };
-    let Ok(Some(reply)) = tokio::time::timeout(ANSWER_TIME, asking).await else {
+    let answered = tokio::time::timeout(ANSWER_TIME, asking).await;
+    finish(&mut stream).await;
+    let Ok(Some(reply)) = answered else {
         tracing::debug!("a peer that was asked for others gave no answer");
         return Ok(());
     };

@@ -3,16 +3,19 @@
 use std::{future::poll_fn, pin::pin, sync::Arc, time::Duration};
 
 use futures::{AsyncReadExt, AsyncWrite, AsyncWriteExt, future::select};
-use protocol::gossip::{Control as Entry, Limits, Rpc, control_frames, publish_frame};
+use protocol::gossip::{Control as Entry, Limits, Rpc, control_frames, message_id, publish_frame};
 use router::{Control, Outgoing, Peer};
 
 use super::ServeOutcome;
 use crate::{
-    ingest::RejectReason,
+    counters::Reason,
+    ingest::ReceivedMessage,
     network::{
+        admission::WaitingFrames,
         stream_slots::Stream,
         streams::{
-            Frame, GOSSIP_TIMEOUT, ReadError, SEND_TIME, discard, read_frame, write_message,
+            Frame, GOSSIP_TIMEOUT, Intake, ReadError, SEND_TIME, discard, read_frame, skip,
+            write_message,
         },
     },
     node::Node,
@@ -21,6 +24,9 @@ use crate::{
 
 /// Control messages are sent in frames of at most this.
 const CONTROL_FRAME_BYTES: usize = 64 << 10;
+/// Longest frame that is skipped. No node of a known network sends a longer one: the largest
+/// messages of any have 1 MiB.
+const SKIPPED_FRAME_BYTES_MAX: usize = 2 << 20;
 /// A peer whose connection comes and goes gets its messages by gossip; this long it is waited for.
 const FLUSH_TIME: Duration = SEND_TIME;
 /// How long a peer's first frame waits for the peer to be known, and how often that is checked.
@@ -34,24 +40,47 @@ pub(crate) async fn receive(node: Arc<Node>, peer: Peer, mut stream: Stream) -> 
         tokio::time::sleep(KNOWN_RETRY).await;
     }
     let frame_bytes = count(node.settings.limits.messages.frame_bytes);
+    // A peer has one such stream, whose frames are not refused.
+    let waiting = WaitingFrames::default();
     loop {
-        let receiving = &node.pools.receiving;
-        let read = read_frame(&mut stream, frame_bytes, receiving, GOSSIP_TIMEOUT);
-        let taken = match read.await {
+        let intake = Intake::new(&node, &waiting, GOSSIP_TIMEOUT);
+        let taken = match read_frame(&mut stream, frame_bytes, &intake).await {
             Ok(Some(frame)) => take(&node, peer, frame).await,
-            // A peer may open another stream.
-            Ok(None) | Err(ReadError::Io(_) | ReadError::Torn | ReadError::Full(_)) => {
-                return Ok(());
+            // Its network, or other peers of it, may take larger messages than this node.
+            Err(ReadError::TooLong { bytes, .. }) if bytes <= SKIPPED_FRAME_BYTES_MAX => {
+                node.counters.relay_refused.add(Reason::TooLarge);
+                node.router().delivered_unread(peer);
+                match skip(&mut stream, bytes, &mut Vec::new()).await {
+                    Ok(()) => continue,
+                    Err(_) => return Ok(()),
+                }
             }
-            Err(error) => Err(error.to_string()),
+            Err(error @ (ReadError::Frame(_) | ReadError::TooLong { .. })) => {
+                Err(error.to_string())
+            }
+            // A peer may open another stream. One that is slow is on a slow link, or this node's
+            // processor is short, and no fault of the peer.
+            Ok(None)
+            | Err(
+                ReadError::Io(_)
+                | ReadError::Torn
+                | ReadError::Slow
+                | ReadError::Full(_)
+                | ReadError::Busy(_),
+            ) => return Ok(()),
         };
         taken.inspect_err(|_| node.router().misbehaved(peer))?;
     }
 }
 
 async fn take(node: &Arc<Node>, peer: Peer, frame: Frame) -> Result<(), String> {
-    let Frame { body, mut held } = frame;
+    let Frame { body, mut held, admitted: _admitted, arrived } = frame;
     let rpc = Rpc::decode(body, &Limits::default()).map_err(|error| error.to_string())?;
+    if rpc.skipped.messages > 0 {
+        // The number of messages in a frame is this node's limit. Some may have been asked for.
+        node.counters.relay_refused.add(Reason::TooLarge);
+        node.router().delivered_unread(peer);
+    }
     let now = node.now();
     {
         let mut router = node.router();
@@ -85,15 +114,16 @@ async fn take(node: &Arc<Node>, peer: Peer, frame: Frame) -> Result<(), String> 
     for publish in rpc.publish {
         let Ok(shard) = node.shard_of(&publish.topic) else { continue };
         if publish.signed {
-            return Err("a message has an author: this network's messages have none".into());
+            // nwaku forwards these, go-waku rejects them. The same message may come unsigned.
+            node.router().delivered(peer, &message_id(&publish.data));
+            node.counters.relay_refused.add(Reason::Invalid);
+            continue;
         }
         let bytes = publish.data.len() as u64;
         // Each takes its share of the frame's memory along to the log.
         let Some(share) = held.split(bytes.min(held.bytes())) else { continue };
-        match node.relay(peer, shard, publish.data, share).await {
-            Ok(_) | Err(RejectReason::Duplicate) => {}
-            Err(rejected) => tracing::trace!(?peer, %rejected, "message of a peer was not taken"),
-        }
+        let received = ReceivedMessage { bytes: publish.data, held: share, arrived };
+        node.relay(peer, shard, received).await;
     }
     Ok(())
 }

@@ -32,7 +32,7 @@ use crate::{
 
 pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> ServeOutcome {
     let frame = request(&node, &mut stream, REQUEST_BYTES_MAX).await?;
-    let Some(Frame { body, held: _held }) = frame else { return Ok(()) };
+    let Some(Frame { body, held: _held, .. }) = frame else { return Ok(()) };
     node.counters.store_queries.fetch_add(1, Relaxed);
     let refuse = |status, reason, why: String| {
         node.counters.store_refused.add(reason);
@@ -55,7 +55,10 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
             }
             Ok(()) => match found(&node, &asked).await {
                 Ok(mut page) => {
-                    shorten(&mut page, asked.forward, count(node.settings.limits.store.page_bytes));
+                    if asked.include_data {
+                        let most = count(node.settings.limits.store.page_bytes);
+                        shorten(&mut page, asked.forward, most);
+                    }
                     let sending = send(&node, &mut stream, &asked, &page);
                     return match tokio::time::timeout(SEND_TIME * 3, sending).await {
                         Ok(_) => Ok(()),

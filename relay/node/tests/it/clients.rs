@@ -57,6 +57,21 @@ fn javascript_does_so_with_a_fixed_shard_over_tcp() {
     javascript(&["--peer", peer, "--cluster", "16", "--shard", "32", "--foreign-shard", "33"]);
 }
 
+// Promise: P24 - Messages at the edges of every field, in both directions, cost no score with
+//   go-waku.
+#[test]
+fn valid_messages_at_every_edge_keep_the_mesh_with_go() {
+    let relay = Relay::start(&["--cluster", "2"]);
+    let peer = relay.address(false);
+    let seed = rand::random::<u32>().to_string();
+    println!("seed {seed}");
+    go(&["-peer", peer, "-cluster", "2", "-only", "edges", "-edges", "400", "-seed", &seed]);
+    // This side of it: the Go node is not at fault either.
+    for name in ["rejected", "broken_promises"] {
+        assert_eq!(relay.metric(&format!("thimble_relay_gossip_{name}_total")), 0, "{name}");
+    }
+}
+
 // Promise: P23 - go-waku relays, pushes, subscribes and queries.
 #[test]
 fn go_relays_pushes_subscribes_and_queries() {

@@ -93,6 +93,39 @@ async fn a_full_disk_refuses_messages_and_heals_without_a_restart() {
     memory.stayed_inside("a full disk");
 }
 
+// Promise: P23 - Store queries on a disk that was full at start are refused until it has room.
+#[tokio::test]
+async fn disk_that_is_full_at_start_hides_no_message() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(disk) = SmallDisk::mount(&folder.path().join("data"), "64m") else { return };
+    let limits = "[limits.store]\ndisk_reserve_bytes = 16777216\nretention_bytes = 134217728\n";
+    let mut relay = Relay::start_in(folder, "", limits, &[]);
+    let mut client = Client::connect(relay.address(false)).await;
+    let kept = message(TOPIC, b"kept");
+    assert_eq!(client.push(&kept).await.unwrap().status.code(), 200);
+    let filler = disk.path().join("filler");
+    assert!(fs::write(&filler, vec![1; 64 << 20]).is_err(), "the disk is full now");
+    relay.kill_and_start();
+    let mut client = Client::connect(relay.address(false)).await;
+    let all = store::Request {
+        request_id: Text::from("all"),
+        content_topics: vec![TOPIC.into()],
+        ..store::Request::default()
+    };
+    let page = client.query(&all).await;
+    match page.status.code() {
+        200 => assert_eq!(page.entries.len(), 1),
+        other => assert_eq!(other, 503, "{page:?}"),
+    }
+    fs::remove_file(&filler).unwrap();
+    until_async("the message is found", async || {
+        let page = client.query(&all).await;
+        assert!(page.status.code() == 503 || page.entries.len() == 1, "{page:?}");
+        page.status.is_success()
+    })
+    .await;
+}
+
 fn segments(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {

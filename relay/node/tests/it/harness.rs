@@ -20,6 +20,8 @@ use tempfile::TempDir;
 const START: Duration = testing::TIMEOUT;
 /// Anonymous memory in the sheet of 64 MiB: all but the kernel's part and the page cache.
 pub(crate) const ANONYMOUS_BYTES: u64 = 47 << 20;
+/// Period of [`Relay::throttle`], as that of the kernel's quotas.
+const PERIOD: Duration = Duration::from_millis(100);
 /// Interval of readings of a process's memory.
 const WATCH: Duration = Duration::from_millis(10);
 
@@ -65,22 +67,26 @@ impl Relay {
 
     /// Stops it, has `change` do something to its data folder, and starts it again.
     pub(crate) fn restart_after(&mut self, change: impl FnOnce(&Path)) {
-        let pid = rustix::process::Pid::from_child(&self.process);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.signal(rustix::process::Signal::TERM);
         assert!(self.process.wait().unwrap().success());
         change(&self.folder.path().join("data"));
         (self.process, self.addresses, self.http) =
             launch(self.folder.path(), &self.prelude, &self.arguments);
     }
 
-    /// A figure of the metrics, by the whole of its name and labels.
-    pub(crate) fn metric(&self, name: &str) -> u64 {
+    /// The answer to a request by HTTP, with its head.
+    pub(crate) fn get(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(self.http.trim_start_matches("http://")).unwrap();
-        stream
-            .write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-            .unwrap();
+        let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    /// A figure of the metrics, by the whole of its name and labels.
+    pub(crate) fn metric(&self, name: &str) -> u64 {
+        let text = self.get("/metrics");
         let found = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         let value: f64 = found.unwrap_or_else(|| panic!("no {name}")).parse().unwrap();
         value as u64
@@ -123,9 +129,66 @@ impl Relay {
             launch(self.folder.path(), &self.prelude, &self.arguments);
     }
 
+    /// Sends it a signal.
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Stops its process: sockets fill, and nothing is read.
+    pub(crate) fn freeze(&self) {
+        self.signal(rustix::process::Signal::STOP);
+    }
+
+    /// Lets it continue.
+    pub(crate) fn thaw(&self) {
+        self.signal(rustix::process::Signal::CONT);
+    }
+
+    /// Stops its process as a debugger does, and continues it after this time.
+    pub(crate) async fn stop_for(&self, time: Duration) {
+        self.freeze();
+        tokio::time::sleep(time).await;
+        self.thaw();
+    }
+
+    /// Leaves its process this share of a processor, in percent, until the result is dropped: it is
+    /// stopped for the rest of each tenth of a second.
+    pub(crate) fn throttle(&self, percent: u32) -> Throttle {
+        let (pid, stop) = (rustix::process::Pid::from_child(&self.process), Arc::default());
+        let stopped: Arc<AtomicBool> = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let run = PERIOD * percent / 100;
+            let signal = |signal| rustix::process::kill_process(pid, signal).unwrap();
+            while !stopped.load(SeqCst) {
+                signal(rustix::process::Signal::STOP);
+                std::thread::sleep(PERIOD - run);
+                signal(rustix::process::Signal::CONT);
+                std::thread::sleep(run);
+            }
+        });
+        Throttle { stop, thread: Some(thread) }
+    }
+
     /// Whether it still runs.
     pub(crate) fn is_running(&mut self) -> bool {
         self.process.try_wait().unwrap().is_none()
+    }
+}
+
+/// A thread that stops and continues a relay. Dropping it leaves the relay running.
+pub(crate) struct Throttle {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Throttle {
+    fn drop(&mut self) {
+        self.stop.store(true, SeqCst);
+        if let Some(thread) = self.thread.take() {
+            // A relay that is gone has failed its test already.
+            let _ = thread.join();
+        }
     }
 }
 

@@ -29,22 +29,36 @@ pub(crate) fn get(url: &str, path: &str) -> Answer {
 }
 
 pub(crate) fn post(url: &str, path: &str, body: &serde_json::Value) -> Answer {
+    send_json(url, "POST", path, body)
+}
+
+pub(crate) fn send_json(url: &str, method: &str, path: &str, body: &serde_json::Value) -> Answer {
     let body = body.to_string();
     let head = "host: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n";
     send(
         url,
-        &format!("POST {path} HTTP/1.1\r\n{head}content-length: {}\r\n\r\n{body}", body.len()),
+        &format!("{method} {path} HTTP/1.1\r\n{head}content-length: {}\r\n\r\n{body}", body.len()),
     )
 }
 
 fn send(url: &str, request: &str) -> Answer {
+    let answer = exchange(url, request);
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(!head.contains("chunked"), "only short answers are read here");
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    Answer { status, body: body.to_owned() }
+}
+
+/// An answer of any length as it is, with its head and the heads of its chunks.
+pub(crate) fn get_raw(url: &str, path: &str) -> String {
+    exchange(url, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"))
+}
+
+fn exchange(url: &str, request: &str) -> String {
     let mut stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    assert!(!head.contains("chunked"), "only short answers are read here");
-    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    Answer { status, body: body.to_owned() }
+    answer
 }

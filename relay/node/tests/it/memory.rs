@@ -86,7 +86,7 @@ async fn near_the_budget_queries_are_refused_first_and_pushes_go_on() {
     assert_eq!(client.push(&message(TOPIC, b"taken")).await.unwrap().status.code(), 200);
     assert_eq!(client.filter(Action::Subscribe, &[TOPIC]).await, 200);
     let health = get(&node.http, "/health").text().to_owned();
-    assert!(health.contains("anonymous memory is") && health.contains("Not Ready"), "{health}");
+    assert!(health.contains("anonymous memory is") && health.contains("NOT_READY"), "{health}");
     let report = get(&node.http, "/status.json").json();
     assert_eq!(report["requests"]["store"]["refused"]["memory"], 2, "{report}");
     assert_eq!(report["requests"]["reads_refused"], 2, "{report}");

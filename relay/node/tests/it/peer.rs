@@ -30,6 +30,8 @@ struct Behaviour {
 
 /// A connected peer. Dropping it ends its connection.
 pub(crate) struct Client {
+    /// Its own id.
+    pub(crate) id: PeerId,
     relay: PeerId,
     control: Control,
     pushes: Option<IncomingStreams>,
@@ -50,13 +52,31 @@ impl Client {
 
     /// The same; the reason if it fails.
     pub(crate) async fn try_connect(address: &str) -> Result<Self, String> {
+        let swarm = swarm();
+        let control = swarm.behaviour().streams.new_control();
+        Self::dial(address, swarm, control).await
+    }
+
+    /// Connects, and takes the streams that the relay opens for a protocol.
+    pub(crate) async fn serving(address: &str, name: &'static str) -> (Self, IncomingStreams) {
+        let swarm = swarm();
+        let mut control = swarm.behaviour().streams.new_control();
+        let streams = control.accept(StreamProtocol::new(name)).unwrap();
+        let client = Self::dial(address, swarm, control).await;
+        (client.unwrap_or_else(|error| panic!("{error}")), streams)
+    }
+
+    async fn dial(
+        address: &str,
+        mut swarm: Swarm<Behaviour>,
+        mut control: Control,
+    ) -> Result<Self, String> {
         let address: Multiaddr = address.parse().unwrap();
         let relay = match address.iter().last() {
             Some(Protocol::P2p(peer)) => peer,
             other => panic!("{address} ends in {other:?}"),
         };
-        let mut swarm = swarm();
-        let mut control = swarm.behaviour().streams.new_control();
+        let id = *swarm.local_peer_id();
         let pushes = control.accept(StreamProtocol::new(filter::PUSH_PROTOCOL)).unwrap();
         swarm.dial(address).unwrap();
         let connected = async {
@@ -76,7 +96,7 @@ impl Client {
                 swarm.select_next_some().await;
             }
         });
-        Ok(Self { relay, control, pushes: Some(pushes), task })
+        Ok(Self { id, relay, control, pushes: Some(pushes), task })
     }
 
     /// Opens a stream.

@@ -22,16 +22,26 @@ fn refused(arguments: &[&str]) -> String {
     String::from_utf8(ended.stderr).unwrap()
 }
 
-// Promise: P23 - Cluster 1 is refused at start before anything is created in the data folder.
+// Promise: P23 - Without an RPC server The Waku Network is refused at start before anything is
+//   created in the data folder.
 #[test]
-fn a_cluster_whose_messages_carry_proofs_of_a_rate_limit_is_refused_with_the_reason() {
-    let said = refused(&["--cluster", "1"]);
-    for reason in ["cluster 1", "The Waku Network", "RLN", "Ethereum", "another cluster"] {
+fn network_whose_messages_carry_proofs_is_refused_without_an_rpc_server() {
+    let said = refused(&["--network", "waku"]);
+    for reason in ["cluster 1", "RLN", "Ethereum", "--eth-rpc URL", "0xb9cd", "chain 59141"] {
         assert!(said.contains(reason), "{reason} is not named: {said}");
     }
+    assert_eq!(said.trim_end().lines().count(), 1, "{said}");
     // However it is stated.
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("relay.toml");
     fs::write(&file, "cluster = 1\n").unwrap();
     assert_eq!(refused(&["--config", file.to_str().unwrap()]), said);
+    assert_eq!(refused(&["--preset", "twn"]), said);
+}
+
+#[test]
+fn rpc_url_that_cannot_be_used_is_refused_without_being_shown() {
+    let said = refused(&["--network", "waku", "--eth-rpc", "wss://user:hidden@a.b/hiddenhidden"]);
+    assert!(said.contains("eth_rpc, URL 1") && said.contains("https"), "{said}");
+    assert!(!said.contains("hidden"), "{said}");
 }

@@ -33,7 +33,7 @@ async fn a_message_is_pushed_received_and_found() {
     let mut receiver = Client::connect(relay.address(false)).await;
     assert_eq!(receiver.filter(Action::Subscribe, &[TOPIC]).await, 200);
     let mut all = Vec::new();
-    for size in [0, 1, 1000, 100_000, 149_000] {
+    for size in [1, 1000, 100_000, 149_000] {
         let sent = message(TOPIC, &vec![7; size]);
         assert_eq!(sender.push(&sent).await.unwrap().status.code(), 200);
         assert_eq!(receiver.pushed().await, sent);

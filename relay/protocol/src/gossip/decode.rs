@@ -7,11 +7,11 @@ use super::{
     RPC_BYTES_MAX, Rpc, Subscription, tag,
 };
 use crate::text::{self, Text};
-use crate::wire::{DecodeError, Field, Fields, for_each_field, push_bounded};
+use crate::wire::{DecodeError, Field, Fields, for_each_field};
 
 impl Rpc {
-    /// Reads an RPC without its length prefix. Errors: damaged, more entries than `limits` has
-    /// where that is an error.
+    /// Reads an RPC without its length prefix, of which entries beyond `limits` are skipped.
+    /// Errors: damaged.
     pub fn decode(input: Bytes, limits: &Limits) -> Result<Self, DecodeError> {
         let mut reader = Reader {
             input: &input,
@@ -47,12 +47,10 @@ impl Reader<'_> {
             tag::SUBSCRIBE_TOPIC => topic = self.topic(&field)?,
         });
         let Some(topic) = topic else { return self.skip_entry() };
-        push_bounded(
-            &mut self.rpc.subscriptions,
-            Subscription { topic, subscribe },
-            "subscriptions",
-            self.limits.subscriptions,
-        )
+        let subscription = Subscription { topic, subscribe };
+        let is_kept =
+            push_within(&mut self.rpc.subscriptions, subscription, self.limits.subscriptions);
+        self.count(is_kept)
     }
 
     fn publish(&mut self, body: &[u8]) -> Result<(), DecodeError> {
@@ -69,7 +67,10 @@ impl Reader<'_> {
         });
         let Some(topic) = topic.filter(|_| !data.is_empty()) else { return self.skip_entry() };
         let publish = Publish { topic, data, signed };
-        push_bounded(&mut self.rpc.publish, publish, "publish", self.limits.publish)
+        if !push_within(&mut self.rpc.publish, publish, self.limits.publish) {
+            self.rpc.skipped.messages += 1;
+        }
+        Ok(())
     }
 
     fn control(&mut self, body: &[u8]) -> Result<(), DecodeError> {
@@ -103,7 +104,8 @@ impl Reader<'_> {
             return self.skip_entry();
         }
         let ihave = IHave { topic, ids };
-        push_bounded(&mut self.rpc.ihave, ihave, "ihave", self.limits.topics)
+        let is_kept = push_within(&mut self.rpc.ihave, ihave, self.limits.topics);
+        self.count(is_kept)
     }
 
     fn graft(&mut self, body: &[u8]) -> Result<(), DecodeError> {
@@ -115,7 +117,8 @@ impl Reader<'_> {
             }
         }
         let Some(topic) = topic else { return self.skip_entry() };
-        push_bounded(&mut self.rpc.graft, topic, "graft", self.limits.topics)
+        let is_kept = push_within(&mut self.rpc.graft, topic, self.limits.topics);
+        self.count(is_kept)
     }
 
     fn prune(&mut self, body: &[u8]) -> Result<(), DecodeError> {
@@ -129,7 +132,8 @@ impl Reader<'_> {
         });
         let Some(topic) = topic else { return self.skip_entry() };
         let prune = Prune { topic, backoff_s, peers };
-        push_bounded(&mut self.rpc.prune, prune, "prune", self.limits.topics)
+        let is_kept = push_within(&mut self.rpc.prune, prune, self.limits.topics);
+        self.count(is_kept)
     }
 
     fn peer(&mut self, body: &[u8], peers: &mut Vec<PrunePeer>) -> Result<(), DecodeError> {
@@ -184,8 +188,23 @@ impl Reader<'_> {
         Ok(topic.filter(|topic| !topic.is_empty()))
     }
 
+    /// Counts an entry that a limit left out.
+    fn count(&mut self, is_kept: bool) -> Result<(), DecodeError> {
+        self.rpc.skipped.over_limit += usize::from(!is_kept);
+        Ok(())
+    }
+
     fn skip_entry(&mut self) -> Result<(), DecodeError> {
         self.rpc.skipped.entries += 1;
         Ok(())
     }
+}
+
+/// Pushes an entry unless there are `most`; whether it did.
+fn push_within<T>(list: &mut Vec<T>, entry: T, most: usize) -> bool {
+    let has_room = list.len() < most;
+    if has_room {
+        list.push(entry);
+    }
+    has_room
 }

@@ -2,10 +2,9 @@
 //!
 //! # Reading
 //!
-//! [`Rpc::decode`] reads one RPC within [`Limits`]. Input that no peer that follows the protocol
-//! sends is an error, for which the peer may be dropped: damage, or more subscriptions, messages or
-//! topics than the limits have. Message ids beyond the limit are skipped and counted instead: the
-//! specification lets a node ignore gossip, and peers with other parameters announce more. So are
+//! [`Rpc::decode`] reads one RPC within [`Limits`]. Damage, which no peer that follows the protocol
+//! sends, is an error, for which the peer may be dropped. Entries beyond a limit are skipped and
+//! counted instead: the limits are this node's, and peers with other parameters send more. So are
 //! meaningless entries: ids that are not 32 bytes, messages without data, entries whose topic is
 //! absent, too long or not UTF-8.
 //!
@@ -90,21 +89,20 @@ pub fn message_id(data: &[u8]) -> MessageId {
     MessageId(Sha256::digest(data).into())
 }
 
-/// Most entries of each kind in one RPC.
+/// Most entries of each kind in one RPC; further ones are skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Subscriptions; more is an error. Default 1,024, the shards of a cluster.
+    /// Subscriptions. Default 1,024, the shards of a cluster.
     pub subscriptions: usize,
-    /// Published messages; more is an error. Default 4,096: an RPC of full length holds fewer of
-    /// 54 bytes, and the smallest real ones have more.
+    /// Published messages. Default 4,096: an RPC of 200 kB holds fewer of 54 bytes, and the
+    /// smallest real ones have more.
     pub publish: usize,
-    /// Topics in each of IHAVE, GRAFT and PRUNE; more is an error. Default 1,024.
+    /// Topics in each of IHAVE, GRAFT and PRUNE. Default 1,024.
     pub topics: usize,
-    /// Ids of IHAVE, IWANT and IDONTWANT together; further ones are skipped. Default 5,000, what
-    /// other relays announce per heartbeat.
+    /// Ids of IHAVE, IWANT and IDONTWANT together. Default 5,000, what other relays announce per
+    /// heartbeat.
     pub ids: usize,
-    /// Peers offered by all PRUNE together; further ones are skipped. Default 64: others offer 16
-    /// for a topic.
+    /// Peers offered by all PRUNE together. Default 64: others offer 16 for a topic.
     pub peers: usize,
 }
 
@@ -190,7 +188,9 @@ pub struct PrunePeer {
 pub struct SkipCounts {
     /// Ids that are not 32 bytes.
     pub odd_ids: usize,
-    /// Ids, and peers of PRUNE, beyond the limits.
+    /// Published messages beyond the limit.
+    pub messages: usize,
+    /// Other entries beyond the limits.
     pub over_limit: usize,
     /// Entries that mean nothing: no usable topic, no data, no usable peer id.
     pub entries: usize,

@@ -9,6 +9,7 @@ use protocol::gossip::{self, Limits, Rpc};
 use protocol::wire::{DecodeError, Fields, put_bytes};
 use protocol::{
     MessageHash, StatusCode, Text, WakuMessage, filter, light_push, metadata, peer_exchange, store,
+    sync,
 };
 
 /// Takes the length prefix off, which must be that of the rest.
@@ -22,7 +23,7 @@ fn body(frame: &[u8]) -> Bytes {
 fn a_length_prefix_of_4_gib_is_refused_from_its_five_bytes() {
     let four_gib = [0xff, 0xff, 0xff, 0xff, 0x0f];
     let error = decode_length(&four_gib, light_push::REQUEST_BYTES_MAX).unwrap_err();
-    assert!(matches!(error, FrameError::TooLong { bytes_max: 219_136, .. }), "{error}");
+    assert!(matches!(error, FrameError::TooLong { bytes_max: 1_114_112, .. }), "{error}");
     // It is known to be too long before it is complete.
     assert!(decode_length(&four_gib[..3], light_push::REQUEST_BYTES_MAX).is_err());
     let endless = [0x80; 5];
@@ -55,6 +56,7 @@ fn decoders() -> Vec<(&'static str, Decoder)> {
         ("peer exchange", |bytes| error(peer_exchange::Request::decode(bytes))),
         ("peer exchange reply", |bytes| error(peer_exchange::Reply::decode(bytes))),
         ("gossip", |bytes| error(Rpc::decode(bytes, &Limits::default()))),
+        ("transfer", |bytes| error(sync::Transfer::decode(bytes))),
     ]
 }
 

@@ -111,20 +111,28 @@ fn an_iwant_storm_is_cut_off_at_the_limit() {
 }
 
 #[test]
-fn too_many_subscriptions_or_messages_are_an_error() {
+fn entries_beyond_a_limit_are_skipped_and_counted() {
     let subscription = b"\x0a\x06\x08\x01\x12\x02/t".to_vec();
-    assert_eq!(decode(subscription.repeat(1024)).unwrap().subscriptions.len(), 1024);
-    let error = decode(subscription.repeat(1025)).unwrap_err();
-    assert_eq!(error, DecodeError::TooMany { field: "subscriptions", count_max: 1024 });
+    let rpc = decode(subscription.repeat(1024)).unwrap();
+    assert_eq!((rpc.subscriptions.len(), rpc.skipped), (1024, Default::default()));
+    let rpc = decode(subscription.repeat(1030)).unwrap();
+    assert_eq!((rpc.subscriptions.len(), rpc.skipped.over_limit), (1024, 6));
 
     let message = b"\x12\x08\x12\x02da\x22\x02/t".to_vec();
-    assert_eq!(decode(message.repeat(4096)).unwrap().publish.len(), 4096);
-    let error = decode(message.repeat(4097)).unwrap_err();
-    assert_eq!(error, DecodeError::TooMany { field: "publish", count_max: 4096 });
+    let rpc = decode(message.repeat(4096)).unwrap();
+    assert_eq!((rpc.publish.len(), rpc.skipped), (4096, Default::default()));
+    let rpc = decode(message.repeat(4099)).unwrap();
+    assert_eq!((rpc.publish.len(), rpc.skipped.messages), (4096, 3));
 
-    for tag in [3, 4] {
-        let entries = wrapped(tag, b"\x0a\x02/t").repeat(1025);
-        assert!(matches!(decode(wrapped(3, &entries)), Err(DecodeError::TooMany { .. })));
+    let topic = b"\x0a\x02/t".as_slice();
+    let ids = [topic, &wrapped(2, &[7; 32])].concat();
+    for (tag, body) in [(1, ids.as_slice()), (3, topic), (4, topic)] {
+        let rpc = decode(wrapped(3, &wrapped(tag, body).repeat(1026))).unwrap();
+        let kept = rpc.ihave.len() + rpc.graft.len() + rpc.prune.len();
+        assert_eq!((kept, rpc.skipped.over_limit), (1024, 2), "{tag}");
+        // What comes after it is read.
+        let more = [wrapped(3, &wrapped(tag, body).repeat(1026)), message.clone()].concat();
+        assert_eq!(decode(more).unwrap().publish.len(), 1);
     }
 }
 

@@ -5,4 +5,7 @@ mod frames;
 mod gossip;
 mod messages;
 mod records;
+mod signed;
+mod sync;
 mod topics;
+mod validity;

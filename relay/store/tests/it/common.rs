@@ -36,7 +36,7 @@ impl ManualClock {
         self.0.fetch_add(seconds * SECOND, Ordering::SeqCst);
     }
 
-    pub(crate) fn clock(&self) -> store::Clock {
+    pub(crate) fn clock(&self) -> Arc<dyn store::Clock> {
         let hand = self.clone();
         Arc::new(move || hand.now())
     }
@@ -93,6 +93,7 @@ pub(crate) fn arrival(number: u64, timestamp_ns: i64) -> Arrival {
         content_topic: "/app/1/chat/proto".into(),
         kept: true,
         may_pass: false,
+        fetched: false,
     }
 }
 

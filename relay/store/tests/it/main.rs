@@ -2,6 +2,7 @@
 //! disks.
 #![allow(clippy::unwrap_used)]
 
+mod clock;
 mod common;
 mod crash;
 mod damage;

@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use proptest::prelude::*;
 use store::{
-    Arrival, Config, PAGE_MESSAGES_DEFAULT, PAGE_MESSAGES_MAX, Page, Query, QueryError, Store,
+    Arrival, Config, IdQuery, MessageKey, PAGE_MESSAGES_DEFAULT, PAGE_MESSAGES_MAX, Page, Query,
+    QueryError, Store,
 };
 
 use crate::common::*;
@@ -89,6 +90,48 @@ fn compare(
     Some(page)
 }
 
+/// The ids of a query's filters, a few at a time, and those of its hashes that are missing.
+fn compare_ids(
+    store: &Store,
+    sent: &BTreeMap<(i64, [u8; 32]), SentMessage>,
+    topics: &[usize],
+    query: &Query,
+) {
+    let mut asked = IdQuery {
+        pubsub_topics: topics.iter().map(|topic| pubsub(*topic)).collect(),
+        content_topics: query.content_topics.clone().into(),
+        from: (query.start_ns.unwrap_or(-40), [0; 32]),
+        to: (query.end_ns.unwrap_or(200), [7; 32]),
+        limit: 7,
+    };
+    let is_asked = |key: &MessageKey, sent: &SentMessage| {
+        *key >= asked.from
+            && *key <= asked.to
+            && topics.contains(&sent.pubsub)
+            && (asked.content_topics.is_empty()
+                || asked.content_topics.contains(&content(sent.content)))
+    };
+    let expected: Vec<MessageKey> =
+        sent.iter().filter(|(key, sent)| is_asked(key, sent)).map(|(key, _)| *key).collect();
+    let mut found = Vec::new();
+    loop {
+        let page = block_on(store.ids(asked.clone())).unwrap();
+        assert!(page.len() <= 7);
+        let Some(last) = page.last().copied() else { break };
+        found.extend(page);
+        // The hashes of `common::hash` do not end in 0xff.
+        let mut next = last.1;
+        next[31] += 1;
+        asked.from = (last.0, next);
+    }
+    assert_eq!(found, expected, "{query:?}");
+    let hashes: Vec<[u8; 32]> = (0..200).map(hash).collect();
+    let missing = block_on(store.missing(hashes.clone(), (-100, 1000))).unwrap();
+    let unknown: Vec<[u8; 32]> =
+        hashes.into_iter().filter(|hash| !sent.keys().any(|key| key.1 == *hash)).collect();
+    assert_eq!(missing, unknown);
+}
+
 /// Partitions of an hour, and nothing is ever old.
 fn long(folder: &Path) -> Config {
     Config { retention: Duration::from_secs(1_000_000), ..config(folder) }
@@ -166,7 +209,11 @@ proptest! {
         // From page to page to the end, as clients do, both ways and after a restart.
         drop(store);
         let store = open(long(folder.path()), &hand);
-        for query in queries.iter().take(10) {
+        // Ids do not wait for the index; pages do.
+        assert_eq!(numbers(&store).len(), sent.len());
+        for (topic, query) in queries.iter().take(10).enumerate() {
+            compare_ids(&store, &sent, &[topic % 3], query);
+            compare_ids(&store, &sent, &[2, topic % 2], query);
             let mut query = Query { cursor: None, limit: query.limit.min(7), ..query.clone() };
             while let Some(page) = compare(&store, &sent, &query) {
                 query.cursor = page.cursor;

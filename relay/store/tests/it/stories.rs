@@ -101,6 +101,24 @@ fn a_message_that_arrives_twice_is_written_once() {
 }
 
 #[test]
+fn a_message_of_another_store_is_new_when_it_arrives_to_be_passed_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let hand = ManualClock::new();
+    let store = open(config(folder.path()), &hand);
+    let pool = Pool::standalone("test", 1000);
+    let new = arrival(1, hand.now());
+    let fetched = store::Arrival { fetched: true, ..new.clone() };
+    let is_known = |one: &store::Arrival| {
+        let held = pool.try_reserve(200).unwrap();
+        block_on(store.append(one.clone(), body(1, 200), held).unwrap()).unwrap().known
+    };
+    assert!(!is_known(&fetched) && is_known(&fetched));
+    assert!(!is_known(&new), "it is passed on once");
+    assert!(is_known(&new) && is_known(&fetched));
+    assert_eq!(numbers(&store), [1]);
+}
+
+#[test]
 fn retention_by_time_removes_whole_partitions_and_references_outlive_them() {
     let folder = tempfile::tempdir().unwrap();
     let hand = ManualClock::new();

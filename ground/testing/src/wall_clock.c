@@ -1,4 +1,4 @@
-/* Preloaded into a node: its wall clock is ahead by the seconds in a file, an int64_t. */
+/* Preloaded into a program: its wall clock is ahead by the seconds in a file, an int64_t. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
