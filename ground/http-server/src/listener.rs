@@ -16,7 +16,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use thiserror::Error;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
     sync::{Semaphore, watch},
     task::JoinHandle,
     time::{sleep, timeout},
@@ -34,6 +34,9 @@ pub const ACCEPT_ERROR: &str = "accept_error";
 const REFUSAL_TIME: Duration = Duration::from_secs(1);
 /// Time for closed connections to end.
 const CLOSING: Duration = Duration::from_secs(1);
+/// Connections that the kernel holds until they are accepted, if `net.core.somaxconn` allows it. A
+/// client whose connection finds no room tries again after a second.
+const BACKLOG: u32 = 4096;
 /// Accepting pauses this long when the process has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -69,7 +72,12 @@ pub struct ListenError {
 /// When it cannot be bound.
 pub async fn bind(listen: SocketAddr) -> Result<(TcpListener, SocketAddr), ListenError> {
     let failed = |error| ListenError { listen, error };
-    let listener = TcpListener::bind(listen).await.map_err(failed)?;
+    let socket = if listen.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+    let socket = socket.map_err(failed)?;
+    // As other listeners of the standard library: a restart takes the port of its predecessor.
+    socket.set_reuseaddr(true).map_err(failed)?;
+    socket.bind(listen).map_err(failed)?;
+    let listener = socket.listen(BACKLOG).map_err(failed)?;
     let local_addr = listener.local_addr().map_err(failed)?;
     Ok((listener, local_addr))
 }

@@ -118,6 +118,8 @@ pub enum PublicMetadata {
 
 /// The newest certified state.
 pub trait CertifiedView: Send + Sync {
+    /// `/time` of the certificates.
+    fn time(&self) -> Time;
     /// A CBOR certificate that reveals everything below the paths, or proves absence; `/time`
     /// always.
     fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8>;
@@ -145,6 +147,10 @@ pub trait CertifiedView: Send + Sync {
 }
 
 impl CertifiedView for CertifiedState {
+    fn time(&self) -> Time {
+        CertifiedState::time(self)
+    }
+
     fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8> {
         CertifiedState::certificate(self, paths)
     }

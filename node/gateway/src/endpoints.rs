@@ -431,10 +431,10 @@ impl Service {
     }
 
     /// The answer with a kept reply. The signature is that of a moment ago if the same request was
-    /// answered with the same reply then.
+    /// answered with the same reply then, unless a later state was certified since.
     fn kept_answer(&self, id: &RequestId, reply: &[u8]) -> Result<Response<Body>, ErrorResponse> {
-        let now = self.node.now();
-        let body = self.signed_answers.get(id, reply, now).unwrap_or_else(|| {
+        let (now, certified) = (self.node.now(), self.latest()?.time());
+        let body = self.signed_answers.get(id, reply, certified, now).unwrap_or_else(|| {
             let body = Bytes::from(self.signer.query_response(id, Ok(reply), now));
             self.signed_answers.put(id, reply, now, &body);
             body

@@ -250,6 +250,9 @@ mod tests {
     struct View(Option<RequestFacts>);
 
     impl CertifiedView for View {
+        fn time(&self) -> state::Time {
+            state::Time(0)
+        }
         fn certificate(&self, _: &[Path]) -> Vec<u8> {
             Vec::new()
         }

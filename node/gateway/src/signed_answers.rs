@@ -3,7 +3,9 @@
 //! Clients that do not number their queries send the same envelope again while its expiry, which
 //! they round, is the same; so do many clients at once. A query whose reply is kept still costs the
 //! signature over the answer. An answer of at most [`SIGNED_FOR_NANOS`] ago is given once more if
-//! request and reply are the same: it states what held at its timestamp, and still does.
+//! request and reply are the same: it states what held at its timestamp, and still does. Not if
+//! that is before the newest certified state: clients that have seen a certificate of it take an
+//! earlier answer for a replay, as @dfinity/agent 2 does.
 //!
 //! Bounds: `gateway.signed_answers` answers of at most [`SIGNED_ANSWER_BYTES`], one at the place
 //! that a request's id selects. A newer one replaces it.
@@ -38,13 +40,21 @@ impl SignedAnswers {
         Self { places: Mutex::new(places) }
     }
 
-    /// The body of an answer to this request with this reply that was signed a moment before `now`.
-    pub(crate) fn get(&self, id: &RequestId, reply: &[u8], now: Time) -> Option<Bytes> {
+    /// The body of an answer to this request with this reply that was signed a moment before `now`,
+    /// and not before the newest state, of time `certified`.
+    pub(crate) fn get(
+        &self,
+        id: &RequestId,
+        reply: &[u8],
+        certified: Time,
+        now: Time,
+    ) -> Option<Bytes> {
         self.with_place(id, |place| {
             let answer = place.as_ref()?;
             let age = now.0.checked_sub(answer.signed_at.0)?;
             let is_same = answer.id == *id && *answer.reply == *reply;
-            (is_same && age <= SIGNED_FOR_NANOS).then(|| answer.body.clone())
+            (is_same && answer.signed_at >= certified && age <= SIGNED_FOR_NANOS)
+                .then(|| answer.body.clone())
         })?
     }
 
@@ -85,13 +95,16 @@ mod tests {
         let answers = SignedAnswers::new(3);
         let signed_at = Time(1_000_000_000);
         answers.put(&ID, b"reply", signed_at, b"signed body");
-        let at = |nanos: u64| answers.get(&ID, b"reply", Time(nanos));
+        let at = |nanos: u64| answers.get(&ID, b"reply", Time(0), Time(nanos));
         assert_eq!(at(signed_at.0), Some(Bytes::from_static(b"signed body")));
         assert!(at(signed_at.0 + SIGNED_FOR_NANOS).is_some());
         assert_eq!(at(signed_at.0 + SIGNED_FOR_NANOS + 1), None, "it is too old");
         assert_eq!(at(signed_at.0 - 1), None, "the clock was set back");
-        assert_eq!(answers.get(&ID, b"other", signed_at), None, "the state has changed");
-        assert_eq!(answers.get(&RequestId([4; 32]), b"reply", signed_at), None);
+        assert_eq!(answers.get(&ID, b"other", Time(0), signed_at), None, "the state has changed");
+        let (same, later) = (signed_at, Time(signed_at.0 + 1));
+        assert!(answers.get(&ID, b"reply", same, later).is_some());
+        assert_eq!(answers.get(&ID, b"reply", later, later), None, "a later state is certified");
+        assert_eq!(answers.get(&RequestId([4; 32]), b"reply", Time(0), signed_at), None);
     }
 
     #[test]
@@ -100,15 +113,15 @@ mod tests {
         let other = RequestId([8; 32]);
         answers.put(&ID, b"", Time(5), b"one");
         answers.put(&other, b"", Time(5), b"two");
-        assert_eq!(answers.get(&ID, b"", Time(5)), None, "a newer one has its place");
-        assert!(answers.get(&other, b"", Time(5)).is_some());
+        assert_eq!(answers.get(&ID, b"", Time(0), Time(5)), None, "a newer one has its place");
+        assert!(answers.get(&other, b"", Time(0), Time(5)).is_some());
         let long = vec![0; SIGNED_ANSWER_BYTES as usize / 2];
         answers.put(&ID, &long, Time(5), &long);
-        assert_eq!(answers.get(&ID, &long, Time(5)), None);
-        assert!(answers.get(&other, b"", Time(5)).is_some());
+        assert_eq!(answers.get(&ID, &long, Time(0), Time(5)), None);
+        assert!(answers.get(&other, b"", Time(0), Time(5)).is_some());
 
         let none = SignedAnswers::new(0);
         none.put(&ID, b"", Time(5), b"one");
-        assert_eq!(none.get(&ID, b"", Time(5)), None);
+        assert_eq!(none.get(&ID, b"", Time(0), Time(5)), None);
     }
 }
