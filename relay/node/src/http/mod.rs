@@ -36,6 +36,7 @@ pub(crate) mod report;
 mod routes;
 mod service;
 mod store_api;
+mod store_page;
 mod store_query;
 mod store_remote;
 mod subscriptions;
@@ -46,7 +47,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use anyhow::{Context, Result};
 use heap_profiler::Sampler;
 use http_server::Server;
-use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
+use tokio::{sync::mpsc, task::JoinSet};
 
 use self::service::Service;
 use crate::{
@@ -78,10 +79,7 @@ pub(crate) async fn start(
     config: &Config,
 ) -> Result<Http> {
     let listen = config.http;
-    let listener = TcpListener::bind(listen).await.with_context(|| {
-        format!("cannot listen on http = {listen}; choose another address or stop what uses it")
-    })?;
-    let address = listener.local_addr().context("asking for the address of the listener")?;
+    let (listener, address) = http_server::bind(listen).await.context("binding http")?;
     let service = Arc::new(Service::new(node, swarm_tx, sampler, log_level, config, address)?);
     let mut sampling = JoinSet::new();
     sampling.spawn(sample(service.clone()));

@@ -301,14 +301,6 @@ impl Service {
             Route::AutoUnsubscribe => self.relay_unsubscribe(self.read(request).await?, true).await,
             Route::RelayMessages(topic) => self.relay_messages(&topic),
             Route::AutoMessages(topic) => self.auto_messages(&topic),
-            route @ (Route::FilterSubscribe
-            | Route::FilterUnsubscribe
-            | Route::FilterUnsubscribeAll
-            | Route::FilterPing(_))
-                if self.node.filters_remotely() =>
-            {
-                Ok(self.filter_remotely(route, request).await)
-            }
             Route::FilterSubscribe => {
                 let modify = request.method() == Method::PUT;
                 Ok(self.filter_subscribe(self.subscription(request).await, modify).await)
@@ -317,28 +309,10 @@ impl Service {
             Route::FilterUnsubscribeAll => {
                 Ok(self.filter_unsubscribe_all(self.read(request).await).await)
             }
-            Route::FilterPing(request_id) => Ok(self.filter_ping(&request_id)),
+            Route::FilterPing(request_id) => Ok(self.filter_ping(&request_id).await),
             Route::FilterMessages(topic) => self.filter_messages(&topic),
             // The others are served by the caller.
             _ => Err(answer::not_found("there is nothing at this path")),
-        }
-    }
-
-    /// Serves a route of filter whose subscriptions another node keeps.
-    async fn filter_remotely(
-        &self,
-        route: Route,
-        request: Request<Incoming>,
-    ) -> Response<Outgoing> {
-        match route {
-            Route::FilterSubscribe => {
-                self.filter_subscribe_remotely(self.subscription(request).await).await
-            }
-            Route::FilterUnsubscribe => {
-                self.filter_unsubscribe_remotely(self.read(request).await).await
-            }
-            Route::FilterPing(request_id) => self.filter_ping_remotely(&request_id).await,
-            _ => self.filter_unsubscribe_all_remotely(self.read(request).await).await,
         }
     }
 

@@ -7,16 +7,16 @@
 
 use std::{io, sync::atomic::Ordering::Relaxed, time::Instant};
 
-use http_server::Pieces;
 use hyper::StatusCode;
 use libp2p::Multiaddr;
 use protocol::MessageHash;
-use store::{Page, QueryError, StoredMessage};
+use store::{QueryError, StoredMessage};
 
 use super::{
     answer,
     message::{json_text_bytes_max, put_text},
     service::{HttpResult, Service},
+    store_page::{PageEntry, PageJson, State},
     store_query::parse,
     subscriptions::{put_stored, read_bytes_max},
 };
@@ -24,9 +24,6 @@ use crate::{
     client::Remote, counters::Reason, discovery::known::named_peer, governor::WorkKind, latencies,
     node::SwarmRequest,
 };
-
-/// Bytes of an entry in addition to its message and its topic.
-const ENTRY_BYTES_MAX: usize = 160;
 
 impl Service {
     pub(crate) async fn store_query(&self, query: &str) -> HttpResult {
@@ -78,7 +75,13 @@ impl Service {
             };
             refuse(reason, refused)
         })?;
-        let page = PageJson::new(page, asked.include_data);
+        let page = PageJson {
+            entries: page.messages.into_iter(),
+            include_data: asked.include_data,
+            cursor: page.cursor.map(MessageHash),
+            state: State::Head,
+            _held: None,
+        };
         answer::list(page, &self.responses).map_err(|refused| refuse(Reason::Busy, refused))
     }
 
@@ -92,76 +95,25 @@ impl Service {
     }
 }
 
-/// `StoreQueryResponse` of the specification.
-struct PageJson {
-    found: std::vec::IntoIter<StoredMessage>,
-    include_data: bool,
-    cursor: Option<[u8; 32]>,
-    state: State,
-}
-
-enum State {
-    Head,
-    First,
-    Later,
-    End,
-}
-
-impl PageJson {
-    fn new(page: Page, include_data: bool) -> Self {
-        let found = page.messages.into_iter();
-        Self { found, include_data, cursor: page.cursor, state: State::Head }
+impl PageEntry for StoredMessage {
+    fn data_bytes_max(&self, include_data: bool) -> usize {
+        if include_data {
+            read_bytes_max(&self.message) + json_text_bytes_max(&self.pubsub_topic)
+        } else {
+            0
+        }
     }
 
-    fn put_entry(&self, found: &StoredMessage, out: &mut Vec<u8>) -> io::Result<()> {
+    fn put(&self, include_data: bool, out: &mut Vec<u8>) -> io::Result<()> {
         out.extend_from_slice(b"{\"messageHash\":");
-        put_text(&MessageHash(found.hash).to_string(), out)?;
-        if self.include_data {
+        put_text(&MessageHash(self.hash).to_string(), out)?;
+        if include_data {
             out.extend_from_slice(b",\"message\":");
-            put_stored(&found.message, out)?;
+            put_stored(&self.message, out)?;
             out.extend_from_slice(b",\"pubsubTopic\":");
-            put_text(&found.pubsub_topic, out)?;
+            put_text(&self.pubsub_topic, out)?;
         }
         out.push(b'}');
         Ok(())
-    }
-}
-
-impl Pieces for PageJson {
-    fn next_bytes(&mut self) -> Option<usize> {
-        let entry = match self.state {
-            State::End => return None,
-            State::Head => None,
-            State::First | State::Later => self.found.as_slice().first(),
-        };
-        let data = entry.filter(|_| self.include_data).map_or(0, |found| {
-            read_bytes_max(&found.message) + json_text_bytes_max(&found.pubsub_topic)
-        });
-        Some(ENTRY_BYTES_MAX + data)
-    }
-
-    fn write(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
-        if matches!(self.state, State::Head) {
-            out.extend_from_slice(
-                br#"{"requestId":"","statusCode":200,"statusDesc":"OK","messages":["#,
-            );
-            self.state = State::First;
-            return Ok(());
-        }
-        let Some(found) = self.found.next() else {
-            out.push(b']');
-            if let Some(cursor) = self.cursor {
-                out.extend_from_slice(b",\"paginationCursor\":");
-                put_text(&MessageHash(cursor).to_string(), out)?;
-            }
-            out.push(b'}');
-            self.state = State::End;
-            return Ok(());
-        };
-        if matches!(self.state, State::Later) {
-            out.push(b',');
-        }
-        self.state = State::Later;
-        self.put_entry(&found, out)
     }
 }

@@ -6,8 +6,7 @@
 
 use std::io;
 
-use accounting::Reservation;
-use http_server::{ErrorResponse, Pieces};
+use http_server::ErrorResponse;
 use protocol::{
     MessageHash, Text, WakuMessage,
     store::{Entry, Request},
@@ -17,6 +16,7 @@ use super::{
     answer,
     message::{json_bytes_max, json_text_bytes_max, put_message, put_text},
     service::{HttpResult, Service},
+    store_page::{PageEntry, PageJson, State},
     store_query::QueryParameters,
     subscriptions::refusal,
 };
@@ -24,9 +24,6 @@ use crate::{
     client::{Remote, light_push::reason_of, store::RemotePage},
     counters::Reason,
 };
-
-/// Bytes of an entry in addition to its message and its topic.
-const ENTRY_BYTES_MAX: usize = 160;
 
 impl Service {
     /// A page of another node. Errors: the refusal, and under which it is counted.
@@ -38,8 +35,7 @@ impl Service {
         let request = request(&asked).map_err(|why| (Reason::Invalid, answer::bad(why)))?;
         let page = self.node.query_remotely(other, request).await;
         let page = page.map_err(|error| (reason_of(error.status()), refusal(error)))?;
-        let page = RemotePageJson::new(page);
-        let answered: HttpResult = answer::list(page, &self.responses);
+        let answered: HttpResult = answer::list(page_json(page), &self.responses);
         answered.map_err(|refused| (Reason::Busy, refused))
     }
 }
@@ -69,88 +65,46 @@ fn request(asked: &QueryParameters) -> Result<Request, String> {
     })
 }
 
-/// `StoreQueryResponse` of the specification.
-struct RemotePageJson {
-    entries: std::vec::IntoIter<Entry>,
-    cursor: Option<MessageHash>,
-    state: State,
-    /// The memory of the entries.
-    _held: Reservation,
-}
-
-enum State {
-    Head,
-    First,
-    Later,
-    End,
-}
-
-impl RemotePageJson {
-    fn new(page: RemotePage) -> Self {
-        let RemotePage { reply, held } = page;
-        let entries = reply.entries.into_iter();
-        Self { entries, cursor: reply.cursor, state: State::Head, _held: held }
+/// The page as it is written.
+fn page_json(page: RemotePage) -> PageJson<Entry> {
+    let RemotePage { reply, held } = page;
+    PageJson {
+        entries: reply.entries.into_iter(),
+        include_data: true,
+        cursor: reply.cursor,
+        state: State::Head,
+        _held: Some(held),
     }
 }
 
-fn put_entry(entry: &Entry, out: &mut Vec<u8>) -> io::Result<()> {
-    out.extend_from_slice(b"{\"messageHash\":");
-    put_text(&entry.hash.to_string(), out)?;
-    let message = entry.message.clone().and_then(|bytes| WakuMessage::read(&bytes).ok());
-    if let Some(message) = message {
-        out.extend_from_slice(b",\"message\":");
-        put_message(&message, out)?;
-    }
-    if let Some(topic) = &entry.pubsub_topic {
-        out.extend_from_slice(b",\"pubsubTopic\":");
-        put_text(topic, out)?;
-    }
-    out.push(b'}');
-    Ok(())
-}
-
-impl Pieces for RemotePageJson {
-    fn next_bytes(&mut self) -> Option<usize> {
-        let entry = match self.state {
-            State::End => return None,
-            State::Head => None,
-            State::First | State::Later => self.entries.as_slice().first(),
-        };
-        let data = entry.map_or(0, |entry| {
-            let message = entry.message.as_ref().map_or(0, |message| json_bytes_max(message.len()));
-            message + entry.pubsub_topic.as_ref().map_or(0, |topic| json_text_bytes_max(topic))
-        });
-        Some(ENTRY_BYTES_MAX + data)
+/// With the data that the other node sent, whatever was asked for.
+impl PageEntry for Entry {
+    fn data_bytes_max(&self, _: bool) -> usize {
+        let message = self.message.as_ref().map_or(0, |message| json_bytes_max(message.len()));
+        message + self.pubsub_topic.as_ref().map_or(0, |topic| json_text_bytes_max(topic))
     }
 
-    fn write(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
-        if matches!(self.state, State::Head) {
-            out.extend_from_slice(
-                br#"{"requestId":"","statusCode":200,"statusDesc":"OK","messages":["#,
-            );
-            self.state = State::First;
-            return Ok(());
+    fn put(&self, _: bool, out: &mut Vec<u8>) -> io::Result<()> {
+        out.extend_from_slice(b"{\"messageHash\":");
+        put_text(&self.hash.to_string(), out)?;
+        let message = self.message.clone().and_then(|bytes| WakuMessage::read(&bytes).ok());
+        if let Some(message) = message {
+            out.extend_from_slice(b",\"message\":");
+            put_message(&message, out)?;
         }
-        let Some(entry) = self.entries.next() else {
-            out.push(b']');
-            if let Some(cursor) = self.cursor {
-                out.extend_from_slice(b",\"paginationCursor\":");
-                put_text(&cursor.to_string(), out)?;
-            }
-            out.push(b'}');
-            self.state = State::End;
-            return Ok(());
-        };
-        if matches!(self.state, State::Later) {
-            out.push(b',');
+        if let Some(topic) = &self.pubsub_topic {
+            out.extend_from_slice(b",\"pubsubTopic\":");
+            put_text(topic, out)?;
         }
-        self.state = State::Later;
-        put_entry(&entry, out)
+        out.push(b'}');
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use http_server::Pieces;
+
     use super::*;
     use crate::http::store_query::parse;
 
@@ -188,7 +142,7 @@ mod tests {
             ..protocol::store::Reply::default()
         };
         let held = pool.try_reserve(500).unwrap();
-        let mut page = RemotePageJson::new(RemotePage { reply, held });
+        let mut page = page_json(RemotePage { reply, held });
         let mut text = Vec::new();
         while let Some(bytes_max) = page.next_bytes() {
             let from = text.len();

@@ -95,7 +95,10 @@ impl Service {
         modify: bool,
     ) -> Response<Outgoing> {
         let request = filter_request(body, |request| {
-            if modify && self.subscribed().topics(Under::Filter).is_empty() {
+            // The other node judges that for itself.
+            let known =
+                self.node.filters_remotely() || !self.subscribed().topics(Under::Filter).is_empty();
+            if modify && !known {
                 return Err(no_subscriptions());
             }
             self.served_topics(request)
@@ -105,6 +108,7 @@ impl Service {
             Err(refused) => return filter_answer("", Err(refused)),
         };
         let outcome = match topics {
+            Ok(topics) if self.node.filters_remotely() => self.subscribe_at_node(topics).await,
             Ok(topics) => self.subscriptions.subscribe(Under::Filter, topics).await,
             Err(refused) => Err(refused),
         };
@@ -138,6 +142,7 @@ impl Service {
             Err(refused) => return filter_answer("", Err(refused)),
         };
         let outcome = match topics {
+            Ok(topics) if self.node.filters_remotely() => self.unsubscribe_at_node(topics).await,
             Ok(topics) => match self.subscriptions.unsubscribe(Under::Filter, topics).await {
                 Ok(true) => Ok(()),
                 Ok(false) => Err(no_subscriptions()),
@@ -148,13 +153,19 @@ impl Service {
         filter_answer(&request_id, outcome)
     }
 
-    /// `GET /filter/v2/subscriptions/{requestId}`: 404 when there are no subscriptions.
-    pub(crate) fn filter_ping(&self, request_id: &str) -> Response<Outgoing> {
+    /// `GET /filter/v2/subscriptions/{requestId}`: 404 when there are no subscriptions, here or at
+    /// the other node.
+    pub(crate) async fn filter_ping(&self, request_id: &str) -> Response<Outgoing> {
         if let Err(refused) = known_length(request_id) {
             return filter_answer("", Err(refused));
         }
         let known = !self.subscribed().topics(Under::Filter).is_empty();
-        filter_answer(request_id, if known { Ok(()) } else { Err(no_subscriptions()) })
+        let outcome = match known {
+            true if self.node.filters_remotely() => self.node.ping_filter().await.map_err(refusal),
+            true => Ok(()),
+            false => Err(no_subscriptions()),
+        };
+        filter_answer(request_id, outcome)
     }
 
     /// The topics of a request to subscribe: of a shard that is not served nothing would come.

@@ -3,85 +3,23 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use http_server::{ErrorResponse, Outgoing};
-use hyper::{Response, StatusCode};
+use http_server::ErrorResponse;
+use hyper::StatusCode;
 
-use super::{Under, filter_answer, filter_request, known_length, no_subscriptions};
+use super::{Under, no_subscriptions};
 use crate::{
     client::{ClientError, filter::Criterion},
     http::{
         answer,
-        service::{HttpResult, ReceivedBody, Service},
+        service::{HttpResult, Service},
     },
     subscribers::Topic,
 };
 
 impl Service {
-    /// `POST` and `PUT /filter/v2/subscriptions`.
-    pub(crate) async fn filter_subscribe_remotely(
-        &self,
-        body: HttpResult<ReceivedBody>,
-    ) -> Response<Outgoing> {
-        let request = filter_request(body, |request| self.served_topics(request));
-        let (request_id, topics) = match request {
-            Ok(request) => request,
-            Err(refused) => return filter_answer("", Err(refused)),
-        };
-        let outcome = match topics {
-            Ok(topics) => self.subscribe_at_node(topics).await,
-            Err(refused) => Err(refused),
-        };
-        filter_answer(&request_id, outcome)
-    }
-
-    /// `DELETE /filter/v2/subscriptions`: 404 when none of the topics was subscribed to.
-    pub(crate) async fn filter_unsubscribe_remotely(
-        &self,
-        body: HttpResult<ReceivedBody>,
-    ) -> Response<Outgoing> {
-        let request = filter_request(body, |request| self.filter_topics(request));
-        self.end_filters_at_node(request).await
-    }
-
-    /// `DELETE /filter/v2/subscriptions/all`: 404 when there are no subscriptions.
-    pub(crate) async fn filter_unsubscribe_all_remotely(
-        &self,
-        body: HttpResult<ReceivedBody>,
-    ) -> Response<Outgoing> {
-        let request = filter_request(body, |_| Ok(self.subscribed().topics(Under::Filter).clone()));
-        self.end_filters_at_node(request).await
-    }
-
-    async fn end_filters_at_node(
-        &self,
-        request: HttpResult<(String, HttpResult<HashSet<Topic>>)>,
-    ) -> Response<Outgoing> {
-        let (request_id, topics) = match request {
-            Ok(request) => request,
-            Err(refused) => return filter_answer("", Err(refused)),
-        };
-        let outcome = match topics {
-            Ok(topics) => self.unsubscribe_at_node(topics).await,
-            Err(refused) => Err(refused),
-        };
-        filter_answer(&request_id, outcome)
-    }
-
-    /// `GET /filter/v2/subscriptions/{requestId}`: 404 when there are no subscriptions, here or
-    /// there.
-    pub(crate) async fn filter_ping_remotely(&self, request_id: &str) -> Response<Outgoing> {
-        if let Err(refused) = known_length(request_id) {
-            return filter_answer("", Err(refused));
-        }
-        if self.subscribed().topics(Under::Filter).is_empty() {
-            return filter_answer(request_id, Err(no_subscriptions()));
-        }
-        filter_answer(request_id, self.node.ping_filter().await.map_err(refusal))
-    }
-
     /// In a task of its own, like changes of the subscriptions here: a client that goes away in the
     /// middle of it must not leave them apart.
-    async fn subscribe_at_node(&self, topics: HashSet<Topic>) -> HttpResult<()> {
+    pub(super) async fn subscribe_at_node(&self, topics: HashSet<Topic>) -> HttpResult<()> {
         let (node, subscriptions) = (self.node.clone(), self.subscriptions.clone());
         in_task(async move {
             let new: HashSet<Topic> = {
@@ -103,7 +41,7 @@ impl Service {
         .await
     }
 
-    async fn unsubscribe_at_node(&self, topics: HashSet<Topic>) -> HttpResult<()> {
+    pub(super) async fn unsubscribe_at_node(&self, topics: HashSet<Topic>) -> HttpResult<()> {
         let (node, subscriptions) = (self.node.clone(), self.subscriptions.clone());
         in_task(async move {
             let criteria = criteria(&topics);
